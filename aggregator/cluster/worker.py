@@ -24,7 +24,7 @@ from aggregator.serve.placements import Placements
 from aggregator.serve.standings import Standings
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared, TaskShared
-from aggregator.store import STORE_FAILURES, OutcomeUnknown, Store
+from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
@@ -134,6 +134,7 @@ class Worker:
         self._post, self._store, self._world = post, post.open_store(), world
         self._link_settings = link_settings
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
+        self._ordered: tuple[int, Orders] | None = None  # not followed yet
         self._revision = -1
         self._epoch = 0
         self._parts: WorkerParts | None = None
@@ -217,13 +218,12 @@ class Worker:
             self._failing_seconds = 0.0
 
     def _take_orders(self, parts: WorkerParts) -> None:
-        newest = None
         while not self._mail.empty():
-            newest = self._mail.get()
-        if newest is not None:
-            revision, orders = newest
+            self._ordered = self._mail.get()
+        if self._ordered is not None:
+            revision, orders = self._ordered
             parts.take(orders)
-            self._revision = revision
+            self._revision, self._ordered = revision, None
 
 
 class WorkerParts:
@@ -317,7 +317,7 @@ class WorkerParts:
                 board.append(before)
             else:
                 if before is not None:
-                    self._settle(self._commit(before))
+                    self._commit(before)
                 board.append(self._followed(served, before))
         self.board.served = board
         self.board.revision += 1
@@ -342,7 +342,7 @@ class WorkerParts:
         now = self._clock()
         for each in self.board.served:
             if len(each.ingest) and now >= self._next_commit.get(each.served.number, 0.0):
-                self._settle(self._commit(each))
+                self._commit(each)
                 self._next_commit[each.served.number] = now + each.keeper.pause_seconds
         self._send_all(self._standings.due())
         if now >= self._next_look:
@@ -373,7 +373,7 @@ class WorkerParts:
         """Commit and answer what came, whatever the pace."""
         self._grant()
         for each in self.board.served:
-            self._settle(self._commit(each))
+            self._commit(each)
 
     def look(self) -> None:
         """See what changed in the store."""
@@ -417,7 +417,7 @@ class WorkerParts:
     def _leave_round(self, number: int) -> None:
         for each in self.board.served:
             if each.served.number == number:
-                self._settle(self._commit(each))
+                self._commit(each)
 
     def _told_keys(self) -> tuple[GroupKey, ...]:
         return self._group_keys[-MOST_KEYS:]
@@ -475,9 +475,9 @@ class WorkerParts:
         """Send the replies to opens, once their counters are written down."""
         if not self._opened:
             return
-        opened, self._opened = self._opened, []
         with self._store.database.transaction(shared=True):
             refused = self._marks.save()
+        opened, self._opened = self._opened, []
         for device_id, answer in opened:
             if device_id in refused:
                 self.table.end(device_id)  # another worker granted this open, or a later one
@@ -486,30 +486,23 @@ class WorkerParts:
             self._send_all(self._standings.opened(device_id))
             self._send_all(self._placements.opened(device_id))
 
-    def _commit(self, each: Followed) -> list[Settled]:
-        try:
-            return each.ingest.commit()
-        except RoundOver:
-            # Those devices send again, and are told that the round is over.
-            each.ingest.abandon()
-            self._next_look = self._clock()
-            return []
-        except STORE_FAILURES as error:
-            # What the store has is what counts: perhaps it was committed all the same, or another
-            # worker has taken something of the same device.
-            before = each.rounds.current
+    def _commit(self, each: Followed) -> None:
+        """Commit and answer what is staged. Where the store fails, it stays staged."""
+        for tries_left in (1, 0):
             try:
-                settled = each.ingest.sift()
-                each.rounds.begin_again()
+                # What the store has is what counts: perhaps a commit that failed is there all the
+                # same, or another worker has taken something of the same device.
+                self._settle(each.ingest.sift())
+                self._settle(each.ingest.commit())
+            except RoundOver:
+                # Those devices send again, and are told that the round is over.
+                each.ingest.abandon()
+                self._next_look = self._clock()
             except STORE_FAILURES:
-                each.ingest.abandon()
+                if tries_left:
+                    continue
                 raise
-            now = each.rounds.current
-            if before is None or now is None or now.round != before.round:
-                each.ingest.abandon()
-            if not settled and not isinstance(error, OutcomeUnknown):
-                raise  # it stays staged
-            return settled + each.ingest.commit()
+            return
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         if not settled:

@@ -351,7 +351,7 @@ class WorkerParts:
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_SECONDS
             with self._store.database.transaction(shared=True):
-                self._store.workers.beat(self._slot.number)
+                self._store.workers.beat(self._slot.number, connected=self.heard)
                 self.registry.save_moves()
             if self._store.lease.is_held():
                 self._led_seconds = now
@@ -429,15 +429,8 @@ class WorkerParts:
                     self._receive(event)
                 case Connected():
                     self.heard = True
-                    _LOG.info("connected to %s", self._shared.settings.broker.url)
                 case Disconnected() | ConnectRefused():
                     self.heard = False
-                    _LOG.warning(
-                        "no connection to %s (%s); next try in %.1f s",
-                        self._shared.settings.broker.url,
-                        event.detail,
-                        event.retry_seconds,
-                    )
                 case _:
                     pass
 

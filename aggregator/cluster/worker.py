@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -28,13 +28,22 @@ from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
-from device_sdk.link.events import Connected, ConnectRefused, Disconnected, Event, Message
+from device_sdk.link.events import (
+    Connected,
+    ConnectRefused,
+    Disconnected,
+    Event,
+    Message,
+    Subscribed,
+    SubscribeRefused,
+)
 from device_sdk.link.settings import LinkSettings
 from device_sdk.system.version import __version__
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey
+from device_sdk.wire.seal.handshake import MAX_OPEN_BYTES
 from device_sdk.wire.seal.placement import SHARDS, Placement, shard_of
 from device_sdk.wire.seal.session_table import SessionTable
 
@@ -112,6 +121,8 @@ class WorkerStatus:
     sessions: int
     tasks: tuple[TaskCounts, ...]
     ended: str = ""
+    refused: tuple[str, ...] = ()
+    """The topic filters that the broker refuses at present."""
 
     @property
     def counted(self) -> int:
@@ -155,6 +166,7 @@ class Worker:
             0 if parts is None else len(parts.table),
             () if parts is None else tuple(_counts(each) for each in parts.board.served),
             self._ended,
+            () if parts is None else parts.refused,
         )
 
     def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
@@ -302,6 +314,8 @@ class WorkerParts:
         self._led_seconds = clock()
         self.heard = False
         """Whether all of its shards' devices can be heard and answered."""
+        self.refused: tuple[str, ...] = ()
+        """The topic filters that the broker refuses at present."""
 
     def take(self, orders: Orders) -> None:
         """Go by these orders."""
@@ -423,6 +437,8 @@ class WorkerParts:
         return self._group_keys[-MOST_KEYS:]
 
     def _handle(self, events: Iterable[Event]) -> None:
+        refused = set(self.refused)
+        detail = ""
         for event in events:
             match event:
                 case Message():
@@ -431,8 +447,29 @@ class WorkerParts:
                     self.heard = True
                 case Disconnected() | ConnectRefused():
                     self.heard = False
+                case Subscribed():
+                    refused.discard(event.topic_filter)
+                case SubscribeRefused():
+                    refused.add(event.topic_filter)
+                    detail = event.detail
                 case _:
                     pass
+        if refused != set(self.refused):
+            self._tell_of(refused, detail)
+
+    def _tell_of(self, refused: Collection[str], detail: str) -> None:
+        self.refused = tuple(sorted(refused))
+        if not refused:
+            _LOG.info("the broker has granted all subscriptions")
+        elif detail:
+            _LOG.warning(
+                "the broker refuses %d of this worker's subscriptions, %s first (%s): the devices "
+                "of these shards are not heard. They are asked for again after waits that grow; "
+                "give this user the rights of aggregator/acl.template",
+                len(refused),
+                self.refused[0],
+                detail,
+            )
 
     def _look_up(self) -> None:
         """Read the rows of the devices that have come, and take what they said. Where the store
@@ -448,7 +485,9 @@ class WorkerParts:
         refusals = self._shared.refusals
         result = self._uplink.receive(message)
         if isinstance(result, Refusal) and result.unknown and not looked_up:
-            self._newcomers.append((result.unknown, message))
+            # Who is not known here has no session here: of all but an open the head says enough.
+            head = replace(message, payload=message.payload[:MAX_OPEN_BYTES])
+            self._newcomers.append((result.unknown, head))
             return
         match result:
             case Answer() if result.opened:

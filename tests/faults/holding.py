@@ -31,11 +31,14 @@ class KillCost:
         oldest_seconds: since when it had the oldest such update; 0 where it had none.
         waited_seconds: how long one of its threads waited for a processor meanwhile.
         undisturbed: whether nothing kept it from its store since then, nor shortly before.
+        commit_seconds: the longest that a commit of one row took a bystander meanwhile; 0 where
+            there was none.
     """
 
     oldest_seconds: float
     waited_seconds: float
     undisturbed: bool
+    commit_seconds: float = 0.0
 
 
 class Bystander:
@@ -45,6 +48,7 @@ class Bystander:
     def __init__(self, open_store: Callable[[], Store]) -> None:
         self._open = open_store
         self._asked_seconds = self._slow_seconds = 0.0
+        self._commits: deque[tuple[float, float]] = deque(maxlen=_KEPT)  # end, duration; seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._commit, daemon=True)
         self._thread.start()
@@ -53,6 +57,10 @@ class Bystander:
         """When the last commit was done that took long; ``now`` while one does."""
         asked = self._asked_seconds
         return now if asked and now - asked > _SLOW_SECONDS else self._slow_seconds
+
+    def longest_since(self, since_seconds: float) -> float:
+        """Of the commits that ended since then, seconds."""
+        return max((took for end, took in list(self._commits) if end >= since_seconds), default=0.0)
 
     def end(self) -> None:
         self._ended.set()
@@ -66,6 +74,7 @@ class Bystander:
                 with suppress(*STORE_FAILURES), database.transaction(shared=True):
                     done = True
                 now = time.monotonic()
+                self._commits.append((now, now - asked))
                 if not done or now - asked > _SLOW_SECONDS:
                     self._slow_seconds = now
                 self._asked_seconds = 0.0
@@ -115,7 +124,9 @@ class Watch:
             self._stopped_seconds.get(process, 0.0),
         )
         undisturbed = at_seconds - age > well_since + _RECOVERY_SECONDS
-        return KillCost(age, self._waited(process, at_seconds - age), undisturbed)
+        since = at_seconds - age
+        waited, longest = self._waited(process, since), self._bystander.longest_since(since)
+        return KillCost(age, waited, undisturbed, longest)
 
     def _waited(self, process: int, since_seconds: float) -> float:
         readings = self._waits.get(process)

@@ -174,13 +174,18 @@ def kill_costs(results: Sequence[Mapping[str, Any]]) -> str:
             if not held:
                 continue
             long = [each for each in chosen if each.oldest_seconds > 1.0]
-            busy = [each for each in long if each.waited_seconds > each.oldest_seconds / 2]
             lines.append(
                 f"{len(chosen):,} {what} {when}: {len(held):,} had updates without a commit, the "
                 f"oldest for {np.median(held):.2f} s (median), {np.quantile(held, 0.99):.2f} s "
-                f"(99 in 100) and {held[-1]:.2f} s (longest); {len(long):,} for more than a "
-                f"second, {len(busy):,} of them without a processor for more than half of that"
+                f"(99 in 100) and {held[-1]:.2f} s (longest); {len(long):,} for more than a second"
             )
+            if long:
+                waited = np.median([each.waited_seconds / each.oldest_seconds for each in long])
+                commit = np.median([each.commit_seconds for each in long])
+                lines[-1] += (
+                    f", {waited:.0%} of which one thread had no processor, and a bystander's "
+                    f"commit of one row took {commit:.2f} s (medians)"
+                )
     return "\n".join(lines)
 
 

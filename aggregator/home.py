@@ -114,6 +114,25 @@ class AggregatorHome:
                 self.store_identity.write_text(f"{target.identity}\n")
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
 
+    def move_store_back(self) -> None:
+        """The other way: into the home's file. The database stays as it was, and is no home's
+        store any more. Raises AggregatorError, and then the database is the store as before."""
+        if not self.store_identity.exists():
+            raise AggregatorError(f"{self.folder} has its store in {self.database} already")
+        copy = self.database.with_name(f"{self.database.name}.new")
+        with serve_lock(self):
+            copy.unlink(missing_ok=True)  # of a try before
+            source = self.open_store().database
+            with closing(source):
+                with closing(create_database(copy)) as target, source.transaction():
+                    Store(source).lease.require_free()
+                    copy_store(source, target)
+                copy.rename(self.database)
+                copy.with_name(f"{copy.name}.lock").unlink()
+                self.store_identity.unlink()
+                # A copy of the home elsewhere must not go on with it.
+                source.execute("UPDATE tessera_store SET identity = 'moved'")
+
     @contextmanager
     def _taking_over(self) -> Iterator[None]:
         if self.held:

@@ -82,7 +82,11 @@ class Downloads:
                 yield topic, chunk
         problem = self._mirror.problem
         if problem and not self._said:
-            _log.warning("the fleet's mirror cannot be used: %s; the broker is asked", problem)
+            _log.warning(
+                "the fleet's mirror, its web server for chunks, cannot be used: %s; the broker is "
+                "asked",
+                problem,
+            )
         self._said = problem
 
     def stop(self) -> None:

@@ -39,6 +39,16 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     return AggregatorHome(home.folder, named_store(home)) if home.store_identity.exists() else home
 
 
+def elsewhere(home: AggregatorHome) -> str:
+    """What to tell of a task file that names a database while the store is a file; else empty."""
+    if home.store_url is not None or named_store(home) is None:
+        return ""
+    return (
+        f"{home.task_file} names a database as store under [cluster], and the store is "
+        f"{home.database}: tessera-aggregator store --move moves it there; or leave that line out"
+    )
+
+
 def named_store(home: AggregatorHome) -> str | None:
     """The URL that the task file gives as ``store`` under ``[cluster]``; None for none, or for a
     file that cannot be read, of which the command says itself what is wrong."""

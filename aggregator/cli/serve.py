@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
-from aggregator.home import serve_lock
+from aggregator.home import AggregatorHome, serve_lock
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import LiveView, PlainView, View
 from aggregator.serve.metrics import serve_metrics
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_cluster(arguments: argparse.Namespace) -> int:
-    from aggregator.cluster.orders import Post
+    from aggregator.cluster.joined_ray import JoinedRay
     from aggregator.cluster.ray_runtime import RayRuntime
     from aggregator.cluster.serve import coordinate
 
@@ -116,6 +116,7 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
                 "store --move (see docs/store.md)"
             )
         stack.enter_context(view)
+        _tell_elsewhere(home)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
 
         def ready(service: Service) -> None:
@@ -123,18 +124,18 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
             if task.fleet.metrics_port:
                 stack.enter_context(serve_metrics(task.fleet.metrics_port, service.last_snapshot))
 
-        def start(posts: list[Post]) -> RayRuntime:
-            runtime = RayRuntime(posts, arguments.address)
-            stopping.listen()  # Ray has taken the signals for itself
-            return runtime
-
+        workers = len(task.fleet.cluster.slots())
+        cores = max(os.cpu_count() or 1, workers)
+        joined = JoinedRay(arguments.address, cores, log_to_driver=True)
+        stack.callback(joined.leave)
         coordinate(
             home,
             task,
             world,
-            start,
+            lambda posts: RayRuntime(posts, joined),
             stopping.is_set,
             standby=arguments.standby,
+            join=joined.join,
             on_round=view.round_event,
             on_turn=view.show,
             on_ready=ready,
@@ -155,6 +156,11 @@ def require_alone(store: Store) -> None:
             )
 
 
+def _tell_elsewhere(home: AggregatorHome) -> None:
+    if note := elsewhere(home):
+        logging.getLogger(__name__).warning("%s", note)
+
+
 def _run_alone(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     live = sys.stdout.isatty() and not arguments.plain
@@ -166,6 +172,7 @@ def _run_alone(arguments: argparse.Namespace) -> int:
         stack.enter_context(view)
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
         store = home.open_store()
+        _tell_elsewhere(home)
         require_alone(store)
         parts = assemble(home, store, task, world)
         service = Service(parts, view.round_event)
@@ -188,11 +195,6 @@ class _Flag:
     def is_set(self) -> bool:
         return self._set
 
-    def listen(self) -> None:
-        """Be set by whatever asks the process to end."""
-        signal.signal(signal.SIGTERM, self.set)
-        signal.signal(signal.SIGINT, self.set)
-
     def set(self, number: int, frame: object) -> None:
         if self._set:
             raise KeyboardInterrupt  # asked twice: at once
@@ -201,5 +203,6 @@ class _Flag:
 
 def _stop_on_signals() -> _Flag:
     flag = _Flag()
-    flag.listen()
+    signal.signal(signal.SIGTERM, flag.set)
+    signal.signal(signal.SIGINT, flag.set)
     return flag

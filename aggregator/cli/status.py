@@ -112,6 +112,12 @@ class _SeenTask:
         selected = registry.selected(self.row.name or "", row, selector.admits)
         return _known(registry, (each for each in selected if each not in judged))
 
+    def counted(self, row: RoundRow) -> int:
+        """Updates of a round, so far where it is open."""
+        if row.participants is not None:
+            return row.participants
+        return self.store.log.counted(row.generation, row.round)
+
     @property
     def lacks_devices(self) -> bool:
         """Whether no round opens because there are too few."""
@@ -199,18 +205,24 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
 
 
 def _print_cluster(store: Store) -> None:
-    lease = store.lease.find()
-    if lease is None or not store.lease.is_held():
+    lease, now = store.lease.find(), store.database.now()
+    if lease is None:
         return
-    now = store.database.now()
-    print(f"coordinator  {printable(lease.holder)}, term {lease.term}")
-    for each in store.workers.all():
-        silent = now - each.heartbeat_unix_seconds
+    coordinated = store.lease.is_held()
+    workers = [(each, now - each.heartbeat_unix_seconds) for each in store.workers.all()]
+    if coordinated:
+        print(f"coordinator  {printable(lease.holder)}, term {lease.term}")
+    elif any(silent < _SILENT_SECONDS for _, silent in workers):
+        print("coordinator  none: workers go on, and end after ten minutes")
+    else:
+        return
+    for each, silent in workers:
         cell = f"{printable(each.cell)}, " if each.cell else ""
-        print(
-            f"worker {each.slot:<5} {cell}{each.shards} shards, start {each.epoch}, "
-            f"{'heard of now' if silent < _SILENT_SECONDS else f'silent for {span(silent)}'}"
-        )
+        if silent >= _SILENT_SECONDS:
+            state = f"silent for {span(silent)}"
+        else:
+            state = "connected" if each.connected else "no connection to its broker"
+        print(f"worker {each.slot:<5} {cell}{each.shards} shards, start {each.epoch}, {state}")
 
 
 def _print_head(task: _SeenTask) -> None:
@@ -222,7 +234,8 @@ def _print_head(task: _SeenTask) -> None:
 def _print_rounds(task: _SeenTask, now: float) -> None:
     if task.rounds:
         print()
-        print(tabulate([_line(row, now) for row in task.rounds], headers="keys", tablefmt="plain"))
+        lines = [_line(task, row, now) for row in task.rounds]
+        print(tabulate(lines, headers="keys", tablefmt="plain"))
     if task.outcomes:
         print()
         print(
@@ -259,7 +272,7 @@ def _print_held(number: int, why: str) -> None:
     print(f"\nround {number} is held: {printable(why)}\n  see tessera-aggregator release")
 
 
-def _line(row: RoundRow, now: float) -> dict[str, str]:
+def _line(task: _SeenTask, row: RoundRow, now: float) -> dict[str, str]:
     if row.threshold == 0:
         state = "rests"
     elif row.unfinished and row.closed_unix_seconds is not None:
@@ -273,7 +286,7 @@ def _line(row: RoundRow, now: float) -> dict[str, str]:
         "round": str(row.round),
         "opened": ago(row.opened_unix_seconds, now),
         "selected": str(row.expected),
-        "counted": "-" if row.participants is None else str(row.participants),
+        "counted": "-" if row.threshold == 0 else str(task.counted(row)),
         "state": state,
         "metrics": ", ".join(
             f"{printable(name)} {value:.4g}" for name, value in (row.metrics or {}).items()
@@ -350,6 +363,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
                 "closed_unix_seconds": row.closed_unix_seconds,
                 "selected": row.expected,
                 "participants": row.participants,
+                "counted": seen.counted(row),
                 "next_version": row.next_version,
                 "metrics": row.metrics,
                 "held": row.held,

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import argparse
 
-from aggregator.cli.arguments import add_home, home_of, named_store
+from aggregator.cli.arguments import add_home, elsewhere, home_of, named_store
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from device_sdk.system.printable import printable
 
 DESCRIPTION = """\
 Says where everything is kept that the aggregator must not lose: a file in the home, or a PostgreSQL
 database, which processes on several machines need (serve --cluster ray --address).
 
 --move copies all of it from the file into the database that the task file names, as store under
-[cluster]. The database must be empty, and no serve may run. The file stays as a copy of before."""
+[cluster]. The database must be empty, and no serve may run. The file stays as a copy of before.
+--move-back copies it from there into the home's file again; the database stays as it was."""
 
 EXAMPLES = """\
 examples:
   tessera-aggregator store --home fleet
   tessera-aggregator store --home fleet --move
+  tessera-aggregator store --home fleet --move-back
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_home(parser)
-    parser.add_argument(
+    move = parser.add_mutually_exclusive_group()
+    move.add_argument(
         "--move", action="store_true", help="into the database that [cluster] of task.toml names"
     )
+    move.add_argument("--move-back", action="store_true", help="into a file of the home again")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,9 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
             )
         home = AggregatorHome(home.folder, url)
         home.move_store()
+    elif arguments.move_back:
+        home.move_store_back()
+        home = AggregatorHome(home.folder)
     store = home.open_store()
-    where = home.database if home.store_url is None else store.database
-    print(f"store        {where}")
+    print(f"store        {printable(store.database.where)}")
     print(f"devices      {sum(1 for _ in store.devices.all())}")
     store.database.close()
+    if note := elsewhere(home):
+        print(f"note         {note}")
     return 0

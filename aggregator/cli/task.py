@@ -370,7 +370,7 @@ def _as_served(home: AggregatorHome, store: Store, row: TaskRow) -> dict[str, An
     if row.served is None:
         return said
     found = changes(row.served, task, partial(fits, stored), store.contents.used_by(row.number))
-    return said | {"changes": [asdict(each) for each in found]}
+    return said | {"changes": [asdict(each) for each in found], "waits": row.problem}
 
 
 def _as_successor(
@@ -427,7 +427,7 @@ def _print_checked(said: dict[str, Any]) -> None:
         )
         lines.append(f"  {each['key']}  {each['takes']} ({values})")
     if found == []:
-        lines.append("  as it is served")
+        lines.append(f"  {said['waits'] or 'as it is served'}")
     if (replacement := said.get("replacement")) is not None:
         lines += _replaced_lines(said, replacement)
     elif "next" in said:

@@ -49,6 +49,13 @@ class CellLinks:
         return any(link.connected for link in self._links)
 
     @property
+    def broker(self) -> str:
+        """Which they are, for people."""
+        return ", ".join(
+            link.broker if link.connected else f"{link.broker} (away)" for link in self._links
+        )
+
+    @property
     def lost(self) -> int:
         return sum(link.lost for link in self._links)
 

@@ -63,17 +63,23 @@ class Lease:
             away = False
             if row is None:
                 return True
-            # A holder that was killed is found out after one lease.
-            if not wait and self._outlives(row.until_unix_seconds, stopping):
-                raise AggregatorError(
-                    f"{row.holder} coordinates this fleet: with --standby this one waits until it "
-                    "is gone"
-                )
-            if wait and (said is None or said.term != row.term):
+            if not wait:
+                self.require_free(stopping)
+            elif said is None or said.term != row.term:
                 said = row
                 _LOG.info("standing by: %s coordinates (term %d)", row.holder, row.term)
             self._ending.wait(_LOOK_SECONDS)
         return False
+
+    def require_free(self, stopping: Callable[[], bool]) -> None:
+        """Raises AggregatorError while another process holds it and renews it: one that was killed
+        is found out after one lease."""
+        row = self._store.lease.find()
+        if row is not None and self._outlives(row.until_unix_seconds, stopping):
+            raise AggregatorError(
+                f"{row.holder} coordinates this fleet: stop it first. In a Ray cluster (--address) "
+                "another one may wait until it is gone, with --standby"
+            )
 
     def _take(self) -> LeaseRow | None:
         """None, once it is ours; else who has it."""

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aggregator.cluster.joined_ray import JoinedRay, first_line
 from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
-from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
 from aggregator.store.cluster import Deposed, ShareRow
 
@@ -30,7 +26,6 @@ _FROZEN_SECONDS = 15.0
 _SHARES_SECONDS = 5.0
 _STARTING_SECONDS = 120.0
 _AGAIN_SECONDS = 5.0
-_MOST_FOLDER_BYTES = 40
 
 
 class WorkerActor:
@@ -104,62 +99,14 @@ class _Hired:
 class RayRuntime:
     """Starts, or finds, an actor for each post; named, so that another coordinator finds them too.
 
-    ``address``: of a running cluster; None: one of our own on this machine, which ends with us and
-    leaves nothing behind. Raises AggregatorError where Ray is not installed, or not reached.
+    ``joined``: the Ray cluster that we are in. Its workers outlive us, those of a Ray of our own do
+    not.
     """
 
-    def __init__(self, posts: Sequence[Post], address: str | None) -> None:
-        # Before Ray is imported: it reads them once.
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # By default they give way (niceness 15) to whatever else the machine does.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        if "RAY_AUTH_TOKEN" in os.environ:
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # else it is not shown to the head
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
-        try:
-            import ray
-        except ImportError as error:
-            raise AggregatorError(
-                f"--cluster ray needs Ray ({error}): pip install 'tessera-edge[cluster]'"
-            ) from None
-        self._ray = ray
-        self._own = address is None
-        self._folder: str | None = None
-        if address is None:
-            self._folder = _short_folder()
-            # Else it makes one in the user's home, and leaves it there.
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
-        common: dict[str, Any] = {
-            "namespace": namespace,
-            "log_to_driver": True,
-            "logging_level": logging.WARNING,
-            "configure_logging": False,
-        }
-        try:
-            if address is None:
-                ray.init(
-                    "local",
-                    include_dashboard=False,
-                    _temp_dir=self._folder,
-                    num_cpus=max(os.cpu_count() or 1, len(posts)),
-                    object_store_memory=256 << 20,
-                    **common,
-                )
-            else:
-                ray.init(address, **common)
-        except Exception as error:
-            self._remove_folder()
-            where = "a Ray of its own cannot be started here" if self._own else address
-            raise AggregatorError(
-                f"{where}: {_first_line(error)}. See docs/cluster.md"
-                if self._own
-                else f"the Ray cluster at {where} cannot be joined: {_first_line(error)}. Is it "
-                "running, of the same version, and does the address name its head?"
-            ) from None
-        self._class = ray.remote(WorkerActor)
+    def __init__(self, posts: Sequence[Post], joined: JoinedRay) -> None:
+        self._joined, self._ray = joined, joined.ray
+        self._namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
+        self._class = self._ray.remote(WorkerActor)
         self._dismiss_others(posts)
         self._hired = [self._hire(post) for post in posts]
 
@@ -213,28 +160,30 @@ class RayRuntime:
 
     def leave(self) -> None:
         """Without a word to workers: another coordinator takes them over."""
-        self._ray.shutdown()
-        self._remove_folder()
+        self._joined.leave()
 
     def _hire(self, post: Post) -> _Hired:
         options: dict[str, Any] = {
             "name": _name(post),
+            "namespace": self._namespace,
             "max_restarts": -1,
             "max_task_retries": 0,
             "max_concurrency": 4,
             "num_cpus": 1,
             "get_if_exists": True,
         }
-        if not self._own:
+        if not self._joined.own:
             options["lifetime"] = "detached"
         return _Hired(post, self._class.options(**options).remote(post))
 
     def _dismiss_others(self, posts: Sequence[Post]) -> None:
         """End the workers that a coordinator before us left beyond those that there are to be."""
         ray = self._ray
-        for name in set(ray.util.list_named_actors()) - {_name(post) for post in posts}:
-            with suppress(ValueError):  # it ended meanwhile
-                ray.kill(ray.get_actor(name), no_restart=True)
+        wanted = {_name(post) for post in posts}
+        for each in ray.util.list_named_actors(all_namespaces=True):
+            if each["namespace"] == self._namespace and each["name"] not in wanted:
+                with suppress(ValueError):  # it ended meanwhile
+                    ray.kill(ray.get_actor(**each), no_restart=True)
 
     def _hear(self, each: _Hired) -> None:
         """Take an answer that has come; replace who does not answer."""
@@ -257,17 +206,17 @@ class RayRuntime:
                 each.known = True
             else:
                 self._replace(each, "is of other settings, or of another version")
-        except ray.exceptions.ActorUnavailableError as error:
-            self._say(each, f"is started again: {_first_line(error)}")
+        except ray.exceptions.ActorUnavailableError:
+            self._say(each, "is gone, and is started again")
         except ray.exceptions.ActorDiedError as error:
-            self._replace(each, f"is gone: {_first_line(error)}")
+            self._replace(each, f"is gone: {first_line(error)}")
         except ray.exceptions.RayTaskError as error:
             if each.known:
-                self._say(each, f"cannot be asked: {_first_line(error)}")
+                self._say(each, f"cannot be asked: {first_line(error)}")
             else:
-                self._replace(each, f"does not say what it serves: {_first_line(error)}")
+                self._replace(each, f"does not say what it serves: {first_line(error)}")
         except ray.exceptions.RayError as error:
-            self._say(each, f"cannot be asked: {_first_line(error)}")
+            self._say(each, f"cannot be asked: {first_line(error)}")
 
     def _replace(self, each: _Hired, why: str) -> None:
         """Another one in the place of one that Ray does not start again. The store keeps the one
@@ -285,43 +234,7 @@ class RayRuntime:
             each.said = what
             _LOG.warning("worker %s %s", each.post.slot, what)
 
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
 
 def _name(post: Post) -> str:
     """Of an actor, within the fleet's namespace."""
     return f"worker-{post.slot.number}"
-
-
-def _short_folder() -> str:
-    """Ray's sockets lie some 60 bytes below it, and a socket's path has 107 at most. What processes
-    left that were killed is removed."""
-    prefix = "tessera-ray-"
-    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
-        for each in Path(place).glob(f"{prefix}*"):
-            owner = each.name.removeprefix(prefix).partition("-")[0]
-            if owner.isdecimal() and not _lives(int(owner)):
-                shutil.rmtree(each, ignore_errors=True)
-    prefix += f"{os.getpid()}-"
-    folder = tempfile.mkdtemp(prefix=prefix)
-    if len(folder) > _MOST_FOLDER_BYTES:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
-    return folder
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -352,7 +352,7 @@ class WorkerParts:
         if now >= self._next_beat:
             self._next_beat = now + _BEAT_SECONDS
             with self._store.database.transaction(shared=True):
-                self._store.workers.beat(self._slot.number)
+                self._store.workers.beat(self._slot.number, connected=self.heard)
                 self.registry.save_moves()
                 for each in self.board.served:
                     each.rounds.save_late()
@@ -450,15 +450,8 @@ class WorkerParts:
                     self._receive(event)
                 case Connected():
                     self.heard = True
-                    _LOG.info("connected to %s", self._shared.settings.broker.url)
                 case Disconnected() | ConnectRefused():
                     self.heard = False
-                    _LOG.warning(
-                        "no connection to %s (%s); next try in %.1f s",
-                        self._shared.settings.broker.url,
-                        event.detail,
-                        event.retry_seconds,
-                    )
                 case _:
                     pass
 

@@ -9,12 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.message import MessageType
 
 _LOG = logging.getLogger(__name__)
 _NAME, _PART = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{64}\.part")
+_FILE = "file://"
 _CHUNK = bytes((MessageType.CHUNK,))
 _MOST_BYTES = 64 << 20
 _REST_SECONDS, _LONGEST_REST_SECONDS = 5.0, 300.0
@@ -30,7 +32,7 @@ def is_chunk(message: bytes) -> bool:
 
 
 class ChunkMirror:
-    """Writes chunks to a place of fsspec's, each under the SHA-256 of its message, hexadecimal.
+    """Writes chunks to a folder or a bucket, each under the SHA-256 of its message, hexadecimal.
 
     A thread of its own writes, so that nothing waits for a slow bucket but what names the chunks.
     Where a write fails it tries again, with growing waits; meanwhile :attr:`behind` is False, and
@@ -46,17 +48,11 @@ class ChunkMirror:
     """
 
     def __init__(self, place: str, clock: Callable[[], float]) -> None:
-        try:
-            import fsspec  # type: ignore[import-untyped]
-
-            self._files, self._folder = fsspec.core.url_to_fs(place)
-        except (ImportError, ValueError) as error:
-            raise AggregatorError(
-                f"cluster.chunk_store is {place!r}, which cannot be written to: {error}. Install "
-                "tessera-edge[cluster], and what fsspec asks for"
-            ) from None
-        protocol = self._files.protocol
-        self._is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        self._files: _Folder | _Bucket
+        if "://" in place and not place.startswith(_FILE):
+            self._files = _Bucket(place)
+        else:
+            self._files = _Folder(Path(place.removeprefix(_FILE)))
         self._clock = clock
         self._moved_seconds = clock()
         self._place = place
@@ -67,11 +63,12 @@ class ChunkMirror:
         self._todo: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
-        self._sweeps = self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._listed = self._sweeps = self._stopping = False
         self.problem = ""
         """Why the last write failed; empty where it did not."""
         self.failures = 0
+        self._thread = threading.Thread(target=self._run, name="tessera-mirror", daemon=True)
+        self._thread.start()
 
     @property
     def has_room(self) -> bool:
@@ -95,7 +92,7 @@ class ChunkMirror:
                 self._waiting.add(name)
                 self._todo.append((name, message))
                 self._bytes += len(message)
-            self._wake()
+            self._changed.notify()
 
     def drop(self, topics: Iterable[str]) -> None:
         """What these topics retained is out of date, and goes with the next :meth:`sweep`."""
@@ -107,38 +104,35 @@ class ChunkMirror:
         """Remove what no topic retains, once all that waits is written; an earlier life's too."""
         with self._changed:
             self._sweeps = True
-            self._wake()
+            self._changed.notify()
 
     def stop(self) -> None:
         """End; what is not written is found missing, and fetched from the broker."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
+        self._thread.join(_STOP_SECONDS)
 
-    def _wake(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tessera-mirror", daemon=True)
-            self._thread.start()
-        self._changed.notify()
+    def _has_work(self) -> bool:
+        # The place is looked at before there is anything to write: who named it is told at once.
+        return not self._listed or bool(self._todo) or self._sweeps or self._stopping
 
     def _run(self) -> None:
-        rest_seconds, listed = _REST_SECONDS, False
+        rest_seconds = _REST_SECONDS
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._todo or self._sweeps or self._stopping)
+                self._changed.wait_for(self._has_work)
                 if self._stopping:
                     return
                 name, message = self._todo[0] if self._todo else ("", b"")
             try:
-                if not listed:
-                    self._list()
-                    listed = True
-                if not name or (self.problem and self._sweeps):
+                if not self._listed:
+                    self._found = self._files.begin()
+                    self._listed = True
+                if self._sweeps and (self.problem or not name):
                     self._remove_stale()  # first where there was no room: perhaps this makes some
                 if name and name not in self._written and not self._is_whole(name, message):
-                    self._write(name, message)
+                    self._files.write(name, message)
             except Exception as error:  # whatever a bucket's library raises
                 self.failures += 1
                 if not self.problem:
@@ -173,37 +167,13 @@ class ChunkMirror:
         self._waiting = {name for name, _ in self._todo}
         self._bytes = sum(len(message) for _, message in self._todo)
 
-    def _list(self) -> None:
-        self._files.makedirs(self._folder, exist_ok=True)
-        for each in self._files.ls(self._folder, detail=True):
-            name = str(each["name"]).rsplit("/", 1)[-1]
-            if _NAME.fullmatch(name):
-                self._found[name] = each.get("size")
-            elif self._is_local and _PART.fullmatch(name):
-                with suppress(OSError):
-                    self._files.rm_file(each["name"])
-
     def _is_whole(self, name: str, message: bytes) -> bool:
-        """Whether an earlier life wrote it. A folder's file is read; of a bucket, which has whole
-        files only, the size has to do."""
+        """Whether an earlier life wrote it."""
         if self._found.get(name) != len(message):
             return False
         with suppress(FileNotFoundError):  # somebody else has removed it
-            return not self._is_local or self._files.cat_file(f"{self._folder}/{name}") == message
+            return self._files.holds(name, message)
         return False
-
-    def _write(self, name: str, message: bytes) -> None:
-        path = f"{self._folder}/{name}"
-        if not self._is_local:
-            self._files.pipe_file(path, message)  # put in its place when it is whole
-            return
-        try:
-            self._files.pipe_file(f"{path}.part", message)
-            self._files.mv(f"{path}.part", path)
-        except OSError:
-            with suppress(OSError):
-                self._files.rm_file(f"{path}.part")
-            raise
 
     def _remove_stale(self) -> None:
         with self._changed:
@@ -211,6 +181,81 @@ class ChunkMirror:
             stale = self._written.union(self._found) - set(self._names.values())
         for name in stale:
             with suppress(FileNotFoundError):  # somebody else has removed it
-                self._files.rm_file(f"{self._folder}/{name}")
+                self._files.remove(name)
             self._written.discard(name)
             self._found.pop(name, None)
+
+
+class _Folder:
+    """Files are whole or not there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def begin(self) -> dict[str, int | None]:
+        """Make it where there is none; the sizes of the chunks that lie in it."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        found: dict[str, int | None] = {}
+        for each in self._path.iterdir():
+            if _NAME.fullmatch(each.name):
+                found[each.name] = each.stat().st_size
+            elif _PART.fullmatch(each.name):
+                with suppress(OSError):
+                    each.unlink()
+        return found
+
+    def holds(self, name: str, message: bytes) -> bool:
+        """Whether this is what lies there."""
+        return (self._path / name).read_bytes() == message
+
+    def write(self, name: str, message: bytes) -> None:
+        part = self._path / f"{name}.part"
+        try:
+            part.write_bytes(message)
+            part.replace(self._path / name)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink()
+
+
+class _Bucket:
+    """As a folder, by fsspec. A file is put in its place when it is whole, and not read again."""
+
+    def __init__(self, url: str) -> None:
+        scheme = url.partition("://")[0]
+        try:
+            import fsspec  # type: ignore[import-untyped]
+
+            self._files, self._folder = fsspec.core.url_to_fs(url)
+        except ModuleNotFoundError as error:
+            raise AggregatorError(
+                f"cluster.chunk_store is {url!r}: {scheme}:// is written to by fsspec ({error}): "
+                "pip install 'tessera-edge[aggregator,cluster]'"
+            ) from None
+        except (ImportError, ValueError) as error:
+            raise AggregatorError(
+                f"cluster.chunk_store is {url!r}, which fsspec does not know how to write to: "
+                f"{error}"
+            ) from None
+
+    def begin(self) -> dict[str, int | None]:
+        self._files.makedirs(self._folder, exist_ok=True)
+        found: dict[str, int | None] = {}
+        for each in self._files.ls(self._folder, detail=True):
+            name = str(each["name"]).rsplit("/", 1)[-1]
+            if _NAME.fullmatch(name):
+                found[name] = each.get("size")
+        return found
+
+    def holds(self, name: str, message: bytes) -> bool:
+        return True
+
+    def write(self, name: str, message: bytes) -> None:
+        self._files.pipe_file(f"{self._folder}/{name}", message)
+
+    def remove(self, name: str) -> None:
+        self._files.rm_file(f"{self._folder}/{name}")

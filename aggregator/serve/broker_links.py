@@ -261,6 +261,8 @@ class BrokerLinks:
         hears: Hears = Hears(),
     ) -> None:
         broker, topics, clock = shared.settings.broker, shared.topics, shared.clock
+        self.broker = str(broker.url)
+        """Which it is, for people."""
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = shared.registry
         self._device_limits = TopicLimits(
@@ -340,6 +342,7 @@ class BrokerLinks:
         for event in self._own.events(timeout_seconds=0.0):
             self._of_ours(event, events)
         if self._unsaid is not None and self._up_granted:
+            _LOG.info("connected to %s", self.broker)
             events.append(self._unsaid)
             self._unsaid = None
         if self.connected and self._up_granted:
@@ -404,6 +407,12 @@ class BrokerLinks:
             case Disconnected() | ConnectRefused():
                 self._unsaid = None
                 self._probe.interrupted()
+                _LOG.warning(
+                    "no connection to %s (%s); next try in %.1f s",
+                    self.broker,
+                    event.detail,
+                    event.retry_seconds,
+                )
                 events.append(event)
             case PublishRefused() if event.topic == self._probe_topic:
                 return  # the broker's rules differ from ours: nothing is judged
@@ -411,11 +420,12 @@ class BrokerLinks:
                 events.append(event)
 
     def _tell_of(self, event: Disconnected | ConnectRefused, so: str) -> None:
-        # Without a broker all three fail, and the service says so for the one that it hears of.
+        # Without a broker all three fail, and our own says so.
         if self._own.connected:
             _LOG.warning(
-                "%s: a connection ended (%s); next try in %.1f s",
+                "%s: a connection to %s ended (%s); next try in %.1f s",
                 so,
+                self.broker,
                 event.detail,
                 event.retry_seconds,
             )
@@ -425,9 +435,10 @@ class BrokerLinks:
             return
         self._said_small = True
         _LOG.warning(
-            "the broker takes %d of our messages before it wants to have acknowledged the first: "
+            "%s takes %d of our messages before it wants to have acknowledged the first: "
             "sessions' replies and publications leave no faster than that each round trip; in "
             "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 (said once)",
+            self.broker,
             receive_maximum,
         )
 
@@ -435,10 +446,11 @@ class BrokerLinks:
         if self._probe.lost and not self._said_loss:
             self._said_loss = True
             _LOG.warning(
-                "the broker acknowledges messages and does not deliver them, devices' updates "
+                "%s acknowledges messages and does not deliver them, devices' updates "
                 "too: it drops what does not fit into its queue for a connection; in "
                 "mosquitto.conf, max_queued_messages 10000 (said once; counted in the metrics as "
-                "tessera_broker_losses_total)"
+                "tessera_broker_losses_total)",
+                self.broker,
             )
 
     def _send_probe(self, payload: bytes) -> Delivery | None:

@@ -228,7 +228,7 @@ class Service:
         parts = self._parts
         seen = Snapshot(
             connected=parts.link.connected,
-            broker=str(parts.settings.broker.url),
+            broker=parts.link.broker,
             devices=len(parts.registry),
             sessions=len(parts.table),
             bytes_received=self.bytes_received,
@@ -246,16 +246,9 @@ class Service:
             case Message():
                 self._receive(event)
             case Connected():
-                _LOG.info("connected to %s", parts.settings.broker.url)
                 parts.outgoing.connection_lost()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
-                _LOG.warning(
-                    "no connection to %s (%s); next try in %.1f s",
-                    parts.settings.broker.url,
-                    event.detail,
-                    event.retry_seconds,
-                )
                 parts.outgoing.connection_lost()
             case Subscribed():
                 self._listening.granted(event)

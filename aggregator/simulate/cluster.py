@@ -7,17 +7,14 @@ published once, through Ray's object store.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
-import secrets
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aggregator.cluster.joined_ray import JoinedRay
 from aggregator.errors import AggregatorError
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.traffic import PublishedRound
@@ -37,21 +34,11 @@ def on_ray(address: str, workers: int | None) -> Any:
 
     Raises AggregatorError where Ray is missing.
     """
-    # Read once, when ray is imported: nothing is told to anybody, and nothing written into the home
-    # folder, where Ray would put a token of its own making.
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if not address and "RAY_AUTH_MODE" not in os.environ:
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    try:
-        import ray  # noqa: F401
-    except ImportError:
-        raise AggregatorError(
-            "ray is not installed: pip install 'tessera-edge[aggregator,cluster]'"
-        ) from None
+    cores = workers or os.cpu_count() or 1
+    joined = JoinedRay(address or None, cores, log_to_driver=False)
 
     def make(settings: DeviceSettings) -> VirtualDevices:
-        return RayDevices(settings, address, workers)
+        return RayDevices(settings, joined, workers)
 
     return make
 
@@ -80,35 +67,20 @@ class _Worker:
 class RayDevices(VirtualDevices):
     """See the module. ``close`` ends a Ray that was started here, and removes what it wrote."""
 
-    def __init__(self, settings: DeviceSettings, address: str, workers: int | None) -> None:
-        import ray
-
-        self._ray: Any = ray
-        # A short path: a socket's may have 107 bytes.
-        self._folder = None if address else tempfile.mkdtemp(prefix="tessera-")
+    def __init__(self, settings: DeviceSettings, joined: JoinedRay, workers: int | None) -> None:
+        self._joined = joined
         try:
-            if address:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            else:
-                ray.init(
-                    num_cpus=workers or os.cpu_count(),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _temp_dir=self._folder,
-                )
+            if not joined.join():
+                raise KeyboardInterrupt
+            self._ray: Any = joined.ray
             cores = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
             count = workers or cores
             if count > cores:
                 raise AggregatorError(f"--workers is {count}; the cluster has {cores} CPU cores")
-            kind: Any = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
+            kind: Any = self._ray.remote(num_cpus=1, max_restarts=0)(_Worker)
             self._workers = [kind.remote() for _ in range(count)]
             here = str(Path.cwd())
             self._got([worker.begin.remote(settings, here) for worker in self._workers])
-        except (OSError, RuntimeError, ConnectionError, ValueError) as error:
-            self.close()
-            where = f"the cluster at {address} cannot be used" if address else "Ray did not start"
-            raise AggregatorError(f"{where}: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -153,9 +125,7 @@ class RayDevices(VirtualDevices):
             ) from error
 
     def close(self) -> None:
-        self._ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._joined.leave()
 
 
 def _blocks(chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:

@@ -90,7 +90,8 @@ class Leases(Table):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """The process that holds a slot, or held it last. ``shards``: what it listens to, in words."""
+    """The process that holds a slot, or held it last. ``shards``: what it listens to, in words;
+    ``connected``: whether it hears its cell's broker."""
 
     slot: int
     epoch: int
@@ -98,6 +99,7 @@ class WorkerRow:
     shards: str
     program: str
     heartbeat_unix_seconds: float
+    connected: bool
 
 
 class Workers(Table):
@@ -110,7 +112,8 @@ class Workers(Table):
                 "INSERT INTO workers (slot, epoch, cell, shards, program, heartbeat_unix) "
                 "VALUES (?, 1, ?, ?, ?, ?) ON CONFLICT (slot) DO UPDATE SET "
                 "epoch = workers.epoch + 1, cell = excluded.cell, shards = excluded.shards, "
-                "program = excluded.program, heartbeat_unix = excluded.heartbeat_unix",
+                "program = excluded.program, heartbeat_unix = excluded.heartbeat_unix, "
+                "connected = 0",
                 (slot, cell, shards, program, self._database.now()),
             )
             row = self._database.row("SELECT epoch FROM workers WHERE slot = ?", (slot,))
@@ -127,19 +130,25 @@ class Workers(Table):
                 "or two were started for one slot; it ends"
             )
 
-    def beat(self, slot: int) -> None:
+    def beat(self, slot: int, *, connected: bool) -> None:
         """It lives."""
         self._database.execute(
-            "UPDATE workers SET heartbeat_unix = ? WHERE slot = ?",
-            (self._database.now(), slot),
+            "UPDATE workers SET heartbeat_unix = ?, connected = ? WHERE slot = ?",
+            (self._database.now(), int(connected), slot),
         )
 
     def all(self) -> list[WorkerRow]:
         """By slot."""
         query = (
-            "SELECT slot, epoch, cell, shards, program, heartbeat_unix FROM workers ORDER BY slot"
+            "SELECT slot, epoch, cell, shards, program, heartbeat_unix, connected FROM workers "
+            "ORDER BY slot"
         )
-        return [WorkerRow(*row) for row in self._database.rows(query)]
+        return [
+            WorkerRow(slot, epoch, cell, shards, program, heartbeat, bool(connected))
+            for slot, epoch, cell, shards, program, heartbeat, connected in self._database.rows(
+                query
+            )
+        ]
 
 
 # What each worker has of a round.

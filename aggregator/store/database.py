@@ -31,6 +31,9 @@ class Database(ABC):
     """Called first in each transaction, to hold what gives this process the right to write. Where
     it raises, nothing is written."""
 
+    where: str
+    """Its place, for people: without a password."""
+
     identity = ""
     """Which store it is, where its place alone does not say it: drawn when it was made."""
 

@@ -103,10 +103,7 @@ class PostgresDatabase(Database):
         try:
             self._connection = self._connect()
         except psycopg.Error as error:
-            raise AggregatorError(
-                f"{self.where} cannot be reached: {_told(error)}. Is it running, and does the "
-                "store's URL name it right?"
-            ) from None
+            raise AggregatorError(f"{self.where} {_not_connected(error)}") from None
         try:
             self._require_server()
             if create:
@@ -125,9 +122,6 @@ class PostgresDatabase(Database):
         except AggregatorError:
             self.close()
             raise
-
-    def __repr__(self) -> str:
-        return f"PostgresDatabase({self.where})"
 
     # -- connecting --------------------------------------------------------------------------------
 
@@ -209,7 +203,12 @@ class PostgresDatabase(Database):
         if "tessera_store" not in tables:
             holds = "holds what is no aggregator's" if tables else "is empty"
             raise AggregatorError(
-                f"{self.where} {holds}; tessera-aggregator init makes a store in an empty database"
+                f"{self.where} {holds}; "
+                + (
+                    "this home's store is in another database: name that one in the store's URL"
+                    if identity
+                    else "tessera-aggregator store --move brings a home's store into an empty one"
+                )
             )
         version, found = self._version_and_identity()
         if identity not in ("", found):
@@ -622,6 +621,18 @@ def _told(error: psycopg.Error) -> str:
     """In one line, and without the values that a server's details show."""
     told = error.diag.message_primary or str(error)
     return " ".join(told.split())
+
+
+def _not_connected(error: psycopg.Error) -> str:
+    """Why, and what to do: a server that asks for a password was reached."""
+    asked = error.pgconn is not None and (error.pgconn.needs_password or error.pgconn.used_password)
+    told = re.sub(r"\s*Is the server running [^?]*\?", "", _told(error))
+    if asked:
+        return (
+            f"does not let us in: {told}. The password of the URL's role stands in ~/.pgpass (mode "
+            "0600), in the file that PGPASSFILE names, or in PGPASSWORD"
+        )
+    return f"cannot be reached: {told}. Is it running, and does the store's URL name it right?"
 
 
 def _definition(statement: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -199,7 +199,8 @@ CREATE TABLE workers (
     cell TEXT NOT NULL,
     shards TEXT NOT NULL,                -- in words
     program TEXT NOT NULL,
-    heartbeat_unix REAL NOT NULL
+    heartbeat_unix REAL NOT NULL,
+    connected INTEGER NOT NULL DEFAULT 0 -- to its cell's broker
 ) STRICT;
 CREATE TABLE shares (                    -- what workers have of rounds that are in no version yet
     task INTEGER NOT NULL,
@@ -379,6 +380,13 @@ CREATE TABLE shares (
 ) STRICT;
 """
 
+_WORKERS_WITHOUT_CONNECTION = """
+CREATE TABLE workers (
+    slot INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, cell TEXT NOT NULL, shards TEXT NOT NULL,
+    program TEXT NOT NULL, heartbeat_unix REAL NOT NULL
+) STRICT;
+"""
+
 STEPS = {
     1: """
 ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
@@ -393,12 +401,12 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
         _table_of(name)
         for name in (
             "lease",
-            "workers",
             "late_arrivals",
             "freshness",
             "device_changes",
         )
     )
+    + _WORKERS_WITHOUT_CONNECTION
     + _SHARES_WITH_ARRIVALS,
     6: "".join(
         (
@@ -408,6 +416,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
             "ALTER TABLE shares DROP COLUMN arrivals;\n",
         )
     ),
+    7: "ALTER TABLE workers ADD COLUMN connected INTEGER NOT NULL DEFAULT 0;\n",
 }
 """By the version that a file has, what makes it one of the next version."""
 

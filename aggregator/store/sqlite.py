@@ -48,6 +48,7 @@ class SQLiteDatabase(Database):
         create: bool = False,
         taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self.where = str(path)
         if create:
             # Made by us first, so that nobody else can ever read it: it holds secrets. SQLite gives
             # its journals the same mode.

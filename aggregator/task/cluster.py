@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from aggregator.tables import TomlTable
@@ -36,9 +36,6 @@ class ClusterTable:
     def __post_init__(self) -> None:
         if bool(self.chunks) != bool(self.chunk_store):
             raise ValueError("chunks and chunk_store are given together or not at all")
-        if self.chunks:
-            parse_mirror_url(self.chunks)
-            Placement(0, mirror=self.chunks)  # as devices are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ class CellTable:
 
     Attributes:
         name: the broker's host, and port, as devices are told it.
-        broker: its URL, for workers and the coordinator (default: broker.url).
+        broker: its URL, for workers and the coordinator (default: the cell's name, reached as
+            broker.url says).
         workers: processes that take updates in.
     """
 
@@ -58,7 +56,8 @@ class CellTable:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``name``: what devices are told, empty for the only one; ``broker`` None: the fleet's."""
+    """``name``: what devices are told; empty for the only one where none are listed, whose
+    ``broker`` is None: the fleet's."""
 
     name: str
     broker: BrokerUrl | None
@@ -79,7 +78,8 @@ class WorkerSlot(NamedTuple):
         return range(self.place, SHARDS, self.of)
 
     def __str__(self) -> str:
-        return f"{self.number} (cell {self.cell.name or 'of all'}, {self.place + 1} of {self.of})"
+        cell = f"cell {self.cell.name}, " if self.cell.name else ""
+        return f"{self.number} ({cell}{self.place + 1} of {self.of})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Cluster:
         raise ValueError(f"shard {shard} is not below {SHARDS}")
 
 
-def read_cluster(table: TomlTable) -> Cluster:
-    """Raises TaskError, naming the key."""
+def read_cluster(table: TomlTable, fleet: BrokerUrl) -> Cluster:
+    """``fleet``: what the table ``[broker]`` says. Raises TaskError, naming the key."""
     listed = table.take("cells", [])
     said = "workers" in table
     read = table.read(ClusterTable)
@@ -121,20 +121,29 @@ def read_cluster(table: TomlTable) -> Cluster:
             "store", "is no URL such as postgresql://user@host/database; without it the home's own "
             "file is the store"
         )  # fmt: skip
+    if read.chunks:
+        try:
+            parse_mirror_url(read.chunks)
+            Placement(0, mirror=read.chunks)  # as devices are told
+        except ValueError as error:
+            raise table.error("chunks", f"is not usable: {error}") from None
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise table.error("cells", "must be tables, [[cluster.cells]] each")
     if listed and said:
         raise table.error("workers", "is given, and each of [[cluster.cells]] has its own")
-    cells = tuple(_cells(listed, table)) or (Cell("", None, read.workers),)
+    cells = tuple(_cells(listed, table, fleet)) or (Cell("", None, read.workers),)
     if sum(each.workers for each in cells) > MOST_WORKERS:
         raise table.error("cells", f"have more than {MOST_WORKERS} workers together")
     return Cluster(cells, read.store, read.chunks, read.chunk_store)
 
 
-def _cells(listed: Sequence[dict[str, object]], table: TomlTable) -> Iterator[Cell]:
+def _cells(
+    listed: Sequence[dict[str, object]], table: TomlTable, fleet: BrokerUrl
+) -> Iterator[Cell]:
     names: set[str] = set()
+    places: set[tuple[str, int, str | None]] = set()
     for number, values in enumerate(listed, 1):
-        one = TomlTable(values, table.name(f"cells, the {number}."))
+        one = TomlTable(values, table.name(f"cells #{number}"))
         read = one.read(CellTable)
         try:
             split_cell(read.name)
@@ -144,7 +153,21 @@ def _cells(listed: Sequence[dict[str, object]], table: TomlTable) -> Iterator[Ce
             raise one.error("name", f"is {read.name!r}, as of a cell before it")
         names.add(read.name)
         try:
-            url = None if read.broker is None else parse_broker_url(read.broker)
+            url = broker_of(read, fleet)
         except ValueError as error:
             raise one.error("broker", f"is not usable: {error}") from None
+        if (place := (url.host, url.port, url.path)) in places:
+            raise one.error(
+                "broker", f"is {url}, as of a cell before it: each cell has a broker of its own"
+            )
+        places.add(place)
         yield Cell(read.name, url, read.workers)
+
+
+def broker_of(cell: CellTable, fleet: BrokerUrl) -> BrokerUrl:
+    """Where coordinator and workers find a cell's broker: at its name, as devices do, or where the
+    table says; with the fleet's user and password where it says none. Raises ValueError."""
+    if cell.broker is None:
+        return fleet.at(*split_cell(cell.name))
+    url = parse_broker_url(cell.broker)
+    return url if url.user is not None else replace(url, user=fleet.user, password=fleet.password)

@@ -316,12 +316,13 @@ def parse_task(
 
 
 def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
+    broker = _broker(root.table("broker"), folder)
     return SharedSettings(
-        broker=_broker(root.table("broker"), folder),
+        broker=broker,
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=read_cluster(root.table("cluster")),
+        cluster=read_cluster(root.table("cluster"), broker.url),
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from device_sdk.system.printable import printable, printable_lines
+from device_sdk.system.signals import held_signals
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells count it."""
@@ -117,7 +118,8 @@ class Program:
 
     def _fill(self, parser: argparse.ArgumentParser, name: str) -> None:
         try:
-            module: Any = importlib.import_module(f"{self.package}.{name}")
+            with held_signals():  # what libraries start threads for is arithmetic
+                module: Any = importlib.import_module(f"{self.package}.{name}")
         except ModuleNotFoundError as error:
             if error.name is None or not self.extra or _top(error.name) == _top(self.package):
                 raise

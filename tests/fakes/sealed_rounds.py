@@ -62,7 +62,7 @@ class HeldLink:
     def events(self, *, most: int, timeout_seconds: float) -> list[Event]:
         return [self.came.popleft() for _ in range(min(most, len(self.came)))]
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool, qos: int) -> None:
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1) -> None:
         self.sent.append((topic, payload))
 
     def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:

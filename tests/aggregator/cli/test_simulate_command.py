@@ -117,6 +117,7 @@ def test_ctrl_c_keeps_what_was_played(
         (["--speeds", "films/data.py"], "cannot be read as TOML"),
         (["--cluster", "slurm"], "expected ray, or ray:ADDRESS"),
         (["--workers", "2"], "--workers is for --cluster"),
+        (["--cluster", "ray:127.0.0.1:1"], "at 127.0.0.1:1 cannot be reached"),
         (["--data", "films/data.py:ITEMS"], "is of type int; expected a function"),
         (["--devices", "4"], "round.quorum is 5"),
         (["--speeds", "k:4,999"], "'k=999' trains 999 columns; the task's model has 32"),

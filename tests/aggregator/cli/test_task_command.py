@@ -15,6 +15,7 @@ import pytest
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, initialise
 from aggregator.serve.assembly import World, assemble
+from aggregator.store.tasks import FIRST
 from aggregator.task.check import taken_in
 from aggregator.task.file import read_task
 from device_sdk.artifact import MANIFEST_FILE
@@ -358,3 +359,16 @@ def test_a_file_keeps_what_its_paths_are_relative_to(tmp_path: Path) -> None:
     again = tmp_path / "again.toml"
     again.write_text(text)
     assert taken_in(again) == text, "an absolute folder stays"
+
+
+def test_a_file_whose_changes_wait_for_a_restart_is_not_called_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    store.tasks.set_served(FIRST, home.task_file.read_text())
+    store.tasks.set_problem(FIRST, "changes of [cluster] take effect when serve is restarted")
+    store.database.close()
+    assert command(home, "task", "check") == 0
+    said = capsys.readouterr().out
+    assert "take effect when serve is restarted" in said and "as it is served" not in said

@@ -28,9 +28,12 @@ from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
-from tests.aggregator.cluster.test_same_bits import DEVICES, ROUND, Told, _fill, _id
+from tests.aggregator.cluster.test_same_bits import scatter_home
 from tests.fakes.clusters import world
-from tests.fakes.homes import WIDTH, command, make_home
+from tests.fakes.homes import WIDTH, command
+from tests.fakes.sealed_rounds import Device, Told
+
+DEVICES = 60
 
 BAD = 7
 """Its update cannot be absorbed, and that is found out when half of it was."""
@@ -67,8 +70,10 @@ def _body(number: int) -> bytes:
 def _model(home: AggregatorHome, *, with_bad: bool) -> str:
     """Two rounds; the SHA-256 of the state that they end with."""
     cluster = Cluster((Cell("", None, 1),))
-    with closing(home.open_store().database) as database:
-        _fill(Store(database))
+    with closing(home.open_store().database) as database, database.transaction():
+        Store(database).facts.seed = 7
+        for number in range(DEVICES):
+            Store(database).devices.add(Device(number).row())
     binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
     task = replace(read_task(home.task_file), binding=binding)
     moved = [0.0]
@@ -92,9 +97,11 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
         worker.look()
         said.clear()
         for device in coming:
-            identity = UpdateIdentity(_id(device), "default", opened.row.generation, number)
-            worker.registry.look_up([_id(device)])
-            assert worker.inbox.offer(_id(device), write_update(identity, _body(device))) is None
+            identity = UpdateIdentity(Device(device).id, "default", opened.row.generation, number)
+            worker.registry.look_up([Device(device).id])
+            assert (
+                worker.inbox.offer(Device(device).id, write_update(identity, _body(device))) is None
+            )
             if device in (DEVICES // 3, DEVICES // 2):
                 worker.commit()
         worker.commit()
@@ -117,12 +124,12 @@ def _is_refused_and_holds_the_round(
 ) -> None:
     verdicts = {each.device_id: (each.receipt.verdict.value, each.receipt.reason) for each in said}
     assert len(verdicts) == DEVICES
-    assert verdicts.pop(_id(BAD)) == ("refused", "quarantined")
+    assert verdicts.pop(Device(BAD).id) == ("refused", "quarantined")
     assert set(verdicts.values()) == {("counted", "")}
     rounds, log = parts.tasks.first.rounds, parts.store.first.log
-    known = log.verdict(rounds.generation, number, _id(BAD))
+    known = log.verdict(rounds.generation, number, Device(BAD).id)
     assert known is not None and known.reason == "quarantined"
-    assert [each[:2] for each in log.quarantined()] == [(number, _id(BAD))]
+    assert [each[:2] for each in log.quarantined()] == [(number, Device(BAD).id)]
     held = rounds.tick()
     assert isinstance(held, RoundHeld) and "no room for large values" in held.why
     assert rounds.tick() is None
@@ -135,10 +142,7 @@ def test_what_cannot_be_absorbed_is_refused_before_its_receipt_and_leaves_nothin
 ) -> None:
     found = []
     for with_bad in (True, False):
-        (tmp_path / str(with_bad)).mkdir()
         url = store_url if with_bad else None
-        more = f'[cluster]\nstore = "{url}"' if url else ""
-        folder = tmp_path / str(with_bad)
-        home = make_home(folder, "mqtt://127.0.0.1:1", ROUND, more, store_url=url)
+        home = scatter_home(tmp_path / str(with_bad), DEVICES, "", url=url)
         found.append(_model(home, with_bad=with_bad))
     assert found[0] == found[1]

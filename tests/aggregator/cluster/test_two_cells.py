@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from aggregator.home import AggregatorHome
-from aggregator.task.cluster import Cell, Cluster
+from aggregator.task.cluster import Cluster
+from aggregator.task.file import read_task
 from device_sdk.device import Device
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.wire.seal.placement import shard_of
@@ -48,16 +52,26 @@ def play(
 
 
 def test_each_device_is_served_at_its_cell(
-    make_mosquitto: MakeMosquitto, make_database: MakeDatabase, tmp_path: Path
+    make_mosquitto: MakeMosquitto,
+    make_database: MakeDatabase,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two brokers, a worker each, PostgreSQL: whichever broker a device enrols at, it goes to its
     own from then on."""
     urls = [make_mosquitto().url for _ in range(2)]
-    brokers = [parse_broker_url(url) for url in urls]
-    cluster = Cluster(tuple(Cell(f"127.0.0.1:{each.port}", each, 1) for each in brokers))
-    counted, devices = play(fleet_home(tmp_path, urls[0], make_database()), cluster, urls)
+    home = fleet_home(tmp_path, urls[0], make_database())
+    with home.task_file.open("a") as file:
+        for url in urls:
+            name = parse_broker_url(url).authority
+            file.write(f'\n[[cluster.cells]]\nname = "{name}"\nworkers = 1\n')
+    cluster = read_task(home.task_file).fleet.cluster
+    with caplog.at_level(logging.INFO):
+        counted, devices = play(home, cluster, urls)
     names = [each.name for each in cluster.cells]
     expected = [0, 0]
     for device_id in devices:
         expected[names.index(cluster.cell_of(shard_of(device_id)))] += ROUNDS
     assert counted == expected
+    for url in urls:  # the worker's connection, and the coordinator's
+        assert caplog.messages.count(f"connected to {url}") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from aggregator.cluster.coordinator import posts
-from aggregator.cluster.ray_runtime import RayRuntime
+from aggregator.cluster.joined_ray import JoinedRay
+from aggregator.cluster.serve import coordinate, require_servable
 from aggregator.cluster.worker import Worker
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
@@ -33,12 +35,23 @@ def home(tmp_path: Path) -> AggregatorHome:
         ("workers = 0", "cluster.workers is 0"),
         ("workers = 5000", "cluster.workers is 5000"),
         ("store = 'fleet.sqlite'", "cluster.store is no URL"),
+        ("chunks = 'ftp://a'\nchunk_store = 'b'", "cluster.chunks is not usable"),
         ("cells = 3", "cluster.cells must be tables"),
         ("workers = 2\n[[cluster.cells]]\nname = 'a'", "cluster.workers is given, and each of"),
         ("[[cluster.cells]]\nworkers = 2", "name is missing"),
         ("[[cluster.cells]]\nname = 'A b'", "name is not usable"),
         ("[[cluster.cells]]\nname = 'a'\nbroker = 'http://a'", "broker is not usable"),
         ("[[cluster.cells]]\nname = 'a'\n[[cluster.cells]]\nname = 'a'", "as of a cell before"),
+        (
+            "[[cluster.cells]]\nname = 'a'\nbroker = 'mqtt://b'\n"
+            "[[cluster.cells]]\nname = 'b'\nbroker = 'mqtt://b'",
+            "cells #2.broker is mqtt://b:1883, as of a cell before it",
+        ),
+        (
+            "[[cluster.cells]]\nname = 'a'\nbroker = 'mqtt://b:1'\n[[cluster.cells]]\nname = 'b'",
+            "cells #2.broker is mqtt://b:1, as of a cell before it",
+        ),
+        ("[[cluster.cells]]\nname = 'a'\nworker = 2", "cluster.cells #1.worker is unknown"),
         ("nodes = 2", "cluster.nodes"),
     ],
 )
@@ -47,6 +60,26 @@ def test_a_table_that_cannot_be(home: AggregatorHome, table: str, said: str) -> 
         file.write(f"\n[cluster]\n{table}\n")
     with pytest.raises(TaskError, match=said.replace(".", r"\.")):
         read_task(home.task_file)
+
+
+def test_a_cell_is_reached_at_its_name_or_where_the_table_says(home: AggregatorHome) -> None:
+    text = home.task_file.read_text()
+    (home.folder / "password").write_text("secret\n")
+    text = text.replace("[broker]", "[broker]\nuser = 'tessera'\npassword_file = 'password'")
+    home.task_file.write_text(
+        f"{text}\n[[cluster.cells]]\nname = 'eu.example:2883'\n"
+        "[[cluster.cells]]\nname = 'us.example'\n"
+        "[[cluster.cells]]\nname = 'fi.example'\nbroker = 'mqtts://10.0.0.7'\n"
+        "[[cluster.cells]]\nname = 'se.example'\nbroker = 'mqtt://other:word@10.0.0.8'\n"
+    )
+    found = [cell.broker for cell in read_task(home.task_file).fleet.cluster.cells]
+    assert list(map(str, found)) == [
+        "mqtt://eu.example:2883", "mqtt://us.example:1", "mqtts://10.0.0.7:8883",
+        "mqtt://10.0.0.8:1883",
+    ]  # fmt: skip
+    assert [(url.user, url.password) for url in found if url is not None] == [
+        *[("tessera", "secret")] * 3, ("other", "word"),
+    ]  # fmt: skip
 
 
 def test_each_cell_has_shards_by_its_workers_and_hears_all() -> None:
@@ -111,12 +144,76 @@ def test_a_worker_of_another_version_or_fleet_does_not_start(home: AggregatorHom
         Worker(dataclasses.replace(post, store=home.folder / "other.sqlite"), world())
 
 
-def test_without_ray_the_extra_is_named(
-    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch
+def test_a_standby_says_at_its_start_what_this_machine_lacks(home: AggregatorHome) -> None:
+    task = read_task(home.task_file)
+    require_servable(home, task, world().unix_clock)
+    (key,) = home.keys.glob("hpke-*.key")
+    key.rename(home.folder / "away")
+    with pytest.raises(AggregatorError, match="could not take over: the keys of descriptor"):
+        require_servable(home, task, world().unix_clock)
+    (home.folder / "away").rename(key)
+    assert task.catalogue is not None
+    task.catalogue.unlink()
+    with pytest.raises(AggregatorError, match=r"could not take over: .*A standby needs all of"):
+        require_servable(home, task, world().unix_clock)
+
+
+def test_what_is_seen_of_workers_without_a_coordinator(
+    home: AggregatorHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = home.open_store()
-    found = posts(home, store, Cluster(), read_task(home.task_file).fleet)
+    term = store.lease.take("a machine", "1", 60.0)
+    assert term == 1
+    for slot, connected in enumerate((True, False)):
+        store.workers.start(slot, f"cell-{slot}", "all", "1")
+        store.workers.beat(slot, connected=connected)
+    store.lease.release(term)
     store.database.close()
+    assert command(home, "status") == 0
+    said = capsys.readouterr().out
+    assert "coordinator  none" in said
+    assert "cell-0, all shards, start 1, connected" in said
+    assert "cell-1, all shards, start 1, no connection to its broker" in said
+
+
+def test_a_store_that_was_not_moved_yet_is_told_of(
+    home: AggregatorHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(home, "store") == 0
+    assert "note" not in capsys.readouterr().out
+    with home.task_file.open("a") as file:
+        file.write("\n[cluster]\nstore = 'postgresql://127.0.0.1:1/fleet'\n")
+    assert command(home, "store") == 0
+    said = capsys.readouterr().out
+    assert f"store        {home.database}" in said
+    assert "note" in said and "store --move moves it there" in said
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[cluster\]'"):
-        RayRuntime(found, None)
+    with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[aggregator,cluster\]'"):
+        JoinedRay(None, 1, log_to_driver=False).join()
+
+
+def test_where_ray_cannot_be_joined_nobody_coordinates(home: AggregatorHome) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        joined = JoinedRay(address, 1, log_to_driver=False)
+        for standby in (False, True):
+            with pytest.raises(AggregatorError, match=f"at {address} cannot be reached"):
+                coordinate(
+                    home,
+                    read_task(home.task_file),
+                    world(),
+                    lambda posts: pytest.fail("workers were hired"),
+                    lambda: False,
+                    standby=standby,
+                    join=joined.join,
+                )
+    store = home.open_store()
+    assert store.lease.find() is None
+    store.database.close()
+    for said in ("auto", "10.0.0.5", "10.0.0.5:ray", ":6379", "10.0.0.5:0"):
+        with pytest.raises(AggregatorError, match="is no address of Ray's head"):
+            JoinedRay(said, 1, log_to_driver=False).join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -166,10 +167,12 @@ def test_a_place_that_cannot_be_written_to_holds_nothing_up(
     mirror.stop()
 
 
-def test_a_bucket_that_hangs_holds_publications_up_for_half_a_minute(tmp_path: Path) -> None:
+def test_a_bucket_that_hangs_holds_publications_up_for_half_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     mirror = ChunkMirror(str(tmp_path), lambda: now[0])
-    mirror._files.pipe_file = lambda path, data: time.sleep(3)
+    monkeypatch.setattr(mirror._files, "write", lambda name, message: time.sleep(3))
     mirror.put("t/0", CHUNKS[0])
     assert mirror.behind
     now[0] = 31.0
@@ -180,6 +183,27 @@ def test_a_bucket_that_hangs_holds_publications_up_for_half_a_minute(tmp_path: P
 def test_a_place_that_fsspec_does_not_know() -> None:
     with pytest.raises(AggregatorError, match=r"cluster\.chunk_store is 'nowhere://x'"):
         ChunkMirror("nowhere://x", time.monotonic)
+
+
+def test_a_folder_needs_no_fsspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    for place in (str(tmp_path), f"file://{tmp_path}"):
+        mirror = ChunkMirror(place, time.monotonic)
+        mirror.put("t/0", CHUNKS[0])
+        wait_until(lambda: (tmp_path / name(CHUNKS[0])).exists())
+        mirror.stop()
+        (tmp_path / name(CHUNKS[0])).unlink()
+    with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[aggregator,cluster\]'"):
+        ChunkMirror("s3://bucket/fleet", time.monotonic)
+
+
+def test_a_folder_that_cannot_be_made_is_told_of_before_there_is_a_chunk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mirror = ChunkMirror("/proc/nope", time.monotonic)
+    wait_until(lambda: bool(mirror.problem))
+    assert "chunks cannot be written to /proc/nope (cluster.chunk_store)" in caplog.text
+    mirror.stop()
 
 
 def test_only_chunks_are_named_by_their_hash() -> None:

@@ -255,6 +255,16 @@ def test_a_home_with_a_file_moves_to_a_database(
     with pytest.raises(AggregatorError, match="in PostgreSQL"):
         home.open_store()
     assert not home.database.exists() and (home.folder / "aggregator.sqlite.moved").exists()
+    moved.move_store_back()
+    store = home.open_store()
+    assert store.refusals.all() == {"late": 3} and store.tasks.named("air") is not None
+    store.database.close()
+    with pytest.raises(AggregatorError, match="already"):
+        home.move_store_back()
+    assert sorted(each.name for each in home.folder.glob("*.new*")) == []
+    (home.folder / "store.id").write_text("of a copy of the home")
+    with pytest.raises(AggregatorError, match="another fleet's"):
+        moved.open_store()
 
 
 def test_a_thread_beside_the_one_that_opened_it_may_ask(store: Store) -> None:

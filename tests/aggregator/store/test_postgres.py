@@ -364,6 +364,7 @@ def test_a_store_that_cannot_be_reached_is_named_without_its_password() -> None:
     port = free_port()
     said = refusal(lambda: open_database(f"postgresql://me:hush@127.0.0.1:{port}/fleet"))
     assert f"127.0.0.1:{port}, database fleet" in said and "hush" not in said
+    assert said.count("?") == 1
     for unreadable in ("me:hush%zz@h/d", "me:hush@hush@h/d", "me:hush/hush@h/d", "%"):
         said = refusal(partial(open_database, f"postgresql://{unreadable}"))
         assert "hush" not in said and "postgresql://USER@HOST" in said
@@ -371,7 +372,23 @@ def test_a_store_that_cannot_be_reached_is_named_without_its_password() -> None:
 
 def test_no_password_is_shown_of_a_store_that_is_open(url: str) -> None:
     with opened(url.replace("tessera@", "tessera:hush@")) as store:
-        assert "hush" not in repr(store.database)
+        database = store.database
+        assert "hush" not in repr(database) + database.where and "127.0.0.1" in database.where
+
+
+def test_a_server_that_asks_for_a_password_was_reached(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hba = Path(postgres.run("SHOW hba_file")[0][0])
+    hba.write_text(f"host all locked 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+    postgres.run("CREATE ROLE locked LOGIN PASSWORD 'right'")
+    postgres.run("SELECT pg_reload_conf()")
+    monkeypatch.setenv("PGPASSFILE", "/dev/null")
+    for role in ("locked", "locked:hush"):
+        asked = url.replace("tessera@", f"{role}@")
+        wait_until(lambda url=asked: "does not let us in" in refusal(lambda: open_database(url)))
+        said = refusal(lambda url=asked: open_database(url))
+        assert "PGPASSFILE" in said and "Is it running" not in said and "hush" not in said
 
 
 def test_what_is_sent_to_another_machine_is_sent_to_the_right_one() -> None:
@@ -388,7 +405,8 @@ def test_a_database_that_holds_something_else_is_left_alone(
     make_database: MakeDatabase, postgres: PostgresServer, url: str
 ) -> None:
     empty = make_database()
-    assert "is empty" in refusal(lambda: open_database(empty))
+    assert "store --move brings" in refusal(lambda: open_database(empty))
+    assert "in another database" in refusal(lambda: open_database(empty, identity="of-a-home"))
     postgres.run("CREATE TABLE devices (id BIGINT)", empty.rsplit("/", 1)[1])
     assert "no aggregator's" in refusal(lambda: open_database(empty))
     for taken in (empty, url):
@@ -477,6 +495,7 @@ def test_a_store_of_version_6_keeps_the_arrivals_of_its_workers(url: str) -> Non
         for undo in (
             "DROP TABLE arrivals",
             "ALTER TABLE shares ADD COLUMN arrivals BYTEA NOT NULL DEFAULT ''",
+            "ALTER TABLE workers DROP COLUMN connected",
             "UPDATE tessera_store SET version = 6",
         ):
             store.database.execute(undo)

@@ -56,11 +56,13 @@ class TakenIn:
         self._read = id(message)
 
     def offered(self, settled: object, *values: Any, **named: Any) -> None:
-        if settled is None and self._read in self._came:
+        if settled is not None:
+            self._done([self._read])  # answered, without a commit
+        elif self._read in self._came:
             self._staged.append(self._read)
 
     def turn(self, parts: object) -> None:
-        """What the turn before did not stage was answered, refused, or forgotten."""
+        """What the turn before did not stage was refused, or forgotten."""
         staged = set(self._staged)
         taken, self._taken = self._taken, []
         self._done([each for each in taken if each not in staged])

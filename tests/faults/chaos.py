@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import sqlite3
 import time
 from bisect import bisect
 from collections import Counter
@@ -233,11 +234,18 @@ class Scene:
 
     def _draw_breath(self) -> None:
         """No event, though the wire's faults go on and what is gone is started again."""
-        before = count_counted(self.fleet)
+        before = self._counted()
         until = time.monotonic() + self._settings.breath_seconds
-        while time.monotonic() < until and count_counted(self.fleet) == before:
+        while time.monotonic() < until and self._counted() == before:
             self._look_after(time.monotonic())
             time.sleep(0.2)
+
+    def _counted(self) -> int | None:
+        """Updates, as devices were told; None while a process that was stopped has locked one's
+        file."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            return count_counted(self.fleet)
+        return None
 
     def _settle(self) -> None:
         """Before the faults begin."""
@@ -247,7 +255,7 @@ class Scene:
         if not least or time.monotonic() > until + PATIENCE_SECONDS:
             return False
         faults = len(self.moments) + sum(len(each.moments) for each in self.proxies)
-        return faults < least or not count_counted(self.fleet)
+        return faults < least or not self._counted()
 
     def sweep(self) -> None:
         """One death at each point."""

@@ -216,6 +216,7 @@ class RoundFollower:
         self._keeper = keeper
         self._leaving = leaving
         self._heard: set[bytes] = set()
+        self._came_late: dict[tuple[int, bytes], float] = {}  # by round and device
         self._latest: RoundRow | None = None
         self.current: RoundRow | None = None
         self.silent: frozenset[bytes] = frozenset()
@@ -276,10 +277,16 @@ class RoundFollower:
         self._heard.add(device_id)
 
     def came_late(self, row: RoundRow, device_id: bytes) -> None:
-        """Written down, for the deadlines to come."""
+        """For the deadlines to come: nothing waits until it is written down."""
         if self.selects(row, device_id):
             seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
-            self._store.late.note(row.round, device_id, seconds)
+            self._came_late.setdefault((row.round, device_id), seconds)
+
+    def save_late(self) -> None:
+        """Write down who came late; inside a transaction."""
+        if self._came_late:
+            self._store.late.add(self._came_late)
+            self._came_late.clear()
 
     def reload_hold(self) -> None:
         """The coordinator holds rounds."""

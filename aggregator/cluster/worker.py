@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -50,6 +52,7 @@ from device_sdk.wire.seal.session_table import SessionTable
 _LOG = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.05
 _GATHER_SECONDS = 0.004
+_HOLD_SECONDS = 0.25
 _LOOK_SECONDS = 0.25
 _BEAT_SECONDS = 1.0
 _SWEEP_SECONDS = 10.0
@@ -311,6 +314,7 @@ class WorkerParts:
         self._next_look_up = clock()
         self._next_look = self._next_beat = self._next_sweep = clock()
         self._next_commit: dict[int, float] = {}
+        self._commit_by = clock()
         self._led_seconds = clock()
         self.heard = False
         """Whether all of its shards' devices can be heard and answered."""
@@ -343,6 +347,7 @@ class WorkerParts:
         """Take what came, commit what is due, and answer it."""
         wait_seconds = _LOOK_UP_SECONDS if self._newcomers else _WAIT_SECONDS
         events = self.link.events(most=_GROUP, timeout_seconds=wait_seconds)
+        self._commit_by = self._clock() + _HOLD_SECONDS
         self._handle(events)
         if 0 < len(events) < _GROUP:
             self._sleep(_GATHER_SECONDS)
@@ -352,12 +357,8 @@ class WorkerParts:
             self._next_look_up = self._clock() + _LOOK_UP_SECONDS
         for owner, times in self.link.take_refused().items():
             self._shared.refusals.note_reason("too-many", owner, "more than the limit", times)
-        self._grant()
+        self._commit_due()
         now = self._clock()
-        for each in self.board.served:
-            if len(each.ingest) and now >= self._next_commit.get(each.served.number, 0.0):
-                self._commit(each)
-                self._next_commit[each.served.number] = now + each.keeper.pause_seconds
         self._send_all(self._standings.due())
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
@@ -367,6 +368,8 @@ class WorkerParts:
             with self._store.database.transaction(shared=True):
                 self._store.workers.beat(self._slot.number, connected=self.heard)
                 self.registry.save_moves()
+                for each in self.board.served:
+                    each.rounds.save_late()
             if self._store.lease.is_held():
                 self._led_seconds = now
             elif now - self._led_seconds > _LEADERLESS_SECONDS:
@@ -406,6 +409,7 @@ class WorkerParts:
         with self._store.database.transaction(shared=True):
             for each in self.board.served:
                 each.ingest.save_seen()
+                each.rounds.save_late()
             self._shared.refusals.save(self._store.refusals)
         self.link.stop(flush_seconds=_FLUSH_SECONDS)
 
@@ -435,6 +439,23 @@ class WorkerParts:
 
     def _told_keys(self) -> tuple[GroupKey, ...]:
         return self._group_keys[-MOST_KEYS:]
+
+    def _commit_due(self) -> None:
+        self._grant()
+        now = self._clock()
+        for each in self.board.served:
+            if len(each.ingest) and now >= self._next_commit.get(each.served.number, 0.0):
+                self._commit(each)
+                self._next_commit[each.served.number] = now + each.keeper.pause_seconds
+        self._commit_by = self._clock() + _HOLD_SECONDS
+
+    def _keep_pace(self) -> None:
+        """What is staged does not wait for all that came with it: what is late, say, is looked up
+        one by one."""
+        if self._clock() >= self._commit_by:
+            self._commit_by = math.inf
+            with suppress(*STORE_FAILURES):  # else the rest is forgotten; the turn's end tells
+                self._commit_due()
 
     def _handle(self, events: Iterable[Event]) -> None:
         refused = set(self.refused)
@@ -482,6 +503,7 @@ class WorkerParts:
             self._receive(message, looked_up=True)
 
     def _receive(self, message: Message, *, looked_up: bool = False) -> None:
+        self._keep_pace()
         refusals = self._shared.refusals
         result = self._uplink.receive(message)
         if isinstance(result, Refusal) and result.unknown and not looked_up:

@@ -398,8 +398,9 @@ def test_opens_of_another_life_are_refused_before_the_tag() -> None:
 def test_an_open_that_finds_no_time_charges_nobody_and_may_come_again() -> None:
     fleet = Fleet(burst=1.0)
     fleet.table._budget = WorkBudget(0.5, fleet.clock)
-    with fleet.table._budget.work():
-        fleet.clock.seconds += 3.0  # somebody else's work took so long
+    for _ in range(2):
+        with fleet.table._budget.work():
+            fleet.clock.seconds += 1.95  # somebody else's work took so long
     message = fleet.opening().message
     for _ in range(5):
         assert reason_of(fleet.grant, message) == "busy"

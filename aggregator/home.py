@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.store import Store, create_database, open_database
+from aggregator.store import Database, Store, create_database, open_database
 from aggregator.store.move import copy_store
 from device_sdk.system.lock import FileLock
 
@@ -106,10 +106,9 @@ class AggregatorHome:
                 raise AggregatorError(f"{self.folder} has its store in PostgreSQL already")
             with (
                 closing(open_database(self.database)) as source,
+                _alone_with(source),
                 closing(create_database(self.store_url)) as target,
-                source.transaction(),
             ):
-                Store(source).lease.require_free()
                 copy_store(source, target)
                 self.store_identity.write_text(f"{target.identity}\n")
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
@@ -124,8 +123,7 @@ class AggregatorHome:
             copy.unlink(missing_ok=True)  # of a try before
             source = self.open_store().database
             with closing(source):
-                with closing(create_database(copy)) as target, source.transaction():
-                    Store(source).lease.require_free()
+                with _alone_with(source), closing(create_database(copy)) as target:
                     copy_store(source, target)
                 copy.rename(self.database)
                 copy.with_name(f"{copy.name}.lock").unlink()
@@ -147,6 +145,17 @@ class AggregatorHome:
                     "with this version first"
                 ) from None
             yield
+
+
+@contextmanager
+def _alone_with(source: Database) -> Iterator[None]:
+    """A transaction of who copies a store that nobody is to write to any more, whatever happens
+    to the copy. Raises AggregatorError while a cluster serves."""
+    store = Store(source)
+    store.end_cluster()
+    with source.transaction():
+        store.lease.require_free()
+        yield
 
 
 # One server a home: two would both absorb, and each would undo the other's rounds.

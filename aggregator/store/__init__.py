@@ -58,6 +58,19 @@ class Store:
         self.workers = Workers(database)
         self.granted = GrantedCounters(database)
 
+    def end_cluster(self) -> None:
+        """What is left of a cluster writes nothing from now on, alive or not: workers without a
+        coordinator, and a coordinator that froze. Raises AggregatorError while one coordinates.
+
+        For whoever is to be the only one; within its transaction, where it has one.
+        """
+        with self.database.transaction():
+            self.lease.require_free()
+            self.lease.depose()
+            self.workers.depose()
+            if self.facts.cluster_life is not None:
+                self.facts.cluster_life = None
+
     def task(self, number: int) -> TaskStore:
         """A task's tables."""
         return TaskStore(self, number)

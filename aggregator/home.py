@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -106,10 +107,9 @@ class AggregatorHome:
                 raise AggregatorError(f"{self.folder} has its store in PostgreSQL already")
             with (
                 closing(open_database(self.database)) as source,
-                _alone_with(source),
-                closing(create_database(self.store_url)) as target,
+                _alone_with(source) as copied,
+                closing(create_database(self.store_url, copied)) as target,
             ):
-                copy_store(source, target)
                 self.store_identity.write_text(f"{target.identity}\n")
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
 
@@ -123,8 +123,8 @@ class AggregatorHome:
             copy.unlink(missing_ok=True)  # of a try before
             source = self.open_store().database
             with closing(source):
-                with _alone_with(source), closing(create_database(copy)) as target:
-                    copy_store(source, target)
+                with _alone_with(source) as copied:
+                    create_database(copy, copied).close()
                 copy.rename(self.database)
                 copy.with_name(f"{copy.name}.lock").unlink()
                 self.store_identity.unlink()
@@ -148,14 +148,14 @@ class AggregatorHome:
 
 
 @contextmanager
-def _alone_with(source: Database) -> Iterator[None]:
+def _alone_with(source: Database) -> Iterator[Callable[[Database], None]]:
     """A transaction of who copies a store that nobody is to write to any more, whatever happens
-    to the copy. Raises AggregatorError while a cluster serves."""
+    to the copy; what copies it. Raises AggregatorError while a cluster serves."""
     store = Store(source)
     store.end_cluster()
     with source.transaction():
         store.lease.require_free()
-        yield
+        yield partial(copy_store, source)
 
 
 # One server a home: two would both absorb, and each would undo the other's rounds.

@@ -102,12 +102,21 @@ class TaskStore:
         self.attachments = AttachmentBooks(self.facts)
 
 
-def create_database(where: Path | str) -> Database:
+def create_database(
+    where: Path | str, fill: Callable[[Database], None] = lambda made: None
+) -> Database:
     """A new store: in a file that is not there yet, or an empty database that a URL
-    ``postgresql://...`` names. Raises AggregatorError."""
-    if isinstance(where, Path):
-        return SQLiteDatabase(where, create=True)
-    return _postgres()(where, create=True)
+    ``postgresql://...`` names, which stays empty where ``fill`` does not come to its end. Raises
+    AggregatorError."""
+    if not isinstance(where, Path):
+        return _postgres()(where, fill)
+    made = SQLiteDatabase(where, create=True)
+    try:
+        fill(made)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def open_database(

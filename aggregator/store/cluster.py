@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -273,16 +275,17 @@ _MOST_LATE = 20_000
 class Late(TableOfTask):
     """A task's rows of the table ``late_arrivals``: when devices came that missed a round's end."""
 
-    def note(self, round_number: int, device_id: bytes, seconds: float) -> None:
-        """The first time of each device counts; ``seconds`` after the round opened."""
+    def add(self, came: Mapping[tuple[int, bytes], float]) -> None:
+        """Seconds after the round opened, by round and device; the first time of each counts."""
+        rows = [(self._task, *key, seconds) for key, seconds in sorted(came.items())]
         query = "SELECT count(*) FROM late_arrivals WHERE task = ? AND round = ?"
-        row = self._database.row(query, (self._task, round_number))
-        if row is not None and row[0] < _MOST_LATE:
-            with self._database.transaction(shared=True):
-                self._database.execute(
+        with self._database.transaction(shared=True):
+            for number, group in groupby(rows, key=itemgetter(1)):
+                (known,) = self._database.row(query, (self._task, number)) or (0,)
+                self._database.execute_many(
                     "INSERT INTO late_arrivals VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (task, round, device_id) DO NOTHING",
-                    (self._task, round_number, device_id, seconds),
+                    list(group)[: max(0, _MOST_LATE - known)],
                 )
 
     def seconds(self, since_round: int) -> NDArray[np.float32]:

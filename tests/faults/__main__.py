@@ -25,7 +25,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from tests.faults.broker_setups import BROKERS
 from tests.faults.chaos import RunSettings, run
-from tests.faults.cluster_chaos import ClusterSettings, run_cluster
+from tests.faults.cluster_chaos import KILLS, ClusterSettings, run_cluster
 from tests.faults.oracle import Mismatch
 from tests.faults.ray_chaos import run_ray
 from tests.faults.report import append_result, kill_costs, read_results, split, table, where
@@ -34,16 +34,17 @@ from tests.servers.namespaces import missing as namespaces_missing
 _Scene = Callable[[ClusterSettings], ClusterSettings]
 _CELLS = {"cells": 2, "workers": 4, "broker": "mosquitto"}
 _SCENES: dict[str, _Scene] = {
+    "kills": partial(replace, store="postgres", adds_up=True, only=KILLS),
     "postgres-sums": partial(replace, store="postgres", adds_up=True),
     "sqlite-bodies": partial(replace, store="sqlite", adds_up=False),
     "machines": partial(replace, machines=True, **_CELLS),
-    "ray": partial(replace, ray=True, machines=True, pause_seconds=2.0, **_CELLS),
-    "ray-alone": partial(replace, ray=True, pause_seconds=2.0, **_CELLS),
+    "ray": partial(replace, ray=True, machines=True, pause_seconds=1.2, **_CELLS),
+    "ray-alone": partial(replace, ray=True, pause_seconds=1.2, **_CELLS),
     "postgres-bodies": partial(replace, store="postgres", adds_up=False),
     "sqlite-sums": partial(replace, store="sqlite", adds_up=True),
 }
 """Of a cluster: each store with sums and with bodies, two cells on machines of their own, and
-under Ray, on machines and on one."""
+under Ray, on machines and on one; and deaths alone."""
 
 
 def main() -> int:
@@ -70,9 +71,12 @@ def main() -> int:
     until = time.monotonic() + 60 * arguments.minutes
     seed = arguments.seed
     scenes = _scenes(arguments.scenes) if arguments.cluster else []
+    brokers = _brokers(arguments.brokers) if arguments.cluster else arguments.brokers
+    if not brokers:
+        return 0
     while not arguments.table_only and time.monotonic() < until:
         seconds = min(arguments.seconds, max(5.0, until - time.monotonic()))
-        broker = arguments.brokers[(seed - arguments.seed) % len(arguments.brokers)]
+        broker = brokers[(seed - arguments.seed) % len(brokers)]
         common = seed, broker, seconds, arguments.devices, arguments.hosts
         settings = RunSettings(*common)
         if scenes:
@@ -117,6 +121,17 @@ def main() -> int:
     print(table(results))
     print(f"\n{kill_costs(results)}")
     return 0
+
+
+def _brokers(wanted: Collection[str]) -> list[str]:
+    """For a cluster; says what is left out, and why."""
+    if "amqtt" in wanted:
+        print(
+            "skipped: amqtt: it throws out whoever connects while another client subscribes "
+            '("dictionary changed size during iteration"), and workers subscribe to thousands of '
+            "topics"
+        )
+    return [each for each in wanted if each != "amqtt"]
 
 
 def _scenes(wanted: Collection[str]) -> list[_Scene]:

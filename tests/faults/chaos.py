@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+import sqlite3
 import time
 from bisect import bisect
 from collections import Counter
@@ -24,6 +25,7 @@ from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS, ONCE_A_S
 from tests.faults.device_process import live
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
+from tests.faults.holding import KillCost
 from tests.faults.oracle import Judgement, Mismatch, count_counted, judge, outbox_rows
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
@@ -68,7 +70,8 @@ class RunSettings:
 @dataclass(frozen=True)
 class RunResult:
     """``faults`` by kind, ``struck``: the rounds that were open when one of the kind came. The
-    counts are of the whole run. ``costs``: what kills of workers cost."""
+    counts are of the whole run. ``costs``: what kills of workers cost; ``between``: what they would
+    have cost at other moments."""
 
     faults: Counter[str]
     struck: dict[str, set[int]]
@@ -78,19 +81,7 @@ class RunResult:
     suppressed: int
     seconds: float
     costs: Sequence[KillCost] = ()
-
-
-@dataclass(frozen=True)
-class KillCost:
-    """What a worker that was killed had taken in and not committed.
-
-    Attributes:
-        oldest_seconds: since when it had the oldest such update; 0 where it had none.
-        undisturbed: whether nothing else kept it from its store lately.
-    """
-
-    oldest_seconds: float
-    undisturbed: bool
+    between: Sequence[KillCost] = ()
 
 
 def run(settings: RunSettings, folder: Path) -> RunResult:
@@ -144,6 +135,7 @@ def play(scene: Scene, act: Callable[[Scene], None], began: float) -> RunResult:
         scene.count("repeats") + scene.count("replays"),
         time.monotonic() - began,
         tuple(scene.costs),
+        tuple(scene.between),
     )
 
 
@@ -168,6 +160,7 @@ class Scene:
         self.moments: list[tuple[str, float]] = []
         """Each fault's kind, and when it came in Unix seconds; without the wire's."""
         self.costs: list[KillCost] = []
+        self.between: list[KillCost] = []
         self.counters = Counters(folder / "counters")
         rounds = (
             f"quorum = {max(1, settings.devices // 2)}\nwait_for_devices = {settings.devices}\n"
@@ -241,11 +234,18 @@ class Scene:
 
     def _draw_breath(self) -> None:
         """No event, though the wire's faults go on and what is gone is started again."""
-        before = count_counted(self.fleet)
+        before = self._counted()
         until = time.monotonic() + self._settings.breath_seconds
-        while time.monotonic() < until and count_counted(self.fleet) == before:
+        while time.monotonic() < until and self._counted() == before:
             self._look_after(time.monotonic())
             time.sleep(0.2)
+
+    def _counted(self) -> int | None:
+        """Updates, as devices were told; None while a process that was stopped has locked one's
+        file."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            return count_counted(self.fleet)
+        return None
 
     def _settle(self) -> None:
         """Before the faults begin."""
@@ -255,7 +255,7 @@ class Scene:
         if not least or time.monotonic() > until + PATIENCE_SECONDS:
             return False
         faults = len(self.moments) + sum(len(each.moments) for each in self.proxies)
-        return faults < least or not count_counted(self.fleet)
+        return faults < least or not self._counted()
 
     def sweep(self) -> None:
         """One death at each point."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +17,15 @@ import numpy as np
 from aggregator.task.cluster import Cell
 from device_sdk.link.broker_url import parse_broker_url
 from tests.faults.broker_setups import Broker, make_broker
-from tests.faults.chaos import KillCost, RunResult, RunSettings, Scene, play
+from tests.faults.chaos import RunResult, RunSettings, Scene, play
 from tests.faults.cluster_process import LEASE_SECONDS, Place, coordinate, take_in
 from tests.faults.counters import Counters
 from tests.faults.crash_points import COORDINATOR_POINTS, WORKER_POINTS
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
+from tests.faults.holding import Watch
 from tests.faults.oracle import Mismatch, count_counted
 from tests.faults.processes import Victim
-from tests.faults.taken_in import oldest_seconds, taken_by
 from tests.faults.wire_faults import FaultRates
 from tests.servers.commit_cut import CommitCut
 from tests.servers.namespaces import Machine, Network, machines
@@ -48,6 +50,7 @@ _EVERYWHERE = {
     "devices paused": 1.0,
     "devices' disk full": 1.0,
 }
+KILLS = ("worker killed", "coordinator killed", "broker killed", "devices killed")
 _OF_STORE = {
     "postgres": {"store crashed": 1.5, "store restarted": 1.0, "store killed": 1.0},
     "sqlite": {"worker's disk full": 2.0, "coordinator's disk full": 1.0},
@@ -65,8 +68,6 @@ _OF_MACHINES = {
     "coordinator's machine cut off the store": 2.0,
     "coordinator's machine cut off the broker": 2.0,
 }
-_HOLDS_UP_THE_STORE = ("store", "commit", "disk full", "paused", "frozen")
-_RECOVERY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class ClusterSettings(RunSettings):
     """Two coordinators and ``workers`` workers on one of ``STORES``.
 
     ``cells``: brokers, which share the workers. ``machines``: each process is in a network
-    namespace of its own. ``ray``: the product's own command, under Ray.
+    namespace of its own. ``ray``: the product's own command, under Ray. ``only``: what happens,
+    where not everything does.
     """
 
     store: str = "postgres"
@@ -83,6 +85,7 @@ class ClusterSettings(RunSettings):
     cells: int = 1
     machines: bool = False
     ray: bool = False
+    only: tuple[str, ...] = ()
 
 
 def run_cluster(settings: ClusterSettings, folder: Path) -> RunResult:
@@ -162,14 +165,34 @@ def made_grounds(
 
 
 class _Way(CommitCut):
-    """One process's way to the store."""
+    """One process's way to the store. ``open_since``: monotonic seconds; infinity while nothing
+    passes."""
+
+    open_since = 0.0
 
     def cut(self) -> None:
-        self.dead = True
+        self.dead, self.open_since = True, math.inf
 
     def mend(self) -> None:
-        self.dead, self._where = False, None
+        self._where = None
+        if self.dead:
+            self.dead, self.open_since = False, time.monotonic()
         self.thaw()
+
+    def freeze(self) -> None:
+        self.open_since = math.inf
+        super().freeze()
+
+    def thaw(self) -> None:
+        if self._frozen:
+            self.open_since = math.inf if self.dead else time.monotonic()
+        super().thaw()
+
+    def _forward(self, data: bytes, to: socket.socket) -> bool:
+        goes_on = super()._forward(data, to)
+        if not goes_on and not self.dead:
+            self.open_since = time.monotonic()
+        return goes_on
 
 
 class ClusterScene(Scene):
@@ -180,10 +203,15 @@ class ClusterScene(Scene):
         self._server, self._sockets = grounds.server, sockets
         self._ways: list[_Way] = []
         self._zombies: list[Victim] = []
-        self._disturbed_until = 0.0
+        # By process: among the servers, and the machine that it is on.
+        self._places: dict[int, int] = {}
+        self._machine_of: dict[int, Machine] = {}
+        self._full: dict[int, float] = {}  # until when a process's disk is
+        self._watch: Watch | None = None
         self._folder = folder
         on_the_way = _OF_MACHINES if grounds.machines else _OF_WAYS if grounds.server else {}
-        self.events = {**_EVERYWHERE, **_OF_STORE[settings.store], **on_the_way}
+        events = {**_EVERYWHERE, **_OF_STORE[settings.store], **on_the_way}
+        self.events = {each: events[each] for each in settings.only or events}
         super().__init__(settings, folder, grounds.brokers, [*grounds.outer, *grounds.inner])
 
     def _make_fleet(self, folder: Path, rounds: str) -> FleetHome:
@@ -256,6 +284,9 @@ class ClusterScene(Scene):
             return count_counted(self.fleet) > 0
 
         self._await(counted)
+        self._watch = Watch(
+            self._folder / "counters", self.fleet.aggregator.open_store, self._reaches_since
+        )
 
     def _await(self, true: Callable[[], bool]) -> None:
         until = time.monotonic() + self.patience_seconds
@@ -272,6 +303,9 @@ class ClusterScene(Scene):
         return self.counters.read(name) + sum(each.read(name) for each in self._counted)
 
     def rest(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self.between, self._watch = self._watch.moments, None
         self._look_after(float("inf"))
         for zombie in list(self._zombies):
             self._bury(zombie)
@@ -292,6 +326,8 @@ class ClusterScene(Scene):
                 victim.start()
 
     def end(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
         for zombie in self._zombies:
             zombie.kill()
         for machine in self._grounds.machines.values():
@@ -309,7 +345,6 @@ class ClusterScene(Scene):
         way = self._ways[place] if self._ways else None
         machines = self._grounds.machines
         outage = now + outage_seconds(rng)
-        self._disturb(name, outage if "cut off" in name else pause)
         match name:
             case "worker killed":
                 self._kill_worker(worker)
@@ -359,11 +394,6 @@ class ClusterScene(Scene):
                 return
         self._note(name)
 
-    def _disturb(self, name: str, until: float) -> None:
-        """Kills of workers are measured apart while something keeps them from the store."""
-        if any(word in name for word in _HOLDS_UP_THE_STORE):
-            self._disturbed_until = max(self._disturbed_until, until + _RECOVERY_SECONDS)
-
     def _end_store(self, name: str) -> None:
         server = self._server
         assert server is not None
@@ -382,10 +412,27 @@ class ClusterScene(Scene):
 
     def _measure(self, process: int, at_seconds: float) -> None:
         """What the death of a worker's process cost."""
-        path = taken_by(self._folder / "counters", process)
-        if path.exists():
-            oldest = oldest_seconds(Counters(path), at_seconds)
-            self.costs.append(KillCost(oldest or 0.0, at_seconds > self._disturbed_until))
+        cost = None if self._watch is None else self._watch.cost(process, at_seconds)
+        if cost is not None:
+            self.costs.append(cost)
+
+    def _reaches_since(self, process: int) -> float:
+        since = self._full.get(process, 0.0)
+        for machine in self._grounds.machines.values():
+            if machine.holds(process):
+                self._machine_of[process] = machine
+        if process in self._machine_of:
+            since = max(since, self._machine_of[process].joined_since(STORE))
+        for place, victim in enumerate(self._servers):
+            if victim.is_process(process):
+                self._places[process] = place
+        if self._ways and process in self._places:
+            since = max(since, self._ways[self._places[process]].open_since)
+        return since
+
+    def _fill_disk(self, victim: Victim, until: float) -> None:
+        super()._fill_disk(victim, until)
+        self._full[victim.pid] = until
 
     def _replace(self, worker: Victim) -> Victim:
         """Another process for its slot: the one before is taken for dead, and is not."""

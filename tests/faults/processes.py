@@ -61,6 +61,10 @@ class Victim:
         assert self._process is not None and self._process.pid is not None
         return self._process.pid
 
+    def is_process(self, pid: int) -> bool:
+        """Whether it is this one."""
+        return self._process is not None and self._process.pid == pid
+
     def ended(self) -> int | None:
         """The exit code of a process that is gone, -9 for one killed; None while it runs."""
         assert self._process is not None

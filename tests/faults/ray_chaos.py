@@ -266,7 +266,6 @@ class _RayScene(ClusterScene):
             case _:
                 Scene._cause(self, name, now)
                 return
-        self._disturb(name, outage if "cut off" in name else now)
         self._note(name)
 
     def _freeze(self, process: psutil.Process, until: float) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.faults.chaos import RunResult, RunSettings
+from tests.faults.holding import KillCost
 from tests.faults.wire_faults import WireFault
 
 _COLUMNS = {
@@ -65,6 +67,7 @@ def append_result(path: Path, settings: RunSettings, result: RunResult) -> None:
             for kind, rounds in result.struck.items()
         },
         "costs": [asdict(cost) for cost in result.costs],
+        "between": [list(astuple(cost)) for cost in result.between],
         "judgement": asdict(result.judgement),
         "sends": result.sends,
         "arrivals": result.arrivals,
@@ -158,23 +161,31 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def kill_costs(results: Sequence[Mapping[str, object]]) -> str:
-    """What workers that were killed had taken in and not committed; empty where none was."""
-    costs: list[dict[str, float]] = [
-        cost
-        for result in results
-        for cost in result["costs"]  # type: ignore[attr-defined]
-    ]
+def kill_costs(results: Sequence[Mapping[str, Any]]) -> str:
+    """What workers that were killed had taken in and not committed, and what they would have had at
+    the moments between; empty where nothing was read."""
+    killed = [KillCost(**each) for result in results for each in result["costs"]]
+    between = [KillCost(*each) for result in results for each in result["between"]]
     lines = []
-    for undisturbed, when in ((True, "nothing else the matter"), (False, "the store held up")):
-        ages = [each["oldest_seconds"] for each in costs if each["undisturbed"] is undisturbed]
-        if not ages:
-            continue
-        held = [age for age in ages if age]
-        said = f"{len(ages)} kills of a worker with {when}: {len(held)} had updates without commit"
-        if held:
-            said += f", the oldest for {np.median(held):.3f} s (median), at most {max(held):.3f} s"
-        lines.append(said)
+    for undisturbed, when in ((True, "with nothing else the matter"), (False, "kept from it")):
+        for costs, what in ((killed, "killed workers"), (between, "moments of living workers")):
+            chosen = [each for each in costs if each.undisturbed is undisturbed]
+            held = sorted(each.oldest_seconds for each in chosen if each.oldest_seconds)
+            if not held:
+                continue
+            long = [each for each in chosen if each.oldest_seconds > 1.0]
+            lines.append(
+                f"{len(chosen):,} {what} {when}: {len(held):,} had updates without a commit, the "
+                f"oldest for {np.median(held):.2f} s (median), {np.quantile(held, 0.99):.2f} s "
+                f"(99 in 100) and {held[-1]:.2f} s (longest); {len(long):,} for more than a second"
+            )
+            if long:
+                waited = np.median([each.waited_seconds / each.oldest_seconds for each in long])
+                commit = np.median([each.commit_seconds for each in long])
+                lines[-1] += (
+                    f", {waited:.0%} of which one thread had no processor, and a bystander's "
+                    f"commit of one row took {commit:.2f} s (medians)"
+                )
     return "\n".join(lines)
 
 

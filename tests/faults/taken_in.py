@@ -15,7 +15,7 @@ from device_sdk.link.events import Event, EventQueue, Message
 from tests.faults.counters import Counters
 from tests.faults.hooks import after, before
 
-_UPDATES = (16, 18)
+_UPDATES = (b"\x10", b"\x12")
 
 
 class TakenIn:
@@ -45,7 +45,7 @@ class TakenIn:
         now = round(1e6 * self._clock())
         with self._lock:
             for each in messages:
-                if "/up/" in each.topic and each.payload[1:2] and each.payload[1] in _UPDATES:
+                if is_update(each):
                     self._came[id(each)] = each, now
             self._write()
 
@@ -56,11 +56,13 @@ class TakenIn:
         self._read = id(message)
 
     def offered(self, settled: object, *values: Any, **named: Any) -> None:
-        if settled is None and self._read in self._came:
+        if settled is not None:
+            self._done([self._read])  # answered, without a commit
+        elif self._read in self._came:
             self._staged.append(self._read)
 
     def turn(self, parts: object) -> None:
-        """What the turn before did not stage was answered, refused, or forgotten."""
+        """What the turn before did not stage was refused, or forgotten."""
         staged = set(self._staged)
         taken, self._taken = self._taken, []
         self._done([each for each in taken if each not in staged])
@@ -79,6 +81,11 @@ class TakenIn:
     def _write(self) -> None:
         oldest = next(iter(self._came.values()), None)
         self._shared.put("oldest_micros", 0 if oldest is None else oldest[1])
+
+
+def is_update(message: Message) -> bool:
+    """Whether there may be an update in it, or a part of one."""
+    return "/up/" in message.topic and message.payload[1:2] in _UPDATES
 
 
 def taken_by(counters: Path, process: int) -> Path:

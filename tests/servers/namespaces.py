@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -53,6 +55,7 @@ class Machine:
     def __init__(self, name: str, cables: dict[str, str], addresses: dict[str, str]) -> None:
         self.name = name
         self._cables = cables
+        self._joined = dict.fromkeys(cables, 0.0)
         self.addresses = addresses
         """By network: its own."""
 
@@ -66,18 +69,36 @@ class Machine:
 
     def cut(self, network: str) -> None:
         """Nothing passes any more, and nobody is told: as when a cable is pulled at the switch."""
+        self._joined[network] = math.inf
         _ip("link", "set", self._cables[network], "down")
 
     def heal(self, network: str) -> None:
         _ip("link", "set", self._cables[network], "up")
+        if self._joined[network] == math.inf:
+            self._joined[network] = time.monotonic()
+
+    def joined_since(self, network: str) -> float:
+        """Monotonic seconds; infinity while the cable is pulled."""
+        return self._joined[network]
+
+    def holds(self, process: int) -> bool:
+        """Whether that process is there."""
+        try:
+            return Path(f"/proc/{process}/ns/net").stat().st_ino == _space(self.name).stat().st_ino
+        except FileNotFoundError:
+            return False
 
 
 def enter(name: str) -> None:
     """See :meth:`Machine.enter`."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with Path(f"/run/netns/{name}").open() as namespace:
+    with _space(name).open() as namespace:
         if libc.setns(namespace.fileno(), _NET):
             raise OSError(ctypes.get_errno(), f"the network namespace {name} cannot be entered")
+
+
+def _space(name: str) -> Path:
+    return Path(f"/run/netns/{name}")
 
 
 @contextmanager

@@ -277,7 +277,7 @@ def cluster_action(of: Chance) -> Action:
         lambda store: store.task(task).shares.summed(),
         lambda store: store.task(task).shares.arrivals(number),
         lambda store: of_none(number) or store.task(task).shares.clear(),
-        lambda store: store.task(task).late.note(number, name, seconds),
+        lambda store: store.task(task).late.add({(number, name): seconds}),
         lambda store: np.sort(store.task(task).late.seconds(number)),
         lambda store: of_none(number) or store.task(task).late.forget(number),
         lambda store: sorted(store.granted.grant({name: counter})),

@@ -54,7 +54,7 @@ def test_who_begins_alone_ends_them_before_they_count_anything_more(
             worker.look()
             with pytest.raises(Deposed, match="no cluster serves"):
                 _offer(worker, devices, opened.row, second)
-                worker.commit()
+                worker.stop()
         store = playing.parts.store
         assert store.first.shares.counts(2) == (0, 0)
         assert list(store.first.log.judged(opened.row.generation, 2)) == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -116,11 +117,9 @@ class AggregatorHome:
                 raise AggregatorError(f"{self.folder} has its store in PostgreSQL already")
             with (
                 closing(open_database(self.database)) as source,
-                closing(create_database(self.store_url)) as target,
-                source.transaction(),
+                _alone_with(source) as copied,
+                closing(create_database(self.store_url, copied)) as target,
             ):
-                Store(source).lease.require_free()
-                copy_store(source, target)
                 self._identify(target)
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
 
@@ -134,9 +133,8 @@ class AggregatorHome:
             copy.unlink(missing_ok=True)  # of a try before
             source = self.open_store().database
             with closing(source):
-                with closing(create_database(copy)) as target, source.transaction():
-                    Store(source).lease.require_free()
-                    copy_store(source, target)
+                with _alone_with(source) as copied:
+                    create_database(copy, copied).close()
                 copy.rename(self.database)
                 copy.with_name(f"{copy.name}.lock").unlink()
                 self.store_identity.unlink()
@@ -157,6 +155,17 @@ class AggregatorHome:
                     "with this version first"
                 ) from None
             yield
+
+
+@contextmanager
+def _alone_with(source: Database) -> Iterator[Callable[[Database], None]]:
+    """A transaction of who copies a store that nobody is to write to any more, whatever happens
+    to the copy; what copies it. Raises AggregatorError while a cluster serves."""
+    store = Store(source)
+    store.end_cluster()
+    with source.transaction():
+        store.lease.require_free()
+        yield partial(copy_store, source)
 
 
 # One server a home: two would both absorb, and each would undo the other's rounds.

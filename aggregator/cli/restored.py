@@ -48,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _begin_generation(home: AggregatorHome, after: int) -> None:
     store = home.open_store()
-    store.lease.require_free()
     now = int(time.time())
     tasks = [store.task(each.number) for each in store.tasks.all()]
     newest = max(task.facts.generation for task in tasks)
@@ -60,6 +59,7 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
     # A fleet that is less than a second old has this second's number already.
     generation = max(now, after + 1, newest + 1)
     with store.database.transaction():
+        store.end_cluster()
         store.facts.generation = generation
         # Lives of the home that this one replaces began before: see aggregator/keys/fence.py.
         store.facts.started_unix_seconds = max(now, after, store.facts.started_unix_seconds or 0)

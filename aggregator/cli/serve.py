@@ -144,16 +144,17 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def require_alone(store: Store) -> None:
-    """Raises AggregatorError while a cluster serves the fleet, and where a round has sums of its
-    workers, which one process alone would leave out."""
-    store.lease.require_free()
-    for task in store.tasks.all():
-        if store.task(task.number).shares.summed():
-            raise AggregatorError(
-                f"task {task.name} has sums of a cluster's workers that are in no version yet: let "
-                "its round end under serve --cluster ray first"
-            )
+def begin_alone(store: Store) -> None:
+    """End what is left of a cluster. Raises AggregatorError while one serves the fleet, and where
+    a round has sums of its workers, which one process alone would leave out."""
+    with store.database.transaction():
+        store.end_cluster()
+        for task in store.tasks.all():
+            if store.task(task.number).shares.summed():
+                raise AggregatorError(
+                    f"task {task.name} has sums of a cluster's workers that are in no version yet: "
+                    "let its round end under serve --cluster ray first"
+                )
 
 
 def _tell_elsewhere(home: AggregatorHome) -> None:
@@ -173,7 +174,7 @@ def _run_alone(arguments: argparse.Namespace) -> int:
         world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
         store = home.open_store()
         _tell_elsewhere(home)
-        require_alone(store)
+        begin_alone(store)
         parts = assemble(home, store, task, world)
         service = Service(parts, view.round_event)
         ease_collector()

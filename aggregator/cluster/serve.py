@@ -53,6 +53,11 @@ def require_servable(home: AggregatorHome, task: Task, unix_clock: Callable[[], 
         store.database.close()
 
 
+def _require_not_served(home: AggregatorHome) -> None:
+    if is_served(home):
+        raise AggregatorError(f"a serve without --cluster runs on {home.folder}: stop it first")
+
+
 def coordinate(
     home: AggregatorHome,
     task: Task,
@@ -74,8 +79,7 @@ def coordinate(
     lease.
     """
     cluster = task.fleet.cluster
-    if is_served(home):
-        raise AggregatorError(f"a serve without --cluster runs on {home.folder}: stop it first")
+    _require_not_served(home)
     with ExitStack() as stack:
         holder = f"{socket.gethostname()}, process {os.getpid()}"
         lease = Lease(home.open_store, holder, __version__, world.clock, threading.Event())
@@ -86,6 +90,7 @@ def coordinate(
             lease.require_free(stopping)
         if not join() or not lease.take(stopping, wait=standby):
             return
+        _require_not_served(home)  # it looks for the lease once it has the home: one of us sees
         _LOG.info("coordinating, term %d", lease.term)
         store = home.open_store()
         store.database.guard = lambda: lease.require(store)

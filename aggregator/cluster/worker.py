@@ -63,6 +63,7 @@ _LEADERLESS_SECONDS = 600.0
 _GROUP = 256
 _PATIENCE_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
+_ANOTHER_LIFE = "another life of the fleet began: this worker starts anew"
 
 
 def placement_in(cluster: Cluster) -> Callable[[bytes], Placement]:
@@ -206,9 +207,12 @@ class Worker:
         except queue.Empty:
             return
         slot = self._post.slot
-        self._epoch = self._store.workers.start(
-            slot.number, slot.cell.name, f"{len(slot.shards())} of {SHARDS}", __version__
-        )
+        with self._store.database.transaction():
+            if self._store.facts.cluster_life != orders.incarnation:
+                raise Deposed(_ANOTHER_LIFE)
+            self._epoch = self._store.workers.start(
+                slot.number, slot.cell.name, f"{len(slot.shards())} of {SHARDS}", __version__
+            )
         self._parts = WorkerParts(
             self._post, self._store, self._world, self._link_settings, self._epoch, orders
         )
@@ -324,7 +328,7 @@ class WorkerParts:
     def take(self, orders: Orders) -> None:
         """Go by these orders."""
         if orders.incarnation != self._incarnation:
-            raise Deposed("another life of the fleet began: this worker starts anew")
+            raise Deposed(_ANOTHER_LIFE)
         if self._orders is not None and orders.keys != self._orders.keys:
             self.table.replace_keyring(keyring_of(orders.keys))
         known = {each.served.number: each for each in self.board.served}

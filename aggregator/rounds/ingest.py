@@ -154,6 +154,7 @@ class Ingest:
         self._aggregation = aggregation
         self._evaluator = evaluator
         self._staged: dict[bytes, _Staged] = {}  # of the open round, by the device's id
+        self._rivals: dict[bytes, UpdateMessage] = {}  # other bodies than those, the last of each
         self._in_doubt = False  # whether a commit failed, and what became of it was not asked
         self.counted = 0
         """Updates counted since the start."""
@@ -162,7 +163,7 @@ class Ingest:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """Of the reports since the start, by outcome and reason."""
         self._seen: dict[bytes, LastParticipation] = {}
-        self._late: list[StoredReport] = []
+        self._late: dict[tuple[object, ...], StoredReport] = {}  # by what it is of
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -208,16 +209,19 @@ class Ingest:
                     self._tell(update, report, now_unix_seconds)
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
+        found = [(self._rivals.get(each.verdict.device_id), each.verdict) for each in decided]
+        rivals = [self._repeat(rival, verdict) for rival, verdict in found if rival is not None]
         self._in_doubt = False
         self.abandon()
         failed = {*tried, *self._aggregation.absorb(row, good)}
         if failed:
             self._rounds.reload_hold()
-        return [self._settle(each, failed, now_unix_seconds) for each in decided]
+        return [self._settle(each, failed, now_unix_seconds) for each in decided] + rivals
 
     def abandon(self) -> None:
         """Forget what is staged: it gets no receipt, and is sent again."""
         self._staged.clear()
+        self._rivals.clear()
 
     def sift(self) -> list[Settled]:
         """After a commit that failed: settle what is staged and has a verdict in the store all the
@@ -233,6 +237,7 @@ class Ingest:
         self._in_doubt = False
         for update, _ in found:
             del self._staged[update.identity.device_id]
+            self._rivals.pop(update.identity.device_id, None)  # it is sent again
             self._rounds.heard_of(update.identity.device_id)
         return [_known(*each) for each in found]
 
@@ -243,7 +248,7 @@ class Ingest:
         self._store.participations.note(
             {each: row for each, row in self._seen.items() if here(each)}
         )
-        self._store.reports.add(self._late)
+        self._store.reports.add(list(self._late.values()))
         self._store.database.when_kept(self._forget_seen)
 
     def _forget_seen(self) -> None:
@@ -263,9 +268,11 @@ class Ingest:
         device_id = update.identity.device_id
         staged = self._staged.get(device_id)
         if staged is not None:
-            if staged.update.body_sha256 == update.body_sha256:
-                return None  # its receipt is about to be sent
-            return self._conflict(update)
+            # The same again: its receipt is about to be sent. Another is judged when the group is
+            # committed: what is only staged may never be.
+            if staged.update.body_sha256 != update.body_sha256:
+                self._rivals[device_id] = update
+            return None
         if not self._rounds.awaits(device_id):
             # Rare: it was heard of before, or it has no part in this round.
             refused = self._judge_unexpected(update, row)
@@ -376,8 +383,8 @@ class Ingest:
             self._refusals.note(error, identity.device_id)
             return
         stored = _stored(update, report)
-        if not any(each[:3] == stored[:3] for each in self._late):
-            self._late.append(stored)
+        if stored[:3] not in self._late:
+            self._late[stored[:3]] = stored
             self._tell(update, report, int(self._unix_clock()))
 
     def _tell(self, update: UpdateMessage, report: Report, now_unix_seconds: int) -> None:
@@ -400,10 +407,6 @@ class Ingest:
         if settled.receipt.verdict is Verdict.CONFLICT:
             self._refusals.note_reason("conflict", update.identity.device_id)
         return settled
-
-    def _conflict(self, update: UpdateMessage) -> Settled:
-        self._refusals.note_reason("conflict", update.identity.device_id)
-        return _settled(update, Verdict.CONFLICT)
 
     def _refuse(self, update: UpdateMessage, reason: str) -> Settled:
         self._refusals.note_reason(reason, update.identity.device_id)

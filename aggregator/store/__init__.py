@@ -58,6 +58,19 @@ class Store:
         self.workers = Workers(database)
         self.granted = GrantedCounters(database)
 
+    def end_cluster(self) -> None:
+        """What is left of a cluster writes nothing from now on, alive or not: workers without a
+        coordinator, and a coordinator that froze. Raises AggregatorError while one coordinates.
+
+        For whoever is to be the only one; within its transaction, where it has one.
+        """
+        with self.database.transaction():
+            self.lease.require_free()
+            self.lease.depose()
+            self.workers.depose()
+            if self.facts.cluster_life is not None:
+                self.facts.cluster_life = None
+
     def task(self, number: int) -> TaskStore:
         """A task's tables."""
         return TaskStore(self, number)
@@ -89,12 +102,21 @@ class TaskStore:
         self.attachments = AttachmentBooks(self.facts)
 
 
-def create_database(where: Path | str) -> Database:
+def create_database(
+    where: Path | str, fill: Callable[[Database], None] = lambda made: None
+) -> Database:
     """A new store: in a file that is not there yet, or an empty database that a URL
-    ``postgresql://...`` names. Raises AggregatorError."""
-    if isinstance(where, Path):
-        return SQLiteDatabase(where, create=True)
-    return _postgres()(where, create=True)
+    ``postgresql://...`` names, which stays empty where ``fill`` does not come to its end. Raises
+    AggregatorError."""
+    if not isinstance(where, Path):
+        return _postgres()(where, fill)
+    made = SQLiteDatabase(where, create=True)
+    try:
+        fill(made)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def open_database(

@@ -84,6 +84,10 @@ class Leases(Table):
         """A standby need not wait. Raises Deposed."""
         self.renew(term, 0.0)
 
+    def depose(self) -> None:
+        """Whoever held it, and froze, holds it no more."""
+        self._database.execute("UPDATE lease SET holder = 'nobody', term = term + 1")
+
 
 # Workers, by their slots.
 
@@ -120,6 +124,10 @@ class Workers(Table):
         assert row is not None
         return int(row[0])
 
+    def depose(self) -> None:
+        """Nobody holds a slot from now on."""
+        self._database.execute("UPDATE workers SET epoch = epoch + 1")
+
     def require(self, slot: int, epoch: int) -> None:
         """Inside a transaction, up to whose end nobody takes the slot over. Raises Deposed."""
         row = self._database.hold("SELECT epoch FROM workers WHERE slot = ?", (slot,), shared=True)
@@ -127,7 +135,7 @@ class Workers(Table):
             found = "gone" if row is None else f"held by epoch {row[0]}"
             raise Deposed(
                 f"worker slot {slot} is {found}: this process (epoch {epoch}) was taken for dead, "
-                "or two were started for one slot; it ends"
+                "two were started for one slot, or no cluster serves the fleet any more; it ends"
             )
 
     def beat(self, slot: int, *, connected: bool) -> None:

@@ -73,7 +73,7 @@ class Facts(Named):
     started_unix_seconds = Fact[int | None](int, None, "started")
     """When the last life of this home began, as its presence said; None before the first."""
     cluster_life = Fact[bytes | None](bytes, None)
-    """The incarnation of the life that a cluster's processes share; None before the first."""
+    """The incarnation of the life that a cluster's processes share; None where there is none."""
     cluster_started = Fact[int | None](int, None)
     """When that one began. Another serve, and a restore, begin another."""
     served_seconds = Fact[float](float, 0.0)

@@ -14,6 +14,7 @@ from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
 from aggregator.store.database import (
     ALONE_WITHIN_SHARED,
     HELD_OUTSIDE,
+    STORE_FAILURES,
     Database,
 )
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, TABLES
@@ -90,11 +91,14 @@ class PostgresDatabase(Database):
     this process's last commit: another store, or an older copy of this one, is refused with each
     try, until the right one is back.
 
+    ``fill``: make the store in an empty database, with what this writes into it, or not at all.
     ``identity``: which store it has to be; without one any will do. No error and no ``repr`` shows
     the URL's password.
     """
 
-    def __init__(self, url: str, *, create: bool = False, identity: str = "") -> None:
+    def __init__(
+        self, url: str, fill: Callable[[Database], None] | None = None, *, identity: str = ""
+    ) -> None:
         self._settings = settings_of(url)
         self.where = _where(self._settings)
         self._depth = 0
@@ -106,8 +110,8 @@ class PostgresDatabase(Database):
             raise AggregatorError(f"{self.where} {_not_connected(error)}") from None
         try:
             self._require_server()
-            if create:
-                self._create()
+            if fill is not None:
+                self._create(fill)
             self.identity = self._require_store(identity)
             self._writer = self._become_writer()
         except psycopg.errors.InsufficientPrivilege as error:
@@ -119,7 +123,7 @@ class PostgresDatabase(Database):
         except psycopg.Error as error:
             self.close()
             raise AggregatorError(f"{self.where} cannot be used: {_told(error)}") from None
-        except AggregatorError:
+        except (AggregatorError, *STORE_FAILURES):
             self.close()
             raise
 
@@ -176,13 +180,13 @@ class PostgresDatabase(Database):
                 "database with ENCODING 'UTF8'"
             )
 
-    def _create(self) -> None:
+    def _create(self, fill: Callable[[Database], None]) -> None:
         with self._connection.transaction():
             self._alone()
             if self._tables():
                 raise AggregatorError(
                     f"{self.where} is not empty: each fleet has a database of its own, made with "
-                    "CREATE DATABASE"
+                    "CREATE DATABASE. Where a move into it did not come to its end, drop it first"
                 )
             for statement in (SCHEMA + FIRST_TASK).split(";\n"):
                 self._connection.execute(_definition(statement))
@@ -197,6 +201,11 @@ class PostgresDatabase(Database):
             self._connection.execute(
                 "INSERT INTO tessera_store VALUES ($1, gen_random_uuid())", (SCHEMA_VERSION,)
             )
+            self._depth = 1
+            try:
+                fill(self)
+            finally:
+                self._depth = 0
 
     def _require_store(self, identity: str) -> str:
         tables = self._tables()

@@ -238,14 +238,26 @@ def test_the_same_update_again_is_answered_once_before_and_each_time_after(desk:
     identity = desk.identity(ANNA)
     assert desk.offer(identity, body()) is None
     assert desk.offer(identity, body()) is None, "its receipt is about to be sent"
-    assert desk.offer(identity, body(2.0)) == ("conflict", "")
-    assert desk.refused("conflict") == 1
-    assert len(desk.ingest.commit()) == 1
+    assert desk.offer(identity, body(2.0)) is None, "the store has neither of the two yet"
+    assert desk.refused("conflict") == 0
+    counted, other = desk.ingest.commit()
+    assert told(counted, identity, body()) == ("counted", "")
+    assert told(other, identity, body(2.0)) == ("conflict", "")
     for _ in range(2):
         assert desk.offer(identity, body()) == ("counted", "")
     assert desk.offer(identity, body(2.0)) == ("conflict", "")
     assert desk.refused("conflict") == 2
     assert desk.ingest.commit() == [] and desk.parts.first.aggregation.participants == 1
+
+
+def test_no_conflict_is_told_of_an_update_that_is_never_committed(desk: Desk) -> None:
+    identity = desk.identity(ANNA)
+    assert desk.offer(identity, body()) is None and desk.offer(identity, body(2.0)) is None
+    desk.ingest.abandon()
+    assert desk.offer(identity, body(2.0)) is None
+    (settled,) = desk.ingest.commit()
+    assert told(settled, identity, body(2.0)) == ("counted", "")
+    assert desk.refused("conflict") == 0
 
 
 def test_an_update_that_does_not_decode_is_refused_and_stays_refused(desk: Desk) -> None:
@@ -388,6 +400,7 @@ def test_each_refusal_names_the_device_in_the_log(
         "conflict": lambda: (
             desk.offer(desk.identity(ANNA), body()),
             desk.offer(desk.identity(ANNA), body(2.0)),
+            desk.ingest.commit(),
         ),
         "too-low": lambda: (desk.offer(desk.identity(BERT), body(-1.0)), desk.ingest.commit()),
         "quarantined": lambda: (

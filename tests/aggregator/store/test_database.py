@@ -19,7 +19,8 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
-from aggregator.store import Store
+from aggregator.store import Database, Store, move
+from aggregator.store.schema import Shape
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.fixtures import MakeDatabase
@@ -287,6 +288,34 @@ def test_a_home_with_a_file_moves_to_a_database(
     (home.folder / "store.id").write_text("of a copy of the home")
     with pytest.raises(AggregatorError, match="another fleet's"):
         moved.open_store()
+
+
+def _move_and_die(folder: Path, url: str) -> None:
+    rows = move._rows
+
+    def dying(source: Database, target: Database, query: str, shape: Shape) -> Any:
+        if query.endswith(" FROM refusals"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows(source, target, query, shape)
+
+    move._rows = dying
+    AggregatorHome(folder, url).move_store()
+
+
+def test_a_move_that_was_killed_is_done_again(tmp_path: Path, make_database: MakeDatabase) -> None:
+    home, url = make_home(tmp_path, _URL), make_database()
+    killed = _SPAWN.Process(target=_move_and_die, args=(home.folder, url))
+    killed.start()
+    killed.join(PATIENCE_SECONDS)
+    assert killed.exitcode == -signal.SIGKILL
+    store = home.open_store()
+    store.refusals.add({"late": 3})
+    store.database.close()
+    moved = AggregatorHome(home.folder, url)
+    moved.move_store()
+    store = moved.open_store()
+    assert store.refusals.all() == {"late": 3}
+    store.database.close()
 
 
 def test_a_thread_beside_the_one_that_opened_it_may_ask(store: Store) -> None:

@@ -9,8 +9,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.store import Store, create_database, open_database
+from aggregator.store import Database, Store, create_database, open_database
 from aggregator.store.move import copy_store
+from device_sdk.system.files import write_atomically
 from device_sdk.system.lock import FileLock
 
 
@@ -70,7 +71,7 @@ class AggregatorHome:
         if self.store_url is None:
             return Store(create_database(self.database))
         database = create_database(self.store_url)
-        self.store_identity.write_text(f"{database.identity}\n")
+        self._identify(database)
         return Store(database)
 
     def open_store(self) -> Store:
@@ -91,7 +92,16 @@ class AggregatorHome:
                 "the store's URL out"
             )
         identity = self.store_identity.read_text().strip()
+        if not identity:
+            raise AggregatorError(
+                f"{self.store_identity} is empty, and has to say which store is this home's: put a "
+                "copy back, or write into it what SELECT identity FROM tessera_store says in the "
+                "fleet's own database"
+            )
         return Store(open_database(self.store_url, identity=identity))
+
+    def _identify(self, database: Database) -> None:
+        write_atomically(self.store_identity, f"{database.identity}\n".encode())
 
     def move_store(self) -> None:
         """Copy what the file has to the empty database that ``store_url`` names; the home's store
@@ -111,7 +121,7 @@ class AggregatorHome:
             ):
                 Store(source).lease.require_free()
                 copy_store(source, target)
-                self.store_identity.write_text(f"{target.identity}\n")
+                self._identify(target)
             self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
 
     def move_store_back(self) -> None:

@@ -45,4 +45,4 @@ class Refusals:
         """Add to the store what was counted since the last time; in any transaction or none."""
         if self._unsaved:
             table.add(self._unsaved)
-            self._unsaved.clear()
+            table.when_kept(self._unsaved.clear)

@@ -195,7 +195,13 @@ class Crew:
             counted = task.counted + sum(one.counted for one in of_task)
             tasks.append(replace(task, counted=counted, widths=widths, outcomes=outcomes))
         sessions = seen.sessions + sum(each.sessions for each in found)
-        return replace(seen, sessions=sessions, tasks=tuple(tasks))
+        refused = {*seen.refused_subscriptions, *(one for each in found for one in each.refused)}
+        return replace(
+            seen,
+            sessions=sessions,
+            tasks=tuple(tasks),
+            refused_subscriptions=tuple(sorted(refused)),
+        )
 
     def _make(self) -> Orders:
         parts = self._parts

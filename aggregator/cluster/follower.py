@@ -28,7 +28,11 @@ _BYTES_PER_SECOND = 4e6
 
 class ShareKeeper:
     """Takes in a task's updates on a worker: into the method's sums, or as bodies where the round
-    cannot be one. What is not committed is forgotten by :meth:`begin`.
+    cannot be one.
+
+    What is tried is in sums of which nobody takes anything before the commit is done
+    (:meth:`absorb`). Where that never comes, whatever went wrong, they are thrown away, and the
+    next group begins with what the store has.
 
     Whatever the round, an update is absorbed here before it is counted: one that cannot be is
     refused, as long as its device was told nothing else.
@@ -40,7 +44,8 @@ class ShareKeeper:
         self._served, self._store = served, shared.store
         self._artifacts = served.artifacts()
         self._slot, self._epoch = slot, epoch
-        self._method: Method | None = None  # None: nothing can be taken in before the next begin
+        self._method: Method | None = None  # with what was committed, and nothing else
+        self._tried: Method | None = None  # with the group that is being committed
         self._items = 0
         self._commits = 0
         self._counted = self._heard = self._logged = 0
@@ -57,6 +62,7 @@ class ShareKeeper:
     def begin(self, row: RoundRow) -> bool:
         """Make the round's method, with what this slot has committed of the round; whether the
         store has what it takes, and the round is of the task as it is known here."""
+        self._method = self._tried = None
         served, store = self._served, self._store
         version = store.checkpoints.get("version")
         if row.generation != served.generation or version is None or version.version != row.version:
@@ -86,14 +92,20 @@ class ShareKeeper:
         return True
 
     def read_each(
-        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
     ) -> list[Update | WireError]:
         """Raises RoundOver where the round is of another task by now."""
-        if self._method is None:
-            raise RoundOver
+        method = self._committed_method(row)
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        decoded = self._served.task.binding.decode_each(named, round_id, self._items)
-        return taken_of(self._method, decoded)
+        decoded = self._served.task.binding.decode_each(named, row.round, self._items)
+        return taken_of(method, decoded)
+
+    def _committed_method(self, row: RoundRow) -> Method:
+        """Raises RoundOver where the round is of another task by now."""
+        if self._method is None and not self.begin(row):
+            raise RoundOver
+        assert self._method is not None
+        return self._method
 
     def next_seq(self) -> int:
         """Numbers that no other worker gives out, nor this slot after another start."""
@@ -104,11 +116,11 @@ class ShareKeeper:
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
     ) -> Mapping[int, str]:
         """Raises RoundOver as :meth:`read_each` does."""
-        if self._method is None:
-            raise RoundOver
+        method = self._committed_method(row)
+        self._method, self._tried = None, method
         self._logged += len(group)
         try:
-            self._method.absorb_each([update for _, update in group])
+            method.absorb_each([update for _, update in group])
         except Exception:
             return self._absorb_anew(row, group)
         return {}
@@ -116,19 +128,21 @@ class ShareKeeper:
     def _absorb_anew(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
     ) -> Mapping[int, str]:
-        """What cannot be absorbed may leave half of itself behind: the rest is absorbed into what
-        was committed before."""
+        """What cannot be absorbed may leave half of itself behind: what is left of the group is
+        absorbed into what was committed before.
+
+        Once for all that fail by themselves, and once more to see that nothing fails without them.
+        """
         failed: dict[int, str] = {}
-        while True:
-            self._method = None
-            if not self.begin(row):
-                raise RoundOver
-            assert self._method is not None
+        known = -1
+        while len(failed) > known:
+            known = len(failed)
+            method = self._begun_anew(row)
             for logged, update in group:
                 if logged.seq in failed:
                     continue
                 try:
-                    self._method.absorb(update)
+                    method.absorb(update)
                 except Exception as error:
                     failed[logged.seq] = f"{type(error).__name__}: {error}"
                     _LOG.error(
@@ -140,21 +154,26 @@ class ShareKeeper:
                         row.round,
                         exc_info=error,
                     )
-                    break
-            else:
-                return failed
+                    method = self._begun_anew(row)
+        return failed
+
+    def _begun_anew(self, row: RoundRow) -> Method:
+        """Raises RoundOver as :meth:`read_each` does."""
+        self._method = None
+        self._method, self._tried = None, self._committed_method(row)
+        return self._tried
 
     def keep(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]], heard: int
     ) -> list[LoggedUpdate]:
         """Raises RoundOver where the round takes no more."""
-        assert self._method is not None
+        assert self._tried is not None
         if not self._store.rounds.is_open(row.round):
             raise RoundOver
         self._counted += len(group)
         self._heard += heard
         self._commits += 1
-        state = pack_state(self._method.share()) if self._method.adds_up else None
+        state = pack_state(self._tried.share()) if self._tried.adds_up else None
         self._store.shares.put(
             ShareRow(
                 row.round,
@@ -169,12 +188,13 @@ class ShareKeeper:
         )
         self._state_bytes = len(state or b"")
         self._kept = None if state is None else (row.round, self._commits, state)
-        return [] if self._method.adds_up else [logged for logged, _ in group]
+        return [] if self._tried.adds_up else [logged for logged, _ in group]
 
     def absorb(
         self, row: RoundRow, group: Sequence[tuple[LoggedUpdate, Update]]
     ) -> Collection[int]:
         """The commit is done: the coordinator may have it from here."""
+        self._method, self._tried = self._tried, None
         self.committed = self._kept
         return ()
 
@@ -228,11 +248,6 @@ class RoundFollower:
         self._heard = {each for each in judged if self._is_ours(each)}
         self.current = row
         return True
-
-    def begin_again(self) -> None:
-        """The round as the store has it: what was not committed is forgotten."""
-        self.current = None
-        self.refresh()
 
     def find_open(self, generation: int, number: int) -> RoundRow | None:
         """Raises ``WireError`` for one that is open, and not known here yet."""

@@ -45,7 +45,7 @@ class StoredMarks(FreshnessMarks):
         """Write down what was granted, in a transaction; the senders whom another process answered
         first: they must get no answer from this one."""
         refused = self._granted.grant(dict(sorted(self._unsaved.items())))
-        self._unsaved.clear()
+        self._granted.when_kept(self._unsaved.clear)
         for sender in refused:
             self._highest.pop(sender, None)
         return refused

@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -26,17 +26,26 @@ from aggregator.serve.placements import Placements
 from aggregator.serve.standings import Standings
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared, TaskShared
-from aggregator.store import STORE_FAILURES, OutcomeUnknown, Store
+from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
-from device_sdk.link.events import Connected, ConnectRefused, Disconnected, Event, Message
+from device_sdk.link.events import (
+    Connected,
+    ConnectRefused,
+    Disconnected,
+    Event,
+    Message,
+    Subscribed,
+    SubscribeRefused,
+)
 from device_sdk.link.settings import LinkSettings
 from device_sdk.system.version import __version__
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey
+from device_sdk.wire.seal.handshake import MAX_OPEN_BYTES
 from device_sdk.wire.seal.placement import SHARDS, Placement, shard_of
 from device_sdk.wire.seal.session_table import SessionTable
 
@@ -115,6 +124,8 @@ class WorkerStatus:
     sessions: int
     tasks: tuple[TaskCounts, ...]
     ended: str = ""
+    refused: tuple[str, ...] = ()
+    """The topic filters that the broker refuses at present."""
 
     @property
     def counted(self) -> int:
@@ -137,6 +148,7 @@ class Worker:
         self._post, self._store, self._world = post, post.open_store(), world
         self._link_settings = link_settings
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
+        self._ordered: tuple[int, Orders] | None = None  # not followed yet
         self._revision = -1
         self._epoch = 0
         self._parts: WorkerParts | None = None
@@ -157,6 +169,7 @@ class Worker:
             0 if parts is None else len(parts.table),
             () if parts is None else tuple(_counts(each) for each in parts.board.served),
             self._ended,
+            () if parts is None else parts.refused,
         )
 
     def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
@@ -220,13 +233,12 @@ class Worker:
             self._failing_seconds = 0.0
 
     def _take_orders(self, parts: WorkerParts) -> None:
-        newest = None
         while not self._mail.empty():
-            newest = self._mail.get()
-        if newest is not None:
-            revision, orders = newest
+            self._ordered = self._mail.get()
+        if self._ordered is not None:
+            revision, orders = self._ordered
             parts.take(orders)
-            self._revision = revision
+            self._revision, self._ordered = revision, None
 
 
 class WorkerParts:
@@ -306,6 +318,8 @@ class WorkerParts:
         self._led_seconds = clock()
         self.heard = False
         """Whether all of its shards' devices can be heard and answered."""
+        self.refused: tuple[str, ...] = ()
+        """The topic filters that the broker refuses at present."""
 
     def take(self, orders: Orders) -> None:
         """Go by these orders."""
@@ -321,7 +335,7 @@ class WorkerParts:
                 board.append(before)
             else:
                 if before is not None:
-                    self._settle(self._commit(before))
+                    self._commit(before)
                 board.append(self._followed(served, before))
         self.board.served = board
         self.board.revision += 1
@@ -376,7 +390,7 @@ class WorkerParts:
         """Commit and answer what came, whatever the pace."""
         self._grant()
         for each in self.board.served:
-            self._settle(self._commit(each))
+            self._commit(each)
 
     def look(self) -> None:
         """See what changed in the store."""
@@ -421,7 +435,7 @@ class WorkerParts:
     def _leave_round(self, number: int) -> None:
         for each in self.board.served:
             if each.served.number == number:
-                self._settle(self._commit(each))
+                self._commit(each)
 
     def _told_keys(self) -> tuple[GroupKey, ...]:
         return self._group_keys[-MOST_KEYS:]
@@ -431,7 +445,7 @@ class WorkerParts:
         now = self._clock()
         for each in self.board.served:
             if len(each.ingest) and now >= self._next_commit.get(each.served.number, 0.0):
-                self._settle(self._commit(each))
+                self._commit(each)
                 self._next_commit[each.served.number] = now + each.keeper.pause_seconds
         self._commit_by = self._clock() + _HOLD_SECONDS
 
@@ -444,6 +458,8 @@ class WorkerParts:
                 self._commit_due()
 
     def _handle(self, events: Iterable[Event]) -> None:
+        refused = set(self.refused)
+        detail = ""
         for event in events:
             match event:
                 case Message():
@@ -452,8 +468,29 @@ class WorkerParts:
                     self.heard = True
                 case Disconnected() | ConnectRefused():
                     self.heard = False
+                case Subscribed():
+                    refused.discard(event.topic_filter)
+                case SubscribeRefused():
+                    refused.add(event.topic_filter)
+                    detail = event.detail
                 case _:
                     pass
+        if refused != set(self.refused):
+            self._tell_of(refused, detail)
+
+    def _tell_of(self, refused: Collection[str], detail: str) -> None:
+        self.refused = tuple(sorted(refused))
+        if not refused:
+            _LOG.info("the broker has granted all subscriptions")
+        elif detail:
+            _LOG.warning(
+                "the broker refuses %d of this worker's subscriptions, %s first (%s): the devices "
+                "of these shards are not heard. They are asked for again after waits that grow; "
+                "give this user the rights of aggregator/acl.template",
+                len(refused),
+                self.refused[0],
+                detail,
+            )
 
     def _look_up(self) -> None:
         """Read the rows of the devices that have come, and take what they said. Where the store
@@ -470,7 +507,9 @@ class WorkerParts:
         refusals = self._shared.refusals
         result = self._uplink.receive(message)
         if isinstance(result, Refusal) and result.unknown and not looked_up:
-            self._newcomers.append((result.unknown, message))
+            # Who is not known here has no session here: of all but an open the head says enough.
+            head = replace(message, payload=message.payload[:MAX_OPEN_BYTES])
+            self._newcomers.append((result.unknown, head))
             return
         match result:
             case Answer() if result.opened:
@@ -497,9 +536,9 @@ class WorkerParts:
         """Send the replies to opens, once their counters are written down."""
         if not self._opened:
             return
-        opened, self._opened = self._opened, []
         with self._store.database.transaction(shared=True):
             refused = self._marks.save()
+        opened, self._opened = self._opened, []
         for device_id, answer in opened:
             if device_id in refused:
                 self.table.end(device_id)  # another worker granted this open, or a later one
@@ -508,30 +547,23 @@ class WorkerParts:
             self._send_all(self._standings.opened(device_id))
             self._send_all(self._placements.opened(device_id))
 
-    def _commit(self, each: Followed) -> list[Settled]:
-        try:
-            return each.ingest.commit()
-        except RoundOver:
-            # Those devices send again, and are told that the round is over.
-            each.ingest.abandon()
-            self._next_look = self._clock()
-            return []
-        except STORE_FAILURES as error:
-            # What the store has is what counts: perhaps it was committed all the same, or another
-            # worker has taken something of the same device.
-            before = each.rounds.current
+    def _commit(self, each: Followed) -> None:
+        """Commit and answer what is staged. Where the store fails, it stays staged."""
+        for tries_left in (1, 0):
             try:
-                settled = each.ingest.sift()
-                each.rounds.begin_again()
+                # What the store has is what counts: perhaps a commit that failed is there all the
+                # same, or another worker has taken something of the same device.
+                self._settle(each.ingest.sift())
+                self._settle(each.ingest.commit())
+            except RoundOver:
+                # Those devices send again, and are told that the round is over.
+                each.ingest.abandon()
+                self._next_look = self._clock()
             except STORE_FAILURES:
-                each.ingest.abandon()
+                if tries_left:
+                    continue
                 raise
-            now = each.rounds.current
-            if before is None or now is None or now.round != before.round:
-                each.ingest.abandon()
-            if not settled and not isinstance(error, OutcomeUnknown):
-                raise  # it stays staged
-            return settled + each.ingest.commit()
+            return
 
     def _settle(self, settled: Sequence[Settled]) -> None:
         if not settled:

@@ -73,9 +73,8 @@ class Registry:
 
     def _take(self, rows: Iterable[DeviceRow]) -> list[bytes]:
         """Rows as they are now; the ids of those here that were revoked since."""
-        gone, changed = [], False
+        rows, gone = list(rows), []  # all of them read, before any is taken
         for row in rows:
-            changed = True
             if row.revoked_unix_seconds is None:
                 self._by_handle[row.handle] = self._by_id[row.device_id] = row
                 continue
@@ -83,15 +82,16 @@ class Registry:
             if self._by_id.pop(row.device_id, None) is not None:
                 del self._by_handle[row.handle]
                 gone.append(row.device_id)
-        if changed:
+        if rows:
             self.revision += 1
             self.labels_revision += 1
         return sorted(gone)
 
     def reload(self) -> list[bytes]:
         """Read the table again; the ids of devices that were revoked since."""
-        self._stored_revision = self._devices.revision()
+        stored = self._devices.revision()
         rows = list(self._devices.all())
+        self._stored_revision = stored
         active = [row for row in rows if row.revoked_unix_seconds is None]
         self.revision += 1
         self.labels_revision += 1
@@ -142,7 +142,7 @@ class Registry:
         """Write down who moved since the last time. To be called often: many move at once."""
         if self._moved:
             self._devices.move(self._moved)
-            self._moved.clear()
+            self._devices.when_kept(self._moved.clear)
 
     def by_id(self, device_id: bytes) -> DeviceRow | None:
         """The device of an id, unless it was revoked."""
@@ -190,8 +190,10 @@ class HeldRegistry(Registry):
         super().__init__(devices)
 
     def reload(self) -> list[bytes]:
-        self._stored_revision = self._devices.revision()
-        return self._take(self._devices.find_each(list(self._by_id)))
+        stored = self._devices.revision()
+        gone = self._take(self._devices.find_each(list(self._by_id)))
+        self._stored_revision = stored
+        return gone
 
     def look_up(self, handles: Iterable[bytes]) -> list[bytes]:
         """Read the rows of these topics' devices that are not held; the ids of those found that are

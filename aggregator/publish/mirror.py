@@ -6,12 +6,12 @@ import hashlib
 import logging
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
+from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import MessageType
 
 _LOG = logging.getLogger(__name__)
@@ -22,7 +22,10 @@ _MOST_BYTES = 64 << 20
 _REST_SECONDS, _LONGEST_REST_SECONDS = 5.0, 300.0
 _STOP_SECONDS = 2.0
 _PATIENCE_SECONDS = 30.0
-"""For one write: a bucket that hangs holds no round up for longer."""
+"""What is published waits no longer for a place that hangs or is slow, and not again until that has
+caught up."""
+_LATE = f"it hangs, or is too slow: it has not kept up for {_PATIENCE_SECONDS:.0f} seconds"
+_MOST_PROBLEM_CHARACTERS = 300
 _ADVICE = "devices that ask it in vain ask the broker"
 
 
@@ -34,11 +37,11 @@ def is_chunk(message: bytes) -> bool:
 class ChunkMirror:
     """Writes chunks to a folder or a bucket, each under the SHA-256 of its message, hexadecimal.
 
-    A thread of its own writes, so that nothing waits for a slow bucket but what names the chunks.
+    A thread of its own writes, so that nothing waits for long for a slow bucket, or one that hangs.
     Where a write fails it tries again, with growing waits; meanwhile :attr:`behind` is False, and
     devices that find a chunk missing fetch it from the broker. What is out of date is removed.
-    What an earlier life left under a chunk's name is looked at, and written anew if not whole.
-    Files of other names are left alone: the place should be the fleet's own all the same.
+    What is handed over anew, by an earlier life or this one, is looked at, and written anew if not
+    whole. Files of other names are left alone: the place should be the fleet's own all the same.
 
     Args:
         place: a folder, or a URL that fsspec knows (``s3://bucket/fleet``).
@@ -54,21 +57,26 @@ class ChunkMirror:
         else:
             self._files = _Folder(Path(place.removeprefix(_FILE)))
         self._clock = clock
-        self._moved_seconds = clock()
+        self._busy_since_seconds: float | None = clock()
         self._place = place
         self._names: dict[str, str] = {}  # by topic
-        self._found: dict[str, int | None] = {}  # of before this life, with their sizes
+        self._found: dict[str, int | None] = {}  # when the place was listed, with their sizes
         self._written: set[str] = set()
-        self._waiting: set[str] = set()
-        self._todo: deque[tuple[str, bytes]] = deque()
+        self._todo: dict[str, bytes] = {}  # by name; the oldest first
         self._bytes = 0
         self._changed = threading.Condition()
-        self._listed = self._sweeps = self._stopping = False
-        self.problem = ""
-        """Why the last write failed; empty where it did not."""
+        self._listed = self._sweeps = self._stopping = self._told = False
+        self._error = ""
         self.failures = 0
         self._thread = threading.Thread(target=self._run, name="tessera-mirror", daemon=True)
         self._thread.start()
+
+    @property
+    def problem(self) -> str:
+        """Why the last write failed, or that none comes to its end; empty where all is well."""
+        since = self._busy_since_seconds
+        late = since is not None and self._clock() >= since + _PATIENCE_SECONDS
+        return self._error or (_LATE if late else "")
 
     @property
     def has_room(self) -> bool:
@@ -78,33 +86,51 @@ class ChunkMirror:
     @property
     def behind(self) -> bool:
         """Whether chunks wait to be written, and there is hope: what names them should wait."""
-        hopes = not self.problem and self._clock() < self._moved_seconds + _PATIENCE_SECONDS
-        return bool(self._todo) and hopes
+        return bool(self._todo) and not self.problem
 
     def put(self, topic: str, message: bytes) -> None:
         """Keep the chunk that a topic retains."""
         name = hashlib.sha256(message).hexdigest()
         with self._changed:
             self._names[topic] = name
-            if name not in self._written and name not in self._waiting:
-                if not self._todo:
-                    self._moved_seconds = self._clock()
-                self._waiting.add(name)
-                self._todo.append((name, message))
+            if name in self._written:
+                # Shown anew: what lies there may have been damaged or removed meanwhile.
+                self._written.discard(name)
+                self._listed = False
+            if name not in self._todo:
+                self._todo[name] = message
                 self._bytes += len(message)
-            self._changed.notify()
+            self._wake()
 
     def drop(self, topics: Iterable[str]) -> None:
         """What these topics retained is out of date, and goes with the next :meth:`sweep`."""
         with self._changed:
             for topic in topics:
                 self._names.pop(topic, None)
+            for name in self._todo.keys() - self._names.values():
+                self._done(name)  # nobody asks for it any more
 
     def sweep(self) -> None:
         """Remove what no topic retains, once all that waits is written; an earlier life's too."""
         with self._changed:
             self._sweeps = True
-            self._changed.notify()
+            self._wake()
+
+    def watch(self) -> None:
+        """Log once that something is wrong, and once that it is over; to be called often."""
+        with self._changed:
+            problem, told = self.problem, self._told
+            self._told = bool(problem)
+        if problem and not told:
+            _LOG.warning(
+                "chunks cannot be written to %s (cluster.chunk_store): %s; %s, and it is tried "
+                "again",
+                self._place,
+                problem,
+                _ADVICE,
+            )
+        elif told and not problem:
+            _LOG.info("chunks can be written to %s again", self._place)
 
     def stop(self) -> None:
         """End; what is not written is found missing, and fetched from the broker."""
@@ -112,6 +138,11 @@ class ChunkMirror:
             self._stopping = True
             self._changed.notify()
         self._thread.join(_STOP_SECONDS)
+
+    def _wake(self) -> None:
+        if self._busy_since_seconds is None:
+            self._busy_since_seconds = self._clock()
+        self._changed.notify()
 
     def _has_work(self) -> bool:
         # The place is looked at before there is anything to write: who named it is told at once.
@@ -124,51 +155,38 @@ class ChunkMirror:
                 self._changed.wait_for(self._has_work)
                 if self._stopping:
                     return
-                name, message = self._todo[0] if self._todo else ("", b"")
+                name, message = next(iter(self._todo.items()), ("", b""))
             try:
                 if not self._listed:
                     self._found = self._files.begin()
                     self._listed = True
-                if self._sweeps and (self.problem or not name):
+                if self._sweeps and (self._error or not name):
                     self._remove_stale()  # first where there was no room: perhaps this makes some
-                if name and name not in self._written and not self._is_whole(name, message):
+                if name and not self._is_whole(name, message):
                     self._files.write(name, message)
             except Exception as error:  # whatever a bucket's library raises
                 self.failures += 1
-                if not self.problem:
-                    _LOG.warning(
-                        "chunks cannot be written to %s (cluster.chunk_store): %r; %s, and it is "
-                        "tried again",
-                        self._place,
-                        error,
-                        _ADVICE,
-                    )
-                self.problem = f"{type(error).__name__}: {error}"
+                said = f"{type(error).__name__}: {error}"
+                self._error = printable(said, _MOST_PROBLEM_CHARACTERS)
+                self.watch()
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, rest_seconds)
-                    self._forget_what_is_superseded()
                 rest_seconds = min(2 * rest_seconds, _LONGEST_REST_SECONDS)
                 continue
-            if self.problem:
-                _LOG.info("chunks can be written to %s again", self._place)
-            rest_seconds, self.problem = _REST_SECONDS, ""
             with self._changed:
+                rest_seconds, self._error = _REST_SECONDS, ""
                 if name:
-                    self._moved_seconds = self._clock()
                     self._written.add(name)
-                    self._waiting.discard(name)
-                    self._todo.popleft()
-                    self._bytes -= len(message)
+                    self._done(name)
+                if not self._has_work():
+                    self._busy_since_seconds = None
+            self.watch()
 
-    def _forget_what_is_superseded(self) -> None:
-        """Nobody asks any more for what waited so long."""
-        retained = set(self._names.values())
-        self._todo = deque(each for each in self._todo if each[0] in retained)
-        self._waiting = {name for name, _ in self._todo}
-        self._bytes = sum(len(message) for _, message in self._todo)
+    def _done(self, name: str) -> None:
+        self._bytes -= len(self._todo.pop(name, b""))
 
     def _is_whole(self, name: str, message: bytes) -> bool:
-        """Whether an earlier life wrote it."""
+        """Whether it lies there already."""
         if self._found.get(name) != len(message):
             return False
         with suppress(FileNotFoundError):  # somebody else has removed it
@@ -226,11 +244,12 @@ class _Bucket:
     """As a folder, by fsspec. A file is put in its place when it is whole, and not read again."""
 
     def __init__(self, url: str) -> None:
-        scheme = url.partition("://")[0]
+        self._url, scheme = url, url.partition("://")[0]
         try:
             import fsspec  # type: ignore[import-untyped]
 
-            self._files, self._folder = fsspec.core.url_to_fs(url)
+            for each in scheme.split("::"):
+                fsspec.get_filesystem_class(each)
         except ModuleNotFoundError as error:
             raise AggregatorError(
                 f"cluster.chunk_store is {url!r}: {scheme}:// is written to by fsspec ({error}): "
@@ -243,6 +262,11 @@ class _Bucket:
             ) from None
 
     def begin(self) -> dict[str, int | None]:
+        import fsspec
+
+        # Not before: some connect to their server as they are made.
+        self._files, self._folder = fsspec.core.url_to_fs(self._url)
+        self._files.invalidate_cache()
         self._files.makedirs(self._folder, exist_ok=True)
         found: dict[str, int | None] = {}
         for each in self._files.ls(self._folder, detail=True):

@@ -100,12 +100,12 @@ class Aggregation:
         return self._binding.decode(body, round_id, self.items, device_id.hex())
 
     def read_each(
-        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
     ) -> list[Update | WireError]:
         """The updates of many devices, each body with its device's id, as :meth:`decode` has them
         and the method takes them; an error in the place of a bad one."""
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        return taken_of(self._method, self._binding.decode_each(named, round_id, self.items))
+        return taken_of(self._method, self._binding.decode_each(named, row.round, self.items))
 
     @property
     def full(self) -> bool:

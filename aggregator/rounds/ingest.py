@@ -103,7 +103,7 @@ class Absorbs(Protocol):
     """Where a task's updates go; see :class:`~aggregator.rounds.aggregation.Aggregation`."""
 
     def read_each(
-        self, bodies: Sequence[tuple[bytes, bytes]], round_id: int
+        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
     ) -> list[exchange.Update | WireError]: ...
     def next_seq(self) -> int: ...
     def try_each(
@@ -154,6 +154,7 @@ class Ingest:
         self._aggregation = aggregation
         self._evaluator = evaluator
         self._staged: dict[bytes, _Staged] = {}  # of the open round, by the device's id
+        self._in_doubt = False  # whether a commit failed, and what became of it was not asked
         self.counted = 0
         """Updates counted since the start."""
         self.widths: dict[int, int] = {}
@@ -176,13 +177,14 @@ class Ingest:
 
     def commit(self) -> list[Settled]:
         """Make what is staged durable, absorb it, and settle it; in the order it came. Where that
-        fails, it stays staged."""
+        fails, it stays staged, and :meth:`sift` comes before the next try."""
         row = self._rounds.current
         if not self._staged or row is None:
             if self._late:
                 with self._store.database.transaction():
                     self.save_seen()
             return []
+        self._in_doubt = True
         decided = self._decide(list(self._staged.values()), row)
         group = [
             (each.logged, each.decoded)
@@ -191,8 +193,6 @@ class Ingest:
         ]
         now_unix_seconds = int(self._unix_clock())
         told = [(each.update, each.report) for each in decided if each.report is not None]
-        for update, report in told:
-            self._tell(update, report, now_unix_seconds)
         tried = self._aggregation.try_each(row, group)
         bad = [(logged, tried[logged.seq]) for logged, _ in group if logged.seq in tried]
         good = [each for each in group if each[0].seq not in tried] if bad else group
@@ -204,8 +204,11 @@ class Ingest:
                 self._store.log.quarantine(logged, row.generation, why)
             if told:
                 self._store.reports.add([_stored(update, report) for update, report in told])
+                for update, report in told:
+                    self._tell(update, report, now_unix_seconds)
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
+        self._in_doubt = False
         self.abandon()
         failed = {*tried, *self._aggregation.absorb(row, good)}
         if failed:
@@ -217,17 +220,21 @@ class Ingest:
         self._staged.clear()
 
     def sift(self) -> list[Settled]:
-        """Settle what is staged and has a verdict in the store all the same: that of a commit whose
-        outcome was not known, or of another process."""
-        settled = []
-        for key, staged in list(self._staged.items()):
-            identity = staged.update.identity
+        """After a commit that failed: settle what is staged and has a verdict in the store all the
+        same, that of a commit whose outcome was not known, or of another process."""
+        if not self._in_doubt:
+            return []
+        found = []
+        for update, _ in self._staged.values():
+            identity = update.identity
             known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
             if known is not None:
-                del self._staged[key]
-                self._rounds.heard_of(identity.device_id)
-                settled.append(_known(staged.update, known))
-        return settled
+                found.append((update, known))
+        self._in_doubt = False
+        for update, _ in found:
+            del self._staged[update.identity.device_id]
+            self._rounds.heard_of(update.identity.device_id)
+        return [_known(*each) for each in found]
 
     def save_seen(self) -> None:
         """Write down what devices told, and which were counted before this group; inside a
@@ -236,10 +243,12 @@ class Ingest:
         self._store.participations.note(
             {each: row for each, row in self._seen.items() if here(each)}
         )
+        self._store.reports.add(self._late)
+        self._store.database.when_kept(self._forget_seen)
+
+    def _forget_seen(self) -> None:
         self._seen.clear()
-        if self._late:
-            self._store.reports.add(self._late)
-            self._late.clear()
+        self._late.clear()
 
     def follow(self, other: Ingest) -> None:
         """Go on with the counts of the same task's ingest before this one."""
@@ -278,7 +287,7 @@ class Ingest:
             for each, report in zip(staged, reports, strict=True)
             if not isinstance(report, WireError) and (each.update.body or report is None)
         ]
-        updates = iter(self._aggregation.read_each(bodies, row.round) if bodies else ())
+        updates = iter(self._aggregation.read_each(row, bodies) if bodies else ())
         seq = self._aggregation.next_seq()
         decided: list[_Decided] = []
         for (update, arrived_seconds), report in zip(staged, reports, strict=True):
@@ -372,7 +381,8 @@ class Ingest:
             self._tell(update, report, int(self._unix_clock()))
 
     def _tell(self, update: UpdateMessage, report: Report, now_unix_seconds: int) -> None:
-        self.outcomes[(report.outcome.value, known_reason(report.reason))] += 1
+        outcome = report.outcome.value, known_reason(report.reason)
+        self._store.database.when_kept(lambda: self.outcomes.update([outcome]))
         identity = update.identity
         known = self._seen.get(identity.device_id, _NOTHING)
         if identity.round >= (known.round or 0):

@@ -132,6 +132,8 @@ class Housekeeping:
             self._next_sweep_seconds = now + _SWEEP_SECONDS
             self._table.sweep()
             self._reassembler.expire()
+            if self._mirror is not None:
+                self._mirror.watch()
             with self._store.database.transaction():
                 self._refusals.save(self._store.refusals)
                 problem = (self._mirror.problem if self._mirror else "") or None

@@ -28,6 +28,7 @@ _LOG = logging.getLogger("aggregator")
 _REFRESH_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0
 _ROUNDS_OF_EACH = 3
+_SHOWN_REFUSED = 4
 
 
 class View(ABC):
@@ -175,10 +176,12 @@ def _state(seen: Snapshot) -> Text:
         f"in {size(seen.bytes_received)}, out {size(seen.bytes_sent)}   "
         f"{sum(task.counted for task in seen.tasks)} updates counted"
     )
-    for topic_filter in seen.refused_subscriptions:
+    for topic_filter in seen.refused_subscriptions[:_SHOWN_REFUSED]:
         text.append(
             f"\nthe broker refuses the subscription to {printable(topic_filter)}", style="bold red"
         )
+    if (more := len(seen.refused_subscriptions) - _SHOWN_REFUSED) > 0:
+        text.append(f"\n... and {more} more", style="bold red")
     if seen.broker_losses:
         text.append(
             "\nthe broker drops what it acknowledges: raise max_queued_messages", style="bold red"

@@ -16,6 +16,7 @@ from device_sdk.link.outbound import LinkError
 _LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 4.0
 _MOST_REPEATS = 3
+_MOST_UNMIRRORED = 1 << 16
 
 
 class _OnItsWay(NamedTuple):
@@ -33,7 +34,7 @@ class Outgoing:
     times the round trips in a second, would be all that a fleet gets. A receipt that is lost, or
     finds no room, does no harm: the device sends its update again and gets the same verdict.
     Retained messages wait as topics; their bytes stay in the store until they are sent. Chunks go
-    to the mirror, where there is one, before anything that names them goes to the broker.
+    to the mirror, where there is one and it keeps up, before what names them goes to the broker.
 
     A broker of several nodes that has just lost one waits for the others, gives up, and
     acknowledges what it did not retain. So a retained message whose acknowledgement came after a
@@ -46,7 +47,7 @@ class Outgoing:
         self._link = link
         self._retained = retained
         self._mirror = mirror
-        self._unmirrored: deque[str] = deque()
+        self._unmirrored: deque[str] = deque(maxlen=_MOST_UNMIRRORED)  # the newest of them
         self._standing: deque[tuple[str, bytes]] = deque()
         self._topics: deque[str] = deque()
         self._clearing: dict[str, Delivery] = {}
@@ -90,12 +91,14 @@ class Outgoing:
         self._doubt()
         while self._standing and self._show(*self._standing[0], stored=False):
             self._standing.popleft()
-        if self._mirror is not None and not self._is_mirrored(self._mirror):
-            return
+        mirrored = self._mirror is None or self._is_mirrored(self._mirror)
         while self._topics and not self._standing:
             message = self._retained.message(self._topics[0])
-            if message is not None and not self._show(self._topics[0], message, stored=True):
-                return
+            if message is not None:
+                if not mirrored and not is_chunk(message):
+                    return
+                if not self._show(self._topics[0], message, stored=True):
+                    return
             self._topics.popleft()
         if not self._topics and not self._standing:
             self._clear()
@@ -134,7 +137,7 @@ class Outgoing:
                 mirror.put(topic, message)
             if not self._unmirrored:
                 mirror.sweep()
-        # Where the mirror fails the broker has all of it all the same.
+        # Where the mirror fails or hangs the broker has all of it all the same.
         return bool(mirror.problem) or not (self._unmirrored or mirror.behind)
 
     def stop(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from aggregator.errors import StoreError
@@ -37,8 +37,10 @@ class Database(ABC):
     identity = ""
     """Which store it is, where its place alone does not say it: drawn when it was made."""
 
-    @abstractmethod
-    def transaction(self, *, shared: bool = False) -> AbstractContextManager[None]:
+    _then: list[Callable[[], object]] | None = None  # of the transaction that runs
+
+    @contextmanager
+    def transaction(self, *, shared: bool = False) -> Iterator[None]:
         """All or nothing, durable at the end; one within another, at the other's end.
 
         No other transaction runs meanwhile, in any process: what was read here stays true here.
@@ -48,6 +50,30 @@ class Database(ABC):
 
         A shared one may stand within one that is not; the other way round raises RuntimeError.
         """
+        outer, self._then = self._then, []
+        try:
+            with self._transaction(shared):
+                yield
+            then = self._then
+        finally:
+            self._then = outer
+        if outer is not None:
+            outer += then
+            return
+        for each in then:
+            each()
+
+    @abstractmethod
+    def _transaction(self, shared: bool) -> AbstractContextManager[None]:
+        """What an engine does for :meth:`transaction`."""
+
+    def when_kept(self, then: Callable[[], object]) -> None:
+        """Call it as soon as the transaction that runs is committed, and never where that fails;
+        at once outside of one. So what is written down is forgotten in memory, and no sooner."""
+        if self._then is None:
+            then()
+        else:
+            self._then.append(then)
 
     @abstractmethod
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
@@ -129,6 +155,7 @@ class Table:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.when_kept = database.when_kept
 
 
 class TableOfTask(Table):

@@ -317,8 +317,7 @@ class PostgresDatabase(Database):
     # -- transactions ------------------------------------------------------------------------------
 
     @contextmanager
-    def transaction(self, *, shared: bool = False) -> Iterator[None]:
-        """See :class:`Database`."""
+    def _transaction(self, shared: bool) -> Iterator[None]:
         if self._depth:
             if self._shared and not shared:
                 raise RuntimeError(ALONE_WITHIN_SHARED)

@@ -129,8 +129,8 @@ class SQLiteDatabase(Database):
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     @contextmanager
-    def transaction(self, *, shared: bool = False) -> Iterator[None]:
-        """See :class:`Database`. There is one writer at a time, shared or not."""
+    def _transaction(self, shared: bool) -> Iterator[None]:
+        # There is one writer at a time, shared or not.
         run = self._connection.execute
         nested = self._connection.in_transaction
         if not nested:

@@ -49,6 +49,31 @@ def _connected(url: BrokerUrl, proxy: Proxy | None, timeout_seconds: float) -> s
         raise ConnectionError(f"the proxy at {proxy} cannot be reached: {error}") from error
 
 
+def reach(
+    host: str, port: int, timeout_seconds: float, clock: Callable[[], float]
+) -> socket.socket:
+    """TCP to the first of a name's addresses that answers; they share the time. Raises OSError."""
+    end_seconds = clock() + timeout_seconds
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed: OSError = ConnectionError(f"{host} has no address")
+    for left, (family, kind, protocol, _, address) in zip(
+        range(len(addresses), 0, -1), addresses, strict=True
+    ):
+        share_seconds = (end_seconds - clock()) / left
+        if share_seconds <= 0:
+            raise TimeoutError(f"none of {host}'s addresses answers in time")
+        stream = socket.socket(family, kind, protocol)
+        try:
+            stream.settimeout(share_seconds)
+            stream.connect(address)
+        except OSError as error:
+            stream.close()
+            failed = error
+        else:
+            return stream
+    raise failed
+
+
 def unseen(stream: Stream) -> int:
     """Bytes that were taken off the network already, and that ``poll`` does not show."""
     return stream.pending() if isinstance(stream, ssl.SSLSocket | WebSocket) else 0

@@ -9,18 +9,21 @@ import queue
 import socket
 import ssl
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from device_sdk.link.proxy import Proxy, proxy_to
+from device_sdk.link.broker_url import authority
+from device_sdk.link.dial import reach
+from device_sdk.link.proxy import Proxy, proxy_to, tunnel
+from device_sdk.system.printable import printable
 
 _CONNECTIONS = 4
 _IDLE_SECONDS = 10.0
 _READ_BYTES = 16_384
 _REST_SECONDS, _LONGEST_REST_SECONDS = 30.0, 900.0
+_MOST_PROBLEM_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Mirror:
         clock: monotonic seconds.
         tls: for ``https://``; the system's authorities when None.
         proxy: as of :class:`~device_sdk.link.settings.LinkSettings`; None: the environment's.
-        timeout_seconds: for each file.
+        timeout_seconds: for each file, the way to the server included.
         on_result: called on another thread when :meth:`take` has something.
     """
 
@@ -99,7 +102,7 @@ class Mirror:
 
     def fetch(self, digests: Iterable[bytes]) -> None:
         """Ask for files by their SHA-256, 32 bytes each; :meth:`take` tells of each of them."""
-        if self._stopped or self._clock() < self._rests_until:
+        if self._stopped or self._rests():
             for digest in digests:
                 self._results.put((digest, None))
             self._on_result()
@@ -125,7 +128,7 @@ class Mirror:
             self._wanted.put(None)
 
     def _run(self) -> None:
-        connection = _Connection(self._parsed, self._tls, self._proxy, self._timeout_seconds)
+        connection = _Connection(self._parsed, self._tls, self._proxy, self._clock)
         while True:
             try:
                 digest = self._wanted.get(timeout=_IDLE_SECONDS)
@@ -143,25 +146,30 @@ class Mirror:
         connection.close()
 
     def _fetched(self, connection: _Connection, digest: bytes) -> bytes | None:
-        if self._clock() < self._rests_until:
+        if self._rests():
             return None
         try:
             end_seconds = self._clock() + self._timeout_seconds
-            name = digest.hex()
-            body = connection.get(name, self._most_bytes, lambda: end_seconds - self._clock())
+            body = connection.get(digest.hex(), self._most_bytes, end_seconds)
             if hashlib.sha256(body).digest() != digest:
                 raise ConnectionError("what it has under a file's name is something else")
         except (OSError, ValueError, http.client.HTTPException) as error:
             # ValueError: a name that no look-up takes.
             connection.close()
             with self._lock:
-                self.problem = f"{type(error).__name__}: {error}"
-                self._rests_until = self._clock() + self._rest_seconds
-                self._rest_seconds = min(2 * self._rest_seconds, _LONGEST_REST_SECONDS)
+                if not self._rests():  # what fails at the same time is one failure
+                    said = f"{type(error).__name__}: {error}"
+                    self.problem = printable(said, _MOST_PROBLEM_CHARACTERS)
+                    self._rests_until = self._clock() + self._rest_seconds
+                    self._rest_seconds = min(2 * self._rest_seconds, _LONGEST_REST_SECONDS)
             return None
         with self._lock:
-            self._rest_seconds, self.problem = _REST_SECONDS, ""
+            if not self._rests():
+                self._rest_seconds, self.problem = _REST_SECONDS, ""
         return body
+
+    def _rests(self) -> bool:
+        return self._clock() < self._rests_until
 
 
 class _Connection:
@@ -172,10 +180,9 @@ class _Connection:
         url: MirrorUrl,
         tls: ssl.SSLContext | None,
         proxy: Proxy | None,
-        timeout_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
-        self._url, self._tls, self._proxy = url, tls, proxy
-        self._timeout_seconds = timeout_seconds
+        self._url, self._tls, self._proxy, self._clock = url, tls, proxy, clock
         self._open: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -183,11 +190,18 @@ class _Connection:
             self._open.close()
             self._open = None
 
-    def get(self, name: str, most_bytes: int, left_seconds: Callable[[], float]) -> bytes:
-        """A file, within the time that is left. Raises OSError, HTTPException."""
+    def get(self, name: str, most_bytes: int, end_seconds: float) -> bytes:
+        """A file, by ``end_seconds`` of the clock. Raises OSError, HTTPException."""
+
+        def left_seconds() -> float:
+            left = end_seconds - self._clock()
+            if left <= 0:
+                raise TimeoutError("it is too slow")
+            return left
+
         while True:
             kept, self._open = self._open, None
-            connection = kept or self._connected()
+            connection = kept or self._connected(left_seconds)
             connection.response_class = _answers_within(left_seconds)
             try:
                 connection.request(
@@ -213,20 +227,23 @@ class _Connection:
             self._open = connection
         return body
 
-    def _connected(self) -> http.client.HTTPConnection:
-        reached, timeout = self._proxy or self._url, self._timeout_seconds
-        if self._tls is not None:
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                reached.host, reached.port, timeout=timeout, context=self._tls
-            )
-        else:
-            connection = http.client.HTTPConnection(reached.host, reached.port, timeout=timeout)
-        if self._proxy is not None:
-            headers = {}
-            if self._proxy.user is not None:
-                secret = b64encode(f"{self._proxy.user}:{self._proxy.password}".encode()).decode()
-                headers["Proxy-Authorization"] = f"Basic {secret}"
-            connection.set_tunnel(self._url.host, self._url.port, headers)
+    def _connected(self, left_seconds: Callable[[], float]) -> http.client.HTTPConnection:
+        url, reached = self._url, self._proxy or self._url
+        stream = reach(reached.host, reached.port, left_seconds(), self._clock)
+        try:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._proxy is not None:
+                target = authority(url.host, url.port)
+                tunnel(stream, self._proxy, target, left_seconds(), self._clock)
+            stream.settimeout(left_seconds())
+            if self._tls is not None:
+                stream = self._tls.wrap_socket(stream, server_hostname=url.host)
+        except BaseException:
+            stream.close()
+            raise
+        kind = http.client.HTTPSConnection if url.secure else http.client.HTTPConnection
+        connection = kind(url.host, url.port)
+        connection.sock = stream
         return connection
 
 
@@ -248,7 +265,7 @@ def _answers_within(left_seconds: Callable[[], float]) -> type[http.client.HTTPR
 
 
 class _Timed(io.RawIOBase):
-    """What a socket reads, each time within the time that is left. Raises TimeoutError."""
+    """What a socket reads, each time within the time that is left."""
 
     def __init__(
         self, sock: socket.socket, raw: io.RawIOBase, left_seconds: Callable[[], float]
@@ -259,10 +276,7 @@ class _Timed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left = self._left_seconds()
-        if left <= 0:
-            raise TimeoutError("it sends too slowly")
-        self._socket.settimeout(left)
+        self._socket.settimeout(self._left_seconds())
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -272,7 +286,7 @@ class _Timed(io.RawIOBase):
 
 def _body(answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
     if answer.status != 200:
-        raise ConnectionError(f"it answers {answer.status} {answer.reason[:100]}")
+        raise ConnectionError(f"it answers {answer.status} {answer.reason}")
     body = bytearray()
     while part := answer.read1(_READ_BYTES):
         body += part

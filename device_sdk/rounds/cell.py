@@ -17,13 +17,16 @@ _MOST_RETURN = 12
 class CellChoice:
     """A device is in its cell. Where no session is to be had there, it looks elsewhere by turns.
 
-    * Without a session in its cell for ``cell_seconds`` and up to twice that, it goes to the broker
-      that it enrolled at, and back after a few answers' time if it has none there either: then it
-      is the network that is away, and not the cell.
+    * Without a session in its cell for ``cell_seconds`` and up to twice that, not counting a wait
+      that the aggregator told it, it goes to the broker that it enrolled at, and back after a few
+      answers' time if it has none there either: then it is the network that is away, and not the
+      cell.
     * With a session there it forgets the cell, which may be gone for good. It has one again where
       it is told so. To the one that it has fled from it returns after a wait that grows from
       ``cell_seconds`` to twelve times as much, and stays only for a few answers' time if there is
       still no session to be had; to another, at once.
+    * Moves that it is told soon after each other come after waits that grow as much: the tables of
+      two workers may differ.
     * What was sent and not answered is sent again wherever it is: sessions end with the move.
     """
 
@@ -34,11 +37,10 @@ class CellChoice:
         """Where the device is connected, or tries to be; empty: where it enrolled."""
         self._connected = False
         self._fled = ""
-        self._returns = Backoff(
-            self._rng,
-            first_seconds=self._pace.cell_seconds,
-            most_seconds=_MOST_RETURN * self._pace.cell_seconds,
-        )
+        self._most_seconds = _MOST_RETURN * self._pace.cell_seconds
+        self._returns = self._new_backoff(self._pace.cell_seconds)
+        self._moves = self._new_backoff(self._pace.answer_seconds)
+        self._moved_seconds = -math.inf  # when it was last told to
         self._leave_seconds = math.inf  # if there is no session until then
         self._move_seconds = math.inf  # even with one
 
@@ -64,7 +66,8 @@ class CellChoice:
         self._move_seconds = math.inf
         if placement.cell != self.here:
             returns = placement.cell and placement.cell == self._fled
-            self._move_seconds = self._clock() + (self._returns.next_seconds() if returns else 0.0)
+            wait_seconds = self._returns.next_seconds() if returns else self._stays_seconds()
+            self._move_seconds = self._moved_seconds = self._clock() + wait_seconds
 
     def tick(self) -> bool:
         """Do what is due; whether the device goes to another broker, ``here``, now."""
@@ -87,7 +90,7 @@ class CellChoice:
         return self._leave_seconds
 
     def _is_served(self) -> bool:
-        return self._connected and self._sessions.is_settled
+        return self._connected and (self._sessions.is_settled or self._sessions.waits_as_told)
 
     def _has_choice(self) -> bool:
         return bool(self.here or self._sessions.placement.cell)
@@ -96,6 +99,16 @@ class CellChoice:
         is_away = not self.here or self.here == self._fled
         first = _SHORT_ANSWERS * self._pace.answer_seconds if is_away else self._pace.cell_seconds
         return float(first * self._rng.uniform(1.0, 2.0))
+
+    def _stays_seconds(self) -> float:
+        """How long it stays where it was told to be before the next move that it is told."""
+        if self._clock() - self._moved_seconds <= self._most_seconds:
+            return self._moves.next_seconds()
+        self._moves.reset()
+        return 0.0
+
+    def _new_backoff(self, first_seconds: float) -> Backoff:
+        return Backoff(self._rng, first_seconds=first_seconds, most_seconds=self._most_seconds)
 
     def _go(self, cell: str) -> bool:
         self.here, self._connected = cell, False

@@ -149,7 +149,8 @@ class Accepted:
 class ManifestIntake:
     """Verifies manifests of the device's own task and cohort, in the order the protocol demands.
 
-    The newest message waits here until there is a session, and while it may come right.
+    The newest message waits here until there is a session, or the aggregator has said when there
+    can be one, and while it may come right.
     """
 
     def __init__(self, world: DeviceWorld, sessions: SessionKeeper) -> None:
@@ -167,17 +168,18 @@ class ManifestIntake:
         """The manifest that waits; None for none, and for one that was concluded before.
 
         A ``message`` that just came waits from now on, in the place of any other. Takes none
-        without an open session. The manifest's mark is on the disk when this returns. A round that
-        a crash interrupted before its end comes back as if new. Raises ``WireError``:
-        ``unknown-epoch`` (open a new session), ``stale-manifest``, ``version-fell``,
-        ``expired-manifest``, ``wrong-manifest``, or another; and ``sqlite3.Error`` where the mark
-        cannot be written.
+        without an open session, unless the device only waits for one as it was told: then it may
+        train meanwhile, and comes sooner for it. The manifest's mark is on the disk when this
+        returns. A round that a crash interrupted before its end comes back as if new. Raises
+        ``WireError``: ``unknown-epoch`` (open a new session), ``stale-manifest``,
+        ``version-fell``, ``expired-manifest``, ``wrong-manifest``, or another; and
+        ``sqlite3.Error`` where the mark cannot be written.
         """
         if message is not None:
             if message == self._newest and (self._is_over or self._retry is not None):
                 return None  # shown again: it was judged, or has a time of its own
             self._newest, self._waits, self._retry, self._is_over = message, True, None, False
-        if not self._waits or not self._sessions.is_open:
+        if not self._waits or not (self._sessions.is_open or self._sessions.waits_as_told):
             return None
         self._waits = False
         try:

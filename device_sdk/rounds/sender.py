@@ -96,6 +96,7 @@ class Sender:
         self.waiting[row.digest] = _Waiting(
             row, backoff, self._clock(), deadline_unix_seconds=deadline_unix_seconds
         )
+        self._sessions.needed_within(self.left_seconds())
 
     def connected(self, value: bool) -> None:
         """The broker's connection came or went; after a new one everything is sent at once."""

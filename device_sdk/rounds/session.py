@@ -105,6 +105,7 @@ class SessionKeeper:
         self._sends = 0
         self._connected = False
         self._next_seconds = clock()  # of the next open or repetition
+        self._told_seconds = -math.inf  # until when the aggregator wants no open
         self._wanted = True
         self._answers = self._new_backoff(self._pace.answer_seconds)
         self._reopens = self._new_backoff(self._pace.reopen_seconds)
@@ -124,6 +125,11 @@ class SessionKeeper:
     def is_settled(self) -> bool:
         """Whether there is a session, and no other wanted."""
         return self.is_open and not self._wanted
+
+    @property
+    def waits_as_told(self) -> bool:
+        """Whether the aggregator wants this device to come for a session later."""
+        return self._clock() < self._told_seconds
 
     @property
     def problem(self) -> str:
@@ -268,7 +274,15 @@ class SessionKeeper:
             told_seconds = self._heeded(denial.wait_seconds, left_seconds)
             soon = self._clock() + max(self._renewals.next_seconds(), told_seconds)
             self._next_seconds = min(soon, self._next_seconds) if self._wanted else soon
+            self._told_seconds = self._next_seconds
             self._wanted = True
+
+    def needed_within(self, seconds: float) -> None:
+        """There is something to send for so long: a wait that was told is cut to fit."""
+        if self.waits_as_told:
+            now = self._clock()
+            self._told_seconds = now + self._heeded(self._told_seconds - now, seconds)
+            self._next_seconds = min(self._told_seconds, self._next_seconds)
 
     def _heeded(self, wait_seconds: float, left_seconds: float) -> float:
         """The wait that the aggregator asks for, within bounds, at which devices do not all come at
@@ -287,7 +301,7 @@ class SessionKeeper:
     def start_anew(self) -> None:
         """Whoever is asked next knows nothing of this device's sessions, nor of its open."""
         self._sessions.close()
-        self._opening = None
+        self._opening, self._told_seconds = None, -math.inf
         self._wanted, self._next_seconds = True, self._clock()
 
     def reopen(self) -> None:
@@ -308,6 +322,7 @@ class SessionKeeper:
             self._next_seconds = self._clock()
         if self._clock() < self.next_seconds():
             return
+        self._told_seconds = -math.inf
         # At least half the wait: an aggregator that is merely slow should not be asked twice.
         wait = max(self._pace.answer_seconds / 2, self._answers.next_seconds())
         self._next_seconds = self._clock() + wait

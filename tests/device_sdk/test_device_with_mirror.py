@@ -12,13 +12,15 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_status, enrolled
 from tests.fakes.homes import command, invite, make_home, serving
 from tests.fakes.small_folder import SmallFolder
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 
 class Pages(SimpleHTTPRequestHandler):
@@ -87,6 +89,47 @@ def test_rounds_go_on_while_the_mirror_is_full_and_it_is_filled_again_by_itself(
             device.close()
             counted = served.parts.first.ingest.counted
         assert counted >= before + 2
+
+
+def test_rounds_go_on_while_the_chunk_store_hangs(
+    mosquitto: Mosquitto,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("aggregator.publish.mirror._PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("aggregator.publish.mirror._MOST_BYTES", 10_000)
+    monkeypatch.setattr("aggregator.serve.housekeeping._SWEEP_SECONDS", 0.1)
+    goes_on = threading.Event()
+
+    class Hangs(LocalFileSystem):  # type: ignore[misc]
+        protocol = "hangs"
+
+        def pipe_file(self, path: str, value: bytes, **settings: object) -> None:
+            goes_on.wait(PATIENCE_SECONDS)
+            super().pipe_file(path, value, **settings)
+
+    fsspec.register_implementation("hangs", Hangs, clobber=True)
+    folder = tmp_path / "www"
+    table = f'[cluster]\nchunks = "http://127.0.0.1:9"\nchunk_store = "hangs://{folder}"\n'
+    lines = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60.0\npause_seconds = 0.2"
+    home = make_home(tmp_path, mosquitto.url, lines, table)
+
+    def problem() -> str:
+        capsys.readouterr()
+        assert command(home, "status", "--json") == 0
+        return json.loads(capsys.readouterr().out)["chunk_store_problem"] or ""
+
+    with serving(home):
+        device = enrolled(mosquitto.url, invite(home)[0], tmp_path / "device", 0)
+        device.record_all([(f"item-{row}", "anna") for row in range(8)])
+        device.start()
+        wait_until(lambda: (device.status().version or 0) >= 3)
+        wait_until(lambda: "hangs" in problem())
+        assert not any(folder.iterdir())
+        goes_on.set()
+        wait_until(lambda: not problem() and any(folder.iterdir()))
+        device.close()
 
 
 def test_rounds_come_from_the_mirror_and_go_on_without_it(

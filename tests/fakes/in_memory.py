@@ -26,6 +26,7 @@ from device_sdk.wire.publish.topics import EnrolAnswerTopic, EnrolRequestTopic
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 from tests.fakes.small_aggregator import WIDTH, SmallAggregator
 
@@ -128,6 +129,16 @@ class Bench:
         (self.away.discard if value else self.away.add)(cell)
         if self.participant.cell.here == cell and self.connected != value:
             self.set_connected(value)
+
+    def tell_to_wait(self, seconds: float) -> None:
+        """The device is told that it has no session, and to come for another then."""
+        keys = self.aggregator._sessions._keyring.newest
+        in_use = self.participant.sessions._sessions.in_use
+        handle = self.participant._world.membership.grant.handle
+        life = self.aggregator.presence.incarnation
+        assert in_use is not None
+        said = sign_no_session(in_use, life, handle, keys.descriptor, keys.signing, seconds)
+        self.aggregator.down(handle, said)
 
     def run(self, seconds: float) -> None:
         """Everything that happens within ``seconds``."""

@@ -144,7 +144,8 @@ class WorkBudget:
     """Holds some work to a share of the time, whoever asks for it and however fast the machine is.
 
     On average ``share`` of the time goes into the work, and at most ``burst_seconds`` and one piece
-    of it at once, so that what else the thread has to do always gets the rest.
+    of it at once, so that what else the thread has to do always gets the rest. Of a piece in which
+    the process stood still no more than ``burst_seconds`` is owed.
     Raises ValueError unless 0 < ``share`` <= 1 and 0 < ``burst_seconds``.
     """
 
@@ -176,15 +177,18 @@ class WorkBudget:
         try:
             yield
         finally:
-            self._left_seconds -= max(0.0, self._clock() - began_seconds)
+            left_seconds = self._left_seconds - max(0.0, self._clock() - began_seconds)
+            self._left_seconds = max(-self._burst_seconds, left_seconds)
 
 
 _FIRST_COST_SECONDS = 0.0005
 _WEIGHT = 0.05
+_MOST_TIMES = 4.0
 _TRIED = 64
 _MARGIN = 1.1
 _SOON_SECONDS = 1.0
-_MISSED_SECONDS = 60.0
+_MISSED_SECONDS = 20.0
+_TRUSTED_SECONDS = 2.0
 
 
 class OpenSchedule:
@@ -193,8 +197,13 @@ class OpenSchedule:
 
     A virtual queue (Turner 1986): each that asks gets the next place, and a place is as long as an
     open takes within ``share`` of the time, as was measured, and a little longer. Before some opens
-    were measured there are few places. Who asks again has the same one. Ask only with senders that
-    are known: then there are at most as many places as devices.
+    were measured, or nobody came for them, there are few places. Who asks again has the same one.
+    Ask only with senders that are known: then there are at most as many places as devices.
+
+    Not all who ask come, and anybody may repeat what a device that sleeps once sent. So who asks
+    next is told to wait for as much of the row as was used lately: where nobody comes, hardly.
+
+    A process may stand still during an open: a cost counts for a few times what was expected.
     """
 
     def __init__(self, share: float, clock: Clock) -> None:
@@ -202,8 +211,13 @@ class OpenSchedule:
         self._clock = clock
         self._cost_seconds = _FIRST_COST_SECONDS
         self._measured = 0
+        self._missed = 0
         self._free_seconds = clock()
         self._places: dict[bytes, float] = {}  # by sender: the clock's time at which it may come
+        self._given_seconds = self._taken_seconds = 0.0  # of the row, so far: all, and by an open
+        self._swept = (0.0, 0.0)  # passed and taken until the last sweep, and newly then
+        self._newly = (0.0, 0.0)
+        self._due_seconds = self._used_seconds = 0.0  # weigh half as much at each sweep
 
     def __len__(self) -> int:
         return len(self._places)
@@ -213,7 +227,7 @@ class OpenSchedule:
         told. Raises ``WireError("busy")`` where that cannot be said yet."""
         at_seconds = self._places.get(sender)
         if at_seconds is None:
-            if self._measured < _TRIED <= len(self._places):
+            if self._measured + self._missed < _TRIED <= len(self._places):
                 raise WireError("busy", "nobody knows yet what opens cost here; try again later")
             at_seconds = self._places[sender] = self._take()
         wait_seconds = at_seconds - self._clock()
@@ -222,16 +236,37 @@ class OpenSchedule:
     def opened(self, sender: bytes, cost_seconds: float) -> None:
         """A sender has another session, which took so long of the share."""
         self._measured += 1
-        self._cost_seconds += _WEIGHT * (max(0.0, cost_seconds) - self._cost_seconds)
+        most_seconds = _MOST_TIMES * max(self._cost_seconds, _FIRST_COST_SECONDS)
+        cost_seconds = min(max(0.0, cost_seconds), most_seconds)
+        self._cost_seconds += _WEIGHT * (cost_seconds - self._cost_seconds)
+        self._taken_seconds += self._length_seconds
         if self._places.pop(sender, None) is None:
             self._take()  # it came unasked
 
     def sweep(self) -> None:
-        """Forget who did not come. To be called now and then."""
-        until = self._clock() - _MISSED_SECONDS
-        self._places = {each: at for each, at in self._places.items() if at > until}
+        """Forget who did not come. To be called every few seconds."""
+        now = self._clock()
+        kept = {each: at for each, at in self._places.items() if at > now - _MISSED_SECONDS}
+        self._missed += len(self._places) - len(kept)
+        self._places = kept
+        row_seconds = len(kept) * self._length_seconds
+        self._free_seconds = min(self._free_seconds, now + row_seconds)
+        # Each a sweep later: who comes for a place does so a little after its time.
+        self._due_seconds = (self._due_seconds + self._newly[0]) / 2
+        self._used_seconds = (self._used_seconds + self._newly[1]) / 2
+        passed_seconds = self._given_seconds - max(0.0, self._free_seconds - now)
+        self._newly = (passed_seconds - self._swept[0], self._taken_seconds - self._swept[1])
+        self._swept = (passed_seconds, self._taken_seconds)
+
+    @property
+    def _length_seconds(self) -> float:
+        return self._cost_seconds * _MARGIN / self._share
 
     def _take(self) -> float:
-        at_seconds = max(self._clock(), self._free_seconds)
-        self._free_seconds = at_seconds + self._cost_seconds * _MARGIN / self._share
-        return at_seconds
+        now = self._clock()
+        ahead_seconds = max(0.0, self._free_seconds - now)
+        self._free_seconds = now + ahead_seconds + self._length_seconds
+        self._given_seconds += self._length_seconds
+        used_seconds = min(self._used_seconds, self._due_seconds)
+        used = (_TRUSTED_SECONDS + used_seconds) / (_TRUSTED_SECONDS + self._due_seconds)
+        return now + used * ahead_seconds

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aggregator.cluster import worker
@@ -15,12 +18,17 @@ from aggregator.keys.registry import revoke
 from aggregator.serve.broker_links import OTHER_LIMIT
 from aggregator.task.cluster import Cell, Cluster
 from benchmarks.aggregator.mqtt_client import MiniClient, publish_packet
-from device_sdk.wire.publish.receipts import Verdict
-from device_sdk.wire.publish.topics import UpTopic
+from device_sdk.link.events import Message, Subscribed, SubscribeRefused
+from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.publish.receipts import RecordType, Verdict
+from device_sdk.wire.publish.topics import Topics, UpTopic
+from device_sdk.wire.seal.handshake import MAX_OPEN_BYTES
+from tests.aggregator.cluster.test_same_bits import scatter_home
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.clusters import Coordinated, Threads, coordinated
 from tests.fakes.homes import invite, make_home
+from tests.fakes.sealed_rounds import Device, HeldLink, SealedRounds
 from tests.fakes.waiting import wait_until
 
 ALONE = Cluster((Cell("", None, 1),))
@@ -138,3 +146,66 @@ def test_who_is_revoked_while_its_row_is_read_has_no_session_for_long(
         wait_until(lambda: counts["revoked"] > 0)
         assert len(parts.table) == 0
         device.disconnect()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[SealedRounds]:
+    """Two devices without sessions, a worker, and what comes and goes in memory."""
+    home = scatter_home(tmp_path / "fleet", 2, "")
+    rounds = SealedRounds(home, [Device(0), Device(1)], 1, np.random.default_rng(1))
+    with closing(rounds):
+        yield rounds
+
+
+def test_what_waits_for_a_store_that_is_away_is_bounded_in_bytes(
+    held: SealedRounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (parts,), device, topics = held.crew, Device(0), Topics()
+    assert isinstance(parts.link, HeldLink)
+
+    def away(handles: Iterable[bytes]) -> list[bytes]:
+        raise sqlite3.OperationalError("away")
+
+    look_up = parts.registry.look_up
+    monkeypatch.setattr(parts.registry, "look_up", away)
+    large = bytes((1, int(RecordType.UPDATE), 0, 0)) + bytes(98_000)
+    parts.link.came.append(Message(device.up_topic, large, False))
+    for _ in range(99):
+        topic = topics.write(UpTopic(0, os.urandom(16)))
+        parts.link.came.append(Message(topic, bytes(98_304), False))
+    with pytest.raises(sqlite3.OperationalError):
+        for _ in range(3):
+            parts.turn()
+    assert len(parts._newcomers) == 100
+    assert sum(len(each.payload) for _, each in parts._newcomers) == 100 * MAX_OPEN_BYTES
+    # Enough of it is left to tell a device that it has no session here.
+    monkeypatch.setattr(parts.registry, "look_up", look_up)
+    parts.link.sent.clear()
+    held._now_seconds += 1.0
+    parts.turn()
+    denials = [each for each in parts.link.sent if each[1][1] == MessageType.NO_SESSION]
+    assert [topic for topic, _ in denials] == [device.down_topic]
+    assert not parts._newcomers
+
+
+def test_a_worker_says_which_shards_its_broker_does_not_let_it_hear(
+    held: SealedRounds, caplog: pytest.LogCaptureFixture
+) -> None:
+    (parts,), topics = held.crew, Topics()
+    assert isinstance(parts.link, HeldLink)
+    filters = [topics.up_filter(shard) for shard in range(300)]
+    for again in range(2):
+        for each in filters:
+            parts.link.came.append(SubscribeRefused(each, 0x87, "not authorized", 5.0 + again))
+        while parts.link.came:
+            parts.turn()
+    said = [each.getMessage() for each in caplog.records if "refuses" in each.getMessage()]
+    assert 1 <= len(said) <= 4 and "300 of this worker's subscriptions" in said[-1]
+    assert filters[0] in said[0] and "not authorized" in said[0] and "acl.template" in said[0]
+    assert set(parts.refused) == set(filters)
+    caplog.set_level("INFO")
+    for each in filters:
+        parts.link.came.append(Subscribed(each, 0))
+    while parts.link.came:
+        parts.turn()
+    assert parts.refused == () and "granted all" in caplog.text

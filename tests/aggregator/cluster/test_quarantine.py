@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from aggregator.cluster.coordinator import Coordinating, Crew, posts
 from aggregator.cluster.worker import WorkerParts
@@ -29,6 +31,7 @@ from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.aggregator.cluster.test_same_bits import scatter_home
+from tests.fakes import sealed_rounds
 from tests.fakes.clusters import world
 from tests.fakes.homes import WIDTH, command
 from tests.fakes.sealed_rounds import Device, Told
@@ -146,3 +149,39 @@ def test_what_cannot_be_absorbed_is_refused_before_its_receipt_and_leaves_nothin
         home = scatter_home(tmp_path / str(with_bad), DEVICES, "", url=url)
         found.append(_model(home, with_bad=with_bad))
     assert found[0] == found[1]
+
+
+def test_many_that_cannot_be_absorbed_cost_no_more_than_as_many_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, absorbed = 60, []
+    binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    monkeypatch.setattr(
+        sealed_rounds, "read_task", lambda file: replace(read_task(file), binding=binding)
+    )
+    absorb = HalfAbsorbed.absorb
+
+    def counted(method: HalfAbsorbed, update: Update) -> None:
+        absorbed.append(update)
+        absorb(method, update)
+
+    monkeypatch.setattr(HalfAbsorbed, "absorb", counted)
+    devices = [sealed_rounds.Device(number) for number in range(many)]
+    home = scatter_home(tmp_path / "fleet", many, "")
+    rng = np.random.default_rng(1)
+    with closing(sealed_rounds.SealedRounds(home, devices, 1, rng)) as playing:
+        (worker,) = playing.crew
+        said: list[Settled] = []
+        worker._settle = said.extend  # type: ignore[method-assign]
+        opened = playing.parts.tasks.first.rounds.tick()
+        assert isinstance(opened, RoundOpened)
+        worker.look()
+        for device in devices:
+            worker.registry.look_up([device.id])
+            identity = UpdateIdentity(device.id, "default", opened.row.generation, 1)
+            content = write_update(identity, _body(BAD if device.number % 2 else 1))
+            assert worker.inbox.offer(device.id, content) is None
+        worker.commit()
+        assert Counter(each.receipt.reason for each in said) == {"quarantined": 30, "": 30}
+        assert playing.parts.store.first.shares.counts(1) == (30, many)
+    assert len(absorbed) < 4 * many

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aggregator.keys.registry import HeldRegistry, revoke
-from aggregator.store import Store, create_database, devices, open_database
+from aggregator.keys.registry import HeldRegistry, Registry, revoke
+from aggregator.store import Store, StoreError, create_database, devices, open_database
 from aggregator.store.devices import DeviceRow
 from device_sdk.wire.codec.errors import WireError
 
@@ -88,6 +90,40 @@ def test_rows_that_nobody_needs_are_let_go_of_not_at_once(store: Store) -> None:
     assert held.let_go(lambda device_id: device_id == first.device_id) == [second.device_id]
     assert reason(held, second) == "unknown-handle"
     assert held.look_up([second.handle]) == [second.device_id]
+
+
+@pytest.mark.parametrize("kept_changes", [1, 1000], ids=["all", "changes"])
+@pytest.mark.parametrize("whole", [False, True], ids=["held", "whole"])
+@pytest.mark.parametrize("read", [0, 2])
+def test_who_is_revoked_while_the_store_fails_is_noticed_when_it_is_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kept_changes: int, whole: bool, read: int
+) -> None:
+    rows = enrol(store, range(4))
+    registry = Registry(store.devices) if whole else HeldRegistry(store.devices)
+    if isinstance(registry, HeldRegistry):
+        registry.look_up([row.handle for row in rows])
+    monkeypatch.setattr(devices, "_KEPT_CHANGES", kept_changes)
+    gone = sorted(row.device_id for row in rows[:3])
+    for device_id in gone:
+        with store.database.transaction():
+            revoke(store, device_id, 9)
+    ask, table = store.database.rows, "SELECT * FROM devices"
+
+    def fails(sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        if not sql.startswith(table):
+            return ask(sql, values)
+        return chain(islice(ask(sql, values), read), _lost())
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError):
+        patch.setattr(store.database, "rows", fails)
+        registry.refresh()
+    assert registry.refresh() == gone
+    assert [row.device_id for row in registry.devices()] == [rows[3].device_id]
+
+
+def _lost() -> Iterator[tuple[Any, ...]]:
+    raise StoreError("the connection was lost")
+    yield ()
 
 
 class Held(RuleBasedStateMachine):

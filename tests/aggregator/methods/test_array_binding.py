@@ -65,7 +65,7 @@ def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifa
         store.rounds.add(ROW)
     for place, device_id in enumerate(SENDERS):
         logged = LoggedUpdate(aggregation.next_seq(), 1, device_id, 0.0, body(artifact, place))
-        (update,) = aggregation.read_each([(logged.body, device_id)], 1)
+        (update,) = aggregation.read_each(ROW, [(logged.body, device_id)])
         assert isinstance(update, Update) and update.sender == device_id.hex()
         with store.database.transaction():
             store.log.append([logged], [])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from aggregator.errors import AggregatorError
 from aggregator.publish.mirror import ChunkMirror, is_chunk
 from device_sdk.wire.codec.message import MessageType, prefix
 from tests.fakes.small_folder import SmallFolder
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 CHUNKS = [prefix(MessageType.CHUNK) + bytes([number]) * 1000 for number in range(4)]
 
@@ -167,16 +169,96 @@ def test_a_place_that_cannot_be_written_to_holds_nothing_up(
     mirror.stop()
 
 
-def test_a_bucket_that_hangs_holds_publications_up_for_half_a_minute(
+def test_a_place_that_hangs_is_told_of_and_what_waits_for_it_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("aggregator.publish.mirror._MOST_BYTES", 2000)
+    now, hung, goes_on = [0.0], threading.Event(), threading.Event()
+    mirror = ChunkMirror(str(tmp_path), lambda: now[0])
+    write = mirror._files.write
+
+    def hang(name: str, message: bytes) -> None:
+        hung.set()
+        assert goes_on.wait(PATIENCE_SECONDS)
+        write(name, message)
+
+    monkeypatch.setattr(mirror._files, "write", hang)
+    mirror.put("t/0", CHUNKS[0])
+    mirror.put("t/1", CHUNKS[1])
+    assert hung.wait(PATIENCE_SECONDS)
+    mirror.watch()
+    assert mirror.behind and not mirror.problem and not caplog.messages
+    now[0] = 31.0
+    assert not mirror.behind and "hangs" in mirror.problem
+    mirror.watch()
+    mirror.watch()
+    (said,) = caplog.messages
+    assert str(tmp_path) in said and "cluster.chunk_store" in said and "hangs" in said
+    assert not mirror.has_room
+    mirror.drop(["t/0", "t/1"])  # the oldest are out of date
+    assert mirror.has_room
+    mirror.put("t/2", CHUNKS[2])
+    mirror.sweep()
+    goes_on.set()
+    wait_until(lambda: not mirror.problem)
+    assert {each.name for each in tmp_path.iterdir()} == {name(CHUNKS[2])}
+    wait_until(lambda: "written to" in caplog.messages[-1] and "again" in caplog.messages[-1])
+    mirror.stop()
+
+
+def test_a_bucket_is_reached_by_the_thread_that_writes() -> None:
+    """Some connect to their server as they are made, and it may not answer."""
+    makers: list[threading.Thread] = []
+
+    class Connects(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "connects"
+        cachable = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            makers.append(threading.current_thread())
+
+    fsspec.register_implementation("connects", Connects, clobber=True)
+    mirror = ChunkMirror("connects://bucket", time.monotonic)
+    mirror.put("t/0", CHUNKS[0])
+    settle(mirror)
+    assert makers and threading.main_thread() not in makers and not mirror.problem
+    mirror.stop()
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_what_was_removed_or_damaged_meanwhile_is_written_anew_when_it_is_shown_anew(
+    tmp_path: Path, place: str
+) -> None:
+    url = str(tmp_path) if place == "folder" else f"memory://{tmp_path.name}"
+    files, folder = fsspec.core.url_to_fs(url)
+    whole, removed, cut, _ = CHUNKS
+    mirror = ChunkMirror(url, time.monotonic)
+    for _life in range(2):
+        for number, chunk in enumerate((whole, removed, cut)):
+            mirror.put(f"t/{number}", chunk)
+        mirror.sweep()
+        settle(mirror)
+        found = {path.rsplit("/", 1)[-1]: files.cat_file(path) for path in files.ls(folder, False)}
+        assert found == {name(chunk): chunk for chunk in (whole, removed, cut)}
+        files.rm_file(f"{folder}/{name(removed)}")
+        files.pipe_file(f"{folder}/{name(cut)}", b"x")
+    mirror.stop()
+
+
+def test_what_a_bucket_says_is_told_as_one_printable_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    mirror = ChunkMirror(str(tmp_path), lambda: now[0])
-    monkeypatch.setattr(mirror._files, "write", lambda name, message: time.sleep(3))
+    mirror = ChunkMirror(str(tmp_path), time.monotonic)
+
+    def refuse(name: str, message: bytes) -> None:
+        raise OSError("\x1b[2Jno\nroom" + "!" * 9999)
+
+    monkeypatch.setattr(mirror._files, "write", refuse)
     mirror.put("t/0", CHUNKS[0])
-    assert mirror.behind
-    now[0] = 31.0
-    assert not mirror.behind
+    wait_until(lambda: bool(mirror.problem))
+    assert mirror.problem.isprintable() and len(mirror.problem) < 400
     mirror.stop()
 
 

@@ -96,7 +96,7 @@ class Desk:
             one = logged(self.row, self.aggregation.next_seq(), place)
             with self.store.database.transaction():
                 self.store.log.append([one], [])
-            (decoded,) = self.aggregation.read_each([(one.body, one.device_id)], one.round)
+            (decoded,) = self.aggregation.read_each(self.row, [(one.body, one.device_id)])
             assert isinstance(decoded, Update)
             assert not self.aggregation.absorb(self.row, [(one, decoded)])
             partial = self.store.checkpoints.get("partial")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
+from aggregator.publish.mirror import ChunkMirror
 from aggregator.serve.outgoing import Outgoing
 from device_sdk.link.events import Delivery, Outcome
+from device_sdk.wire.codec.message import MessageType, prefix
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 class Desk:
@@ -83,3 +87,43 @@ def test_what_waits_for_its_acknowledgement_is_forgotten_with_the_connection(
     desk.acknowledge(5.0)
     outgoing.pump()
     assert len(desk.sent) == 1
+
+
+def test_a_chunk_store_that_hangs_holds_up_one_manifest_for_half_a_minute_and_then_nothing(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.publish.mirror._MOST_BYTES", 3000)
+    monkeypatch.setattr("aggregator.serve.outgoing._MOST_UNMIRRORED", 10)
+    now, goes_on = [0.0], threading.Event()
+    mirror = ChunkMirror(str(tmp_path), lambda: now[0])
+    monkeypatch.setattr(mirror._files, "write", lambda *_: goes_on.wait(PATIENCE_SECONDS))
+    held: dict[str, bytes] = {}
+
+    class Held(Shelf):
+        def message(self, topic: str) -> bytes:
+            return held[topic]
+
+    outgoing = Outgoing(desk, Held(), mirror)  # type: ignore[arg-type]
+
+    def shown(round_number: int) -> list[str]:
+        chunks = {f"{round_number}/{index}": prefix(MessageType.CHUNK) for index in range(6)}
+        held.update({topic: kind + topic.encode() * 300 for topic, kind in chunks.items()})
+        held[f"{round_number}/manifest"] = prefix(MessageType.MANIFEST)
+        already = len(desk.sent)
+        outgoing.announce([], [each for each in held if each.startswith(f"{round_number}/")])
+        outgoing.pump()
+        return [each.topic for each in desk.sent[already:]]
+
+    assert shown(1) == [f"1/{index}" for index in range(6)], "chunks wait for nothing"
+    now[0] = 29.0
+    outgoing.pump()
+    assert outgoing.busy
+    now[0] = 30.0
+    outgoing.pump()
+    assert not outgoing.busy and desk.sent[-1].topic == "1/manifest"
+    for round_number in range(2, 9):
+        assert shown(round_number)[-1] == f"{round_number}/manifest"
+        assert not outgoing.busy
+    assert len(outgoing._unmirrored) <= 10
+    goes_on.set()
+    outgoing.stop()

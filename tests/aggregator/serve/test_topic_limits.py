@@ -2,10 +2,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.serve.broker_links import OTHER_LIMIT, Limit, TopicLimits
+from aggregator.serve.broker_links import (
+    DEVICE_LIMIT,
+    NEWCOMER_LIMIT,
+    OTHER_LIMIT,
+    Limit,
+    TopicLimits,
+)
 
 OWNERS = {b"up/a": b"anna", b"up/b": b"bert"}
 
@@ -43,6 +50,21 @@ def test_a_topic_of_nobody_s_has_a_small_part_of_what_there_is_for_all() -> None
         clock.now_seconds += 10.0
     assert sum(made.admits(b"up/loud") for _ in range(10_000)) == OTHER_LIMIT.burst
     assert len(made._each_other) < 10_000, "those that were quiet are forgotten"
+
+
+def test_a_flood_of_made_up_topics_costs_those_who_are_not_known_and_nobody_else() -> None:
+    clock, rng = Clock(), np.random.default_rng(1)
+    made = TopicLimits(OWNERS.get, DEVICE_LIMIT, NEWCOMER_LIMIT, clock)
+    flood, strangers, known = 20_000, 0, 0
+    for number in range(80_000):  # four seconds, of which the first uses up the burst
+        clock.now_seconds += rng.exponential(1 / flood)
+        made.admits(b"up/made up %d" % number)
+        if number >= flood and number % 100 == 0:
+            clock.now_seconds += rng.exponential(1 / flood)
+            strangers += made.admits(b"up/honest %d" % number)
+            known += number % 1000 == 0 and made.admits(b"up/b")
+    assert 0.07 <= strangers / 600 <= 0.14
+    assert known == 60
 
 
 def test_a_flood_asks_once_a_token_who_a_topic_belongs_to() -> None:

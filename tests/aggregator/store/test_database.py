@@ -87,6 +87,28 @@ def test_one_that_is_to_be_alone_does_not_begin_within_a_shared_one(store: Store
     assert store.refusals.all() == {"inner": 3}
 
 
+def test_what_waits_for_a_commit_is_done_after_it_and_never_without(store: Store) -> None:
+    done: list[str] = []
+    when_kept = store.database.when_kept
+    when_kept(lambda: done.append("outside"))
+    assert done == ["outside"]
+    with store.database.transaction(shared=True):
+        with store.database.transaction(shared=True):
+            when_kept(lambda: done.append("inner"))
+        with pytest.raises(LookupError), store.database.transaction(shared=True):
+            when_kept(lambda: done.append("taken back"))
+            raise LookupError
+        when_kept(lambda: done.append("outer"))
+        assert done == ["outside"]
+    assert done == ["outside", "inner", "outer"]
+    with pytest.raises(LookupError), store.database.transaction():
+        when_kept(lambda: done.append("rolled back"))
+        raise LookupError
+    with store.database.transaction():
+        pass
+    assert done == ["outside", "inner", "outer"]
+
+
 def test_a_row_is_held_within_a_transaction_alone(store: Store) -> None:
     query = "SELECT count FROM refusals WHERE reason = ?"
     with pytest.raises(RuntimeError, match="transaction"):

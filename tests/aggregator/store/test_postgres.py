@@ -422,6 +422,17 @@ def test_another_fleet_s_store_is_refused(tmp_path: Path, make_database: MakeDat
         assert "another fleet's" in refusal(home.open_store)
 
 
+def test_a_home_that_does_not_say_which_store_is_its_own_takes_none(
+    tmp_path: Path, make_database: MakeDatabase
+) -> None:
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", store_url=make_database())
+    said = home.store_identity.read_text()
+    home.store_identity.write_text("")
+    assert "store.id is empty" in refusal(home.open_store)
+    home.store_identity.write_text(said)
+    home.open_store().database.close()
+
+
 def test_a_role_without_rights_is_told(url: str, postgres: PostgresServer) -> None:
     name = url.rsplit("/", 1)[1]
     role = f"stranger_{os.getpid()}"

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.link.mirror import Mirror, parse_mirror_url
-from tests.fakes.waiting import wait_until
+from tests.brokers.authority import Authority
+from tests.brokers.connect_proxy import ConnectProxy
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 FILES = {hashlib.sha256(body).digest(): body for body in (b"a" * 70_000, b"b", b"")}
 Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
@@ -29,7 +34,9 @@ def whole(handler: BaseHTTPRequestHandler, body: bytes) -> None:
 
 
 @contextmanager
-def web_server(answer: Answer = whole) -> Iterator[tuple[str, list[str]]]:
+def web_server(
+    answer: Answer = whole, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """A server of FILES under /fleet/, and the paths that it was asked for."""
     asked: list[str] = []
 
@@ -48,9 +55,12 @@ def web_server(answer: Answer = whole) -> Iterator[tuple[str, list[str]]]:
             """Says nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/fleet/", asked
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{server.server_port}/fleet/", asked
     finally:
         server.shutdown()
         server.server_close()
@@ -69,7 +79,8 @@ def collected(mirror: Mirror, count: int) -> dict[bytes, bytes | None]:
 
 @contextmanager
 def mirror_of(url: str, **settings: object) -> Iterator[Mirror]:
-    mirror = Mirror(url, most_bytes=1 << 17, clock=time.monotonic, proxy="", **settings)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"most_bytes": 1 << 17, "clock": time.monotonic, "proxy": ""}
+    mirror = Mirror(url, **given | settings)
     try:
         yield mirror
     finally:
@@ -82,6 +93,21 @@ def test_files_come_by_their_hash_and_connections_are_kept() -> None:
         assert collected(mirror, len(FILES)) == FILES
         assert sorted(asked) == sorted(f"/fleet/{digest.hex()}" for digest in FILES)
         assert mirror.problem == ""
+
+
+def test_files_come_over_tls_through_a_proxy(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server, client = (
+        ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    )
+    server.load_cert_chain(*authority.issue("server"))
+    client.load_verify_locations(authority.ca_file)
+    with web_server(tls=server) as (url, _), ConnectProxy("edge:secret") as proxy:
+        way = proxy.url.replace("//", "//edge:secret@")
+        with mirror_of(url, tls=client, proxy=way) as mirror:
+            mirror.fetch(FILES)
+            assert collected(mirror, len(FILES)) == FILES
+            assert set(proxy.targets) == {url.removeprefix("https://").removesuffix("/fleet/")}
 
 
 def test_somebody_is_told_of_each_result() -> None:
@@ -192,6 +218,45 @@ def test_a_file_has_its_time_whatever_the_server_sends_meanwhile(answer: Answer)
         assert left.wait(20), "it stayed to the end"
 
 
+def rude(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    reason = b"\x1b]0;owned\x07\x1b[2J\xc2\x9b" + b"!" * 9999
+    handler.wfile.write(b"HTTP/1.1 500 " + reason + b"\r\nContent-Length: 0\r\n\r\n")
+
+
+def not_even_http(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.wfile.write(b"\x1b[31mround 7 counted" + b"!" * 9999 + b"\r\n")
+
+
+@pytest.mark.parametrize("answer", [rude, not_even_http])
+def test_what_a_server_says_is_told_as_one_printable_line(answer: Answer) -> None:
+    with web_server(answer) as (url, _), mirror_of(url) as mirror:
+        mirror.fetch(list(FILES)[:1])
+        collected(mirror, 1)
+        assert r"\x1b" in mirror.problem
+        assert mirror.problem.isprintable() and len(mirror.problem) < 300
+
+
+def test_files_that_fail_at_the_same_time_are_one_failure() -> None:
+    now = [0.0]
+    all_ask = threading.Barrier(len(FILES) + 1)
+    fails = [True]
+
+    def together(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        if fails[0]:
+            all_ask.wait(PATIENCE_SECONDS)
+        (wrong_bytes if fails[0] else whole)(handler, body)
+
+    with web_server(together) as (url, _):
+        mirror = Mirror(url, most_bytes=1 << 17, clock=lambda: now[0], proxy="")
+        mirror.fetch(FILES)
+        all_ask.wait(PATIENCE_SECONDS)
+        assert collected(mirror, len(FILES)) == dict.fromkeys(FILES)
+        fails[0], now[0] = False, 31.0
+        mirror.fetch(FILES)
+        assert collected(mirror, len(FILES)) == FILES
+        mirror.stop()
+
+
 def test_after_its_rest_it_is_asked_again() -> None:
     now = [0.0]
     fails = [True]
@@ -228,6 +293,34 @@ def test_nobody_there() -> None:
         with mirror_of(f"http://127.0.0.1:{taken.getsockname()[1]}") as mirror:
             mirror.fetch(FILES)
             assert collected(mirror, len(FILES)) == dict.fromkeys(FILES)
+
+
+def test_a_name_with_an_address_that_swallows_connections_is_reached_at_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look_up = socket.getaddrinfo
+    first, second, _ = FILES
+    with web_server() as (url, _), socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        with socket.create_connection(silent.getsockname()):  # its queue is full
+            swallows = look_up(*silent.getsockname(), type=socket.SOCK_STREAM)
+
+            def several(host: str, port: int, *rest: object, **more: object) -> list[object]:
+                good = look_up("127.0.0.1", port, type=socket.SOCK_STREAM)
+                return [*swallows, *good] if host == "two.example" else swallows * 40
+
+            monkeypatch.setattr(socket, "getaddrinfo", several)
+            two = url.replace("127.0.0.1", "two.example")
+            with mirror_of(two, timeout_seconds=3.0) as mirror:
+                mirror.fetch([first])
+                assert collected(mirror, 1) == {first: FILES[first]}
+            many = url.replace("127.0.0.1", "many.example")
+            with mirror_of(many, timeout_seconds=0.5) as mirror:
+                began = time.monotonic()
+                mirror.fetch([second])
+                assert collected(mirror, 1) == {second: None}
+                assert time.monotonic() - began < 15.0, "40 addresses share half a second"
 
 
 @pytest.mark.parametrize(

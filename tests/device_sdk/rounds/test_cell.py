@@ -124,6 +124,53 @@ def test_a_cell_whose_broker_stands_and_where_nobody_answers_is_left_too(cluster
     assert cluster.here == cluster.stored == "" and cluster.is_served()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cell_that_tells_a_device_to_wait_is_not_left(tmp_path: Path, seed: int) -> None:
+    cluster = Cluster(tmp_path / "home", seed=seed)
+    cluster.run(5)
+    opens, moves = len(cluster.sent(OPEN)), len(cluster.moves)
+    cluster.tell_to_wait(550)
+    cluster.run(549)
+    assert len(cluster.sent(OPEN)) == opens and len(cluster.moves) == moves
+    cluster.run(2)
+    assert cluster.is_served() and len(cluster.moves) == moves
+    # What is gone meanwhile is gone: that time counts again when the wait is over.
+    cluster.tell_to_wait(550)
+    cluster.run(1)
+    cluster.silent.add(NORTH)
+    cluster.run(550 + 299)
+    assert len(cluster.moves) == moves
+    cluster.run(302)
+    assert cluster.here == "" and cluster.is_served()
+
+
+def test_cells_that_disagree_move_a_device_less_and_less_often(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "home")
+
+    def elsewhere(device_id: bytes) -> Placement:
+        return Placement(shard_of(device_id), SOUTH if cluster.here == NORTH else NORTH)
+
+    cluster.aggregator.placement_of = elsewhere
+    cluster.run(60)
+    assert 2 <= len(cluster.moves) <= 10
+    cluster.run(DAY)
+    assert len(cluster.moves) <= 10 + 8 + DAY / 360
+    hours = [cluster.moves[-1 - each][0] - cluster.moves[-2 - each][0] for each in range(10)]
+    assert sum(hours) > 10 * 900 and min(hours) >= 360
+    # When they agree it is over, and the next move is one without a wait.
+    cluster.aggregator.placement_of = cluster._placement
+    cluster.cell = SOUTH
+    cluster.run(2 * 3600)
+    cluster.participant.sessions.reopen()
+    cluster.run(3660)
+    assert cluster.here == cluster.stored == SOUTH and cluster.is_served()
+    cluster.run(3600)
+    cluster.cell = NORTH
+    cluster.participant.sessions.reopen()
+    cluster.run(60)
+    assert cluster.here == NORTH
+
+
 def test_a_cell_that_stays_away_is_tried_again_and_again_and_costs_little(cluster: Cluster) -> None:
     cluster.run(5)
     cluster.reach(NORTH, False)

@@ -385,6 +385,19 @@ def test_devices_that_waited_for_the_aggregator_do_not_ask_at_once(tmp_path: Pat
     assert max(waits) - min(waits) > 1
 
 
+def test_a_wait_is_cut_by_a_round_that_was_trained_meanwhile(bench: Bench) -> None:
+    bench.run(5)
+    bench.tell_to_wait(500)
+    bench.run(1)
+    assert bench.participant.sessions.waits_as_told
+    opens, seen = len(bench.sent(OPEN)), len(bench.aggregator.seen.bodies)
+    bench.aggregator.open_round(deadline_seconds=120)
+    bench.run(28)
+    assert len(bench.sent(OPEN)) == opens, "nor does it come at once"
+    bench.run(34)
+    assert len(bench.sent(OPEN)) == opens + 1 and len(bench.aggregator.seen.bodies) > seen
+
+
 def test_no_open_is_sent_whose_counter_could_not_be_written(bench: Bench) -> None:
     bench.home.database.row("PRAGMA query_only = ON")
     for _ in range(3):

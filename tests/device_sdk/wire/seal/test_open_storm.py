@@ -41,20 +41,27 @@ class _Device:
         self.reopens = Backoff(rng, first_seconds=PACE.reopen_seconds, most_seconds=most)
 
 
-def storm(*, heeds: bool, seed: int) -> Spread:
-    """All send an update within five seconds. ``heeds``: the waits that they are told."""
+def storm(*, heeds: bool, seed: int, absent: float = 0.0) -> Spread:
+    """All send an update within five seconds. ``heeds``: the waits that they are told. ``absent``:
+    the part of them that asks and does not come."""
     rng, clock = np.random.default_rng(seed), Clock(1000.0)
     budget, denials = WorkBudget(SHARE, clock), WorkBudget(_DENIALS_SHARE * SHARE, clock)
     schedule = OpenSchedule(SHARE, clock)
     devices = [_Device(rng) for _ in range(DEVICES)]
+    gone = set(rng.permutation(DEVICES)[: round(absent * DEVICES)].tolist())
     due = [(1000.0 + rng.uniform(0, 5), number, number) for number in range(DEVICES)]
     heapq.heapify(due)
     order = itertools.count(DEVICES)
-    spread = Spread([], 0)
+    spread, next_sweep = Spread([], 0), 1002.0
     while due:
         at, _, number = heapq.heappop(due)
         device, sender = devices[number], b"%d" % number
+        if number in gone and not device.lost:
+            continue
         clock.seconds = max(clock.seconds, at) + LOOK_SECONDS
+        if clock.seconds >= next_sweep:
+            schedule.sweep()
+            next_sweep += 10.0
         try:
             if not device.lost:
                 with budget.work():
@@ -96,3 +103,74 @@ def test_opens_are_spread_over_the_time_that_they_take(seed: int) -> None:
     # Without places the last ones come when their waits have grown.
     at_once = storm(heeds=False, seed=seed)
     assert at_once.opened[-1] > 1.5 * found.opened[-1] and at_once.busy > DEVICES // 4
+
+
+@pytest.mark.parametrize("absent", [0.3, 0.9])
+def test_those_who_do_not_come_keep_nobody_from_an_open_for_longer(absent: float) -> None:
+    found = storm(heeds=True, seed=3, absent=absent)
+    assert len(found.opened) == round((1 - absent) * DEVICES)
+    assert found.opened[-1] <= 1.1 * DEVICES * OPEN_SECONDS / SHARE
+
+
+def test_a_row_in_which_nobody_comes_is_short_for_who_asks_next() -> None:
+    clock = Clock(100.0)
+    schedule = OpenSchedule(SHARE, clock)
+    for number in range(200):
+        schedule.opened(b"%d" % number, 0.001)
+        clock.seconds += 1.0
+    row_seconds = max(schedule.wait_seconds(b"asleep %d" % number) for number in range(50_000))
+    assert row_seconds > 120
+    asked = [schedule.wait_seconds(b"honest 0")]
+    for sweep in range(1, 7):
+        clock.seconds += 10.0
+        schedule.sweep()
+        asked.append(schedule.wait_seconds(b"honest %d" % sweep))
+    assert asked[0] > 120 and max(asked[4:]) < row_seconds / 5
+    # Where they come again, the row is one again.
+    for number in range(10_000):
+        schedule.opened(b"%d" % number, 0.001)
+        clock.seconds += 0.001 * 1.1 / SHARE
+        if number % 3000 == 0:
+            schedule.sweep()
+    waits = [schedule.wait_seconds(b"new %d" % number) for number in range(10_000)]
+    assert max(waits) > 0.8 * 10_000 * 0.001 * 1.1 / SHARE
+
+
+def test_places_that_nobody_comes_for_end_the_stop_before_a_measurement() -> None:
+    clock = Clock(100.0)
+    schedule = OpenSchedule(SHARE, clock)
+    refused = 0
+    for second in range(600):
+        clock.seconds += 1.0
+        if second % 10 == 0:
+            schedule.sweep()
+        for number in range(64):
+            try:
+                schedule.wait_seconds(b"asleep %d" % number)
+            except WireError:
+                break
+        try:
+            schedule.wait_seconds(b"honest %d" % second)
+        except WireError:
+            refused += 1
+    assert refused <= 31
+
+
+@pytest.mark.parametrize("frozen_seconds", [0.5, 2.0, 60.0])
+def test_a_process_that_stood_still_in_an_open_goes_on_at_once(frozen_seconds: float) -> None:
+    clock = Clock(100.0)
+    budget, schedule = WorkBudget(SHARE, clock), OpenSchedule(SHARE, clock)
+
+    def opens(number: int, seconds: float) -> None:
+        with budget.work():
+            clock.seconds += seconds
+        schedule.opened(b"%d" % number, seconds)
+
+    for number in range(200):
+        opens(number, 0.001)
+        clock.seconds += 0.02
+    before = schedule._cost_seconds
+    opens(200, frozen_seconds)
+    assert schedule._cost_seconds <= 1.16 * before
+    clock.seconds += 1.0 / SHARE
+    opens(201, 0.001)

@@ -17,6 +17,7 @@ import numpy as np
 from aggregator.cluster.joined_ray import JoinedRay, first_line
 from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
+from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
 from aggregator.store.cluster import Deposed, ShareRow
 
@@ -100,15 +101,22 @@ class RayRuntime:
     """Starts, or finds, an actor for each post; named, so that another coordinator finds them too.
 
     ``joined``: the Ray cluster that we are in. Its workers outlive us, those of a Ray of our own do
-    not.
+    not. Raises AggregatorError where it is not the one any more that we joined.
     """
 
     def __init__(self, posts: Sequence[Post], joined: JoinedRay) -> None:
         self._joined, self._ray = joined, joined.ray
         self._namespace = f"tessera-{posts[0].root_fingerprint.hex()}"
         self._class = self._ray.remote(WorkerActor)
-        self._dismiss_others(posts)
-        self._hired = [self._hire(post) for post in posts]
+        try:
+            self._dismiss_others(posts)
+            self._hired = [self._hire(post) for post in posts]
+        except self._ray.exceptions.RayError as error:
+            raise AggregatorError(
+                "the Ray cluster was lost before its workers could be started "
+                f"({first_line(error)}): where its head was started anew meanwhile, start this "
+                "process again, too"
+            ) from None
 
     def tend(self, revision: int, orders: Orders) -> None:
         """See :class:`~aggregator.cluster.coordinator.Runtime`."""

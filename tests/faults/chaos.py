@@ -234,13 +234,13 @@ class Scene:
 
     def _draw_breath(self) -> None:
         """No event, though the wire's faults go on and what is gone is started again."""
-        before = self._counted()
+        before = self._told_counted()
         until = time.monotonic() + self._settings.breath_seconds
-        while time.monotonic() < until and self._counted() == before:
+        while time.monotonic() < until and self._told_counted() == before:
             self._look_after(time.monotonic())
             time.sleep(0.2)
 
-    def _counted(self) -> int | None:
+    def _told_counted(self) -> int | None:
         """Updates, as devices were told; None while a process that was stopped has locked one's
         file."""
         with contextlib.suppress(sqlite3.OperationalError):
@@ -255,7 +255,7 @@ class Scene:
         if not least or time.monotonic() > until + PATIENCE_SECONDS:
             return False
         faults = len(self.moments) + sum(len(each.moments) for each in self.proxies)
-        return faults < least or not self._counted()
+        return faults < least or not self._told_counted()
 
     def sweep(self) -> None:
         """One death at each point."""

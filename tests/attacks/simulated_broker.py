@@ -86,6 +86,7 @@ class StandInLink:
     """What the service needs of its links, on a simulated broker. Never waits."""
 
     lost = 0
+    broker = "a simulated broker"
 
     def __init__(self, broker: SimulatedBroker, filters: tuple[str, ...]) -> None:
         self._broker = broker

@@ -113,7 +113,7 @@ def _where(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if {"device_sdk", "aggregator"} & {*Path(frame.filename).parts}
     ]
-    return next(name for name in reversed(frames) if not name.endswith(".transaction"))
+    return next(name for name in reversed(frames) if not name.endswith("transaction"))
 
 
 class _Witness:

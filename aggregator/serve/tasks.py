@@ -301,6 +301,7 @@ class TaskBoard:
             with self._store.database.transaction():
                 names = str(row.name), served_cohort(row.served or "")
                 replace_task(store, names, task, request, int(self._unix_clock()))
+                self._store.tasks.set_problem(row.number, problem)  # who waits sees both at once
                 made = self._made(store, task)
         except AggregatorError as error:
             served = "" if parts is not None else "it is not served, and "

@@ -60,6 +60,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Half of the tests' time is spent in waiting for processes: three workers for two cores."""
+    """Half of the tests' time is spent in waiting for processes: two workers for each core."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return cores + (cores + 1) // 2
+    return 2 * cores

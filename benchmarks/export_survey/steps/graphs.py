@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from benchmarks.export_survey.subject import Kind, TrainStep
+
+KIND = Kind("graphs")

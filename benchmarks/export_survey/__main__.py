@@ -24,7 +24,9 @@ that is not there are left out, and the table says so. Weights are random: nothi
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is to be measured, print the table and write it into the page."""
     options = _parser().parse_args(arguments)
-    settings = Settings(options.limit, not options.quick, options.against)
+    settings = Settings(
+        options.limit, not options.quick, options.against, not options.unverified
+    )
     store = StoredRuns(options.results, "export_survey", Outcome)
     everything = subjects()
     chosen = [
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("stopped; what was measured is stored", file=sys.stderr)
     found = {one.name: store.load(_run(one, settings)) for one in everything}
     print(report(chosen, found, against=settings.against is not None))
-    if options.page and not (options.quick or options.against):
+    if not (options.quick or options.against or options.unverified):
         page(options.page, everything, found)
     return 0
 
@@ -51,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="TEXT", default="", help="models whose name holds TEXT")
     parser.add_argument("--kind", metavar="TEXT", default="", help="models whose kind holds TEXT")
     parser.add_argument("--quick", action="store_true", help="export and compare, time nothing")
+    parser.add_argument(
+        "--unverified", action="store_true", help="export without verification: the five steps only"
+    )
     parser.add_argument(
         "--against", type=Path, metavar="CHECKOUT", help="time another checkout by turns with this"
     )
@@ -70,7 +75,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(subject: Subject, settings: Settings) -> Run:
-    return Run(subject.name, subject.kind, settings.timed, settings.against is not None)
+    return Run(
+        subject.name,
+        subject.kind,
+        settings.timed,
+        settings.against is not None,
+        settings.verified,
+    )
 
 
 def _measured(

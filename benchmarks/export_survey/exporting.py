@@ -1,6 +1,6 @@
 """A process that exports one train step, trains it beside torch, and prints what it found.
 
-    python -m benchmarks.export_survey.exporting NAME FOLDER
+    python -m benchmarks.export_survey.exporting NAME FOLDER verified|unverified
 
 Of whatever ``export`` and ``device_sdk`` stand first on the path: another checkout's, perhaps.
 """
@@ -28,12 +28,12 @@ from benchmarks.export_survey.steps import subjects
 
 def main() -> int:
     """Print one line of JSON: what ``survey.Exporting`` holds."""
-    name, folder = sys.argv[1], Path(sys.argv[2])
-    print(json.dumps(_exported(name, folder)))
+    name, folder, verified = sys.argv[1:]
+    print(json.dumps(_exported(name, Path(folder), verified == "verified")))
     return 0
 
 
-def _exported(name: str, folder: Path) -> dict[str, object]:
+def _exported(name: str, folder: Path, verify: bool) -> dict[str, object]:
     subject = next(one for one in subjects() if one.name == name)
     found: dict[str, object] = {"verdict": "failed", "said": "", "seconds": 0.0, "nodes": 0}
     torch.set_num_threads(1)
@@ -50,6 +50,7 @@ def _exported(name: str, folder: Path) -> dict[str, object]:
             optimizer=OPTIMIZERS[step.optimizer].ours(),
             dynamic=step.axes,
             directory=folder,
+            verify=verify,
         )
     except export.ExportError as error:
         return {**found, "verdict": "refused", "said": str(error)}

@@ -35,12 +35,14 @@ class Settings:
     """How subjects are measured.
 
     ``limit_seconds`` is each export's, and each contender's for any one answer. ``against`` is
-    another checkout. Without ``timed``, subjects are exported and compared only.
+    another checkout. Without ``timed``, subjects are exported and compared only. Without
+    ``verified`` an export goes unverified, and only the five steps after it judge it.
     """
 
     limit_seconds: float = 900.0
     timed: bool = True
     against: Path | None = None
+    verified: bool = True
 
     @property
     def checkouts(self) -> dict[str, Path]:
@@ -57,6 +59,7 @@ class Run:
     timed: bool
     compared: bool
     """With another checkout."""
+    verified: bool = True
 
     @property
     def key(self) -> str:
@@ -125,19 +128,21 @@ def measure(subject: Subject, settings: Settings, say: Callable[[str], None]) ->
         for name, checkout in settings.checkouts.items():
             folders[name].mkdir()
             say(f"exporting ({name})")
-            exported[name] = _export(subject, checkout, folders[name], settings.limit_seconds)
+            exported[name] = _export(subject, checkout, folders[name], settings)
         if settings.timed:
             said, training = _trained(subject, settings, exported, folders, say, processes)
     say(", ".join(f"{name}: {one.verdict}" for name, one in exported.items()))
     return Outcome(sources(subject, settings), exported, training, said)
 
 
-def _export(subject: Subject, checkout: Path, folder: Path, limit: float) -> Exporting:
+def _export(subject: Subject, checkout: Path, folder: Path, settings: Settings) -> Exporting:
+    limit = settings.limit_seconds
+    verified = "verified" if settings.verified else "unverified"
     with _environment(checkout) as environment:
         try:
             done = subprocess.run(
                 [*_PYTHON, "benchmarks.export_survey.exporting", subject.name,
-                 str(folder / "artifact")],
+                 str(folder / "artifact"), verified],
                 capture_output=True, text=True, timeout=limit, env=environment, cwd=folder,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

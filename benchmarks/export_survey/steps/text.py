@@ -189,7 +189,7 @@ def _translation(config: str, **given: Any) -> Callable[[], TrainStep]:
                 input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["labels"]
             ).loss
 
-        batch = {"ids": _tokens(), "mask": _mask(), "labels": _tokens()[:, :8]}
+        batch = {"ids": _tokens(), "mask": _mask(), "labels": _tokens()[:, :8].contiguous()}
         return TrainStep(model, loss, batch)
 
     return write

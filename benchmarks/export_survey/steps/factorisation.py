@@ -166,7 +166,7 @@ class LightGCN(nn.Module):
         all_users, all_items = self.computer()
         u, p, n = all_users[users], all_items[pos], all_items[neg]
         ego = [self.embedding_user(users), self.embedding_item(pos), self.embedding_item(neg)]
-        reg = 0.5 * sum(e.norm(2).pow(2) for e in ego) / float(len(users))
+        reg = 0.5 * sum(e.norm(2).pow(2) for e in ego) / users.shape[0]
         pos_scores, neg_scores = torch.sum(u * p, dim=1), torch.sum(u * n, dim=1)
         return torch.mean(F.softplus(neg_scores - pos_scores)) + 1e-4 * reg
 

@@ -206,6 +206,8 @@ class Caser(nn.Module):
         self.fc1 = nn.Linear(n_v * DIM + n_h * len(self.conv_h), DIM)
         self.W2 = nn.Embedding(ITEMS, 2 * DIM)
         self.b2 = nn.Embedding(ITEMS, 1)
+        for embedding in (self.user_embeddings, self.item_embeddings, self.W2):
+            embedding.weight.data.normal_(0, 1.0 / embedding.embedding_dim)
         self.b2.weight.data.zero_()
         self.dropout = nn.Dropout(0.5)
 

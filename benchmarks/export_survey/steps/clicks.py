@@ -1,4 +1,4 @@
-"""Click-through rate: deepctr-torch's models as its ``fit`` trains them, and public code's idiom."""
+"""Click-through rate: deepctr-torch's models as its ``fit`` trains them, and public code's."""
 
 from __future__ import annotations
 
@@ -222,8 +222,12 @@ class CrossV2(nn.Module):
         super().__init__()
         width = len(field_dims) * dim
         self.embedding = FeaturesEmbedding(field_dims, dim)
-        self.u = nn.ParameterList(nn.Parameter(torch.randn(width, rank) * 0.1) for _ in range(layers))
-        self.v = nn.ParameterList(nn.Parameter(torch.randn(rank, width) * 0.1) for _ in range(layers))
+        self.u = nn.ParameterList(
+            nn.Parameter(torch.randn(width, rank) * 0.1) for _ in range(layers)
+        )
+        self.v = nn.ParameterList(
+            nn.Parameter(torch.randn(rank, width) * 0.1) for _ in range(layers)
+        )
         self.b = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
         self.mlp = mlp([width, 64], 0.1)
 
@@ -316,7 +320,12 @@ def dlrm() -> TrainStep:
         "offsets": torch.arange(0, ROWS * bag, bag).repeat(tables, 1),
         "click": torch.randint(2, (ROWS, 1)).float(),
     }
-    axes = {"dense": {0: "batch"}, "click": {0: "batch"}, "offsets": {1: "batch"}, "ids": {1: "ids"}}
+    axes = {
+        "dense": {0: "batch"},
+        "click": {0: "batch"},
+        "offsets": {1: "batch"},
+        "ids": {1: "ids"},
+    }
     return TrainStep(DLRM(5, tables, VOCABULARY, 8), loss, batch, "sgd", axes)
 
 

@@ -54,7 +54,9 @@ class SASRec(nn.Module):
     def log2feats(self, log_seqs: Tensor) -> Tensor:
         seqs = self.item_emb(log_seqs)
         seqs *= self.item_emb.embedding_dim**0.5
-        poss = torch.from_numpy(np.tile(np.arange(1, log_seqs.shape[1] + 1), [log_seqs.shape[0], 1]))
+        poss = torch.from_numpy(
+            np.tile(np.arange(1, log_seqs.shape[1] + 1), [log_seqs.shape[0], 1])
+        )
         poss = poss * (log_seqs != 0)
         seqs += self.pos_emb(poss)
         seqs = self.emb_dropout(seqs)

@@ -49,8 +49,12 @@ def lora_gpt2() -> TrainStep:
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    base = GPT2LMHeadModel(GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=2, n_positions=64))
-    config = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.05, task_type="CAUSAL_LM", fan_in_fan_out=True)
+    base = GPT2LMHeadModel(
+        GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    )
+    config = LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=0.05, task_type="CAUSAL_LM", fan_in_fan_out=True
+    )
     model = get_peft_model(base, config)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -72,9 +76,7 @@ def _on_bert(config: Any) -> TrainStep:
     model = get_peft_model(base, config)
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return model(
-            input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["y"]
-        ).loss
+        return model(input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["y"]).loss
 
     ids = torch.randint(3, 200, (4, 16))
     return TrainStep(
@@ -273,9 +275,7 @@ def siamese() -> TrainStep:
         return torch.mean((1 - y) * d.pow(2) + y * torch.clamp(2.0 - d, min=0.0).pow(2))
 
     batch = {k: torch.randn(ROWS, FEATURES) for k in ("a", "b")}
-    return TrainStep(
-        _mlp(after=16), loss, {**batch, "y": torch.randint(2, (ROWS, 1)).float()}
-    )
+    return TrainStep(_mlp(after=16), loss, {**batch, "y": torch.randint(2, (ROWS, 1)).float()})
 
 
 @KIND.add("SimCLR")
@@ -480,7 +480,11 @@ class GAN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.generator = nn.Sequential(
-            nn.Linear(8, 32), nn.BatchNorm1d(32), nn.LeakyReLU(0.2), nn.Linear(32, FEATURES), nn.Tanh()
+            nn.Linear(8, 32),
+            nn.BatchNorm1d(32),
+            nn.LeakyReLU(0.2),
+            nn.Linear(32, FEATURES),
+            nn.Tanh(),
         )
         self.discriminator = nn.Sequential(
             nn.Linear(FEATURES, 32), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Linear(32, 1)
@@ -605,7 +609,9 @@ def spectral() -> TrainStep:
     from torch.nn.utils.parametrizations import spectral_norm
 
     model = nn.Sequential(
-        spectral_norm(nn.Linear(FEATURES, 32)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(32, CLASSES))
+        spectral_norm(nn.Linear(FEATURES, 32)),
+        nn.LeakyReLU(0.2),
+        spectral_norm(nn.Linear(32, CLASSES)),
     )
     return TrainStep(model, _classify, _rows())
 
@@ -866,6 +872,8 @@ def pinn() -> TrainStep:
         residual = d2u + math.pi**2 * torch.sin(math.pi * x)
         return (residual**2).mean() + (model(batch["edge"]) ** 2).mean()
 
-    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    model = nn.Sequential(
+        nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    )
     return TrainStep(model, loss, {"x": torch.rand(16, 1), "edge": torch.tensor([[0.0], [1.0]])},
                      dynamic={"x": {0: "points"}})  # fmt: skip

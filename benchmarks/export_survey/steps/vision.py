@@ -66,12 +66,14 @@ for _title, _name, _size, _given in (
     ("MobileNetV4-Small", "mobilenetv4_conv_small", 64, {}),
     ("MobileNetV3-Large (timm)", "mobilenetv3_large_100", 64, {}),
     ("EfficientNetV2-B0", "tf_efficientnetv2_b0", 64, {}),
-    ("EfficientNet-B0 with drop path", "efficientnet_b0", 64, {"drop_path_rate": 0.2, "drop_rate": 0.2}),
+    ("EfficientNet-B0 with drop path", "efficientnet_b0", 64,
+     {"drop_path_rate": 0.2, "drop_rate": 0.2}),
     ("ConvNeXt-Atto", "convnext_atto", 64, {}),
     ("ConvNeXt-V2-Atto", "convnextv2_atto", 64, {"drop_path_rate": 0.1}),
     ("GhostNet", "ghostnet_050", 64, {}),
     ("ViT-Tiny", "vit_tiny_patch16_224", 64, {"img_size": 64, "depth": 4}),
-    ("DeiT-Tiny with drop path", "deit_tiny_patch16_224", 64, {"img_size": 64, "depth": 4, "drop_path_rate": 0.1}),
+    ("DeiT-Tiny with drop path", "deit_tiny_patch16_224", 64,
+     {"img_size": 64, "depth": 4, "drop_path_rate": 0.1}),
     ("Swin-Tiny", "swin_tiny_patch4_window7_224", 64,
      {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}),
     ("MLP-Mixer", "mixer_s32_224", 64, {"img_size": 64}),
@@ -88,7 +90,9 @@ for _title, _name, _size, _given in (
     KIND.add(_title, "timm")(_timm(_name, _size, 2 if _size > 100 else 4, **_given))
 
 
-KIND.add("ResNet-50, a quarter wide", "torchvision")(_torchvision("resnet50", 64, width_per_group=16))
+KIND.add("ResNet-50, a quarter wide", "torchvision")(
+    _torchvision("resnet50", 64, width_per_group=16)
+)
 KIND.add("ResNeXt-50, narrow", "torchvision")(
     _torchvision("resnet50", 64, groups=8, width_per_group=2)
 )

@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
-from export.rewrites.dropout import Randomness
+from export.rewrites.randomness import Randomness
 
 Batch = dict[str, Tensor]
 Outputs = dict[str, Tensor]

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
 from export.rewrites import dropout, losses, normalisation, recurrent
-from export.rewrites.dropout import Randomness
+from export.rewrites.randomness import Randomness
 
 # The joint projection of self-attention as one product and a split.
 #

@@ -6,12 +6,14 @@ Operators that take no negative index in torch say so with ``Graph.from_zero``; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from export.errors import ExportError
+from export.lowering.elementwise import div_mode
 from export.lowering.graph import Dim, Graph, Value, fixed, same
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
@@ -83,7 +85,24 @@ def gather(
 @lowers(aten.scatter_add.default)
 def scatter_add(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return g.op("ScatterElements", a, index, source, axis=dim, reduction="add")
+    return _scatter(g, out, a, dim, index, source, "add")
+
+
+# ONNX's names of torch's reductions, and the number that changes nothing under each.
+_REDUCTIONS: dict[str, tuple[str, float]] = {
+    "sum": ("add", 0),
+    "mean": ("add", 0),
+    "prod": ("mul", 1),
+    "amax": ("max", -math.inf),
+    "amin": ("min", math.inf),
+}
+
+
+def _neutral(reduce: str, dtype: torch.dtype) -> float | int:
+    number = _REDUCTIONS[reduce][1]
+    if dtype.is_floating_point or math.isfinite(number):
+        return number
+    return torch.iinfo(dtype).min if number < 0 else torch.iinfo(dtype).max
 
 
 @lowers(aten.scatter_reduce.two)
@@ -98,19 +117,60 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> str:
-    if reduce != "sum" or not include_self:
-        raise ExportError(
-            f"scatter_reduce with {reduce!r} and include_self={include_self}",
-            operator="aten.scatter_reduce",
-            instead="'sum' with include_self=True, and a division for a mean",
-        )
-    return scatter_add(g, out, a, dim, index, source)
+    g.from_zero(index)
+    start = a
+    if not include_self:
+        fill = g.full(index.shape, _neutral(reduce, out.dtype), out.dtype)
+        name = _scatter(g, out, a, dim, index, Value(fill, out.dtype, index.shape))
+        start = Value(name, out.dtype, a.shape)
+    result = _scatter(g, out, start, dim, index, source, _REDUCTIONS[reduce][0])
+    if reduce != "mean":
+        return result
+    ones = Value(g.full(index.shape, 1, out.dtype), out.dtype, index.shape)
+    first = g.full(a.shape, 1 if include_self else 0, out.dtype)
+    count = _scatter(g, out, Value(first, out.dtype, a.shape), dim, index, ones, "add")
+    divisor = g.op("Max", count, g.scalar(1, out.dtype))
+    sums, counts = (Value(name, out.dtype, a.shape) for name in (result, divisor))
+    return div_mode(
+        g, out, sums, counts, rounding_mode=None if out.dtype.is_floating_point else "floor"
+    )
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    g: Graph,
+    out: Any,
+    a: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> str:
+    column = g.op("Unsqueeze", index, g.ints(i for i in range(a.rank) if i != dim % a.rank))
+    places = g.op("Expand", column, g.shape(source.shape))
+    g.from_zero(index)
+    wide = Value(places, index.dtype, source.shape)
+    return scatter_reduce(g, out, a, dim, wide, source, reduce, include_self=include_self)
+
+
+def _scatter(
+    g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value, reduction: str = "none"
+) -> str:
+    """ScatterElements; as in torch, only the part of the source that the index covers is read."""
+    name = g.cast(source, out.dtype)
+    covered = zip(source.shape, index.shape, strict=True)
+    for axis, (size, wanted) in enumerate(covered):
+        if not same(size, wanted):
+            name = slice_axis(g, name, axis, 0, wanted)
+    return g.op("ScatterElements", a, index, name, axis=dim, reduction=reduction)
 
 
 @lowers(aten.scatter.src)
 def scatter_src(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return g.op("ScatterElements", a, index, g.cast(source, out.dtype), axis=dim)
+    return _scatter(g, out, a, dim, index, source)
 
 
 @lowers(aten.scatter.value)
@@ -125,6 +185,7 @@ def index_add(
 ) -> str:
     g.from_zero(index)
     name = source.name if alpha == 1 else g.op("Mul", source, g.scalar(alpha, source.dtype))
+    dim = dim % a.rank
     order = [dim, *(i for i in range(a.rank) if i != dim)]
     back = [order.index(i) for i in range(a.rank)]
     moved = transpose_order(g, a, order)
@@ -218,13 +279,13 @@ def index_put(
 @lowers(aten.index_copy.default)
 def index_copy(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return index_put(g, out, a, [*[None] * dim, index], source)
+    return index_put(g, out, a, [*[None] * (dim % a.rank), index], source)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
     name = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
-    return index_put(g, out, a, [*[None] * dim, index], Value(name, out.dtype, ()))
+    return index_put(g, out, a, [*[None] * (dim % a.rank), index], Value(name, out.dtype, ()))
 
 
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
@@ -233,15 +294,6 @@ def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
     ):
         return value.name
     return g.op("Expand", value, g.shape(shape))
-
-
-@lowers(aten.nonzero.default, aten.masked_select.default, aten.unique_dim.default)
-def data_dependent(g: Graph, out: Any, *args: Any, **kwargs: Any) -> str:
-    raise ExportError(
-        "the result's size depends on data",
-        operator="aten.nonzero",
-        instead="torch.where, or multiplying by a mask",
-    )
 
 
 # Slices and single places along an axis: reading them, their gradients, and writing into them.

@@ -167,7 +167,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "cross_entropy", losses.cross_entropy),
         (functional, "nll_loss", losses.nll_loss),
     ]
-    with _LOCK, _patched(replacements), _plain_attention(), _plain_convolution():
+    with _LOCK, _patched(replacements), _plain_attention():
         yield
 
 
@@ -208,15 +208,3 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _plain_convolution() -> Iterator[None]:
-    """Convolutions consider neither oneDNN nor NNPACK, which torch chooses by the batch's size."""
-    mkldnn = torch.backends.mkldnn
-    before = mkldnn.set_flags(_enabled=False, _fp32_precision=None)[0]
-    try:
-        with torch.backends.nnpack.flags(enabled=False):
-            yield
-    finally:
-        mkldnn.set_flags(_enabled=before, _fp32_precision=None)

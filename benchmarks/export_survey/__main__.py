@@ -25,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is to be measured, print the table and write it into the page."""
     options = _parser().parse_args(arguments)
     settings = Settings(
-        options.limit, not options.quick, options.against, not options.unverified
+        limit_seconds=options.limit,
+        timed=not options.quick,
+        against=options.against,
+        verified=not options.unverified,
+        turn_seconds=options.seconds,
     )
     store = StoredRuns(options.results, "export_survey", Outcome)
     everything = subjects()
@@ -61,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--limit", type=float, default=900.0, metavar="SECONDS", help="of an export (default: 900)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="of a turn; there are seven (default: 0.3)"
     )
     parser.add_argument("--again", action="store_true", help="measure what is stored, too")
     parser.add_argument("--table-only", action="store_true", help="print what is stored, run none")

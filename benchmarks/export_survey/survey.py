@@ -27,7 +27,6 @@ from benchmarks.harness import key_of
 ROOT = Path(__file__).resolve().parents[2]
 OURS, TORCH, BEFORE = "ours", "torch", "before"
 TURNS = 7
-TURN_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Settings:
     timed: bool = True
     against: Path | None = None
     verified: bool = True
+    turn_seconds: float = 0.3
+    """About, of each contender's each turn."""
 
     @property
     def checkouts(self) -> dict[str, Path]:
@@ -100,9 +101,7 @@ class Outcome:
         """How many times faster the contender was, turn by turn; empty where not both were."""
         if not {contender, against} <= self.training.keys():
             return []
-        both = zip(
-            self.training[contender].turns, self.training[against].turns, strict=True
-        )
+        both = zip(self.training[contender].turns, self.training[against].turns, strict=True)
         return [theirs / ours for ours, theirs in both]
 
 
@@ -158,7 +157,7 @@ _PYTHON = (sys.executable, "-m")
 
 @contextmanager
 def _environment(checkout: Path) -> Iterator[dict[str, str]]:
-    """One thread, and the checkout's packages before this one's; benchmarks are always this one's."""
+    """One thread, and the checkout's packages; the benchmarks are always this checkout's."""
     with tempfile.TemporaryDirectory() as path:
         for package in ("export", "device_sdk"):
             (Path(path) / package).symlink_to(checkout.resolve() / package)
@@ -195,7 +194,7 @@ def _trained(
             environment = processes.enter_context(_environment(checkout))
             contender = Contender(arguments, environment, settings.limit_seconds)
             opened[name] = processes.enter_context(contender)
-        return "", by_turns(opened)
+        return "", by_turns(opened, settings.turn_seconds)
     except ContenderError as error:
         return str(error), {}
 
@@ -212,7 +211,7 @@ class Contender:
     ) -> None:
         self._named = " ".join(arguments[:2])
         self._limit = limit_seconds
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
             [*_PYTHON, "benchmarks.export_survey.contender", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
@@ -257,13 +256,13 @@ class Contender:
         return float(answer["seconds"])
 
 
-def by_turns(contenders: Mapping[str, Contender]) -> dict[str, Training]:
-    """Each in blocks of about :data:`TURN_SECONDS`, one after the other, :data:`TURNS` times."""
+def by_turns(contenders: Mapping[str, Contender], turn_seconds: float) -> dict[str, Training]:
+    """Each in blocks of about ``turn_seconds``, one after the other, :data:`TURNS` times."""
     steps = {}
     for name, contender in contenders.items():
         contender.seconds(1)
         once = statistics.mean([contender.seconds(1), contender.seconds(1)])
-        steps[name] = max(1, min(1000, round(TURN_SECONDS / max(once, 1e-6))))
+        steps[name] = max(1, min(1000, round(turn_seconds / max(once, 1e-6))))
     turns: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(TURNS):
         for name, contender in contenders.items():

@@ -224,8 +224,8 @@ class Spectrogram(nn.Module):
         super().__init__()
         self.register_buffer("window", torch.hann_window(64))
         self.conv = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -280,7 +280,9 @@ class CRNN(nn.Module):
             nn.Dropout(0.1), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ELU(),
             nn.MaxPool2d((4, 2)),
         )  # fmt: skip
-        self.rnn = nn.LSTM(16 * 5, 24, num_layers=2, batch_first=True, dropout=0.3, bidirectional=True)
+        self.rnn = nn.LSTM(
+            16 * 5, 24, num_layers=2, batch_first=True, dropout=0.3, bidirectional=True
+        )
         self.out = nn.Linear(48, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:

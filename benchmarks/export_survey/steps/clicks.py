@@ -1,7 +1,9 @@
-"""Click-through rate: deepctr-torch's models as its ``fit`` trains them, and public code's idiom."""
+"""Click-through rate: deepctr-torch's models as its ``fit`` trains them, and public code's."""
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -28,20 +30,30 @@ def _as_fit_does(model: nn.Module, batch: Batch) -> Tensor:
     return total.sum()
 
 
-def _columns() -> tuple[list[Any], Tensor]:
+def _import_quietly() -> None:
+    """The package asks PyPI for a newer version of itself as soon as it is imported."""
+    asking = types.ModuleType("deepctr_torch.utils")
+    asking.check_version = lambda version: None  # type: ignore[attr-defined]
+    sys.modules.setdefault("deepctr_torch.utils", asking)
+
+
+def _columns(dense: int = 3) -> tuple[list[Any], Tensor]:
     from deepctr_torch.inputs import DenseFeat, SparseFeat
 
     columns = [SparseFeat(f"C{i}", VOCABULARY, 8) for i in range(FIELDS)]
-    columns += [DenseFeat(f"I{i}", 1) for i in range(3)]
+    columns += [DenseFeat(f"I{i}", 1) for i in range(dense)]
     ids = torch.randint(VOCABULARY, (ROWS, FIELDS)).float()
-    return columns, torch.cat([ids, torch.rand(ROWS, 3)], 1)
+    return columns, torch.cat([ids, torch.rand(ROWS, dense)], 1)
 
 
-def _deepctr(name: str, linear: bool = True, **given: Any) -> Callable[[], TrainStep]:
+def _deepctr(
+    name: str, linear: bool = True, dense: int = 3, **given: Any
+) -> Callable[[], TrainStep]:
     def write() -> TrainStep:
+        _import_quietly()
         import deepctr_torch.models as models
 
-        columns, x = _columns()
+        columns, x = _columns(dense)
         of = (columns, columns) if linear else (columns,)
         torch.manual_seed(1)
         model = getattr(models, name)(*of, **given)
@@ -59,7 +71,7 @@ for _title, _name, _given in (
     ("xDeepFM", "xDeepFM", {**_HIDDEN, "cin_layer_size": (32, 16)}),
     ("AutoInt", "AutoInt", _HIDDEN),
     ("NFM", "NFM", {**_HIDDEN, "bi_dropout": 0.2}),
-    ("AFM", "AFM", {"afm_dropout": 0.1}),
+    ("AFM", "AFM", {"afm_dropout": 0.1, "dense": 0}),
     ("FiBiNET", "FiBiNET", _HIDDEN),
     ("IFM", "IFM", _HIDDEN),
     ("DIFM", "DIFM", _HIDDEN),
@@ -74,6 +86,7 @@ KIND.add("PNN (deepctr)", "deepctr_torch")(
 
 def _interest(name: str, **given: Any) -> Callable[[], TrainStep]:
     def write() -> TrainStep:
+        _import_quietly()
         import deepctr_torch.models as models
         from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
 
@@ -113,6 +126,7 @@ KIND.add("DIEN (deepctr)", "deepctr_torch")(_interest("DIEN", gru_type="AUGRU", 
 
 def _tasks(name: str) -> Callable[[], TrainStep]:
     def write() -> TrainStep:
+        _import_quietly()
         import deepctr_torch.models as models
 
         columns, x = _columns()
@@ -208,8 +222,12 @@ class CrossV2(nn.Module):
         super().__init__()
         width = len(field_dims) * dim
         self.embedding = FeaturesEmbedding(field_dims, dim)
-        self.u = nn.ParameterList(nn.Parameter(torch.randn(width, rank) * 0.1) for _ in range(layers))
-        self.v = nn.ParameterList(nn.Parameter(torch.randn(rank, width) * 0.1) for _ in range(layers))
+        self.u = nn.ParameterList(
+            nn.Parameter(torch.randn(width, rank) * 0.1) for _ in range(layers)
+        )
+        self.v = nn.ParameterList(
+            nn.Parameter(torch.randn(rank, width) * 0.1) for _ in range(layers)
+        )
         self.b = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
         self.mlp = mlp([width, 64], 0.1)
 
@@ -302,7 +320,12 @@ def dlrm() -> TrainStep:
         "offsets": torch.arange(0, ROWS * bag, bag).repeat(tables, 1),
         "click": torch.randint(2, (ROWS, 1)).float(),
     }
-    axes = {"dense": {0: "batch"}, "click": {0: "batch"}, "offsets": {1: "batch"}, "ids": {1: "ids"}}
+    axes = {
+        "dense": {0: "batch"},
+        "click": {0: "batch"},
+        "offsets": {1: "batch"},
+        "ids": {1: "ids"},
+    }
     return TrainStep(DLRM(5, tables, VOCABULARY, 8), loss, batch, "sgd", axes)
 
 

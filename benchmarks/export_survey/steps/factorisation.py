@@ -82,9 +82,7 @@ class NeuMF(nn.Module):
         super().__init__()
         self.gmf_user, self.gmf_item = nn.Embedding(USERS, k), nn.Embedding(ITEMS, k)
         self.mlp_user, self.mlp_item = nn.Embedding(USERS, 2 * k), nn.Embedding(ITEMS, 2 * k)
-        self.fc_layers = nn.ModuleList(
-            nn.Linear(a, b) for a, b in zip((4 * k, 2 * k), (2 * k, k))
-        )
+        self.fc_layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip((4 * k, 2 * k), (2 * k, k)))
         self.affine_output = nn.Linear(2 * k, 1)
 
     def forward(self, u: Tensor, i: Tensor) -> Tensor:
@@ -120,9 +118,7 @@ class FM(nn.Module):
 @KIND.add("FM on one-hot rows")
 def fm() -> TrainStep:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
-        x = torch.cat(
-            [F.one_hot(batch["user"], USERS), F.one_hot(batch["item"], ITEMS)], 1
-        ).float()
+        x = torch.cat([F.one_hot(batch["user"], USERS), F.one_hot(batch["item"], ITEMS)], 1).float()
         return F.mse_loss(model(x).squeeze(1), batch["rating"])
 
     return TrainStep(FM(USERS + ITEMS, 10), loss, _ratings(), "sgd")
@@ -156,7 +152,11 @@ class LightGCN(nn.Module):
         all_emb = torch.cat([self.embedding_user.weight, self.embedding_item.weight])
         embs = [all_emb]
         for _ in range(self.n_layers):
-            all_emb = torch.sparse.mm(self.graph, all_emb) if self.graph.is_sparse else self.graph @ all_emb
+            all_emb = (
+                torch.sparse.mm(self.graph, all_emb)
+                if self.graph.is_sparse
+                else self.graph @ all_emb
+            )
             embs.append(all_emb)
         light_out = torch.mean(torch.stack(embs, dim=1), dim=1)
         users, items = torch.split(light_out, [USERS, ITEMS])
@@ -166,7 +166,7 @@ class LightGCN(nn.Module):
         all_users, all_items = self.computer()
         u, p, n = all_users[users], all_items[pos], all_items[neg]
         ego = [self.embedding_user(users), self.embedding_item(pos), self.embedding_item(neg)]
-        reg = 0.5 * sum(e.norm(2).pow(2) for e in ego) / float(len(users))
+        reg = 0.5 * sum(e.norm(2).pow(2) for e in ego) / users.shape[0]
         pos_scores, neg_scores = torch.sum(u * p, dim=1), torch.sum(u * n, dim=1)
         return torch.mean(F.softplus(neg_scores - pos_scores)) + 1e-4 * reg
 

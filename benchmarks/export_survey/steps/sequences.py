@@ -54,7 +54,9 @@ class SASRec(nn.Module):
     def log2feats(self, log_seqs: Tensor) -> Tensor:
         seqs = self.item_emb(log_seqs)
         seqs *= self.item_emb.embedding_dim**0.5
-        poss = torch.from_numpy(np.tile(np.arange(1, log_seqs.shape[1] + 1), [log_seqs.shape[0], 1]))
+        poss = torch.from_numpy(
+            np.tile(np.arange(1, log_seqs.shape[1] + 1), [log_seqs.shape[0], 1])
+        )
         poss = poss * (log_seqs != 0)
         seqs += self.pos_emb(poss)
         seqs = self.emb_dropout(seqs)
@@ -206,6 +208,8 @@ class Caser(nn.Module):
         self.fc1 = nn.Linear(n_v * DIM + n_h * len(self.conv_h), DIM)
         self.W2 = nn.Embedding(ITEMS, 2 * DIM)
         self.b2 = nn.Embedding(ITEMS, 1)
+        for embedding in (self.user_embeddings, self.item_embeddings, self.W2):
+            embedding.weight.data.normal_(0, 1.0 / embedding.embedding_dim)
         self.b2.weight.data.zero_()
         self.dropout = nn.Dropout(0.5)
 

@@ -433,7 +433,9 @@ class TimeMixer(nn.Module):
         for i, (e, s, t) in enumerate(zip(embedded, season_list, trend_list)):
             mixed = e + self.cross(s + t)
             y = self.predict[i](mixed.permute(0, 2, 1)).permute(0, 2, 1)
-            out.append(self.projection(y).reshape(b, CHANNELS, FUTURE).permute(0, 2, 1).contiguous())
+            out.append(
+                self.projection(y).reshape(b, CHANNELS, FUTURE).permute(0, 2, 1).contiguous()
+            )
         return self.normalize_layers[0](torch.stack(out, dim=-1).sum(-1), "denorm")
 
 

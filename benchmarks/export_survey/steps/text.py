@@ -61,7 +61,8 @@ for _title, _config, _given in (
     ("DistilBERT", "DistilBertConfig",
      {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}),
     ("DeBERTa-V2", "DebertaV2Config",
-     {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 16}),
+     {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
+      "max_relative_positions": 16}),
     ("MobileBERT", "MobileBertConfig",
      {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
       "intra_bottleneck_size": 32, "embedding_size": 16, "max_position_embeddings": 64}),
@@ -73,7 +74,8 @@ for _title, _config, _given in (
     ("FNet", "FNetConfig",
      {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64,
       "max_position_embeddings": 64}),
-    ("Funnel", "FunnelConfig", {"d_model": 32, "block_sizes": [1, 1], "n_head": 2, "d_head": 16, "d_inner": 64}),
+    ("Funnel", "FunnelConfig",
+     {"d_model": 32, "block_sizes": [1, 1], "n_head": 2, "d_head": 16, "d_inner": 64}),
 ):  # fmt: skip
     KIND.add(f"{_title} classifier", "transformers")(_classifier(_config, **_given))
 KIND.add("BERT-tiny classifier, free length", "transformers")(
@@ -189,7 +191,7 @@ def _translation(config: str, **given: Any) -> Callable[[], TrainStep]:
                 input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["labels"]
             ).loss
 
-        batch = {"ids": _tokens(), "mask": _mask(), "labels": _tokens()[:, :8]}
+        batch = {"ids": _tokens(), "mask": _mask(), "labels": _tokens()[:, :8].contiguous()}
         return TrainStep(model, loss, batch)
 
     return write
@@ -274,9 +276,7 @@ class GPT(nn.Module):
         for block in self.transformer.h:
             x = block(x)
         logits = self.lm_head(self.transformer.ln_f(x))
-        return F.cross_entropy(
-            logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1
-        )
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
 def _nanogpt(flash: bool) -> TrainStep:

@@ -51,7 +51,6 @@ def _timm(name: str, size: int, batch: int = 4, **given: Any) -> Callable[[], Tr
 
 for _title, _name, _size in (
     ("ResNet-18", "resnet18", 64),
-    ("ResNet-50", "resnet50", 64),
     ("MobileNetV2", "mobilenet_v2", 64),
     ("MobileNetV3-Small", "mobilenet_v3_small", 64),
     ("EfficientNet-B0", "efficientnet_b0", 64),
@@ -60,8 +59,6 @@ for _title, _name, _size in (
     ("ShuffleNetV2 x0.5", "shufflenet_v2_x0_5", 64),
     ("SqueezeNet 1.1", "squeezenet1_1", 64),
     ("MNASNet 0.5", "mnasnet0_5", 64),
-    ("VGG-11 with batch norm", "vgg11_bn", 32),
-    ("AlexNet", "alexnet", 64),
 ):
     KIND.add(_title, "torchvision")(_torchvision(_name, _size))
 
@@ -69,29 +66,55 @@ for _title, _name, _size, _given in (
     ("MobileNetV4-Small", "mobilenetv4_conv_small", 64, {}),
     ("MobileNetV3-Large (timm)", "mobilenetv3_large_100", 64, {}),
     ("EfficientNetV2-B0", "tf_efficientnetv2_b0", 64, {}),
-    ("EfficientNet-B0 with drop path", "efficientnet_b0", 64, {"drop_path_rate": 0.2, "drop_rate": 0.2}),
+    ("EfficientNet-B0 with drop path", "efficientnet_b0", 64,
+     {"drop_path_rate": 0.2, "drop_rate": 0.2}),
     ("ConvNeXt-Atto", "convnext_atto", 64, {}),
     ("ConvNeXt-V2-Atto", "convnextv2_atto", 64, {"drop_path_rate": 0.1}),
     ("GhostNet", "ghostnet_050", 64, {}),
     ("ViT-Tiny", "vit_tiny_patch16_224", 64, {"img_size": 64, "depth": 4}),
-    ("DeiT-Tiny with drop path", "deit_tiny_patch16_224", 64, {"img_size": 64, "depth": 4, "drop_path_rate": 0.1}),
+    ("DeiT-Tiny with drop path", "deit_tiny_patch16_224", 64,
+     {"img_size": 64, "depth": 4, "drop_path_rate": 0.1}),
     ("Swin-Tiny", "swin_tiny_patch4_window7_224", 64,
      {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}),
-    ("MLP-Mixer", "mixer_s32_224", 64, {"img_size": 64, "num_blocks": 4}),
+    ("MLP-Mixer", "mixer_s32_224", 64, {"img_size": 64}),
     ("MobileViT-XXS", "mobilevit_xxs", 64, {}),
     ("EdgeNeXt-XXS", "edgenext_xx_small", 64, {}),
     ("FastViT-T8", "fastvit_t8", 64, {}),
     ("RepVGG-A0", "repvgg_a0", 64, {}),
     ("LeViT-128S", "levit_128s", 224, {}),
     ("PoolFormer-S12", "poolformer_s12", 64, {}),
-    ("Res2Net-50", "res2net50_26w_4s", 64, {}),
     ("SE-ResNet-18", "seresnet18", 64, {}),
     ("CoAtNet-Nano", "coatnet_nano_rw_224", 64, {"img_size": 64}),
     ("EfficientFormer-V2-S0", "efficientformerv2_s0", 224, {}),
-    ("Inception-V4", "inception_v4", 139, {}),
-    ("Xception", "xception41", 64, {}),
 ):  # fmt: skip
     KIND.add(_title, "timm")(_timm(_name, _size, 2 if _size > 100 else 4, **_given))
+
+
+KIND.add("ResNet-50, a quarter wide", "torchvision")(
+    _torchvision("resnet50", 64, width_per_group=16)
+)
+KIND.add("ResNeXt-50, narrow", "torchvision")(
+    _torchvision("resnet50", 64, groups=8, width_per_group=2)
+)
+
+
+def _headed(name: str, size: int) -> Callable[[], TrainStep]:
+    """With a small classifier in place of ImageNet's three layers."""
+
+    def write() -> TrainStep:
+        import torchvision
+
+        model = torchvision.models.get_model(name, weights=None)
+        model.classifier = nn.Sequential(nn.Dropout(0.5), nn.LazyLinear(CLASSES))
+        step = images(model, size)
+        model(step.batch["image"])
+        return step
+
+    return write
+
+
+KIND.add("VGG-11 with batch norm", "torchvision")(_headed("vgg11_bn", 32))
+KIND.add("AlexNet", "torchvision")(_headed("alexnet", 64))
 
 
 @KIND.add("ViT-B/16, narrow", "torchvision")
@@ -187,10 +210,10 @@ def _segmentation(name: str, encoder: str, **given: Any) -> Callable[[], TrainSt
 for _title, _name, _encoder in (
     ("U-Net on ResNet-18", "unet", "resnet18"),
     ("U-Net++ on MobileNetV2", "unetplusplus", "mobilenet_v2"),
-    ("FPN on ResNet-18", "fpn", "resnet18"),
+    ("FPN on MobileNetV2", "fpn", "mobilenet_v2"),
     ("DeepLabV3+ on MobileNetV2", "deeplabv3plus", "mobilenet_v2"),
-    ("LinkNet on ResNet-18", "linknet", "resnet18"),
-    ("SegFormer decoder on ResNet-18", "segformer", "resnet18"),
+    ("LinkNet on MobileNetV2", "linknet", "mobilenet_v2"),
+    ("SegFormer decoder on MobileNetV2", "segformer", "mobilenet_v2"),
 ):
     KIND.add(_title, "segmentation_models_pytorch")(_segmentation(_name, _encoder))
 

@@ -340,6 +340,9 @@ def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # As on a device: opening a large graph takes a fraction of the time, and each is run seldom.
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(

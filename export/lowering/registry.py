@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from export.lowering.channels import followed
+
 LoweringFunction = Callable[..., Any]
 """``lower(graph, out, *args, **kwargs) -> str | tuple[str, ...]``.
 
@@ -29,7 +31,8 @@ def lowers(*operators: Any) -> Callable[[_Function], _Function]:
         for operator in operators:
             if operator in _TABLE:
                 raise ValueError(f"{operator} has two lowerings")
-            _TABLE[operator] = function
+            pointwise = torch.Tag.pointwise in operator.tags
+            _TABLE[operator] = followed(function) if pointwise else function
         return function
 
     return register

@@ -174,12 +174,20 @@ def test_parity_with_torchs_own_optimizers_over_a_run(tmp_path: Path) -> None:
         (export.Sgd(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
         (export.Adam(0.01), lambda p: torch.optim.Adam(p, 0.01)),
         (
-            export.Adam(0.01, weight_decay=0.1),
+            export.Adam(0.01, weight_decay=0.1, amsgrad=True),
+            lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True),
+        ),
+        (
+            export.Sgd(0.05, 0.9, weight_decay=0.01, nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.01, nesterov=True),
+        ),
+        (
+            export.AdamW(0.01, weight_decay=0.1),
             lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
         ),
     ]:
         model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.BatchNorm1d(16), nn.Linear(16, 3))
-        folder = tmp_path / f"{ours.name}{ours.settings()}".replace("/", "_")
+        folder = tmp_path / f"{ours.name}-{len(list(tmp_path.iterdir()))}"
         x, y = torch.randn(32, 5), torch.randint(3, (32,))
         export.train_step(
             model,

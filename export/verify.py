@@ -26,7 +26,15 @@ from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, evaluate, optimizer_tensors, predict, train_step
+from export.step import (
+    Problem,
+    apply_optimizer,
+    evaluate,
+    held_tensors,
+    optimizer_tensors,
+    predict,
+    train_step,
+)
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
@@ -332,7 +340,9 @@ def _in_double(problem: Problem) -> Problem:
         replace(slot, dtype=torch.float64) if slot.dtype == torch.float32 else slot
         for slot in problem.slots
     )
-    return replace(problem, model=copy.deepcopy(problem.model).double(), slots=slots)
+    model = copy.deepcopy(problem.model).double()
+    held = {**problem.held, **held_tensors(model)}
+    return replace(problem, model=model, slots=slots, held=held)
 
 
 def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:

@@ -94,3 +94,12 @@ def keep_mask(
     # only to those of the bound's, so that a constant does.
     near = g.op("BitwiseXor", bits, _word(g, below >> draws.LAST_SHIFT))
     return g.op("Reshape", g.op("Less", near, _word(g, below)), g.shape(size))
+
+
+@lowers(torch.ops.tessera.uniform.default)
+def uniform(g: Graph, out: Any, seed: Value, step: Value, call: int, size: Sequence[Dim]) -> str:
+    bits = _mix(g, _unmixed(g, seed, step, call, size))
+    upper = g.op("Cast", _shifted(g, bits, 32 - draws.UNIFORM_BITS), to=TensorProto.FLOAT)
+    drawn = g.op("Mul", upper, g.scalar(float(draws.UNIFORM_UNIT), torch.float32))
+    drawn = g.op("Add", drawn, g.scalar(float(draws.UNIFORM_UNIT) / 2, torch.float32))
+    return g.op("Reshape", drawn, g.shape(size))

@@ -1,4 +1,4 @@
-"""Dropout and attention with a mask that is a function of the run-time seed."""
+"""Dropout and attention whose masks are functions of the run-time seed."""
 
 from __future__ import annotations
 

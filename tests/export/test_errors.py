@@ -43,8 +43,7 @@ REFUSED = {
     "branch": (lambda x: x if x.sum() > 0 else -x, r"depends on data.*in module: 1\.0"),
     "boolean index": (lambda x: x[x > 0], "mask"),
     "nonzero": (lambda x: x[torch.nonzero(x[:, 0])[:, 0]], "mask"),
-    "random": (lambda x: x + torch.rand_like(x), "random numbers as a batch input"),
-    "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), "Dropout"),
+    "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "cdist": (
         lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
         "cdist.*in module: 1.0 .*squared differences",

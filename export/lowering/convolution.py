@@ -217,7 +217,9 @@ def _spread_weight(g: Graph, weight: Value, w: Window, *, back: bool = False) ->
     rows = g.op("Reshape", weight, g.ints([w.groups, w.taps]))
     spread = g.op("MatMul", rows, g.constant(table))
     return g.op(
-        "Reshape", spread, g.ints([w.groups, -1, positions] if not back else [w.groups, positions, -1])
+        "Reshape",
+        spread,
+        g.ints([w.groups, -1, positions] if not back else [w.groups, positions, -1]),
     )
 
 

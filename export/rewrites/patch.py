@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as functional
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
 from export.rewrites import dropout, losses, normalisation, recurrent
+from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
 
 # The joint projection of self-attention as one product and a split.
@@ -177,13 +178,19 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 
-class _CheckedClasses(TorchFunctionMode):
-    """By a mode, since torch's own is a built-in function that a model may have imported itself."""
+class _InTraining(TorchFunctionMode):
+    """By a mode, since torch's own are built-in functions, which a model may have imported itself
+    or hold as an attribute."""
+
+    _OURS: ClassVar[dict[Any, Callable[..., Tensor]]] = {
+        functional.one_hot: one_hot,
+        functional.gelu: gelu,
+    }
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return (one_hot if func is functional.one_hot else func)(*args, **(kwargs or {}))
+        return self._OURS.get(func, func)(*args, **(kwargs or {}))
 
 
 _LOCK = threading.RLock()
@@ -235,7 +242,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def trainable(randomness: Randomness) -> Iterator[None]:
     """Inside, all is recordable, and what torch refuses the recorded step will refuse, too."""
-    with recordable(randomness), _CheckedClasses():
+    with recordable(randomness), _InTraining():
         yield
 
 

@@ -287,6 +287,8 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
                 instead="one name for both",
             )
     for guard in env.guards:
+        if isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1):
+            continue  # whether a size broadcasts, or is empty: left to the run-time's checks, too
         free = sorted(guard.expr.free_symbols, key=str)
         for probe in _PROBES:
             values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}

@@ -198,22 +198,14 @@ def index_add(
 
 def _leading(
     g: Graph, a: Value, indices: Sequence[Value | None]
-) -> tuple[str, str, list[int], list[int]]:
-    """Indexed axes moved to the front, and their indices as one int64 tensor [..., count]."""
+) -> tuple[str, str, list[int], int, int]:
+    """Indexed axes moved to the front, and their indices as one int64 tensor [..., count].
+
+    Then those axes, the indices' rank and where torch puts them in the result: in the place of
+    axes that are next to each other, else at the front.
+    """
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     chosen = [index for index in indices if index is not None]
-    if any(index.dtype == torch.bool for index in chosen):
-        raise ExportError(
-            "indexing by a boolean mask gives a size that depends on data",
-            operator="aten.index",
-            instead="torch.where, or multiplying by the mask",
-        )
-    if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise ExportError(
-            "indices on axes that are not next to each other",
-            operator="aten.index",
-            instead="permute the tensor first",
-        )
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     moved = transpose_order(g, a, order)
     names = [g.cast(index, torch.int64) for index in chosen]
@@ -223,19 +215,19 @@ def _leading(
     parts = [g.op("Unsqueeze", name, g.ints([-1])) for name in names]
     joined = parts[0] if len(parts) == 1 else g.op("Concat", *parts, axis=-1)
     rank = max(index.rank for index in chosen)
-    return moved, joined, axes, list(range(rank))
+    together = axes == list(range(axes[0], axes[0] + len(axes)))
+    return moved, joined, axes, rank, axes[0] if together else 0
 
 
 @lowers(aten.index.Tensor)
 def index(g: Graph, out: Any, a: Value, indices: Sequence[Value | None]) -> str:
     chosen = [(axis, value) for axis, value in enumerate(indices) if value is not None]
-    if len(chosen) == 1 and chosen[0][1].dtype != torch.bool:
+    if len(chosen) == 1:
         axis, value = chosen[0]
         return g.op("Gather", a, value, axis=axis)
-    moved, where, axes, index_dims = _leading(g, a, indices)
+    moved, where, _, rank, place = _leading(g, a, indices)
     gathered = g.op("GatherND", moved, where)
-    rank = len(index_dims)
-    order = [*range(rank, rank + axes[0]), *range(rank), *range(rank + axes[0], out.dim())]
+    order = [*range(rank, rank + place), *range(rank), *range(rank + place, out.dim())]
     if order == list(range(out.dim())):
         return gathered
     return g.op("Transpose", gathered, perm=order)
@@ -250,27 +242,16 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> str:
-    if not accumulate and any(v is not None and v.dtype == torch.bool for v in indices):
-        masks = [v for v in indices if v is not None]
-        if len(masks) == 1 and values.rank == 0 and masks[0].rank == a.rank:
-            return g.op("Where", masks[0], g.cast(values, out.dtype), a)
-    moved, where, axes, index_dims = _leading(g, a, indices)
+    moved, where, axes, rank, place = _leading(g, a, indices)
     chosen = [v for v in indices if v is not None]
     lead = list(torch.broadcast_shapes(*[tuple(v.shape) for v in chosen]))
     rest = [size for i, size in enumerate(a.shape) if i not in axes]
-    if axes[0] and rest[: axes[0]]:
+    full = [*rest[:place], *lead, *rest[place:]]
+    update = _broadcast(g, values, full)
+    if place:
         # torch gives [rest before, index dims, rest after]; ScatterND wants the indices first.
-        rank = len(index_dims)
-        full = [*rest[: axes[0]], *lead, *rest[axes[0] :]]
-        wide = _broadcast(g, values, full)
-        order = [
-            *range(axes[0], axes[0] + rank),
-            *range(axes[0]),
-            *range(axes[0] + rank, len(full)),
-        ]
-        update = g.op("Transpose", wide, perm=order)
-    else:
-        update = _broadcast(g, values, [*lead, *rest])
+        order = [*range(place, place + rank), *range(place), *range(place + rank, len(full))]
+        update = g.op("Transpose", update, perm=order)
     result = g.op("ScatterND", moved, where, update, reduction="add" if accumulate else "none")
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     back = [order.index(i) for i in range(a.rank)]
@@ -287,6 +268,11 @@ def index_copy(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Val
 def index_fill(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
     name = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
     return index_put(g, out, a, [*[None] * (dim % a.rank), index], Value(name, out.dtype, ()))
+
+
+@lowers(aten.nonzero.default)
+def nonzero(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Transpose", g.op("NonZero", a), perm=[1, 0])
 
 
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
@@ -16,7 +16,7 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import dropout, losses, normalisation, recurrent
+from export.rewrites import dropout, losses, normalisation, recurrent, tables
 from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
 
@@ -178,19 +178,27 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 
-class _InTraining(TorchFunctionMode):
-    """By a mode, since torch's own are built-in functions, which a model may have imported itself
-    or hold as an attribute."""
+class _Replaced(TorchFunctionMode):
+    """Calls equals of some of torch's functions, however a model came to hold those."""
 
-    _OURS: ClassVar[dict[Any, Callable[..., Tensor]]] = {
-        functional.one_hot: one_hot,
-        functional.gelu: gelu,
-    }
+    def __init__(self, equals: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._equals = equals
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return self._OURS.get(func, func)(*args, **(kwargs or {}))
+        return self._equals.get(func, func)(*args, **(kwargs or {}))
+
+
+# Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
+_EQUALS: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: tables.sliced,
+    Tensor.masked_select: tables.masked_select,
+    torch.masked_select: tables.masked_select,
+    Tensor.masked_scatter: tables.masked_scatter,
+    torch.masked_scatter: tables.masked_scatter,
+}
 
 
 _LOCK = threading.RLock()
@@ -235,6 +243,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         _patched(replacements),
         _plain_attention(),
         RandomFunctions(randomness),
+        _Replaced(_EQUALS),
     ):
         yield
 
@@ -242,7 +251,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def trainable(randomness: Randomness) -> Iterator[None]:
     """Inside, all is recordable, and what torch refuses the recorded step will refuse, too."""
-    with recordable(randomness), _InTraining():
+    with recordable(randomness), _Replaced({functional.one_hot: one_hot, functional.gelu: gelu}):
         yield
 
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
+from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
 from export.step import (
     Problem,
@@ -257,7 +258,8 @@ def verify_artifact(
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
 
     ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
-    Batches are rows of the example batch drawn anew, at two sizes of each named axis.
+    Batches are rows of the example batch drawn anew, at two sizes of each named axis; at the first
+    also steps at which the optimizer does something new (an accumulated step, a schedule's end).
     """
     rng = np.random.default_rng(seed)
     double = _in_double(problem)
@@ -272,9 +274,12 @@ def verify_artifact(
     }
     found: list[Comparison] = []
     moved: set[str] = set()
-    for sizes in size_sets(problem):
+    every = size_sets(problem)
+    for sizes in every:
         state = initial_state(problem, sizes, rng)
-        for step in range(steps):
+        later = turns(problem.optimizer).difference(range(steps)) if sizes is every[0] else ()
+        for step in (*range(steps), *sorted(later)):
+            state["state.step"] = np.array(step)
             inputs = {**state, **draw_batch(problem, sizes, rng), **draw_scalars(problem, rng)}
             for count, (trainer, differ, _) in sessions.items():
                 got = {**_run(trainer, inputs), **_run(differ, inputs)}

@@ -52,7 +52,7 @@ class BatchChecker:
             if not self._said and not self._unused.isdisjoint(batch):
                 self._said = True
                 _LOG.warning(
-                    "%s: ignored in each batch, for the loss uses them not",
+                    "%s: ignored in each batch, for the loss does not use it",
                     ", ".join(sorted(self._unused & set(batch))),
                 )
         for array, dtype in zip(arrays, self._dtypes, strict=True):
@@ -99,8 +99,9 @@ class BatchChecker:
     def _refuse(self, problem: str, fix: str | None = None) -> Never:
         entries = ", ".join(f"{p.of}: {p.dtype}{describe(p.shape)}" for p in self._ports)
         advice = f". To fix it, {fix}" if fix else ""
+        unused = f", and ignores {', '.join(sorted(self._unused))}" if self._unused else ""
         raise BatchError(
-            f"batch refused: {problem}{advice}. This artifact expects {{{entries}}}"
+            f"batch refused: {problem}{advice}. This artifact expects {{{entries}}}{unused}"
         ) from None
 
 

@@ -21,6 +21,7 @@ from export.optimizers.protocol import (
     dot,
     packs,
     require,
+    turns,
 )
 from export.optimizers.schedules import Schedule
 
@@ -55,6 +56,9 @@ class Around:
 
     def state(self) -> tuple[StateSpec, ...]:
         return self.optimizer.state()
+
+    def turns(self) -> set[int]:
+        return turns(self.optimizer)
 
     def packs(self, shapes: Mapping[str, Shape]) -> dict[str, str]:
         return packs(self.optimizer, shapes)
@@ -127,6 +131,9 @@ class Accumulated(Around):
             isinstance(self.every, int) and self.every >= 1,
             f"every is {self.every}; expected an integer of at least 1",
         )
+
+    def turns(self) -> set[int]:
+        return {(own + 1) * self.every - 1 for own in {0, *super().turns()}}
 
     def state(self) -> tuple[StateSpec, ...]:
         return (StateSpec("accumulated"), *super().state())
@@ -213,6 +220,9 @@ class Scheduled(Around):
             "scheduled": self.schedule.name,
             **{f"scheduled.{key}": value for key, value in self.schedule.settings().items()},
         }
+
+    def turns(self) -> set[int]:
+        return super().turns() | turns(self.schedule)
 
     def update(
         self,

@@ -20,6 +20,7 @@ from export.optimizers.protocol import (
     bound,
     packs,
     require,
+    turns,
 )
 
 Choice = str | Sequence[str] | Callable[[str, Shape], bool]
@@ -178,6 +179,9 @@ class Groups:
         base = self._base()
         rates = [share.optimizer.hyper().get("lr", base) for share in self._shares]
         return [rate / base if base else 1.0 for rate in rates]
+
+    def turns(self) -> set[int]:
+        return set().union(*(turns(share.optimizer) for share in self._shares))
 
     def state(self) -> tuple[StateSpec, ...]:
         return tuple(

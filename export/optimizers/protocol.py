@@ -50,10 +50,11 @@ class Optimizer(Protocol):
     shared state; ``step`` is the int64 scalar count of finished steps; ``hyper`` maps run-time
     inputs to float32 scalars.
 
-    Two things are asked for by those that need them. ``per_tensor = True``: the lists then hold
+    More is asked for by those that need it. ``per_tensor = True``: the lists then hold
     single parameters in their own shapes, and so does the state. ``bound(slots)``: called once
     before the export with what the tensors of those lists hold (``export.layout.LayoutSlot``: name,
     shape, members), returns the optimizer that is exported; ValueError for what it cannot train.
+    ``turns()``: counts of finished steps at which it does something new, for verification.
     """
 
     @property
@@ -115,6 +116,16 @@ class Described:
 # How an optimizer gets what it asks for.
 
 
+def turns(optimizer: object) -> set[int]:
+    """Counts of finished steps at which an optimizer or a schedule does something else than before.
+
+    Verification, which trains a few steps only, compares those steps, too.
+    """
+    found = getattr(optimizer, "turns", set)
+    counts: set[int] = found()
+    return counts
+
+
 def packs(optimizer: Optimizer, shapes: Mapping[str, Shape]) -> dict[str, str]:
     """By a parameter's name, the pack that it may share with others: "" but for groups."""
     grouping = getattr(optimizer, "packs", None)
@@ -167,6 +178,9 @@ class PerTensor:
 
     def state(self) -> tuple[StateSpec, ...]:
         return self.optimizer.state()
+
+    def turns(self) -> set[int]:
+        return turns(self.optimizer)
 
     def update(
         self,

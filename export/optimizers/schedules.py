@@ -6,6 +6,7 @@ of the optimizer; at step 0 torch's scheduler has just been made.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -13,11 +14,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from export.optimizers.protocol import Described, require
+from export.optimizers.protocol import Described, require, turns
 
 
 class Schedule(Protocol):
-    """A function of the count of finished steps."""
+    """A function of the count of finished steps; ``turns()`` may name steps, as an optimizer's."""
 
     @property
     def name(self) -> str: ...
@@ -53,6 +54,9 @@ class Constant(_Described):
         _require_length(self.total_iters)
         require(self.value >= 0, f"value is {self.value}; it must be at least 0")
 
+    def turns(self) -> set[int]:
+        return {self.total_iters}
+
     def factor(self, step: Tensor) -> Tensor:
         return self.value + (1 - self.value) * (step >= self.total_iters).to(torch.float64)
 
@@ -71,6 +75,9 @@ class Linear(_Described):
             self.start_factor >= 0 and self.end_factor >= 0,
             f"the factors are {self.start_factor} and {self.end_factor}; both at least 0",
         )
+
+    def turns(self) -> set[int]:
+        return {self.total_iters // 2, self.total_iters + 1}
 
     def factor(self, step: Tensor) -> Tensor:
         share = _share(step, self.total_iters)
@@ -91,6 +98,9 @@ class Cosine(_Described):
         _require_length(self.total_iters)
         require(self.end_factor >= 0, f"end_factor is {self.end_factor}; it must be at least 0")
 
+    def turns(self) -> set[int]:
+        return {self.total_iters // 2}
+
     def factor(self, step: Tensor) -> Tensor:
         wave = torch.cos(step.to(torch.float64) * (math.pi / self.total_iters))
         return self.end_factor + (1 - self.end_factor) * ((1 + wave) / 2)
@@ -106,6 +116,9 @@ class Polynomial(_Described):
     def __post_init__(self) -> None:
         _require_length(self.total_iters)
         require(self.power > 0, f"power is {self.power}; it must be above 0")
+
+    def turns(self) -> set[int]:
+        return {self.total_iters // 2}
 
     def factor(self, step: Tensor) -> Tensor:
         return torch.pow(1 - _share(step, self.total_iters), self.power)
@@ -138,6 +151,9 @@ class Step(_Described):
         )
         require(self.gamma > 0, f"gamma is {self.gamma}; it must be above 0")
 
+    def turns(self) -> set[int]:
+        return {self.step_size}
+
     def factor(self, step: Tensor) -> Tensor:
         times = torch.div(step, self.step_size, rounding_mode="floor")
         return torch.pow(self.gamma, times.to(torch.float64))
@@ -153,6 +169,9 @@ class MultiStep(_Described):
     def __post_init__(self) -> None:
         _require_rising(self.milestones)
         require(self.gamma > 0, f"gamma is {self.gamma}; it must be above 0")
+
+    def turns(self) -> set[int]:
+        return set(self.milestones)
 
     def factor(self, step: Tensor) -> Tensor:
         behind = step * 0
@@ -191,6 +210,10 @@ class OneCycle(_Described):
             f"anneal_strategy is {self.anneal_strategy!r}; expected cos or linear",
         )
         require(self.div_factor > 0 and self.final_div_factor > 0, "the divisors are above 0")
+
+    def turns(self) -> set[int]:
+        ends = [0, *(int(end) for end, _, _ in self._phases())]
+        return {max(0, (a + b) // 2) for a, b in itertools.pairwise(ends)}
 
     def _phases(self) -> list[tuple[float, float, float]]:
         """Last step of each phase, and the factors at its start and at its end."""
@@ -245,6 +268,11 @@ class Sequential(_Described):
             found[str(at)] = schedule.name
             found.update({f"{at}.{key}": value for key, value in schedule.settings().items()})
         return found
+
+    def turns(self) -> set[int]:
+        begins = (0, *self.milestones)
+        pairs = zip(self.schedules, begins, strict=True)
+        return {begin + turn for schedule, begin in pairs for turn in {0, *turns(schedule)}}
 
     def factor(self, step: Tensor) -> Tensor:
         found = self.schedules[0].factor(step)

@@ -74,9 +74,7 @@ def test_torchs_optimizer_with_groups_is_taken_over(tmp_path: Path) -> None:
     )
     exported = _export(model, theirs, tmp_path / "a")
     settings = dict(exported.manifest.optimizer.settings)
-    assert settings["1.parameters"] == tuple(
-        n for n, p in model.named_parameters() if p in set(flat)
-    )
+    assert settings["1.parameters"] == ("0.bias", "1.weight", "1.bias", "3.bias")
     assert (settings["rest.weight_decay"], settings["1.weight_decay"]) == (0.5, 0.0)
     assert (settings["2.rate"], settings["2.betas"]) == (pytest.approx(10), (0.5, 0.9))
     trainer = Trainer(exported.directory)
@@ -254,3 +252,16 @@ def test_groups_inside_groups(tmp_path: Path) -> None:
         "groups.top.1.m.packed.top.1",
     } <= held
     assert Trainer(tmp_path / "a").hyper.keys() == {"lr", "top.lr"}
+
+
+def test_a_wrong_step_long_after_the_first_is_not_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accumulation moves parameters after more steps than verification trains."""
+    from export.lowering import registry
+
+    right = registry._TABLE[torch.ops.aten.where.self]
+    wrong = lambda g, out, c, a, b: right(g, out, c, b, b)  # noqa: E731
+    monkeypatch.setitem(registry._TABLE, torch.ops.aten.where.self, wrong)
+    with pytest.raises(ExportError, match=r"differs from torch.* at step 6"):
+        _export(nn.Sequential(nn.Linear(6, 2)), export.Accumulated(export.Sgd(), 7), tmp_path / "a")

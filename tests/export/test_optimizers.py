@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import export
 from export import schedules
-from export.optimizers.protocol import bound
+from export.optimizers.protocol import bound, turns
 
 SHAPES = [(4, 3), (5,), (2, 6), (3, 2, 2)]
 STEPS = 40
@@ -444,3 +444,14 @@ def test_wrong_settings(make: Callable[[], object], message: str) -> None:
 def test_an_optimizer_without_groups_is_bound_to_itself() -> None:
     optimizer = export.Adam()
     assert bound(optimizer, []) is optimizer
+
+
+def test_verification_looks_at_each_phase() -> None:
+    """Of what the optimizer does: one in which nothing is compared would be taken on trust."""
+    warm = schedules.Sequential((schedules.Linear(0.1, total_iters=4), schedules.Step(6)), (10,))
+    scheduled = export.Scheduled(export.Sgd(), warm)
+    assert turns(scheduled) == {0, 2, 5, 10, 16}
+    groups = export.Groups(export.Adam(), export.Group("a", scheduled))
+    assert turns(export.Clipped(export.Accumulated(groups, 3), norm=1)) == {2, 8, 17, 32, 50}
+    assert turns(export.Adam()) == set()
+    assert turns(schedules.OneCycle(100)) == {14, 64}

@@ -60,5 +60,5 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     kind = {"none": _Gelu, "tanh": _GeluByTanh}.get(approximate)
     if kind is None:
         raise ValueError(f"approximate is {approximate!r}; expected 'none' or 'tanh'")
-    result: Tensor = kind.apply(input)  # type: ignore[no-untyped-call]
+    result: Tensor = kind.apply(input)
     return result

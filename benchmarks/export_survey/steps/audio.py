@@ -225,7 +225,8 @@ class Spectrogram(nn.Module):
         self.register_buffer("window", torch.hann_window(64))
         self.conv = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
+            nn.Conv2d(8, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(16, CLASSES),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

@@ -75,8 +75,7 @@ def _torch(name: str) -> Opening:
     model, batch = written.model.train(), written.batch
 
     def open() -> Callable[[], object]:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = OPTIMIZERS[written.optimizer].torchs(trained)
+        optimizer = OPTIMIZERS[written.optimizer].torchs(model)
 
         def step() -> float:
             optimizer.zero_grad(set_to_none=True)

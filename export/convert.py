@@ -15,7 +15,14 @@ from torch import fx
 import export.lowering  # noqa: F401  (fills the registry)
 from export.errors import ExportError
 from export.lowering import registry
-from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value, used_names
+from export.lowering.graph import (
+    NUMPY_DTYPE,
+    ONNX_DTYPE,
+    Graph,
+    Value,
+    expression,
+    used_names,
+)
 from export.mutation import live_nodes
 from export.trace import Trace
 
@@ -188,12 +195,23 @@ class _Lowering:
                 module=self._path(node),
                 instead=instead_of(str(target)),
             ) from error
+        self._bind_sizes(result, out)
         if isinstance(result, (tuple, list)):
             return tuple(
                 None if name is None or name == "" else _value(name, part)
                 for name, part in zip(result, out, strict=False)
             )
         return _value(result, out)
+
+    def _bind_sizes(self, result: Any, out: Any) -> None:
+        """Say where the sizes stand that data decide (of ``nonzero``)."""
+        several = isinstance(result, (tuple, list))
+        pairs = zip(result, out, strict=False) if several else [(result, out)]
+        for name, part in pairs:
+            for axis, size in enumerate(part.shape if name else ()):
+                symbol = expression(size)
+                if isinstance(symbol, sympy.Symbol):
+                    self._graph.bind_symbol(symbol, name, axis)
 
     def _check_dtypes(self, node: fx.Node, out: Any) -> None:
         for part in out if isinstance(out, (tuple, list)) else (out,):

@@ -143,15 +143,10 @@ def _batch(problem: Problem, inputs: Mapping[str, Tensor]) -> Batch:
 
 def optimizer_slots(problem: Problem) -> dict[str, list[str]]:
     """Names of the optimizer's state tensors, by kind of state."""
-    prefix = problem.optimizer.name
-    return {
-        spec.name: (
-            [f"{prefix}.{spec.name}.{slot.name}" for slot in problem.parameter_slots]
-            if spec.per_parameter
-            else [f"{prefix}.{spec.name}"]
-        )
-        for spec in problem.optimizer.state()
-    }
+    found: dict[str, list[str]] = {}
+    for held in optimizer_tensors(problem):
+        found.setdefault(held.kind, []).append(held.name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -159,6 +154,7 @@ class OptimizerTensor:
     """A state tensor of the optimizer: ``like`` names the parameter slot that it belongs to."""
 
     name: str
+    kind: str
     dtype: torch.dtype
     shape: Shape
     like: str | None
@@ -166,14 +162,16 @@ class OptimizerTensor:
 
 def optimizer_tensors(problem: Problem) -> list[OptimizerTensor]:
     """The optimizer's state tensors, kind after kind, in the order of the parameter slots."""
-    names = optimizer_slots(problem)
     found = []
+    parameters = problem.parameter_slots
     for spec in problem.optimizer.state():
-        slots = problem.parameter_slots if spec.per_parameter else [None]
-        for name, slot in zip(names[spec.name], slots, strict=True):
-            shape = (*spec.lead, *(slot.shape if slot else ()))
-            like = slot.name if slot else None
-            found.append(OptimizerTensor(name, spec.dtype, shape, like))
+        prefix = f"{problem.optimizer.name}.{spec.name}"
+        if not spec.per_parameter:
+            found.append(OptimizerTensor(prefix, spec.name, spec.dtype, spec.lead, None))
+            continue
+        for slot in parameters if spec.of is None else [parameters[i] for i in spec.of]:
+            name, shape = f"{prefix}.{slot.name}", (*spec.lead, *slot.shape)
+            found.append(OptimizerTensor(name, spec.name, spec.dtype, shape, slot.name))
     return found
 
 

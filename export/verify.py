@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
+from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
 from export.step import (
     Problem,
@@ -297,7 +298,9 @@ def verify_artifact(
 
     ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
     Batches are rows of the example batch drawn anew, at two sizes of each named axis; where torch
-    cannot take these, they are its rows as they stand. ``say`` is told of the progress.
+    cannot take these, they are its rows as they stand. At the first sizes there are also steps at
+    which the optimizer does something new (an accumulated step, a schedule's end). ``say`` is told
+    of the progress.
     """
     rng, shaking = np.random.default_rng(seed).spawn(2)
     double = _in_double(problem)
@@ -311,17 +314,25 @@ def verify_artifact(
         for threads in ((1,) if adds_by_scatter(train) else (1, 2))
     }
     beside = _Beside(problem, double, sessions, rng, shaking)
-    every = size_sets(problem)
-    for number, sizes in enumerate(every):
+    usual = range(steps)
+    later = sorted(turns(problem.optimizer).difference(usual))
+    every: list[tuple[dict[str, int], Sequence[int]]] = [
+        (sizes, usual) for sizes in size_sets(problem)
+    ]
+    every[0] = (every[0][0], (*usual, *later))
+    total, done = sum(len(numbers) for _, numbers in every), 0
+    for index, (sizes, numbers) in enumerate(every):
         state = initial_state(problem, sizes, rng)
         try:
-            for step in range(steps):
-                say(f"verifying: step {number * steps + step + 1} of {len(every) * steps}")
+            for step in numbers:
+                done += 1
+                say(f"verifying: step {done} of {total}")
+                state["state.step"] = np.array(step)
                 inputs, state = beside.step(state, sizes, step)
             beside.evaluate(inputs, sizes, steps)
         except _Unfit as unfit:
             # Rows that depend on each other are compared at the sizes that the author gave.
-            if number == 0:
+            if index == 0:
                 raise unfit.error from unfit.error.__cause__
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
     unmoved = tuple(name for name in members if name not in beside.moved)
@@ -476,9 +487,10 @@ def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    # Planning whose memory which tensor takes would take longer than all the steps.
+    # As on a device: opening a large graph takes a fraction of the time, and each is run seldom.
     options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3
     try:
         return ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import dropout, losses, normalisation, recurrent
+from export.rewrites import dropout, losses, normalisation, recurrent, tables
+from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
 
 # The joint projection of self-attention as one product and a split.
@@ -177,13 +178,27 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 
-class _CheckedClasses(TorchFunctionMode):
-    """By a mode, since torch's own is a built-in function that a model may have imported itself."""
+class _Replaced(TorchFunctionMode):
+    """Calls equals of some of torch's functions, however a model came to hold those."""
+
+    def __init__(self, equals: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._equals = equals
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return (one_hot if func is functional.one_hot else func)(*args, **(kwargs or {}))
+        return self._equals.get(func, func)(*args, **(kwargs or {}))
+
+
+# Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
+_EQUALS: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: tables.sliced,
+    Tensor.masked_select: tables.masked_select,
+    torch.masked_select: tables.masked_select,
+    Tensor.masked_scatter: tables.masked_scatter,
+    torch.masked_scatter: tables.masked_scatter,
+}
 
 
 _LOCK = threading.RLock()
@@ -227,8 +242,8 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         _LOCK,
         _patched(replacements),
         _plain_attention(),
-        _plain_convolution(),
         RandomFunctions(randomness),
+        _Replaced(_EQUALS),
     ):
         yield
 
@@ -236,7 +251,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def trainable(randomness: Randomness) -> Iterator[None]:
     """Inside, all is recordable, and what torch refuses the recorded step will refuse, too."""
-    with recordable(randomness), _CheckedClasses():
+    with recordable(randomness), _Replaced({functional.one_hot: one_hot, functional.gelu: gelu}):
         yield
 
 
@@ -275,15 +290,3 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _plain_convolution() -> Iterator[None]:
-    """Convolutions consider neither oneDNN nor NNPACK, which torch chooses by the batch's size."""
-    mkldnn = torch.backends.mkldnn
-    before = mkldnn.set_flags(_enabled=False, _fp32_precision=None)[0]
-    try:
-        with torch.backends.nnpack.flags(enabled=False):
-            yield
-    finally:
-        mkldnn.set_flags(_enabled=before, _fp32_precision=None)

@@ -29,9 +29,6 @@ from export.trace import Trace
 # What to use instead of an operator that cannot be exported.
 
 _HINTS: tuple[tuple[str, str], ...] = (
-    ("rrelu", "torch.nn.LeakyReLU, or torch.nn.PReLU"),
-    ("exponential", "random numbers as a batch input (for gumbel_softmax: the Gumbel noise)"),
-    ("uniform_", "random numbers as a batch input"),
     ("replication_pad", "torch.cat of the edge slices, or padding mode 'reflect' or 'constant'"),
     ("as_strided", "slices, reshape or Tensor.unfold"),
     ("median", "torch.sort and an index"),
@@ -49,11 +46,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("searchsorted", "torch.bucketize, or comparisons and a sum"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
-    ("bernoulli", "torch.nn.Dropout or torch.nn.functional.dropout, whose mask comes from a seed"),
-    ("rand", "random numbers as a batch input; torch.nn.Dropout for masks"),
-    ("normal", "random numbers as a batch input"),
-    ("multinomial", "sampling outside the step, given as a batch input"),
-    ("native_dropout", "torch.nn.functional.dropout called by its full name"),
     ("cdist", "torch.sqrt of the sum of squared differences"),
     ("grid_sampler", "a fixed resampling before the step"),
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),

@@ -166,9 +166,9 @@ def record(
 
 
 def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModulePaths) -> None:
-    """Refuse parameters and buffers that came in as constants, by a way other than the model.
+    """Refuse parameters and buffers that came in as constants: as views from before the step.
 
-    Each step gives the model new values; a list of its parameters made before would keep the old.
+    Each step gives the model new values; such a view would keep the old.
     """
     held = {
         tensor.untyped_storage().data_ptr(): name
@@ -184,11 +184,11 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModuleP
             name = held.get(tensor.untyped_storage().data_ptr())
             if name is not None:
                 raise ExportError(
-                    f"{name!r} is used as a constant: it was reached by another way than through "
-                    "the model that the loss is given",
+                    f"{name!r} is used as a constant: what is used is a view of it from before the "
+                    "step",
                     module=paths.at(index),
-                    instead="model.parameters() or the attribute's own name inside the loss, not "
-                    "a list, an alias or a closure from before",
+                    instead="the parameter or buffer itself, and its views (detach, data, t) made "
+                    "where they are used",
                 )
 
 

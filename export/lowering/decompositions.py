@@ -29,6 +29,7 @@ _MORE = (
     aten._euclidean_dist,
     aten.upsample_nearest2d,
     aten.cumprod,
+    aten.rrelu_with_noise_backward,
 )
 
 

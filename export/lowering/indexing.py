@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from export.errors import ExportError
+from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.elementwise import div_mode
 from export.lowering.graph import Dim, Graph, Value, fixed, same
 from export.lowering.registry import lowers
@@ -323,7 +324,11 @@ def slice_tensor(
 ) -> str:
     if same(out.shape[dim], a.shape[dim]) and fixed(step) == 1:
         return a.name
-    return slice_axis(g, a, dim % a.rank, start, end, step)
+    dim = dim % a.rank
+    first = held_first(g, a)
+    if first is not None:
+        return exchanged(g, slice_axis(g, first, other_axis(dim), start, end, step), a.rank)
+    return slice_axis(g, a, dim, start, end, step)
 
 
 @lowers(aten.flip.default)
@@ -353,7 +358,12 @@ def split_with_sizes(
 ) -> tuple[str, ...]:
     if len(sizes) == 1:
         return (a.name,)
-    return g.multi("Split", a, g.shape(sizes), outputs=len(sizes), axis=dim % a.rank)
+    axis = dim % a.rank
+    first = held_first(g, a)
+    if first is None:
+        return g.multi("Split", a, g.shape(sizes), outputs=len(sizes), axis=axis)
+    parts = g.multi("Split", first, g.shape(sizes), outputs=len(sizes), axis=other_axis(axis))
+    return tuple(exchanged(g, part, a.rank) for part in parts)
 
 
 @lowers(aten.split.Tensor)
@@ -397,6 +407,11 @@ def slice_backward(
     if first is not None and first < 0:
         start = size + start
     end = size - start - grad.shape[dim]
+    held = held_first(g, grad)
+    if held is not None:
+        there = other_axis(dim)
+        zeros = embed_in_zeros(g, held, there, start, end, grad.dtype, grad.rank)
+        return exchanged(g, zeros, grad.rank)
     return embed_in_zeros(g, grad, dim, start, end, grad.dtype, grad.rank)
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
+from export.lowering.channels import followed
+
 LoweringFunction = Callable[..., Any]
 """``lower(graph, out, *args, **kwargs) -> str | tuple[str, ...]``.
 
@@ -25,7 +29,8 @@ def lowers(*operators: Any) -> Callable[[_Function], _Function]:
         for operator in operators:
             if operator in _TABLE:
                 raise ValueError(f"{operator} has two lowerings")
-            _TABLE[operator] = function
+            pointwise = torch.Tag.pointwise in operator.tags
+            _TABLE[operator] = followed(function) if pointwise else function
         return function
 
     return register

@@ -41,8 +41,7 @@ def _export(function: Any, directory: Path, **changes: Any) -> export.Exported:
 REFUSED = {
     "item": (lambda x: x * x.sum().item(), r"depends on data.*in module: 1\.0 \(_Inner\)"),
     "branch": (lambda x: x if x.sum() > 0 else -x, r"depends on data.*in module: 1\.0"),
-    "random": (lambda x: x + torch.rand_like(x), "random numbers as a batch input"),
-    "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), "Dropout"),
+    "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "cdist": (
         lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
         "cdist.*in module: 1.0 .*squared differences",
@@ -185,35 +184,16 @@ def test_a_buffer_that_changes_its_shape_is_refused(tmp_path: Path) -> None:
         _export(lambda x: x, tmp_path, model=Growing())
 
 
-PARAMETERS = [nn.Parameter(torch.zeros(2))]
-
-
 @pytest.mark.parametrize(
     ("given", "instead"),
     [
-        (torch.optim.SGD(PARAMETERS, lr=0.1), "export.Sgd(lr=0.1)"),
-        (
-            torch.optim.SGD(PARAMETERS, lr=0.1, momentum=0.9, nesterov=True),
-            "export.Sgd(lr=0.1, momentum=0.9) (without nesterov, which it lacks)",
-        ),
-        (torch.optim.Adam(PARAMETERS), "export.Adam(lr=0.001)"),
-        (torch.optim.Adam(PARAMETERS, lr=torch.tensor(0.01)), "export.Adam(lr=0.01)"),
-        (
-            torch.optim.AdamW(PARAMETERS, lr=2e-3, betas=(0.8, 0.9)),
-            "export.Adam(lr=0.002, betas=(0.8, 0.9), weight_decay=0.01)",
-        ),
-        (
-            torch.optim.Adam(PARAMETERS, weight_decay=0.1),
-            "export.Adam(lr=0.001, weight_decay=0.1), whose weight decay is decoupled from the "
-            "gradient, as in torch.optim.AdamW",
-        ),
         (torch.optim.Adam, "export.Adam(lr=0.001)"),
-        (torch.optim.RMSprop(PARAMETERS), "export.Adam(lr=...), export.Sgd(lr=..., momentum=...)"),
-        ("adam", "export.Adam(lr=...)"),
+        (torch.optim.NAdam([nn.Parameter(torch.zeros(2))]), "export.AdamW(lr=...), export.Sgd"),
+        ("adam", "export.AdamW(lr=...)"),
         (export.Adam, "Adam(lr=...)"),
     ],
 )
-def test_torchs_optimizer_is_refused_and_ours_is_named(
+def test_what_is_no_optimizer_is_refused_and_ours_is_named(
     given: Any, instead: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=f"optimizer is .*instead: {re.escape(instead)}"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import onnx
@@ -26,6 +26,7 @@ from export.step import (
     PredictFunction,
     Problem,
     evaluate,
+    kept_buffers,
     optimizer_tensors,
     predict,
     train_step,
@@ -83,7 +84,8 @@ def export_train_step(
 ) -> Exported:
     """Write an artifact folder that trains and predicts on stock onnxruntime.
 
-    model: float32 parameters; those with ``requires_grad=False`` are kept as they are.
+    model: float32 parameters; those with ``requires_grad=False`` are kept as they are,
+        and cost a step no gradient, no update and no second copy.
     loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
     optimizer: ``export.Sgd(...)``, ``export.Adam(...)``, or any ``export.Optimizer``.
@@ -190,7 +192,7 @@ def _problem(
     buffers = {**dict(model.named_buffers()), **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)
-    return Problem(
+    problem = Problem(
         name=name or Path(directory).resolve().name,
         model=model,
         loss=loss,
@@ -203,6 +205,21 @@ def _problem(
         metrics=sources,
         evaluated_loss=evaluated_loss,
     )
+    if not buffers:
+        return problem
+    with _left_as_it_was(model), one_at_a_time(), torch.inference_mode(False):
+        unchanged = kept_buffers(problem, trainable)
+    return replace(problem, slots=lay_out(trained, buffers, axes, unchanged, _frozen(model)))
+
+
+def _frozen(model: nn.Module) -> set[str]:
+    """Parameters that are not trained, and the buffers of modules that hold only such."""
+    found = {name for name, each in model.named_parameters() if not each.requires_grad}
+    for path, module in model.named_modules():
+        own = [each.requires_grad for each in module.parameters(recurse=False)]
+        if own and not any(own):
+            found |= {name for name, _ in module.named_buffers(path, recurse=False)}
+    return found
 
 
 def _check_optimizer(given: object) -> None:

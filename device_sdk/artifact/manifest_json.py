@@ -60,10 +60,11 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
     from device_sdk.artifact.manifest import FORMAT
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
+    version = 3 if manifest.kept else 2 if metrics else 1
     return {
-        **({"metrics": metrics} if metrics else {}),
+        **({"metrics": metrics} if version > 1 else {}),
         "format": FORMAT,
-        "format_version": 2 if metrics else 1,
+        "format_version": version,
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
@@ -108,6 +109,8 @@ def _state_to_object(tensor: StateTensor) -> dict[str, object]:
         ]
     if tensor.like is not None:
         found["like"] = tensor.like
+    if tensor.frozen:
+        found["frozen"] = True
     return found
 
 
@@ -203,6 +206,9 @@ def _state(value: object) -> StateTensor:
     like = fields.optional("like")
     if like is not None and not isinstance(like, str):
         raise ArtifactError(f"{fields.where}: like is the name of a state tensor")
+    frozen = fields.optional("frozen")
+    if frozen not in (None, True):
+        raise ArtifactError(f"{fields.where}: frozen is true, or left out")
     tensor = StateTensor(
         name=fields.text("name"),
         kind=fields.text("kind"),
@@ -210,6 +216,7 @@ def _state(value: object) -> StateTensor:
         shape=_shape(fields),
         members=tuple(_member(entry) for entry in members or ()),
         like=like,
+        frozen=frozen is not None,
     )
     fields.end()
     return tensor

@@ -85,6 +85,7 @@ class Trainer:
         self._checker: Final = BatchChecker(
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
+            unused=manifest.ignored,
         )
         self._scalars: Final = StepScalars(self._train)
         self._last: Mapping[str, Array] = {}
@@ -110,6 +111,7 @@ class Trainer:
         """Train on one batch and return its loss.
 
         `batch` maps the artifact's entries to arrays of exactly the dtypes and shapes it names;
+        entries of the export's example batch that the loss has no use for are ignored, said once;
         `hyper` replaces defaults (see `hyper`) for this step only: `hyper={"lr": 0.01}`.
 
         Raises BatchError for a wrong batch, NonFiniteStep where loss or new state is not finite,
@@ -134,15 +136,19 @@ class Trainer:
         """Copies of the last finished step's extra outputs; empty before the first step."""
         return {name: array.copy() for name, array in self._last.items()}
 
-    def predict(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def predict(self, batch: Mapping[str, Array], *, averaged: bool = False) -> dict[str, Array]:
         """The outputs of the artifact's inference graph in evaluation mode.
 
-        The batch may hold entries that only training needs. Raises BatchError for a wrong batch,
-        GraphRunError where onnxruntime fails, ArtifactError where the artifact cannot predict.
+        With `averaged` by the parameters' moving averages (see `averages`). The batch may hold
+        entries that only training needs. Raises BatchError for a wrong batch, GraphRunError where
+        onnxruntime fails, ArtifactError where the artifact cannot predict, or keeps no averages.
         """
-        return {port.of: array for port, array in self._in_evaluation_mode("infer", batch)}
+        found = self._in_evaluation_mode("infer", batch, averaged)
+        return {port.of: array for port, array in found}
 
-    def evaluate(self, batch: Mapping[str, Array]) -> tuple[float | None, dict[str, Array]]:
+    def evaluate(
+        self, batch: Mapping[str, Array], *, averaged: bool = False
+    ) -> tuple[float | None, dict[str, Array]]:
         """The loss in evaluation mode, and the outputs that the artifact's metrics are about.
 
         The loss is None where no metric of the artifact is about it. The batch may hold entries
@@ -151,7 +157,7 @@ class Trainer:
         name = "evaluate" if "evaluate" in self._manifest.graphs else "infer"
         loss: float | None = None
         outputs: dict[str, Array] = {}
-        for port, array in self._in_evaluation_mode(name, batch):
+        for port, array in self._in_evaluation_mode(name, batch, averaged):
             if port.role == "loss":
                 loss = float(array)
             else:
@@ -159,7 +165,7 @@ class Trainer:
         return loss, outputs
 
     def _in_evaluation_mode(
-        self, name: str, batch: Mapping[str, Array]
+        self, name: str, batch: Mapping[str, Array], averaged: bool
     ) -> list[tuple[Port, Array]]:
         if name not in self._predictors:
             if name not in self._graphs:
@@ -173,7 +179,21 @@ class Trainer:
                 self._settings,
                 constants=[port.name for port in self._constants(name)],
             )
-        return self._predictors[name].predict(batch, self._banks, self._axes)
+        instead = self._averaged_state() if averaged else {}
+        return self._predictors[name].predict(batch, self._banks, self._axes, instead)
+
+    def _averaged_state(self) -> dict[str, Array]:
+        """The averages of the parameters' state tensors, by their names."""
+        lags = self._manifest.average_lags
+        if not lags:
+            raise ArtifactError(
+                f"{self._manifest.name} keeps no averages: export it with export.Averaged around "
+                "the optimizer"
+            )
+        return {
+            name: np.asarray(self._banks.read(name) + self._banks.read(lag))
+            for name, lag in lags.items()
+        }
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -181,6 +201,14 @@ class Trainer:
     def parameters(self) -> dict[str, Array]:
         """Copies of all parameters by torch's names."""
         return self._copies("parameter")
+
+    @property
+    def averages(self) -> dict[str, Array]:
+        """Copies of the parameters' moving averages by torch's names (`export.Averaged`).
+
+        A parameter without one is itself. Raises ArtifactError where no average is kept.
+        """
+        return self._copies("parameter", self._averaged_state())
 
     @property
     def buffers(self) -> dict[str, Array]:
@@ -345,9 +373,10 @@ class Trainer:
     def _shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {tensor.name: resolve(tensor.shape, axes) for tensor in self._manifest.state}
 
-    def _copies(self, kind: str) -> dict[str, Array]:
+    def _copies(self, kind: str, instead: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Of one kind's members, out of ``instead`` where it has their state tensors."""
         found = {}
-        state: dict[str, Array] = {}
+        state = dict(instead or {})
         for name in self._members.of_kind(kind):
             holder = self._members.place(name)[0].name
             if holder not in state:

@@ -108,9 +108,7 @@ def _call(
 ) -> tuple[Result, dict[str, Tensor]]:
     """What the function returns, and the model's buffers as it left them."""
     named = {
-        f"model.{place}": tensors[name]
-        for place, name in _places(problem.model)
-        if name in tensors
+        f"model.{place}": tensors[name] for place, name in _places(problem.model) if name in tensors
     }
     module = _Loss(problem.model, function)
     with _Identities(problem.held, tensors):

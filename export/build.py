@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -16,7 +16,7 @@ from export.axes import Axes, parse_axes
 from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
-from export.layout import LayoutSlot, lay_out
+from export.layout import LayoutSlot, lay_out, lay_out_buffers
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Optimizer
 from export.optimizers.from_torch import as_optimizer, trained_by
@@ -30,6 +30,7 @@ from export.step import (
     Problem,
     evaluate,
     held_tensors,
+    kept_buffers,
     optimizer_tensors,
     predict,
     train_step,
@@ -88,7 +89,8 @@ def export_train_step(
 ) -> Exported:
     """Write an artifact folder that trains and predicts on stock onnxruntime.
 
-    model: float32 parameters; those with ``requires_grad=False`` are kept as they are.
+    model: float32 parameters; those with ``requires_grad=False`` are kept as they are,
+        and cost a step no gradient, no update and no second copy.
     loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
     optimizer: ``export.Sgd(...)``, ``export.AdamW(...)``, ``export.Groups(...)`` or any other
@@ -201,31 +203,46 @@ def _problem(
     buffers = {**dict(model.named_buffers()), **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)
-    slots, chosen = _laid_out(chosen, trained, buffers, axes)
-    return Problem(
+    parameters, chosen = _laid_out(chosen, trained, axes)
+    problem = Problem(
         name=name or Path(directory).resolve().name,
         model=model,
         loss=loss,
         predict=predict,
         optimizer=chosen,
         axes=axes,
-        slots=slots,
+        slots=parameters,
         batch=dict(batch),
         gradient=gradient,
         metrics=sources,
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
     )
+    with _left_as_it_was(model), one_at_a_time(), torch.inference_mode(False):
+        unchanged = kept_buffers(problem, trainable) if buffers else set()
+    others = lay_out_buffers(buffers, axes, unchanged, _frozen(model, trained))
+    return replace(problem, slots=(*parameters, *others))
+
+
+def _frozen(model: nn.Module, trained: Collection[str]) -> set[str]:
+    """Parameters that are not trained, and the buffers of modules that hold only such."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        own = {name for name, _ in module.named_parameters(path, recurse=False)}
+        found |= own - set(trained)
+        if own and not own & set(trained):
+            found |= {name for name, _ in module.named_buffers(path, recurse=False)}
+    return found
 
 
 def _laid_out(
-    optimizer: Optimizer, trained: Mapping[str, Tensor], buffers: Mapping[str, Tensor], axes: Axes
+    optimizer: Optimizer, trained: Mapping[str, Tensor], axes: Axes
 ) -> tuple[tuple[LayoutSlot, ...], Optimizer]:
-    """The state tensors, and the optimizer that knows those of the parameters."""
+    """The parameters' state tensors, and the optimizer that knows them."""
     try:
         shapes = {name: axes.shape(name, tensor.shape) for name, tensor in trained.items()}
-        slots = lay_out(trained, buffers, axes, packs(optimizer, shapes))
-        return slots, bound(optimizer, [slot for slot in slots if slot.kind == "parameter"])
+        slots = lay_out(trained, axes, packs(optimizer, shapes))
+        return slots, bound(optimizer, slots)
     except ValueError as error:
         raise ExportError(f"optimizer: {error}") from error
 

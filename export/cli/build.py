@@ -33,11 +33,15 @@ export.train_step (all but the directory):
           model=model,
           loss=loss,
           example_batch={"features": torch.randn(16, 8), "label": torch.randint(3, (16,))},
-          optimizer=export.Adam(lr=1e-3),
+          optimizer=export.AdamW(lr=1e-3),  # or torch.optim.AdamW(model.parameters(), ...)
           dynamic={"features": {0: "batch"}, "label": {0: "batch"}},
       )
 
-  $ tessera-export build mymodels:classifier -o artifacts/classifier"""
+  $ tessera-export build mymodels:classifier -o artifacts/classifier
+
+Optimizers: export.Sgd, SgdW, Adam, AdamW, RMSprop, Adagrad, Adadelta, Lion, Lamb, Muon, Segmented,
+of parameter groups by export.Groups; around one of them export.Clipped (gradients), Accumulated
+(steps), Averaged (parameters) and Scheduled (rates, export.schedules): see docs/export.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

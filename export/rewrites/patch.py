@@ -29,6 +29,7 @@ from export.rewrites import (
 )
 from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
+from export.rewrites.upsampling import interpolate
 
 # The joint projection of self-attention as one product and a split.
 #
@@ -243,6 +244,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "embedding_bag", embedding_bag),
         (functional, "group_norm", normalisation.group_norm),
         (functional, "instance_norm", normalisation.instance_norm),
+        (functional, "interpolate", interpolate),
         (functional, "layer_norm", normalisation.layer_norm),
         (functional, "_in_projection_packed", in_projection_packed),
         (

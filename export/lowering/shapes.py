@@ -18,7 +18,6 @@ aten = torch.ops.aten
 
 @lowers(
     aten.view.default,
-    aten.reshape.default,
     aten._unsafe_view.default,
     aten.unsqueeze.default,
     aten.squeeze.default,

@@ -31,6 +31,8 @@ from device_sdk.runtime.state import (
 from device_sdk.runtime.step import StepRunner, StepScalars
 
 _LOG = logging.getLogger("device_sdk")
+# From here on a step is long enough that planning its memory ahead gains nothing.
+_LARGE_STATE_BYTES: Final = 1 << 24
 
 
 class Trainer:
@@ -66,7 +68,11 @@ class Trainer:
         self._seed = seed
         self._train: Final = manifest.graphs["train"]
         self._session, self._settings = open_session(
-            artifact.graphs["train"], self._train.file, providers, threads
+            artifact.graphs["train"],
+            self._train.file,
+            providers,
+            threads,
+            patterns=sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES,
         )
         # Of graphs in evaluation mode: their bytes until the first use, then their sessions.
         self._graphs: Final[dict[str, CheckedGraph]] = dict(artifact.graphs)

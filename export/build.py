@@ -28,6 +28,7 @@ from export.step import (
     PredictFunction,
     Problem,
     evaluate,
+    held_tensors,
     optimizer_tensors,
     predict,
     train_step,
@@ -208,6 +209,7 @@ def _problem(
         gradient=gradient,
         metrics=sources,
         evaluated_loss=evaluated_loss,
+        held=held_tensors(model),
     )
 
 

@@ -27,7 +27,15 @@ from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, evaluate, optimizer_tensors, predict, train_step
+from export.step import (
+    Problem,
+    apply_optimizer,
+    evaluate,
+    held_tensors,
+    optimizer_tensors,
+    predict,
+    train_step,
+)
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
@@ -337,7 +345,9 @@ def _in_double(problem: Problem) -> Problem:
         replace(slot, dtype=torch.float64) if slot.dtype == torch.float32 else slot
         for slot in problem.slots
     )
-    return replace(problem, model=copy.deepcopy(problem.model).double(), slots=slots)
+    model = copy.deepcopy(problem.model).double()
+    held = {**problem.held, **held_tensors(model)}
+    return replace(problem, model=model, slots=slots, held=held)
 
 
 def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
@@ -345,6 +355,9 @@ def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # As on a device: opening a large graph takes a fraction of the time, and each is run seldom.
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(

@@ -250,6 +250,9 @@ class Graph:
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         given = {key: value for key, value in attrs.items() if value is not None}
         sources = [_name(value) for value in inputs]
+        # Absent optional inputs at the end are left out: OpenVINO takes a name "" for an input.
+        while sources and not sources[-1]:
+            sources.pop()
         key = same_node(op_type, sources, wanted, given)
         if key is not None and key in self._equal:
             return self._equal[key]
@@ -371,6 +374,11 @@ class Graph:
 
         One that is beyond either end onnxruntime refuses by itself, as torch does.
         """
+        producer = self.producer.get(index.name)
+        if producer is not None and producer.op_type in ("Max", "Clip"):
+            bounds = [self.array(name) for name in producer.input[:2]]
+            if any(bound is not None and bool((bound >= 0).all()) for bound in bounds):
+                return
         self._root._from_zero[index.name] = index
 
     def refusing(self, guard: str) -> str:

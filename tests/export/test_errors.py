@@ -41,10 +41,7 @@ def _export(function: Any, directory: Path, **changes: Any) -> export.Exported:
 REFUSED = {
     "item": (lambda x: x * x.sum().item(), r"depends on data.*in module: 1\.0 \(_Inner\)"),
     "branch": (lambda x: x if x.sum() > 0 else -x, r"depends on data.*in module: 1\.0"),
-    "boolean index": (lambda x: x[x > 0], "mask"),
-    "nonzero": (lambda x: x[torch.nonzero(x[:, 0])[:, 0]], "mask"),
-    "random": (lambda x: x + torch.rand_like(x), "random numbers as a batch input"),
-    "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), "Dropout"),
+    "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "cdist": (
         lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
         "cdist.*in module: 1.0 .*squared differences",
@@ -55,10 +52,6 @@ REFUSED = {
     "half precision": (lambda x: (x.half() * 2).float(), r"float16.*module: 1\.0 .*autocast"),
     "complex": (lambda x: torch.complex(x, x).abs(), r"complex.*module: 1\.0 .*two tensors"),
     "no gradient": (lambda x: x * (x // 0.3), "floor_divide.*detach"),
-    "table shorter than the axis": (
-        lambda x: x + torch.ones(16, 4)[: x.shape[0]],
-        r"module: 1\.0 .*torch\.arange",
-    ),
     "batch fixed": (lambda x: x.reshape(6, 4) * 2, r"size 4\*batch.*module: 1\.0 .*x\.shape"),
     "branch on batch": (lambda x: x * 2 if x.shape[0] > 100 else x, "only where"),
 }

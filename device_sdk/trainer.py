@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import onnxruntime as ort
 
+from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, load_artifact
 from device_sdk.artifact.manifest import Manifest
@@ -20,7 +22,7 @@ from device_sdk.errors import CheckpointError, NonFiniteStep, StateError
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.session import open_session
+from device_sdk.runtime.session import make_session, open_session
 from device_sdk.runtime.state import (
     Members,
     StateBanks,
@@ -67,16 +69,16 @@ class Trainer:
         self._initial: Final = initial_state(manifest, artifact.initial)
         self._seed = seed
         self._train: Final = manifest.graphs["train"]
-        self._session, self._settings = open_session(
-            artifact.graphs["train"],
+        self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
+        # Their bytes until a session is made of them; with frozen state inside it may be made anew.
+        self._graphs: Final = dict(artifact.graphs)
+        session, self._settings = open_session(
+            self._graph("train", self._initial),
             self._train.file,
             providers,
             threads,
             patterns=sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES,
         )
-        # Of graphs in evaluation mode: their bytes until the first use, then their sessions.
-        self._graphs: Final[dict[str, CheckedGraph]] = dict(artifact.graphs)
-        del self._graphs["train"]
         self._predictors: Final[dict[str, Predictor]] = {}
         self._members: Final = Members(manifest)
         others = [graph for name, graph in manifest.graphs.items() if name != "train"]
@@ -93,17 +95,13 @@ class Trainer:
         }
         self._axes = self._example_axes()
         self._banks: Final = StateBanks(
-            manifest.state, self._shapes(self._axes), self._settings.on_cuda
+            manifest.state, self._shapes(self._axes), self._settings.on_cuda, manifest.kept
         )
         self._memories: Final = BatchMemories(self._train, self._checker)
-        self._runner: Final = StepRunner(
-            self._session,
-            self._train,
-            self._banks,
-            self._scalars.tensors,
-            host_only=self._settings.host_only,
-        )
+        # None where the session holds frozen state that has been replaced since.
+        self._runner: StepRunner | None = None
         self.reset()
+        self._runner = self._runner_of(session)
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -123,6 +121,8 @@ class Trainer:
         memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
         self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
+        if self._runner is None:
+            self._runner = self._reopened()
         loss, guard = self._runner.run(memory, arrays)
         if not (math.isfinite(loss) and math.isfinite(guard)):
             raise NonFiniteStep(loss, guard)
@@ -172,9 +172,13 @@ class Trainer:
                 raise ArtifactError(
                     f"{self._manifest.name} has no inference graph: export it with predict="
                 )
-            graph = self._graphs[name]
-            self._predictors[name] = Predictor(self._manifest, name, graph, self._settings)
-            del self._graphs[name]
+            self._predictors[name] = Predictor(
+                self._manifest,
+                name,
+                self._graph(name, self._frozen_state()),
+                self._settings,
+                constants=[port.name for port in self._constants(name)],
+            )
         instead = self._averaged_state() if averaged else {}
         return self._predictors[name].predict(batch, self._banks, self._axes, instead)
 
@@ -336,6 +340,32 @@ class Trainer:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _graph(self, name: str, state: Mapping[str, Array]) -> CheckedGraph:
+        """A graph to make a session of, with the frozen part of the state inside."""
+        graph = self._graphs[name] if self._frozen else self._graphs.pop(name)
+        return with_constants(graph, {port.name: state[port.of] for port in self._constants(name)})
+
+    def _constants(self, name: str) -> list[Port]:
+        ports = self._manifest.graphs[name].select("state")
+        return [port for port in ports if port.of in self._frozen]
+
+    def _frozen_state(self) -> dict[str, Array]:
+        return {name: self._banks.read(name) for name in self._frozen}
+
+    def _runner_of(self, session: ort.InferenceSession) -> StepRunner:
+        return StepRunner(
+            session,
+            self._train,
+            self._banks,
+            self._scalars.tensors,
+            host_only=self._settings.host_only,
+            constants=[port.name for port in self._constants("train")],
+        )
+
+    def _reopened(self) -> StepRunner:
+        graph = self._graph("train", self._frozen_state())
+        return self._runner_of(make_session(graph, self._train.file, self._settings))
+
     def _example_axes(self) -> dict[str, int]:
         sizes = self._manifest.example_sizes
         return {axis: sizes[axis] for axis in sizes if axis in self._state_axes}
@@ -373,7 +403,18 @@ class Trainer:
             self._memories.forget(changed)
             self._axes = dict(axes)
         written = {**values, **zeros}
+        if any(
+            not _same(values[name], self._banks.read(name)) for name in self._frozen & set(values)
+        ):
+            self._runner = None
+            self._predictors.clear()
         resized = [name for name, array in written.items() if self._banks.write(name, array)]
-        self._runner.bind_state(resized)
+        if self._runner is not None:
+            self._runner.bind_state(resized)
         if "step" in values:
             self._step = int(values["step"].item())
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two arrays of one dtype have the same shape and bits."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()

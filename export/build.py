@@ -21,6 +21,7 @@ from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Optimizer
 from export.optimizers.from_torch import as_optimizer, trained_by
 from export.optimizers.protocol import bound, packs
+from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.step import (
     LossesFunction,
@@ -84,6 +85,7 @@ def export_train_step(
     metrics: MetricSpecs | None = None,
     verify: bool = True,
     name: str | None = None,
+    progress: Progress | None = None,
 ) -> Exported:
     """Write an artifact folder that trains and predicts on stock onnxruntime.
 
@@ -105,6 +107,8 @@ def export_train_step(
         "probabilities")}``. Outputs are those of ``Trainer.predict``.
     verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
         gradient, update and output with float64 torch, and refuse where they differ.
+    progress: is told of each phase and step as it begins; by default a line on standard error, if
+        that is a terminal.
 
     Raises ExportError naming the operator, the module's path and what to use instead, or the worst
     tensor and its error where verification fails; nothing is written then.
@@ -113,8 +117,8 @@ def export_train_step(
         model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
         metrics or {},
     )  # fmt: skip
-    with one_at_a_time(), torch.inference_mode(False):
-        graphs = lower(problem)
+    with reported(progress) as say, one_at_a_time(), torch.inference_mode(False):
+        graphs = lower(problem, say)
         if metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
@@ -123,11 +127,12 @@ def export_train_step(
         if verify:
             with _left_as_it_was(model):
                 report = verify_artifact(
-                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients
+                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients, say=say
                 )
         else:
             for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
                 open_session(graph, threads=1)
+        say("writing")
         manifest = write_artifact(
             problem, {"train": graphs.train, **graphs.in_evaluation_mode}, Path(directory)
         )
@@ -242,9 +247,10 @@ def _laid_out(
         raise ExportError(f"optimizer: {error}") from error
 
 
-def lower(problem: Problem) -> Graphs:
+def lower(problem: Problem, say: Progress) -> Graphs:
     """Trace and lower the train step and the prediction; every model passes onnx.checker."""
     specs = input_specs(problem)
+    say("tracing the step")
     with _left_as_it_was(problem.model):
         step = record(
             lambda inputs: train_step(problem, inputs, trainable),
@@ -253,6 +259,7 @@ def lower(problem: Problem) -> Graphs:
             problem.model,
         )
     given = {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")}
+    say("tracing the prediction")
     try:
         with _left_as_it_was(problem.model):
             guess = record(
@@ -270,6 +277,7 @@ def lower(problem: Problem) -> Graphs:
         ) from error
     judged = None
     if problem.evaluated_loss is not None:
+        say("tracing the evaluation")
         with _left_as_it_was(problem.model):
             judged = record(
                 lambda inputs: evaluate(problem, inputs, trainable),
@@ -277,6 +285,7 @@ def lower(problem: Problem) -> Graphs:
                 problem.axes,
                 problem.model,
             )
+    say("lowering")
     kept = [name for name in step.outputs if not name.startswith("gradient.")]
     gradients = [name for name in step.outputs if name.startswith("gradient.")]
     graphs = Graphs(

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ import onnxruntime as ort
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.load import CheckedGraph, load_artifact
+from device_sdk.artifact.load import CheckedGraph, load_artifact, load_initial
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
@@ -33,7 +34,7 @@ from device_sdk.runtime.state import (
 from device_sdk.runtime.step import StepRunner, StepScalars
 
 _LOG = logging.getLogger("device_sdk")
-# From here on a step is long enough that planning its memory ahead gains nothing.
+# From here on copies count, and a step is long enough that planning its memory gains nothing.
 _LARGE_STATE_BYTES: Final = 1 << 24
 
 
@@ -66,18 +67,22 @@ class Trainer:
             _LOG.info("%s runs with 1 thread: its gradients race under several", manifest.name)
             threads = 1
         self._manifest: Final = manifest
-        self._initial: Final = initial_state(manifest, artifact.initial)
+        initial = initial_state(manifest, artifact.initial)
+        large = sum(array.nbytes for array in initial.values()) >= _LARGE_STATE_BYTES
+        # A large model's is read again when it is asked for: held, it would be a third copy.
+        self._initial: Final = None if large else initial
+        self._directory: Final = Path(directory).resolve()
         self._seed = seed
         self._train: Final = manifest.graphs["train"]
         self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
         # Their bytes until a session is made of them; with frozen state inside it may be made anew.
         self._graphs: Final = dict(artifact.graphs)
         session, self._settings = open_session(
-            self._graph("train", self._initial),
+            self._graph("train", initial),
             self._train.file,
             providers,
             threads,
-            patterns=sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES,
+            patterns=not large,
         )
         self._predictors: Final[dict[str, Predictor]] = {}
         self._members: Final = Members(manifest)
@@ -100,7 +105,7 @@ class Trainer:
         self._memories: Final = BatchMemories(self._train, self._checker)
         # None where the session holds frozen state that has been replaced since.
         self._runner: StepRunner | None = None
-        self.reset()
+        self._replace(initial, self._axes)
         self._runner = self._runner_of(session)
 
     # -- training ----------------------------------------------------------------------------------
@@ -266,8 +271,14 @@ class Trainer:
         self._replace(values, new_sizes(self._axes, given))
 
     def reset(self) -> None:
-        """Back to the artifact's initial state and sizes, and to step 0."""
-        self._replace(self._initial, self._example_axes())
+        """Back to the artifact's initial state and sizes, and to step 0.
+
+        Raises ArtifactError where the artifact is large and its folder is not what it was.
+        """
+        initial = self._initial
+        if initial is None:
+            initial = initial_state(self._manifest, load_initial(self._directory, self._manifest))
+        self._replace(initial, self._example_axes())
         self._last = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -417,4 +428,5 @@ class Trainer:
 
 def _same(one: Array, other: Array) -> bool:
     """Whether two arrays of one dtype have the same shape and bits."""
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
+    bits = f"u{one.itemsize}"
+    return np.array_equal(one.view(bits), other.view(bits))

@@ -212,13 +212,17 @@ def fixed(size: Dim) -> int | None:
 
 
 class Graph:
-    """Collects nodes and constants; ``child`` makes the body of a control-flow operator."""
+    """Collects nodes and constants; ``child`` makes the body of a control-flow operator.
 
-    def __init__(self, parent: Graph | None = None) -> None:
+    ``several_threads`` asks for sums that are the same at any number of threads.
+    """
+
+    def __init__(self, parent: Graph | None = None, *, several_threads: bool = False) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.producer: dict[str, onnx.NodeProto] = {}
         self._equal: dict[Hashable, tuple[str, ...]] = {}
         self._root: Graph = parent._root if parent else self
+        self.several_threads = several_threads
         if parent is None:
             self._initializers: dict[str, onnx.TensorProto] = {}
             self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -250,6 +254,9 @@ class Graph:
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         given = {key: value for key, value in attrs.items() if value is not None}
         sources = [_name(value) for value in inputs]
+        # Absent optional inputs at the end are left out: OpenVINO takes a name "" for an input.
+        while sources and not sources[-1]:
+            sources.pop()
         key = same_node(op_type, sources, wanted, given)
         if key is not None and key in self._equal:
             return self._equal[key]
@@ -371,6 +378,11 @@ class Graph:
 
         One that is beyond either end onnxruntime refuses by itself, as torch does.
         """
+        producer = self.producer.get(index.name)
+        if producer is not None and producer.op_type in ("Max", "Clip"):
+            bounds = [self.array(name) for name in producer.input[:2]]
+            if any(bound is not None and bool((bound >= 0).all()) for bound in bounds):
+                return
         self._root._from_zero[index.name] = index
 
     def refusing(self, guard: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from export.errors import ExportError
-from export.lowering.graph import Dim, Graph, Value, fixed, same
+from export.lowering.graph import Dim, Graph, Value, fixed, same, same_shape
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
 
@@ -244,9 +244,7 @@ def index_fill(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any)
 
 
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
-    if len(shape) == value.rank and all(
-        same(x, y) for x, y in zip(value.shape, shape, strict=True)
-    ):
+    if same_shape(value.shape, shape):
         return value.name
     return g.op("Expand", value, g.shape(shape))
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import export.rewrites.upsampling  # noqa: F401  (defines torch.ops.tessera.repeat_nearest)
-from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same
+from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same_shape
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -30,14 +30,18 @@ def view(g: Graph, out: Any, a: Value, *where: Any) -> str:
     producer = g.producer.get(a.name)
     if producer is not None and producer.op_type == "Reshape":
         return g.reshape(producer.input[0], out.shape)
+    if producer is not None and producer.op_type == "ReduceSum":
+        axes = g.array(producer.input[1])
+        rest = [size for axis, size in enumerate(a.shape) if axes is None or axis not in axes]
+        kept = any(each.name == "keepdims" and each.i for each in producer.attribute)
+        if kept and axes is not None and same_shape(rest, out.shape):
+            return g.op("ReduceSum", *producer.input, keepdims=0)
     return g.reshape(a, out.shape)
 
 
 @lowers(aten.expand.default)
 def expand(g: Graph, out: Any, a: Value, sizes: Any, *, implicit: bool = False) -> str:
-    if len(a.shape) == len(out.shape) and all(
-        same(x, y) for x, y in zip(a.shape, out.shape, strict=True)
-    ):
+    if same_shape(a.shape, out.shape):
         return a.name
     producer = g.producer.get(a.name)
     source = a.name

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import onnxruntime as ort
 
+from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, load_artifact
 from device_sdk.artifact.manifest import Manifest
@@ -20,7 +22,7 @@ from device_sdk.errors import CheckpointError, NonFiniteStep, StateError
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.session import open_session
+from device_sdk.runtime.session import make_session, open_session
 from device_sdk.runtime.state import (
     Members,
     StateBanks,
@@ -31,6 +33,8 @@ from device_sdk.runtime.state import (
 from device_sdk.runtime.step import StepRunner, StepScalars
 
 _LOG = logging.getLogger("device_sdk")
+# From here on a step is long enough that planning its memory ahead gains nothing.
+_LARGE_STATE_BYTES: Final = 1 << 24
 
 
 class Trainer:
@@ -65,18 +69,23 @@ class Trainer:
         self._initial: Final = initial_state(manifest, artifact.initial)
         self._seed = seed
         self._train: Final = manifest.graphs["train"]
-        self._session, self._settings = open_session(
-            artifact.graphs["train"], self._train.file, providers, threads
+        self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
+        # Their bytes until a session is made of them; with frozen state inside it may be made anew.
+        self._graphs: Final = dict(artifact.graphs)
+        session, self._settings = open_session(
+            self._graph("train", self._initial),
+            self._train.file,
+            providers,
+            threads,
+            patterns=sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES,
         )
-        # Of graphs in evaluation mode: their bytes until the first use, then their sessions.
-        self._graphs: Final[dict[str, CheckedGraph]] = dict(artifact.graphs)
-        del self._graphs["train"]
         self._predictors: Final[dict[str, Predictor]] = {}
         self._members: Final = Members(manifest)
         others = [graph for name, graph in manifest.graphs.items() if name != "train"]
         self._checker: Final = BatchChecker(
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
+            unused=manifest.ignored,
         )
         self._scalars: Final = StepScalars(self._train)
         self._last: Mapping[str, Array] = {}
@@ -86,17 +95,13 @@ class Trainer:
         }
         self._axes = self._example_axes()
         self._banks: Final = StateBanks(
-            manifest.state, self._shapes(self._axes), self._settings.on_cuda
+            manifest.state, self._shapes(self._axes), self._settings.on_cuda, manifest.kept
         )
         self._memories: Final = BatchMemories(self._train, self._checker)
-        self._runner: Final = StepRunner(
-            self._session,
-            self._train,
-            self._banks,
-            self._scalars.tensors,
-            host_only=self._settings.host_only,
-        )
+        # None where the session holds frozen state that has been replaced since.
+        self._runner: StepRunner | None = None
         self.reset()
+        self._runner = self._runner_of(session)
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -106,6 +111,7 @@ class Trainer:
         """Train on one batch and return its loss.
 
         `batch` maps the artifact's entries to arrays of exactly the dtypes and shapes it names;
+        entries of the export's example batch that the loss has no use for are ignored, said once;
         `hyper` replaces defaults (see `hyper`) for this step only: `hyper={"lr": 0.01}`.
 
         Raises BatchError for a wrong batch, NonFiniteStep where loss or new state is not finite,
@@ -115,6 +121,8 @@ class Trainer:
         memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
         self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
+        if self._runner is None:
+            self._runner = self._reopened()
         loss, guard = self._runner.run(memory, arrays)
         if not (math.isfinite(loss) and math.isfinite(guard)):
             raise NonFiniteStep(loss, guard)
@@ -128,15 +136,19 @@ class Trainer:
         """Copies of the last finished step's extra outputs; empty before the first step."""
         return {name: array.copy() for name, array in self._last.items()}
 
-    def predict(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def predict(self, batch: Mapping[str, Array], *, averaged: bool = False) -> dict[str, Array]:
         """The outputs of the artifact's inference graph in evaluation mode.
 
-        The batch may hold entries that only training needs. Raises BatchError for a wrong batch,
-        GraphRunError where onnxruntime fails, ArtifactError where the artifact cannot predict.
+        With `averaged` by the parameters' moving averages (see `averages`). The batch may hold
+        entries that only training needs. Raises BatchError for a wrong batch, GraphRunError where
+        onnxruntime fails, ArtifactError where the artifact cannot predict, or keeps no averages.
         """
-        return {port.of: array for port, array in self._in_evaluation_mode("infer", batch)}
+        found = self._in_evaluation_mode("infer", batch, averaged)
+        return {port.of: array for port, array in found}
 
-    def evaluate(self, batch: Mapping[str, Array]) -> tuple[float | None, dict[str, Array]]:
+    def evaluate(
+        self, batch: Mapping[str, Array], *, averaged: bool = False
+    ) -> tuple[float | None, dict[str, Array]]:
         """The loss in evaluation mode, and the outputs that the artifact's metrics are about.
 
         The loss is None where no metric of the artifact is about it. The batch may hold entries
@@ -145,7 +157,7 @@ class Trainer:
         name = "evaluate" if "evaluate" in self._manifest.graphs else "infer"
         loss: float | None = None
         outputs: dict[str, Array] = {}
-        for port, array in self._in_evaluation_mode(name, batch):
+        for port, array in self._in_evaluation_mode(name, batch, averaged):
             if port.role == "loss":
                 loss = float(array)
             else:
@@ -153,17 +165,35 @@ class Trainer:
         return loss, outputs
 
     def _in_evaluation_mode(
-        self, name: str, batch: Mapping[str, Array]
+        self, name: str, batch: Mapping[str, Array], averaged: bool
     ) -> list[tuple[Port, Array]]:
         if name not in self._predictors:
             if name not in self._graphs:
                 raise ArtifactError(
                     f"{self._manifest.name} has no inference graph: export it with predict="
                 )
-            graph = self._graphs[name]
-            self._predictors[name] = Predictor(self._manifest, name, graph, self._settings)
-            del self._graphs[name]
-        return self._predictors[name].predict(batch, self._banks, self._axes)
+            self._predictors[name] = Predictor(
+                self._manifest,
+                name,
+                self._graph(name, self._frozen_state()),
+                self._settings,
+                constants=[port.name for port in self._constants(name)],
+            )
+        instead = self._averaged_state() if averaged else {}
+        return self._predictors[name].predict(batch, self._banks, self._axes, instead)
+
+    def _averaged_state(self) -> dict[str, Array]:
+        """The averages of the parameters' state tensors, by their names."""
+        lags = self._manifest.average_lags
+        if not lags:
+            raise ArtifactError(
+                f"{self._manifest.name} keeps no averages: export it with export.Averaged around "
+                "the optimizer"
+            )
+        return {
+            name: np.asarray(self._banks.read(name) + self._banks.read(lag))
+            for name, lag in lags.items()
+        }
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -171,6 +201,14 @@ class Trainer:
     def parameters(self) -> dict[str, Array]:
         """Copies of all parameters by torch's names."""
         return self._copies("parameter")
+
+    @property
+    def averages(self) -> dict[str, Array]:
+        """Copies of the parameters' moving averages by torch's names (`export.Averaged`).
+
+        A parameter without one is itself. Raises ArtifactError where no average is kept.
+        """
+        return self._copies("parameter", self._averaged_state())
 
     @property
     def buffers(self) -> dict[str, Array]:
@@ -302,6 +340,32 @@ class Trainer:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _graph(self, name: str, state: Mapping[str, Array]) -> CheckedGraph:
+        """A graph to make a session of, with the frozen part of the state inside."""
+        graph = self._graphs[name] if self._frozen else self._graphs.pop(name)
+        return with_constants(graph, {port.name: state[port.of] for port in self._constants(name)})
+
+    def _constants(self, name: str) -> list[Port]:
+        ports = self._manifest.graphs[name].select("state")
+        return [port for port in ports if port.of in self._frozen]
+
+    def _frozen_state(self) -> dict[str, Array]:
+        return {name: self._banks.read(name) for name in self._frozen}
+
+    def _runner_of(self, session: ort.InferenceSession) -> StepRunner:
+        return StepRunner(
+            session,
+            self._train,
+            self._banks,
+            self._scalars.tensors,
+            host_only=self._settings.host_only,
+            constants=[port.name for port in self._constants("train")],
+        )
+
+    def _reopened(self) -> StepRunner:
+        graph = self._graph("train", self._frozen_state())
+        return self._runner_of(make_session(graph, self._train.file, self._settings))
+
     def _example_axes(self) -> dict[str, int]:
         sizes = self._manifest.example_sizes
         return {axis: sizes[axis] for axis in sizes if axis in self._state_axes}
@@ -309,9 +373,10 @@ class Trainer:
     def _shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {tensor.name: resolve(tensor.shape, axes) for tensor in self._manifest.state}
 
-    def _copies(self, kind: str) -> dict[str, Array]:
+    def _copies(self, kind: str, instead: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Of one kind's members, out of ``instead`` where it has their state tensors."""
         found = {}
-        state: dict[str, Array] = {}
+        state = dict(instead or {})
         for name in self._members.of_kind(kind):
             holder = self._members.place(name)[0].name
             if holder not in state:
@@ -338,7 +403,18 @@ class Trainer:
             self._memories.forget(changed)
             self._axes = dict(axes)
         written = {**values, **zeros}
+        if any(
+            not _same(values[name], self._banks.read(name)) for name in self._frozen & set(values)
+        ):
+            self._runner = None
+            self._predictors.clear()
         resized = [name for name, array in written.items() if self._banks.write(name, array)]
-        self._runner.bind_state(resized)
+        if self._runner is not None:
+            self._runner.bind_state(resized)
         if "step" in values:
             self._step = int(values["step"].item())
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two arrays of one dtype have the same shape and bits."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from device_sdk.artifact import MetricSource
 from export.axes import Axes, Shape
@@ -18,7 +21,7 @@ from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
-from export.rewrites.dropout import Randomness
+from export.rewrites.randomness import Randomness
 
 Batch = dict[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -46,10 +49,38 @@ class Problem:
     metrics: Mapping[str, MetricSource] = field(default_factory=dict)
     evaluated_loss: str | None = None
     """Name of the loss that is a metric; None where none is."""
+    held: Mapping[int, str] = field(default_factory=dict)
+    """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:
         return [slot for slot in self.slots if slot.kind == "parameter"]
+
+
+def held_tensors(model: nn.Module) -> dict[int, str]:
+    """The model's parameters and buffers by identity, as ``Problem.held`` has them."""
+    own = (*model.named_parameters(), *model.named_buffers())
+    return {id(tensor): name for name, tensor in own}
+
+
+class _Identities(TorchFunctionMode):
+    """Inside, a step's tensors stand for the model's own, by whatever way these are reached.
+
+    A list of parameters, a closure, a module that was kept from before.
+    """
+
+    def __init__(self, held: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._tensors = {key: tensors[name] for key, name in held.items() if name in tensors}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(self._current, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _current(self, value: Any) -> Any:
+        return self._tensors.get(id(value), value) if isinstance(value, Tensor) else value
 
 
 class _Loss(nn.Module):
@@ -78,7 +109,10 @@ def _call(
     """What the function returns, and the model's buffers as it left them."""
     named = {f"model.{name}": tensor for name, tensor in tensors.items()}
     module = _Loss(problem.model, function)
-    result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(module, named, (batch,))
+    with _Identities(problem.held, tensors):
+        result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(
+            module, named, (batch,)
+        )
     return result
 
 
@@ -109,15 +143,10 @@ def _batch(problem: Problem, inputs: Mapping[str, Tensor]) -> Batch:
 
 def optimizer_slots(problem: Problem) -> dict[str, list[str]]:
     """Names of the optimizer's state tensors, by kind of state."""
-    prefix = problem.optimizer.name
-    return {
-        spec.name: (
-            [f"{prefix}.{spec.name}.{slot.name}" for slot in problem.parameter_slots]
-            if spec.per_parameter
-            else [f"{prefix}.{spec.name}"]
-        )
-        for spec in problem.optimizer.state()
-    }
+    found: dict[str, list[str]] = {}
+    for held in optimizer_tensors(problem):
+        found.setdefault(held.kind, []).append(held.name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,6 +154,7 @@ class OptimizerTensor:
     """A state tensor of the optimizer: ``like`` names the parameter slot that it belongs to."""
 
     name: str
+    kind: str
     dtype: torch.dtype
     shape: Shape
     like: str | None
@@ -132,14 +162,16 @@ class OptimizerTensor:
 
 def optimizer_tensors(problem: Problem) -> list[OptimizerTensor]:
     """The optimizer's state tensors, kind after kind, in the order of the parameter slots."""
-    names = optimizer_slots(problem)
     found = []
+    parameters = problem.parameter_slots
     for spec in problem.optimizer.state():
-        slots = problem.parameter_slots if spec.per_parameter else [None]
-        for name, slot in zip(names[spec.name], slots, strict=True):
-            shape = (*spec.lead, *(slot.shape if slot else ()))
-            like = slot.name if slot else None
-            found.append(OptimizerTensor(name, spec.dtype, shape, like))
+        prefix = f"{problem.optimizer.name}.{spec.name}"
+        if not spec.per_parameter:
+            found.append(OptimizerTensor(prefix, spec.name, spec.dtype, spec.lead, None))
+            continue
+        for slot in parameters if spec.of is None else [parameters[i] for i in spec.of]:
+            name, shape = f"{prefix}.{slot.name}", (*spec.lead, *slot.shape)
+            found.append(OptimizerTensor(name, spec.name, spec.dtype, shape, slot.name))
     return found
 
 
@@ -156,6 +188,7 @@ def train_step(
         target = parameters if slot.kind == "parameter" else buffers
         target.update(slot.unpack(inputs[f"state.{slot.name}"]))
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
     step = inputs["state.step"]
     problem.model.train()
@@ -163,6 +196,12 @@ def train_step(
         result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
         losses, outputs = _split_loss(problem, result)
         gradients = _differentiate(problem, losses, leaves)
+    for name in {member.name for slot in problem.slots if slot.kept for member in slot.members}:
+        if _changed(buffers[name], left.get(name)):
+            raise ExportError(
+                f"the step changes {name!r}, which it left alone on the example batch",
+                instead="a step that always does the same",
+            )
     buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
         direction = _direction(problem, inputs, losses, gradients)
@@ -213,6 +252,36 @@ def _direction(
     return direction
 
 
+def kept_buffers(problem: Problem, rewrites: Rewrites) -> set[str]:
+    """The buffers, frozen parameters among them, that a step on the example batch leaves alone.
+
+    Where the loss cannot be run as it is, none: recording says then what is wrong with it.
+    """
+    problem.model.train()
+    zero = torch.zeros((), dtype=torch.int64)
+    held = {
+        name: tensor.detach().clone()
+        for source in (problem.model.named_parameters(), problem.model.named_buffers())
+        for name, tensor in source
+    }
+    trained = {member.name for slot in problem.parameter_slots for member in slot.members}
+    try:
+        with rewrites(Randomness(zero, zero)), torch.no_grad():
+            _, left = _call(problem, problem.loss, held, dict(problem.batch))
+    except Exception:
+        return set()
+    return {
+        name
+        for name, tensor in held.items()
+        if name not in trained and not _changed(tensor, left.get(name))
+    }
+
+
+def _changed(before: Tensor, after: Tensor | None) -> bool:
+    """Whether a clone was written into, or another tensor put in its place."""
+    return before._version > 0 or not (after is None or after is before)
+
+
 def _left(name: str, before: Tensor, after: Tensor | None) -> Tensor:
     """A buffer after the step, of the shape and dtype that it had before."""
     if after is None or after is before:
@@ -260,7 +329,7 @@ def _finish(
     outputs = {**outputs, **direction.outputs}
     new = apply_optimizer(problem, inputs, packed)
     for slot in problem.slots:
-        if slot.kind == "buffer":
+        if slot.kind == "buffer" and not slot.kept:
             new[slot.name] = slot.pack(buffers)
     kinds = optimizer_slots(problem)
     implied = {

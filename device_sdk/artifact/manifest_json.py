@@ -56,14 +56,16 @@ def _frozen(value: object, depth: int) -> Setting:
 
 
 def manifest_to_object(manifest: Manifest) -> dict[str, object]:
-    """The manifest as JSON values: of version 1 where it says nothing that is new in 2."""
+    """The manifest as JSON values: of the oldest version that says all of it."""
     from device_sdk.artifact.manifest import FORMAT
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
+    version = 3 if manifest.kept or manifest.ignored else 2 if metrics else 1
     return {
-        **({"metrics": metrics} if metrics else {}),
+        **({"metrics": metrics} if version > 1 else {}),
+        **({"ignored": list(manifest.ignored)} if version > 2 else {}),
         "format": FORMAT,
-        "format_version": 2 if metrics else 1,
+        "format_version": version,
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
@@ -108,6 +110,8 @@ def _state_to_object(tensor: StateTensor) -> dict[str, object]:
         ]
     if tensor.like is not None:
         found["like"] = tensor.like
+    if tensor.frozen:
+        found["frozen"] = True
     return found
 
 
@@ -159,6 +163,9 @@ def manifest_from_object(value: object) -> Manifest:
             *(_text_or_none(fields, key) for key in ("output", "target", "scale"))
         )
         fields.end()
+    ignored = top.array("ignored") if version > 2 else []
+    if not all(isinstance(name, str) for name in ignored):
+        raise ArtifactError("manifest: ignored is a list of names of batch entries")
     files = {}
     for name, entry in top.mapping("files").items():
         fields = JsonFields(entry, f"file {name!r}")
@@ -177,6 +184,7 @@ def manifest_from_object(value: object) -> Manifest:
         producer={key: producer.text(key) for key in top.mapping("producer")},
         sequential=top.boolean("sequential"),
         metrics=metrics,
+        ignored=tuple(map(str, ignored)),
     )
     optimizer.end()
     top.end()
@@ -203,6 +211,9 @@ def _state(value: object) -> StateTensor:
     like = fields.optional("like")
     if like is not None and not isinstance(like, str):
         raise ArtifactError(f"{fields.where}: like is the name of a state tensor")
+    frozen = fields.optional("frozen")
+    if frozen not in (None, True):
+        raise ArtifactError(f"{fields.where}: frozen is true, or left out")
     tensor = StateTensor(
         name=fields.text("name"),
         kind=fields.text("kind"),
@@ -210,6 +221,7 @@ def _state(value: object) -> StateTensor:
         shape=_shape(fields),
         members=tuple(_member(entry) for entry in members or ()),
         like=like,
+        frozen=frozen is not None,
     )
     fields.end()
     return tensor

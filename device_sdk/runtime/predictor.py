@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnxruntime as ort
 
@@ -19,33 +19,49 @@ from device_sdk.runtime.state import StateBanks
 class Predictor:
     """A session of a graph in evaluation mode that reads a trainer's state in place.
 
-    ``name``: "infer" or "evaluate".
+    ``name``: "infer" or "evaluate". ``constants``: the inputs that the graph holds itself.
     """
 
     def __init__(
-        self, manifest: Manifest, name: str, graph: CheckedGraph, settings: SessionSettings
+        self,
+        manifest: Manifest,
+        name: str,
+        graph: CheckedGraph,
+        settings: SessionSettings,
+        constants: Collection[str] = (),
     ) -> None:
         self._graph = manifest.graphs[name]
         self._name = "inference" if name == "infer" else "evaluation"
         self._session = make_session(graph, self._graph.file, settings)
+        self._state = [p for p in self._graph.select("state") if p.name not in constants]
         self._checker = BatchChecker(
             self._graph.select("batch"),
-            ignored=[port.of for port in manifest.graphs["train"].select("batch")],
+            ignored=[
+                *(port.of for port in manifest.graphs["train"].select("batch")),
+                *manifest.ignored,
+            ],
         )
 
     def predict(
-        self, batch: Mapping[str, Array], banks: StateBanks, axes: Mapping[str, int]
+        self,
+        batch: Mapping[str, Array],
+        banks: StateBanks,
+        axes: Mapping[str, int],
+        instead: Mapping[str, Array],
     ) -> list[tuple[Port, Array]]:
         """What each output of the graph is, in memory of its own.
 
+        ``instead``: contiguous contents to use in place of those of some state tensors.
         Raises BatchError for a wrong batch, GraphRunError where onnxruntime fails.
         """
         arrays = self._checker.arrays(batch)
         self._checker.sizes([array.shape for array in arrays], axes)
         binding = self._session.io_binding()
-        for port in self._graph.select("state"):
-            binding.bind_ortvalue_input(port.name, banks.value(banks.current, port.of))
         # The OrtValues alias the arrays and must outlive the run.
+        others = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in instead.items()}
+        for port in self._state:
+            value = others.get(port.of) or banks.value(banks.current, port.of)
+            binding.bind_ortvalue_input(port.name, value)
         values = [
             ort.OrtValue.ortvalue_from_numpy(
                 array if array.flags.c_contiguous else array.copy(order="C")

@@ -1,9 +1,9 @@
-"""Two banks of state tensors: a step reads one and writes the other."""
+"""Two banks of state tensors: a step reads one and writes the other. What it keeps is in both."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 import numpy as np
@@ -76,18 +76,24 @@ class CudaSlot:
 
 
 class StateBanks:
-    """All state tensors, twice. `current` is the bank that holds the state."""
+    """All state tensors, twice but for those that a step keeps. `current` holds the state."""
 
     def __init__(
-        self, tensors: tuple[StateTensor, ...], shapes: Mapping[str, tuple[int, ...]], on_cuda: bool
+        self,
+        tensors: tuple[StateTensor, ...],
+        shapes: Mapping[str, tuple[int, ...]],
+        on_cuda: bool,
+        kept: Collection[str] = (),
     ) -> None:
         slot = CudaSlot if on_cuda else HostSlot
         self.current = 0
         self.shapes = dict(shapes)
-        self._banks: tuple[dict[str, Slot], dict[str, Slot]] = (
-            {t.name: slot(DTYPES[t.dtype], shapes[t.name]) for t in tensors},
-            {t.name: slot(DTYPES[t.dtype], shapes[t.name]) for t in tensors},
-        )
+        first: dict[str, Slot] = {t.name: slot(DTYPES[t.dtype], shapes[t.name]) for t in tensors}
+        second = {
+            t.name: first[t.name] if t.name in kept else slot(DTYPES[t.dtype], shapes[t.name])
+            for t in tensors
+        }
+        self._banks: tuple[dict[str, Slot], dict[str, Slot]] = (first, second)
 
     def value(self, bank: int, name: str) -> ort.OrtValue:
         """What to bind for a state tensor in a bank."""

@@ -259,6 +259,9 @@ class Graph:
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         given = {key: value for key, value in attrs.items() if value is not None}
         sources = [_name(value) for value in inputs]
+        # Absent optional inputs at the end are left out: OpenVINO takes a name "" for an input.
+        while sources and not sources[-1]:
+            sources.pop()
         key = same_node(op_type, sources, wanted, given)
         if key is not None and key in self._equal:
             return self._equal[key]

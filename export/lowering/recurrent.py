@@ -17,6 +17,7 @@ import export.rewrites.recurrent_scans  # noqa: F401  (defines torch.ops.tessera
 from export.lowering.graph import ONNX_DTYPE, Graph, Value, fixed
 from export.lowering.indexing import slice_axis
 from export.lowering.registry import lowers
+from export.rewrites.ctc import NEVER
 
 tessera = torch.ops.tessera
 
@@ -250,3 +251,38 @@ def cell_gradient_scan(
         g, [last_h, last_c], [grad, slope, forget, slopes], body, reverse=not backwards
     )
     return block, *(of_input or [""]), sent_h, sent_c
+
+
+@lowers(tessera.ctc_scan.default)
+def ctc_scan(
+    g: Graph,
+    out: Any,
+    emissions: Value,
+    active: Value,
+    first: Value,
+    skips: Value,
+    backwards: bool,
+) -> tuple[str, ...]:
+    lead = g.ints([0])
+    dtype = first.dtype
+    never = g.scalar(NEVER, dtype)
+    nothing = {k: g.op("Expand", never, g.shape([first.shape[0], k])) for k in (1, 2)}
+
+    def body(b: Graph, states: list[str], steps: list[str]) -> tuple[list[str], list[str]]:
+        (state,), (emission, runs) = states, steps
+
+        def moved(places: int) -> str:
+            if backwards:
+                return b.op(
+                    "Concat", slice_axis(b, state, 1, places, None), nothing[places], axis=1
+                )
+            return b.op("Concat", nothing[places], slice_axis(b, state, 1, 0, -places), axis=1)
+
+        ways = [state, moved(1), b.op("Add", moved(2), skips)]
+        stacked = b.op("Concat", *[b.op("Unsqueeze", way, lead) for way in ways], axis=0)
+        new = b.op("Add", b.op("ReduceLogSumExp", stacked, lead, keepdims=0), emission)
+        kept = b.op("Where", runs, b.op("Max", new, never), state)
+        return [kept], [kept]
+
+    (last,), (logs,) = scan(g, [first], [emissions, active], body, reverse=backwards)
+    return logs, last

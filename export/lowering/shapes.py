@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import export.rewrites.upsampling  # noqa: F401  (defines torch.ops.tessera.repeat_nearest)
+from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same_shape
 from export.lowering.registry import lowers
 
@@ -30,12 +31,6 @@ def view(g: Graph, out: Any, a: Value, *where: Any) -> str:
     producer = g.producer.get(a.name)
     if producer is not None and producer.op_type == "Reshape":
         return g.reshape(producer.input[0], out.shape)
-    if producer is not None and producer.op_type == "ReduceSum":
-        axes = g.array(producer.input[1])
-        rest = [size for axis, size in enumerate(a.shape) if axes is None or axis not in axes]
-        kept = any(each.name == "keepdims" and each.i for each in producer.attribute)
-        if kept and axes is not None and same_shape(rest, out.shape):
-            return g.op("ReduceSum", *producer.input, keepdims=0)
     return g.reshape(a, out.shape)
 
 
@@ -86,7 +81,14 @@ def cat(g: Graph, out: Any, tensors: Sequence[Value], dim: int = 0) -> str:
     # torch skips legacy empty tensors of shape [0].
     kept = [v for v in tensors if not (v.rank == 1 and out.dim() > 1 and fixed(v.shape[0]) == 0)]
     names = [g.cast(value, out.dtype) for value in kept]
-    return names[0] if len(names) == 1 else g.op("Concat", *names, axis=dim % out.dim())
+    if len(names) == 1:
+        return names[0]
+    axis = dim % out.dim()
+    first = [held_first(g, name) for name in names]
+    if None not in first:
+        joined = g.op("Concat", *first, axis=other_axis(axis))
+        return exchanged(g, joined, out.dim())
+    return g.op("Concat", *names, axis=axis)
 
 
 @lowers(aten.stack.default)

@@ -205,6 +205,11 @@ def same(a: Dim, b: Dim) -> bool:
     return bool(expression(a) == expression(b))
 
 
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are equal for every size of the axes."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
 def fixed(size: Dim) -> int | None:
     """The size as a number, or None where it depends on an axis."""
     value = expression(size)
@@ -347,7 +352,7 @@ class Graph:
 
     def reshape(self, value: Tensorish, sizes: Sequence[Dim]) -> str:
         """The value with another shape of as many elements."""
-        if isinstance(value, Value) and _equal(value.shape, sizes):
+        if isinstance(value, Value) and same_shape(value.shape, sizes):
             return value.name
         return self.op("Reshape", value, self.target(sizes))
 
@@ -461,7 +466,3 @@ def _name(value: Tensorish | None) -> str:
     if value is None:
         return ""
     return value.name if isinstance(value, Value) else value
-
-
-def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+import onnxruntime as ort
 
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, load_artifact
@@ -16,30 +19,47 @@ from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES, axes_of, resolve
-from device_sdk.errors import CheckpointError, NonFiniteStep, StateError
+from device_sdk.errors import (
+    CheckpointError,
+    GraphRunError,
+    NonFiniteStep,
+    ProviderError,
+    StateError,
+)
+from device_sdk.runtime.agreement import STEPS, compare, relative_error
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.session import open_session
+from device_sdk.runtime.providers import CPU, Providers
+from device_sdk.runtime.session import SessionSettings, make_session, open_session
 from device_sdk.runtime.state import (
     Members,
     StateBanks,
     check_tensor,
+    device_memory,
     initial_state,
     new_sizes,
 )
 from device_sdk.runtime.step import StepRunner, StepScalars
+from device_sdk.system.clock import Clock, MonotonicClock
 
 _LOG = logging.getLogger("device_sdk")
+# Steps that "auto" times on the provider and on the CPU, by turns; the quickest counts.
+_TIMED: Final = 3
 
 
 class Trainer:
     """Trains and predicts with an artifact. Use it from one thread at a time.
 
-    `directory` is the artifact's folder; every file in it is checked. `providers` is "auto" (CUDA
-    where it works, else the CPU), "cpu", "cuda", or a list of onnxruntime's provider names.
+    `directory` is the artifact's folder; every file in it is checked. `providers` is "cpu", "cuda",
+    "webgpu", "openvino", one of onnxruntime's names, a
+    :class:`device_sdk.runtime.providers.Provider`, or a list of these, of which the first that
+    works is taken; or "auto": CUDA, WebGPU, OpenVINO, as far as they are here, and the CPU. Any but
+    the CPU's trains the first batch's step twice beside the CPU: where the two differ, or it fails,
+    or "auto" finds it slower, the CPU takes over (see `provider_report`).
     `threads` work inside one operator; one is fastest for small models, and artifacts whose
-    gradients would race use one whatever was asked for. `seed` makes dropout reproducible.
+    gradients would race use one whatever was asked for. `seed` makes dropout reproducible. `clock`
+    times the steps that "auto" compares.
 
     Raises ArtifactError for a bad artifact, ProviderError where the providers cannot be used.
     """
@@ -48,9 +68,10 @@ class Trainer:
         self,
         directory: str | os.PathLike[str],
         *,
-        providers: str | Sequence[str] = "auto",
+        providers: Providers = "auto",
         threads: int = 1,
         seed: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise ValueError(f"threads is a positive integer, not {threads!r}")
@@ -64,10 +85,12 @@ class Trainer:
         self._manifest: Final = manifest
         self._initial: Final = initial_state(manifest, artifact.initial)
         self._seed = seed
+        self._clock: Clock = MonotonicClock() if clock is None else clock
         self._train: Final = manifest.graphs["train"]
-        self._session, self._settings = open_session(
-            artifact.graphs["train"], self._train.file, providers, threads
-        )
+        # Kept while a provider that is not the CPU's has yet to show that it trains right.
+        self._unproven: CheckedGraph | None = None
+        self._times_both = providers == "auto"
+        self._report = ""
         # Of graphs in evaluation mode: their bytes until the first use, then their sessions.
         self._graphs: Final[dict[str, CheckedGraph]] = dict(artifact.graphs)
         del self._graphs["train"]
@@ -78,24 +101,23 @@ class Trainer:
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
         )
-        self._scalars: Final = StepScalars(self._train)
         self._last: Mapping[str, Array] = {}
         self._step = 0
         self._state_axes: Final = {
             axis for tensor in manifest.state for axis in axes_of(tensor.shape)
         }
         self._axes = self._example_axes()
-        self._banks: Final = StateBanks(
-            manifest.state, self._shapes(self._axes), self._settings.on_cuda
-        )
-        self._memories: Final = BatchMemories(self._train, self._checker)
-        self._runner: Final = StepRunner(
-            self._session,
-            self._train,
-            self._banks,
-            self._scalars.tensors,
-            host_only=self._settings.host_only,
-        )
+        graph = artifact.graphs["train"]
+        session, settings = open_session(graph, self._train.file, providers, threads)
+        try:
+            self._open(session, settings)
+        except Exception as error:  # onnxruntime's, out of a device's memory
+            if settings.host_only:
+                raise
+            settings = SessionSettings(CPU, threads)
+            self._take_cpu(make_session(graph, self._train.file, settings), str(error))
+        if not self._settings.host_only:
+            self._unproven = graph
         self.reset()
 
     # -- training ----------------------------------------------------------------------------------
@@ -112,6 +134,11 @@ class Trainer:
         GraphRunError where onnxruntime fails. After any of them everything is as before the step.
         """
         arrays = self._checker.arrays(batch)
+        if self._unproven is not None:
+            self._prove(self._unproven, arrays, hyper)
+        return self._advance(arrays, hyper)
+
+    def _advance(self, arrays: list[Array], hyper: Mapping[str, float] | None) -> float:
         memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
         self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
@@ -156,14 +183,33 @@ class Trainer:
         self, name: str, batch: Mapping[str, Array]
     ) -> list[tuple[Port, Array]]:
         if name not in self._predictors:
-            if name not in self._graphs:
-                raise ArtifactError(
-                    f"{self._manifest.name} has no inference graph: export it with predict="
-                )
-            graph = self._graphs[name]
-            self._predictors[name] = Predictor(self._manifest, name, graph, self._settings)
-            del self._graphs[name]
+            self._predictors[name] = self._predictor(name, batch)
         return self._predictors[name].predict(batch, self._banks, self._axes)
+
+    def _predictor(self, name: str, batch: Mapping[str, Array]) -> Predictor:
+        """A session of the graph, by the provider where it computes this batch as the CPU does."""
+        if name not in self._graphs:
+            raise ArtifactError(
+                f"{self._manifest.name} has no inference graph: export it with predict="
+            )
+        graph, settings = self._graphs[name], self._settings
+        on_cpu = SessionSettings(CPU, settings.threads)
+        predictor = Predictor(self._manifest, name, graph, on_cpu)
+        if not settings.host_only:
+            wanted = predictor.predict(batch, self._banks, self._axes)
+            try:
+                faster = Predictor(self._manifest, name, graph, settings)
+                found = faster.predict(batch, self._banks, self._axes)
+                pairs = zip(found, wanted, strict=True)
+                worst = max(relative_error(ours, theirs) for (_, ours), (_, theirs) in pairs)
+                if not worst <= settings.provider.tolerance:
+                    raise ProviderError(f"its outputs are off by {worst:.1e}")
+                predictor = faster
+            except (ProviderError, GraphRunError) as error:
+                file = self._manifest.graphs[name].file
+                _LOG.warning("%s runs on the CPU, not %s: %s", file, settings.provider.title, error)
+        del self._graphs[name]
+        return predictor
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -296,9 +342,97 @@ class Trainer:
         return self._settings.providers
 
     @property
+    def provider_report(self) -> str:
+        """Why the provider in use is; empty for the CPU where nothing else was tried, and for
+        another one before its first step."""
+        return self._report
+
+    @property
     def threads(self) -> int:
         """Threads inside one operator."""
         return self._settings.threads
+
+    # -- providers ---------------------------------------------------------------------------------
+
+    def _open(self, session: ort.InferenceSession, settings: SessionSettings) -> None:
+        """Take up a session of the train graph, with memory of its own. Contents are undefined."""
+        self._settings = settings
+        places = {} if settings.host_only else device_memory(session)
+        self._banks = StateBanks(
+            self._manifest.state,
+            self._shapes(self._axes),
+            {port.of: places[port.name] for port in self._train.inputs if port.name in places},
+        )
+        self._memories = BatchMemories(self._train, self._checker)
+        self._scalars = StepScalars(self._train)
+        self._runner = StepRunner(
+            session,
+            self._train,
+            self._banks,
+            self._scalars.tensors,
+            host_only=settings.host_only,
+        )
+
+    def _take_cpu(self, session: ort.InferenceSession, why: str) -> None:
+        """Go on with the CPU's session, from an undefined state."""
+        self._report = f"{CPU.title}: {self._settings.provider.title} {why}"
+        _LOG.warning("%s runs on %s", self._train.file, self._report)
+        self._open(session, SessionSettings(CPU, self._settings.threads))
+
+    def _prove(
+        self, graph: CheckedGraph, arrays: list[Array], hyper: Mapping[str, float] | None
+    ) -> None:
+        """Train two steps beside the CPU; state is as before, the provider perhaps the CPU.
+
+        Raises what a step on the CPU does: then nothing is known yet.
+        """
+        start, last = self.state, self._last
+        provider, cpu = self._settings.provider, SessionSettings(CPU, self.threads)
+        session = make_session(graph, self._train.file, cpu)
+        twin = copy.copy(self)
+        twin._open(session, cpu)
+
+        def walk(trainer: Trainer, begin: Mapping[str, Array], steps: int) -> dict[str, Array]:
+            trainer._replace(begin, trainer._axes)
+            for _ in range(steps):
+                trainer._advance(arrays, hyper)
+            return trainer.state
+
+        steps, theirs = 1, walk(twin, start, 1)
+        # A rate that is too high may show at the second step only, which nobody asked for.
+        with contextlib.suppress(NonFiniteStep):
+            steps, theirs = STEPS, walk(twin, start, STEPS)
+        try:
+            ours = walk(self, start, steps)
+            agreement = compare(
+                start, ours, theirs, provider.tolerance, lambda begin: walk(twin, begin, steps)
+            )
+            self._report = f"{provider.title}: {agreement.text}"
+            why = "" if agreement.holds else f"is wrong: {agreement.text}"
+            if not why and self._times_both:
+                why = self._slower(twin, arrays, hyper)
+        except Exception as error:  # onnxruntime's share no base class
+            why = f"fails: {error}"
+        self._unproven = None
+        if why:
+            self._take_cpu(session, why)
+        else:
+            _LOG.info("%s runs on %s", self._train.file, self._report)
+        self._replace(start, self._axes)
+        self._last = last
+
+    def _slower(self, twin: Trainer, arrays: list[Array], hyper: Mapping[str, float] | None) -> str:
+        """Why the CPU is to be preferred, whose trainer the twin is; "" where it is slower."""
+        took: dict[Trainer, float] = {}
+        for trainer in (self, twin) * _TIMED:
+            start = self._clock.now()
+            trainer._advance(arrays, hyper)
+            took[trainer] = min(took.get(trainer, math.inf), self._clock.now() - start)
+        ours, theirs = took[self] * 1e3, took[twin] * 1e3
+        if ours > theirs:
+            return f"trains right, but a step takes {ours:.3g} ms, the CPU's {theirs:.3g} ms"
+        self._report += f"; a step takes {ours:.3g} ms, the CPU's {theirs:.3g} ms"
+        return ""
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -59,6 +59,8 @@ class TrainingOptions:
         seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
             tasks: seconds of training, bytes sent and received. A round that would take more than
             is left, going by the task's last trainings here, is not taken. None: no bound.
+        providers: what runs artifacts: ``cpu``, ``cuda``, ``webgpu``, ``openvino``, or ``auto``,
+            the fastest of these that is here and trains as the CPU does.
 
     Raises ValueError, naming the option.
     """
@@ -78,6 +80,7 @@ class TrainingOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     seconds_a_day: float | None = None
     bytes_a_day: int | None = None
+    providers: str = "auto"
     only_when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:

@@ -35,6 +35,22 @@ def add_home(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# What trains.
+
+_PROVIDERS = ("auto", "cpu", "cuda", "openvino", "webgpu")
+
+
+def add_providers(parser: argparse._ActionsContainer) -> None:
+    """Add ``--providers``."""
+    parser.add_argument(
+        "--providers",
+        choices=_PROVIDERS,
+        default="auto",
+        help="what runs the graphs; auto is the fastest that is here and trains as the CPU does "
+        "(default: auto)",
+    )
+
+
 # The way to the broker.
 
 

@@ -28,6 +28,7 @@ class Predictor:
         self._graph = manifest.graphs[name]
         self._name = "inference" if name == "infer" else "evaluation"
         self._session = make_session(graph, self._graph.file, settings)
+        self._host_only = settings.host_only
         self._checker = BatchChecker(
             self._graph.select("batch"),
             ignored=[port.of for port in manifest.graphs["train"].select("batch")],
@@ -44,7 +45,12 @@ class Predictor:
         self._checker.sizes([array.shape for array in arrays], axes)
         binding = self._session.io_binding()
         for port in self._graph.select("state"):
-            binding.bind_ortvalue_input(port.name, banks.value(banks.current, port.of))
+            binding.bind_ortvalue_input(
+                port.name,
+                banks.host_value(port.of)
+                if self._host_only
+                else banks.value(banks.current, port.of),
+            )
         # The OrtValues alias the arrays and must outlive the run.
         values = [
             ort.OrtValue.ortvalue_from_numpy(

@@ -250,11 +250,17 @@ class Graph:
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         given = {key: value for key, value in attrs.items() if value is not None}
         sources = [_name(value) for value in inputs]
+        # Absent optional inputs at the end are left out: OpenVINO takes a name "" for an input.
+        while sources and not sources[-1]:
+            sources.pop()
         key = same_node(op_type, sources, wanted, given)
         if key is not None and key in self._equal:
             return self._equal[key]
         names = [self.name(op_type.lower()) if want else "" for want in wanted]
         node = helper.make_node(op_type, sources, names, **given)
+        # A name by which a device can leave it to the CPU, where another provider cannot run it.
+        if len(names) > 1:
+            node.name = next(name for name in names if name)
         if key is not None:
             self._equal[key] = tuple(names)
         self.nodes.append(node)

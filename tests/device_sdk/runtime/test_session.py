@@ -13,37 +13,41 @@ from device_sdk import ProviderError, Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.runtime import batch as batch_memory
 from device_sdk.runtime.batch import BatchMemory
-from device_sdk.runtime.session import CPU, CUDA, open_session, provider_choices
+from device_sdk.runtime.providers import CPU, CUDA, Provider, candidates
+from device_sdk.runtime.session import open_session
 from device_sdk.runtime.step import StepRunner
 from tests.fakes.handmade import factor_artifact, linear_artifact
 
 
-def test_provider_choices() -> None:
-    assert provider_choices("auto", [CUDA, CPU]) == ((CUDA, CPU), (CPU,))
-    assert provider_choices("auto", [CPU]) == ((CPU,),)
-    assert provider_choices("cpu", [CUDA, CPU]) == ((CPU,),)
-    assert provider_choices("cuda", [CUDA, CPU]) == ((CUDA, CPU),)
-    assert provider_choices([CPU], [CUDA, CPU]) == ((CPU,),)
-    with pytest.raises(ProviderError, match="not CUDAExecutionProvider"):
-        provider_choices("cuda", [CPU])
-    with pytest.raises(ProviderError, match="an empty list"):
-        provider_choices([], [CPU])
+def test_candidates() -> None:
+    assert candidates("cpu") == candidates([CPU.title]) == (CPU,)
+    assert candidates("auto")[-1] is CPU
+    for asked, told in (
+        ([], "an empty list"),
+        ("gpu", "is unknown"),
+        (["cpu", "gpu"], "is unknown"),
+        (Provider("mine", "MineExecutionProvider"), "not MineExecutionProvider"),
+        (Provider("mine", "MineExecutionProvider", package="mine_ep"), "pip install mine-ep"),
+        (Provider("mine", "MineExecutionProvider", library="/no/such.so"), "cannot be loaded"),
+    ):
+        with pytest.raises(ProviderError, match=told):
+            candidates(asked)
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_a_provider_that_is_offered_but_fails_gives_way_to_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if CUDA in ort.get_available_providers():
+    if CUDA.title in ort.get_available_providers():
         pytest.skip("CUDA works here")
     linear_artifact(tmp_path)
     graph = load_artifact(tmp_path).graphs["train"]
     # What a machine with the GPU wheel and without a GPU looks like.
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA.title, CPU.title])
     with caplog.at_level(logging.INFO, "device_sdk"):
         session, settings = open_session(graph, "train.onnx", "auto", 1)
-    assert session.get_providers() == [CPU]
-    assert settings.providers == (CPU,)
+    assert session.get_providers() == [CPU.title]
+    assert settings.providers == (CPU.title,)
     assert "trying the next provider" in caplog.text
     assert caplog.text.count("runs on CPUExecutionProvider") == 1
     with pytest.raises(ProviderError, match="CUDAExecutionProvider"):

@@ -54,8 +54,10 @@ def alternately(
     return Timed(tuple(statistics.median(found) for found in figures), len(figures[0]))
 
 
-def exported(workload: Workload, model: nn.Module, batch: Batch, folder: Path) -> export.Exported:
-    """The workload's artifact, verified beside torch."""
+def exported(
+    workload: Workload, model: nn.Module, batch: Batch, folder: Path, *, verify: bool = True
+) -> export.Exported:
+    """The workload's artifact, verified beside torch unless told otherwise."""
     optimizer: export.Optimizer
     if workload.optimizer == "adam":
         optimizer = export.Adam(1e-3)
@@ -68,6 +70,7 @@ def exported(workload: Workload, model: nn.Module, batch: Batch, folder: Path) -
         optimizer=optimizer,
         dynamic=workload.dynamic,
         directory=folder,
+        verify=verify,
     )
 
 

@@ -87,6 +87,10 @@ wheels-check: $(STAMP) ## every device dependency has a binary wheel on every de
 bench-device: $(STAMP) ## train steps, memory and install size against torch
 	$(RUN) -m benchmarks.device $(ARGS)
 
+.PHONY: export-survey
+export-survey: $(STAMP) ## models written by others: exported, verified, trained beside torch
+	$(RUN) -m benchmarks.export_survey $(ARGS)
+
 .PHONY: trace-round
 trace-round: $(STAMP) ## files and functions that a round runs through on a device (ARGS=--list)
 	$(RUN) -m benchmarks.device.trace_round $(ARGS)

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -46,6 +47,8 @@ from device_sdk.system.clock import Clock, MonotonicClock
 _LOG = logging.getLogger("device_sdk")
 # Steps that "auto" times on the provider and on the CPU, by turns; the quickest counts.
 _TIMED: Final = 3
+# From here on a step is long enough that planning its memory ahead gains nothing.
+_LARGE_STATE_BYTES: Final = 1 << 24
 
 
 class Trainer:
@@ -100,6 +103,7 @@ class Trainer:
         self._checker: Final = BatchChecker(
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
+            unused=manifest.ignored,
         )
         self._last: Mapping[str, Array] = {}
         self._step = 0
@@ -108,14 +112,17 @@ class Trainer:
         }
         self._axes = self._example_axes()
         graph = artifact.graphs["train"]
-        session, settings = open_session(graph, self._train.file, providers, threads)
+        patterns = sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES
+        session, settings = open_session(
+            graph, self._train.file, providers, threads, patterns=patterns
+        )
         try:
             self._open(session, settings)
         except Exception as error:  # onnxruntime's, out of a device's memory
             if settings.host_only:
                 raise
-            settings = SessionSettings(CPU, threads)
-            self._take_cpu(make_session(graph, self._train.file, settings), str(error))
+            on_cpu = replace(settings, provider=CPU)
+            self._take_cpu(make_session(graph, self._train.file, on_cpu), str(error))
         if not self._settings.host_only:
             self._unproven = graph
         self.reset()
@@ -128,6 +135,7 @@ class Trainer:
         """Train on one batch and return its loss.
 
         `batch` maps the artifact's entries to arrays of exactly the dtypes and shapes it names;
+        entries of the export's example batch that the loss has no use for are ignored, said once;
         `hyper` replaces defaults (see `hyper`) for this step only: `hyper={"lr": 0.01}`.
 
         Raises BatchError for a wrong batch, NonFiniteStep where loss or new state is not finite,
@@ -155,15 +163,19 @@ class Trainer:
         """Copies of the last finished step's extra outputs; empty before the first step."""
         return {name: array.copy() for name, array in self._last.items()}
 
-    def predict(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+    def predict(self, batch: Mapping[str, Array], *, averaged: bool = False) -> dict[str, Array]:
         """The outputs of the artifact's inference graph in evaluation mode.
 
-        The batch may hold entries that only training needs. Raises BatchError for a wrong batch,
-        GraphRunError where onnxruntime fails, ArtifactError where the artifact cannot predict.
+        With `averaged` by the parameters' moving averages (see `averages`). The batch may hold
+        entries that only training needs. Raises BatchError for a wrong batch, GraphRunError where
+        onnxruntime fails, ArtifactError where the artifact cannot predict, or keeps no averages.
         """
-        return {port.of: array for port, array in self._in_evaluation_mode("infer", batch)}
+        found = self._in_evaluation_mode("infer", batch, averaged)
+        return {port.of: array for port, array in found}
 
-    def evaluate(self, batch: Mapping[str, Array]) -> tuple[float | None, dict[str, Array]]:
+    def evaluate(
+        self, batch: Mapping[str, Array], *, averaged: bool = False
+    ) -> tuple[float | None, dict[str, Array]]:
         """The loss in evaluation mode, and the outputs that the artifact's metrics are about.
 
         The loss is None where no metric of the artifact is about it. The batch may hold entries
@@ -172,7 +184,7 @@ class Trainer:
         name = "evaluate" if "evaluate" in self._manifest.graphs else "infer"
         loss: float | None = None
         outputs: dict[str, Array] = {}
-        for port, array in self._in_evaluation_mode(name, batch):
+        for port, array in self._in_evaluation_mode(name, batch, averaged):
             if port.role == "loss":
                 loss = float(array)
             else:
@@ -180,11 +192,25 @@ class Trainer:
         return loss, outputs
 
     def _in_evaluation_mode(
-        self, name: str, batch: Mapping[str, Array]
+        self, name: str, batch: Mapping[str, Array], averaged: bool
     ) -> list[tuple[Port, Array]]:
         if name not in self._predictors:
             self._predictors[name] = self._predictor(name, batch)
-        return self._predictors[name].predict(batch, self._banks, self._axes)
+        instead = self._averaged_state() if averaged else {}
+        return self._predictors[name].predict(batch, self._banks, self._axes, instead)
+
+    def _averaged_state(self) -> dict[str, Array]:
+        """The averages of the parameters' state tensors, by their names."""
+        lags = self._manifest.average_lags
+        if not lags:
+            raise ArtifactError(
+                f"{self._manifest.name} keeps no averages: export it with export.Averaged around "
+                "the optimizer"
+            )
+        return {
+            name: np.asarray(self._banks.read(name) + self._banks.read(lag))
+            for name, lag in lags.items()
+        }
 
     def _predictor(self, name: str, batch: Mapping[str, Array]) -> Predictor:
         """A session of the graph, by the provider where it computes this batch as the CPU does."""
@@ -193,13 +219,12 @@ class Trainer:
                 f"{self._manifest.name} has no inference graph: export it with predict="
             )
         graph, settings = self._graphs[name], self._settings
-        on_cpu = SessionSettings(CPU, settings.threads)
-        predictor = Predictor(self._manifest, name, graph, on_cpu)
+        predictor = Predictor(self._manifest, name, graph, replace(settings, provider=CPU))
         if not settings.host_only:
-            wanted = predictor.predict(batch, self._banks, self._axes)
+            wanted = predictor.predict(batch, self._banks, self._axes, {})
             try:
                 faster = Predictor(self._manifest, name, graph, settings)
-                found = faster.predict(batch, self._banks, self._axes)
+                found = faster.predict(batch, self._banks, self._axes, {})
                 pairs = zip(found, wanted, strict=True)
                 worst = max(relative_error(ours, theirs) for (_, ours), (_, theirs) in pairs)
                 if not worst <= settings.provider.tolerance:
@@ -217,6 +242,14 @@ class Trainer:
     def parameters(self) -> dict[str, Array]:
         """Copies of all parameters by torch's names."""
         return self._copies("parameter")
+
+    @property
+    def averages(self) -> dict[str, Array]:
+        """Copies of the parameters' moving averages by torch's names (`export.Averaged`).
+
+        A parameter without one is itself. Raises ArtifactError where no average is kept.
+        """
+        return self._copies("parameter", self._averaged_state())
 
     @property
     def buffers(self) -> dict[str, Array]:
@@ -377,7 +410,7 @@ class Trainer:
         """Go on with the CPU's session, from an undefined state."""
         self._report = f"{CPU.title}: {self._settings.provider.title} {why}"
         _LOG.warning("%s runs on %s", self._train.file, self._report)
-        self._open(session, SessionSettings(CPU, self._settings.threads))
+        self._open(session, replace(self._settings, provider=CPU))
 
     def _prove(
         self, graph: CheckedGraph, arrays: list[Array], hyper: Mapping[str, float] | None
@@ -387,10 +420,10 @@ class Trainer:
         Raises what a step on the CPU does: then nothing is known yet.
         """
         start, last = self.state, self._last
-        provider, cpu = self._settings.provider, SessionSettings(CPU, self.threads)
-        session = make_session(graph, self._train.file, cpu)
+        provider, on_cpu = self._settings.provider, replace(self._settings, provider=CPU)
+        session = make_session(graph, self._train.file, on_cpu)
         twin = copy.copy(self)
-        twin._open(session, cpu)
+        twin._open(session, on_cpu)
 
         def walk(trainer: Trainer, begin: Mapping[str, Array], steps: int) -> dict[str, Array]:
             trainer._replace(begin, trainer._axes)
@@ -443,9 +476,10 @@ class Trainer:
     def _shapes(self, axes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         return {tensor.name: resolve(tensor.shape, axes) for tensor in self._manifest.state}
 
-    def _copies(self, kind: str) -> dict[str, Array]:
+    def _copies(self, kind: str, instead: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Of one kind's members, out of ``instead`` where it has their state tensors."""
         found = {}
-        state: dict[str, Array] = {}
+        state = dict(instead or {})
         for name in self._members.of_kind(kind):
             holder = self._members.place(name)[0].name
             if holder not in state:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from device_sdk.artifact import Manifest
-from export.axes import parse_axes
+from export.axes import Axes, parse_axes
 from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
-from export.layout import lay_out
+from export.layout import LayoutSlot, lay_out
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
-from export.optimizers import Adam, Optimizer, Sgd
+from export.optimizers import Optimizer
+from export.optimizers.from_torch import as_optimizer, trained_by
+from export.optimizers.protocol import bound, packs
 from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.step import (
     LossesFunction,
@@ -26,6 +28,7 @@ from export.step import (
     PredictFunction,
     Problem,
     evaluate,
+    held_tensors,
     optimizer_tensors,
     predict,
     train_step,
@@ -72,7 +75,7 @@ def export_train_step(
     loss: LossFunction | LossesFunction,
     example_batch: Mapping[str, Tensor],
     *,
-    optimizer: Optimizer,
+    optimizer: Optimizer | torch.optim.Optimizer,
     dynamic: Mapping[str, Mapping[int, str]],
     directory: str | Path,
     predict: PredictFunction | None = None,
@@ -86,7 +89,9 @@ def export_train_step(
     model: float32 parameters; those with ``requires_grad=False`` are kept as they are.
     loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
-    optimizer: ``export.Sgd(...)``, ``export.Adam(...)``, or any ``export.Optimizer``.
+    optimizer: ``export.Sgd(...)``, ``export.AdamW(...)``, ``export.Groups(...)`` or any other
+        ``export.Optimizer``; or one of torch's, made of the model's parameters, as the equal of
+        ours (its settings and groups; state that it holds already is not taken over).
     dynamic: ``{"features": {0: "batch"}}``: named axes that may vary at run time, of batch entries
         and of parameters (by torch's names); equal names are equal sizes.
     predict: ``predict(model, batch) -> dict`` in evaluation mode, for ``Trainer.predict``;
@@ -161,7 +166,7 @@ def _problem(
     model: nn.Module,
     loss: LossFunction | LossesFunction,
     batch: Mapping[str, Tensor],
-    optimizer: Optimizer,
+    optimizer: Optimizer | torch.optim.Optimizer,
     dynamic: Mapping[str, Mapping[int, str]],
     predict: PredictFunction | None,
     gradient: GradientRule | None,
@@ -182,70 +187,42 @@ def _problem(
                 instead="float32 for numbers, int64 for indices and labels, bool for masks",
             )
     _check_model(model)
-    _check_optimizer(optimizer)
-    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    kept = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    chosen = as_optimizer(optimizer, model)
+    moved = trained_by(optimizer, model)
+    trained = {n: p.detach() for n, p in model.named_parameters() if n in moved}
+    kept = {n: p.detach() for n, p in model.named_parameters() if n not in moved}
     if not trained:
         raise ExportError("the model has no trainable parameter")
     buffers = {**dict(model.named_buffers()), **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)
+    slots, chosen = _laid_out(chosen, trained, buffers, axes)
     return Problem(
         name=name or Path(directory).resolve().name,
         model=model,
         loss=loss,
         predict=predict,
-        optimizer=optimizer,
+        optimizer=chosen,
         axes=axes,
-        slots=lay_out(trained, buffers, axes),
+        slots=slots,
         batch=dict(batch),
         gradient=gradient,
         metrics=sources,
         evaluated_loss=evaluated_loss,
+        held=held_tensors(model),
     )
 
 
-def _check_optimizer(given: object) -> None:
-    """Raises ExportError for an optimizer that is none of ours, naming the one that is meant."""
-    if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
-        if not isinstance(given, type):
-            return
-        raise ExportError(
-            f"optimizer is the class {given.__name__}", instead=f"{given.__name__}(lr=...)"
-        )
-    kind = given if isinstance(given, type) else type(given)
-    said = f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph"
-    settings = given.defaults if isinstance(given, torch.optim.Optimizer) else {}
-    ours: dict[type, tuple[Sgd | Adam, tuple[str, ...]]] = {
-        torch.optim.SGD: (Sgd(), ("nesterov", "dampening", "maximize")),
-        torch.optim.Adam: (Adam(), ("amsgrad", "maximize")),
-        torch.optim.AdamW: (Adam(), ("amsgrad", "maximize")),
-    }
-    if kind not in ours:
-        raise ExportError(
-            said,
-            instead="export.Adam(lr=...), export.Sgd(lr=..., momentum=...), or an export.Optimizer "
-            "of your own",
-        )
-    same, lacking = ours[kind]
-    written = ", ".join(
-        f"{each.name}={_number(settings.get(each.name, each.default))}"
-        for each in fields(same)
-        if each.name == "lr" or settings.get(each.name, each.default) != each.default
-    )
-    instead = f"export.{type(same).__name__}({written})"
-    lost = [name for name in lacking if settings.get(name)]
-    if lost:
-        instead += f" (without {', '.join(lost)}, which it lacks)"
-    # Adam's decay in torch is a term of the gradient, and so is SGD's beside momentum.
-    coupled = kind is torch.optim.Adam or (kind is torch.optim.SGD and settings.get("momentum"))
-    if coupled and settings.get("weight_decay"):
-        instead += ", whose weight decay is decoupled from the gradient, as in torch.optim.AdamW"
-    raise ExportError(said, instead=instead)
-
-
-def _number(value: object) -> str:
-    return f"{value.item():g}" if isinstance(value, Tensor) else repr(value)
+def _laid_out(
+    optimizer: Optimizer, trained: Mapping[str, Tensor], buffers: Mapping[str, Tensor], axes: Axes
+) -> tuple[tuple[LayoutSlot, ...], Optimizer]:
+    """The state tensors, and the optimizer that knows those of the parameters."""
+    try:
+        shapes = {name: axes.shape(name, tensor.shape) for name, tensor in trained.items()}
+        slots = lay_out(trained, buffers, axes, packs(optimizer, shapes))
+        return slots, bound(optimizer, [slot for slot in slots if slot.kind == "parameter"])
+    except ValueError as error:
+        raise ExportError(f"optimizer: {error}") from error
 
 
 def lower(problem: Problem) -> Graphs:

@@ -15,16 +15,20 @@ from torch import fx
 import export.lowering  # noqa: F401  (fills the registry)
 from export.errors import ExportError
 from export.lowering import registry
-from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value, used_names
+from export.lowering.graph import (
+    NUMPY_DTYPE,
+    ONNX_DTYPE,
+    Graph,
+    Value,
+    expression,
+    used_names,
+)
 from export.mutation import live_nodes
 from export.trace import Trace
 
 # What to use instead of an operator that cannot be exported.
 
 _HINTS: tuple[tuple[str, str], ...] = (
-    ("rrelu", "torch.nn.LeakyReLU, or torch.nn.PReLU"),
-    ("exponential", "random numbers as a batch input (for gumbel_softmax: the Gumbel noise)"),
-    ("uniform_", "random numbers as a batch input"),
     ("replication_pad", "torch.cat of the edge slices, or padding mode 'reflect' or 'constant'"),
     ("as_strided", "slices, reshape or Tensor.unfold"),
     ("median", "torch.sort and an index"),
@@ -42,11 +46,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("searchsorted", "torch.bucketize, or comparisons and a sum"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
-    ("bernoulli", "torch.nn.Dropout or torch.nn.functional.dropout, whose mask comes from a seed"),
-    ("rand", "random numbers as a batch input; torch.nn.Dropout for masks"),
-    ("normal", "random numbers as a batch input"),
-    ("multinomial", "sampling outside the step, given as a batch input"),
-    ("native_dropout", "torch.nn.functional.dropout called by its full name"),
     ("cdist", "torch.sqrt of the sum of squared differences"),
     ("grid_sampler", "a fixed resampling before the step"),
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
@@ -196,12 +195,23 @@ class _Lowering:
                 module=self._path(node),
                 instead=instead_of(str(target)),
             ) from error
+        self._bind_sizes(result, out)
         if isinstance(result, (tuple, list)):
             return tuple(
                 None if name is None or name == "" else _value(name, part)
                 for name, part in zip(result, out, strict=False)
             )
         return _value(result, out)
+
+    def _bind_sizes(self, result: Any, out: Any) -> None:
+        """Say where the sizes stand that data decide (of ``nonzero``)."""
+        several = isinstance(result, (tuple, list))
+        pairs = zip(result, out, strict=False) if several else [(result, out)]
+        for name, part in pairs:
+            for axis, size in enumerate(part.shape if name else ()):
+                symbol = expression(size)
+                if isinstance(symbol, sympy.Symbol):
+                    self._graph.bind_symbol(symbol, name, axis)
 
     def _check_dtypes(self, node: fx.Node, out: Any) -> None:
         for part in out if isinstance(out, (tuple, list)) else (out,):

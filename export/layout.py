@@ -43,21 +43,25 @@ class LayoutSlot:
     packed: bool
 
     def unpack(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The members' values out of the state tensor."""
+        """The members' values out of the state tensor, or out of state of its shape behind leading
+        axes."""
         if not self.packed:
             return {self.members[0].name: state}
-        parts = torch.split(state, [member.elements for member in self.members])
+        lead = state.shape[:-1]
+        parts = torch.split(state, [member.elements for member in self.members], len(lead))
         return {
-            member.name: part.reshape([int(size) for size in member.shape])
+            member.name: part.reshape([*lead, *(int(size) for size in member.shape)])
             for member, part in zip(self.members, parts, strict=True)
         }
 
     def pack(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The state tensor out of the members' values."""
+        """The state tensor out of the members' values, each maybe behind leading axes."""
         if not self.packed:
             return values[self.members[0].name]
-        flat = [values[member.name].reshape(-1) for member in self.members]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
+        first = self.members[0]
+        lead = values[first.name].shape[: values[first.name].dim() - len(first.shape)]
+        flat = [values[member.name].reshape([*lead, -1]) for member in self.members]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, len(lead))
 
 
 def count(shape: Shape) -> int:
@@ -74,12 +78,20 @@ def lay_out(
     parameters: Mapping[str, torch.Tensor],
     buffers: Mapping[str, torch.Tensor],
     axes: Axes,
+    packs: Mapping[str, str],
 ) -> tuple[LayoutSlot, ...]:
-    """Slots for all parameters and buffers, in the model's order."""
+    """Slots for all parameters and buffers, in the model's order.
+
+    ``packs``: by a parameter's name, which pack it may share with others, "" for the usual one.
+    """
     for name, tensor in parameters.items():
         if tensor.dtype != torch.float32:
             raise ExportError(f"parameter {name!r} is {tensor.dtype}", instead="float32 parameters")
-    slots = [*_slots("parameter", "packed", parameters, axes)]
+    slots: list[LayoutSlot] = []
+    for pack in sorted(set(packs.values())):
+        chosen = {name: value for name, value in parameters.items() if packs[name] == pack}
+        label = f"packed.{pack}" if pack else "packed"
+        slots.extend(_slots("parameter", label, chosen, axes))
     for dtype in dict.fromkeys(buffer.dtype for buffer in buffers.values()):
         chosen = {name: value for name, value in buffers.items() if value.dtype == dtype}
         label = "buffers" if dtype == torch.float32 else f"buffers.{str(dtype)[6:]}"
@@ -100,7 +112,7 @@ def _slots(
         named = any(isinstance(size, str) for size in shape)
         if named or tensor.numel() > PACK_LIMIT:
             member = LayoutMember(name, shape, 0)
-            own = f"{name}.alone" if name in _RESERVED else name
+            own = f"{name}.alone" if name.split(".")[0] in _RESERVED else name
             alone.append(LayoutSlot(own, kind, dtype, shape, (member,), packed=False))
         elif tensor.numel() > 0:
             members.append(LayoutMember(name, shape, offset))

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from device_sdk.artifact import MetricSource
 from export.axes import Axes, Shape
@@ -18,7 +21,7 @@ from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
-from export.rewrites.dropout import Randomness
+from export.rewrites.randomness import Randomness
 
 Batch = dict[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -46,10 +49,38 @@ class Problem:
     metrics: Mapping[str, MetricSource] = field(default_factory=dict)
     evaluated_loss: str | None = None
     """Name of the loss that is a metric; None where none is."""
+    held: Mapping[int, str] = field(default_factory=dict)
+    """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:
         return [slot for slot in self.slots if slot.kind == "parameter"]
+
+
+def held_tensors(model: nn.Module) -> dict[int, str]:
+    """The model's parameters and buffers by identity, as ``Problem.held`` has them."""
+    own = (*model.named_parameters(), *model.named_buffers())
+    return {id(tensor): name for name, tensor in own}
+
+
+class _Identities(TorchFunctionMode):
+    """Inside, a step's tensors stand for the model's own, by whatever way these are reached.
+
+    A list of parameters, a closure, a module that was kept from before.
+    """
+
+    def __init__(self, held: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._tensors = {key: tensors[name] for key, name in held.items() if name in tensors}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(self._current, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _current(self, value: Any) -> Any:
+        return self._tensors.get(id(value), value) if isinstance(value, Tensor) else value
 
 
 class _Loss(nn.Module):
@@ -78,7 +109,10 @@ def _call(
     """What the function returns, and the model's buffers as it left them."""
     named = {f"model.{name}": tensor for name, tensor in tensors.items()}
     module = _Loss(problem.model, function)
-    result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(module, named, (batch,))
+    with _Identities(problem.held, tensors):
+        result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(
+            module, named, (batch,)
+        )
     return result
 
 
@@ -109,15 +143,10 @@ def _batch(problem: Problem, inputs: Mapping[str, Tensor]) -> Batch:
 
 def optimizer_slots(problem: Problem) -> dict[str, list[str]]:
     """Names of the optimizer's state tensors, by kind of state."""
-    prefix = problem.optimizer.name
-    return {
-        spec.name: (
-            [f"{prefix}.{spec.name}.{slot.name}" for slot in problem.parameter_slots]
-            if spec.per_parameter
-            else [f"{prefix}.{spec.name}"]
-        )
-        for spec in problem.optimizer.state()
-    }
+    found: dict[str, list[str]] = {}
+    for held in optimizer_tensors(problem):
+        found.setdefault(held.kind, []).append(held.name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,6 +154,7 @@ class OptimizerTensor:
     """A state tensor of the optimizer: ``like`` names the parameter slot that it belongs to."""
 
     name: str
+    kind: str
     dtype: torch.dtype
     shape: Shape
     like: str | None
@@ -132,14 +162,16 @@ class OptimizerTensor:
 
 def optimizer_tensors(problem: Problem) -> list[OptimizerTensor]:
     """The optimizer's state tensors, kind after kind, in the order of the parameter slots."""
-    names = optimizer_slots(problem)
     found = []
+    parameters = problem.parameter_slots
     for spec in problem.optimizer.state():
-        slots = problem.parameter_slots if spec.per_parameter else [None]
-        for name, slot in zip(names[spec.name], slots, strict=True):
-            shape = (*spec.lead, *(slot.shape if slot else ()))
-            like = slot.name if slot else None
-            found.append(OptimizerTensor(name, spec.dtype, shape, like))
+        prefix = f"{problem.optimizer.name}.{spec.name}"
+        if not spec.per_parameter:
+            found.append(OptimizerTensor(prefix, spec.name, spec.dtype, spec.lead, None))
+            continue
+        for slot in parameters if spec.of is None else [parameters[i] for i in spec.of]:
+            name, shape = f"{prefix}.{slot.name}", (*spec.lead, *slot.shape)
+            found.append(OptimizerTensor(name, spec.name, spec.dtype, shape, slot.name))
     return found
 
 

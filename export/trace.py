@@ -23,8 +23,8 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from export.axes import Axes, Shape
 from export.errors import ExportError
+from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
-from export.lowering.registry import decompositions
 from export.mutation import shared_write, without_writes, written_inputs
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -104,6 +104,18 @@ def _watching(model: nn.Module, paths: ModulePaths) -> Iterator[None]:
             handle.remove()
 
 
+@contextmanager
+def _plain_convolution() -> Iterator[None]:
+    """Convolutions consider neither oneDNN nor NNPACK, which torch chooses by the batch's size."""
+    mkldnn = torch.backends.mkldnn
+    before = mkldnn.set_flags(_enabled=False, _fp32_precision=None)[0]
+    try:
+        with torch.backends.nnpack.flags(enabled=False):
+            yield
+    finally:
+        mkldnn.set_flags(_enabled=before, _fp32_precision=None)
+
+
 def record(
     function: NamedFunction, inputs: Mapping[str, Spec], axes: Axes, model: nn.Module
 ) -> Trace:
@@ -138,7 +150,7 @@ def record(
 
     paths = ModulePaths()
     try:
-        with mode, enable_python_dispatcher(), _watching(model, paths):
+        with mode, enable_python_dispatcher(), _plain_convolution(), _watching(model, paths):
             graph = make_fx(flat, decomposition_table=decompositions(), tracing_mode="real")(
                 *fakes.values()
             )
@@ -154,9 +166,9 @@ def record(
 
 
 def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModulePaths) -> None:
-    """Refuse parameters and buffers that came in as constants, by a way other than the model.
+    """Refuse parameters and buffers that came in as constants: as views from before the step.
 
-    Each step gives the model new values; a list of its parameters made before would keep the old.
+    Each step gives the model new values; such a view would keep the old.
     """
     held = {
         tensor.untyped_storage().data_ptr(): name
@@ -172,11 +184,11 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModuleP
             name = held.get(tensor.untyped_storage().data_ptr())
             if name is not None:
                 raise ExportError(
-                    f"{name!r} is used as a constant: it was reached by another way than through "
-                    "the model that the loss is given",
+                    f"{name!r} is used as a constant: what is used is a view of it from before the "
+                    "step",
                     module=paths.at(index),
-                    instead="model.parameters() or the attribute's own name inside the loss, not "
-                    "a list, an alias or a closure from before",
+                    instead="the parameter or buffer itself, and its views (detach, data, t) made "
+                    "where they are used",
                 )
 
 
@@ -275,6 +287,8 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
                 instead="one name for both",
             )
     for guard in env.guards:
+        if isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1):
+            continue  # whether a size broadcasts, or is empty: left to the run-time's checks, too
         free = sorted(guard.expr.free_symbols, key=str)
         for probe in _PROBES:
             values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}

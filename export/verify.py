@@ -25,8 +25,17 @@ from torch.utils._pytree import tree_map
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
+from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
-from export.step import Problem, apply_optimizer, evaluate, optimizer_tensors, predict, train_step
+from export.step import (
+    Problem,
+    apply_optimizer,
+    evaluate,
+    held_tensors,
+    optimizer_tensors,
+    predict,
+    train_step,
+)
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
@@ -249,7 +258,8 @@ def verify_artifact(
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
 
     ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
-    Batches are rows of the example batch drawn anew, at two sizes of each named axis.
+    Batches are rows of the example batch drawn anew, at two sizes of each named axis; at the first
+    also steps at which the optimizer does something new (an accumulated step, a schedule's end).
     """
     rng = np.random.default_rng(seed)
     double = _in_double(problem)
@@ -264,9 +274,12 @@ def verify_artifact(
     }
     found: list[Comparison] = []
     moved: set[str] = set()
-    for sizes in size_sets(problem):
+    every = size_sets(problem)
+    for sizes in every:
         state = initial_state(problem, sizes, rng)
-        for step in range(steps):
+        later = turns(problem.optimizer).difference(range(steps)) if sizes is every[0] else ()
+        for step in (*range(steps), *sorted(later)):
+            state["state.step"] = np.array(step)
             inputs = {**state, **draw_batch(problem, sizes, rng), **draw_scalars(problem, rng)}
             for count, (trainer, differ, _) in sessions.items():
                 got = {**_run(trainer, inputs), **_run(differ, inputs)}
@@ -332,7 +345,9 @@ def _in_double(problem: Problem) -> Problem:
         replace(slot, dtype=torch.float64) if slot.dtype == torch.float32 else slot
         for slot in problem.slots
     )
-    return replace(problem, model=copy.deepcopy(problem.model).double(), slots=slots)
+    model = copy.deepcopy(problem.model).double()
+    held = {**problem.held, **held_tensors(model)}
+    return replace(problem, model=model, slots=slots, held=held)
 
 
 def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
@@ -340,6 +355,9 @@ def open_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # As on a device: opening a large graph takes a fraction of the time, and each is run seldom.
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(

@@ -68,9 +68,16 @@ def write_artifact(
         producer={"torch": torch.__version__.split("+")[0], "onnx": onnx.__version__},
         sequential=any(map(adds_by_scatter, graphs.values())),
         metrics=problem.metrics,
+        ignored=_ignored(problem, graphs),
     )
     _place({**files, MANIFEST_FILE: manifest.to_json()}, directory)
     return manifest
+
+
+def _ignored(problem: Problem, graphs: Mapping[str, onnx.ModelProto]) -> tuple[str, ...]:
+    """The entries of the example batch that no graph takes."""
+    taken = {info.name for graph in graphs.values() for info in graph.graph.input}
+    return tuple(name for name in problem.batch if f"batch.{name}" not in taken)
 
 
 def adds_by_scatter(model: onnx.ModelProto) -> bool:

@@ -262,7 +262,7 @@ class ArtifactCache:
         if path.exists():
             return path
         task = ImageTask(data)
-        optimizer = exporter.Adam(lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
+        optimizer = exporter.AdamW(lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
         partial = path.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         write = export_mutual if kind == "mutual" else export_image

@@ -13,12 +13,19 @@ from typing import Final
 
 from device_sdk.artifact import manifest_json
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.parts import GraphFile, Member, MetricSource, Port, StateTensor
+from device_sdk.artifact.parts import (
+    AVERAGE_LAG,
+    GraphFile,
+    Member,
+    MetricSource,
+    Port,
+    StateTensor,
+)
 from device_sdk.artifact.shapes import Shape, axes_of, checked_file_name, checked_name
 
 FORMAT: Final = "tessera-artifact"
-FORMAT_VERSION: Final = 2
-"""The newest. An artifact without metrics is of version 1, which older devices read."""
+FORMAT_VERSION: Final = 3
+"""The newest. An artifact that has nothing new in it is of version 1, which older devices read."""
 MANIFEST_FILE: Final = "manifest.json"
 INITIAL_FILE: Final = "initial.safetensors"
 MAX_FILE_BYTES: Final = 2**31 - 1
@@ -80,7 +87,8 @@ class Manifest:
 
     `graphs` holds "train", where the artifact can predict "infer", and where one of its `metrics`
     is the loss "evaluate": loss and outputs in evaluation mode. `metrics` says, by a metric's name,
-    what it is about. `files` describes every file of the folder but the manifest itself.
+    what it is about. `files` describes every file of the folder but the manifest itself. `ignored`
+    are batch entries that its author has and no graph has a use for.
     """
 
     name: str
@@ -93,6 +101,7 @@ class Manifest:
     producer: Mapping[str, str] = field(default_factory=dict)
     sequential: bool = False
     metrics: Mapping[str, MetricSource] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked_name(self.name, "artifact")
@@ -101,6 +110,7 @@ class Manifest:
         if not isinstance(self.sequential, bool):
             raise ArtifactError(f"sequential is true or false, not {self.sequential!r}")
         object.__setattr__(self, "state", tuple(self.state))
+        object.__setattr__(self, "ignored", tuple(self.ignored))
         for side in ("axes", "graphs", "files", "producer", "metrics"):
             object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
         for key, value in self.producer.items():
@@ -108,6 +118,9 @@ class Manifest:
             checked_name(value, f"producer's {key}")
         for axis in self.axes:
             checked_name(axis, "axis")
+        for entry in self.ignored:
+            checked_name(entry, "ignored batch entry")
+        _refuse_duplicates(list(self.ignored), "ignored batch entries")
         self._check_state()
         self._check_graphs()
         self._check_metrics()
@@ -192,6 +205,10 @@ class Manifest:
                 if (twin.dtype, twin.shape) != (port.dtype, port.shape):
                     raise ArtifactError(f"batch entry {port.of!r} differs between the graphs")
 
+        used = {port.of for graph in self.graphs.values() for port in graph.select("batch")}
+        if used & set(self.ignored):
+            raise ArtifactError(f"batch entry {min(used & set(self.ignored))!r} is not ignored")
+
     def _check_metrics(self) -> None:
         evaluate = self.graphs.get("evaluate")
         if evaluate is not None and not (self.metrics and evaluate.select("loss")):
@@ -237,6 +254,17 @@ class Manifest:
     def state_by_name(self) -> Mapping[str, StateTensor]:
         """The state tensors by name, in order."""
         return MappingProxyType({tensor.name: tensor for tensor in self.state})
+
+    @cached_property
+    def average_lags(self) -> Mapping[str, str]:
+        """The state tensors whose moving average is kept, and where it is less they."""
+        return MappingProxyType(
+            {
+                tensor.like: tensor.name
+                for tensor in self.state
+                if tensor.like and tensor.name.endswith(f".{AVERAGE_LAG}.{tensor.like}")
+            }
+        )
 
     @property
     def example_sizes(self) -> dict[str, int]:

@@ -56,14 +56,15 @@ def _frozen(value: object, depth: int) -> Setting:
 
 
 def manifest_to_object(manifest: Manifest) -> dict[str, object]:
-    """The manifest as JSON values: of version 1 where it says nothing that is new in 2."""
+    """The manifest as JSON values: of the oldest version that says all of it."""
     from device_sdk.artifact.manifest import FORMAT
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
     return {
-        **({"metrics": metrics} if metrics else {}),
+        **({"metrics": metrics} if metrics or manifest.ignored else {}),
+        **({"ignored": list(manifest.ignored)} if manifest.ignored else {}),
         "format": FORMAT,
-        "format_version": 2 if metrics else 1,
+        "format_version": 3 if manifest.ignored else 2 if metrics else 1,
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
@@ -159,6 +160,9 @@ def manifest_from_object(value: object) -> Manifest:
             *(_text_or_none(fields, key) for key in ("output", "target", "scale"))
         )
         fields.end()
+    ignored = top.array("ignored") if version > 2 else []
+    if not all(isinstance(name, str) for name in ignored):
+        raise ArtifactError("manifest: ignored is a list of names of batch entries")
     files = {}
     for name, entry in top.mapping("files").items():
         fields = JsonFields(entry, f"file {name!r}")
@@ -177,6 +181,7 @@ def manifest_from_object(value: object) -> Manifest:
         producer={key: producer.text(key) for key in top.mapping("producer")},
         sequential=top.boolean("sequential"),
         metrics=metrics,
+        ignored=tuple(map(str, ignored)),
     )
     optimizer.end()
     top.end()

@@ -16,6 +16,9 @@ from device_sdk.artifact.shapes import (
     checked_shape,
 )
 
+AVERAGE_LAG = "average_lag"
+"""Kind of optimizer state that a parameter's moving average is told by: the average less it."""
+
 # State tensors: what crosses the session's boundary at each step, and what is packed inside.
 
 KINDS = ("parameter", "buffer", "optimizer", "counter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -16,18 +17,24 @@ from device_sdk.artifact.shapes import DTYPES, axes_of, describe, resolve
 from device_sdk.errors import BatchError
 from device_sdk.runtime.session import HostTensor
 
+_LOG = logging.getLogger("device_sdk")
+
 
 class BatchChecker:
     """Checks the batches of one graph.
 
     `ignored` are entries that this graph has no use for, but its twin (train or infer) has: callers
-    may pass the same batch to both.
+    may pass the same batch to both. `unused` are those that no graph has: said once.
     """
 
-    def __init__(self, ports: tuple[Port, ...], ignored: Iterable[str]) -> None:
+    def __init__(
+        self, ports: tuple[Port, ...], ignored: Iterable[str], unused: Iterable[str] = ()
+    ) -> None:
         self._ports = ports
         self._names = [port.of for port in ports]
-        self._known = {*self._names, *ignored}
+        self._unused = frozenset(unused)
+        self._known = {*self._names, *ignored, *self._unused}
+        self._said = False
         self._dtypes = [DTYPES[port.dtype] for port in ports]
 
     def arrays(self, batch: Mapping[str, Array]) -> list[Array]:
@@ -42,6 +49,12 @@ class BatchChecker:
             unknown = sorted(str(name) for name in batch if name not in self._known)
             if unknown:
                 self._refuse(f"entry {unknown[0]!r} is unknown")
+            if not self._said and not self._unused.isdisjoint(batch):
+                self._said = True
+                _LOG.warning(
+                    "%s: ignored in each batch, for the loss does not use it",
+                    ", ".join(sorted(self._unused & set(batch))),
+                )
         for array, dtype in zip(arrays, self._dtypes, strict=True):
             # Two quick looks, because this runs at every step; the rest only when they fail.
             if type(array) is not np.ndarray or array.dtype is not dtype:
@@ -86,8 +99,9 @@ class BatchChecker:
     def _refuse(self, problem: str, fix: str | None = None) -> Never:
         entries = ", ".join(f"{p.of}: {p.dtype}{describe(p.shape)}" for p in self._ports)
         advice = f". To fix it, {fix}" if fix else ""
+        unused = f", and ignores {', '.join(sorted(self._unused))}" if self._unused else ""
         raise BatchError(
-            f"batch refused: {problem}{advice}. This artifact expects {{{entries}}}"
+            f"batch refused: {problem}{advice}. This artifact expects {{{entries}}}{unused}"
         ) from None
 
 

@@ -31,27 +31,36 @@ class Predictor:
         self._host_only = settings.host_only
         self._checker = BatchChecker(
             self._graph.select("batch"),
-            ignored=[port.of for port in manifest.graphs["train"].select("batch")],
+            ignored=[
+                *(port.of for port in manifest.graphs["train"].select("batch")),
+                *manifest.ignored,
+            ],
         )
 
     def predict(
-        self, batch: Mapping[str, Array], banks: StateBanks, axes: Mapping[str, int]
+        self,
+        batch: Mapping[str, Array],
+        banks: StateBanks,
+        axes: Mapping[str, int],
+        instead: Mapping[str, Array],
     ) -> list[tuple[Port, Array]]:
         """What each output of the graph is, in memory of its own.
 
+        ``instead``: contiguous contents to use in place of those of some state tensors.
         Raises BatchError for a wrong batch, GraphRunError where onnxruntime fails.
         """
         arrays = self._checker.arrays(batch)
         self._checker.sizes([array.shape for array in arrays], axes)
         binding = self._session.io_binding()
+        # The OrtValues alias the arrays and must outlive the run.
+        others = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in instead.items()}
         for port in self._graph.select("state"):
-            binding.bind_ortvalue_input(
-                port.name,
+            value = others.get(port.of) or (
                 banks.host_value(port.of)
                 if self._host_only
-                else banks.value(banks.current, port.of),
+                else banks.value(banks.current, port.of)
             )
-        # The OrtValues alias the arrays and must outlive the run.
+            binding.bind_ortvalue_input(port.name, value)
         values = [
             ort.OrtValue.ortvalue_from_numpy(
                 array if array.flags.c_contiguous else array.copy(order="C")

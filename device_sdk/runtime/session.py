@@ -38,6 +38,8 @@ class SessionSettings:
 
     provider: Provider
     threads: int
+    patterns: bool = True
+    """Whether a batch shape's second run takes all of its memory as one block."""
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -60,8 +62,13 @@ def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> o
     options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # Arena and memory patterns stay on: without them a factorisation step took 10 to 20 % longer,
-    # at the same peak memory, and 2,000 different shapes cost 1 MB of patterns.
+    # Freed memory goes back to the arena either way; the planner's own search for what may take
+    # whose place is quadratic in the nodes, and its patterns were larger (a UNet: 1,005 MiB, not
+    # 722).
+    options.enable_mem_reuse = False
+    # The arena stays on, and patterns for small models: a batch-normalised MLP's step takes 15 %
+    # longer without. The block lies beside what the first run took, so large models do without.
+    options.enable_mem_pattern = settings.patterns
     # Failures are raised; printing them to stderr as well would be noise in an app.
     options.log_severity_level = 4
     # Threads that spin give good medians and p90s many times worse, and drain batteries.
@@ -104,7 +111,12 @@ def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> o
 
 
 def open_session(
-    graph: CheckedGraph, file: str, providers: Providers, threads: int
+    graph: CheckedGraph,
+    file: str,
+    providers: Providers,
+    threads: int,
+    *,
+    patterns: bool = True,
 ) -> tuple[ort.InferenceSession, SessionSettings]:
     """The session for the first candidate that works, and what it was made with.
 
@@ -112,7 +124,7 @@ def open_session(
     """
     choices = candidates(providers)
     for provider in choices:
-        settings = SessionSettings(provider, threads)
+        settings = SessionSettings(provider, threads, patterns)
         try:
             session = make_session(graph, file, settings)
         except ProviderError as error:

@@ -6,6 +6,7 @@ import argparse
 
 import export.lowering  # noqa: F401  (fills the registry)
 from export.lowering import registry
+from export.lowering.decompositions import decompositions
 
 DESCRIPTION = """\
 List the aten operators with a lowering of their own, and those that are broken into simpler ones.
@@ -18,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    lowered = registry.operators()
-    broken = sorted(str(operator) for operator in registry.decompositions())
+    lowered = sorted(str(operator) for operator in registry.operators())
+    broken = sorted(str(operator) for operator in decompositions())
     print(f"{len(lowered)} operators with a lowering:")
     print("\n".join(f"  {name}" for name in lowered))
     print(f"\n{len(broken)} operators broken into simpler ones:")

@@ -35,7 +35,10 @@ def operands(
     is_full = [full_shape(value, shape) for value in values]
     for index, value in enumerate(values):
         if not isinstance(value, Value):
-            names.append(g.scalar(value, dtype))
+            names.append(_lined_up(g, g.scalar(value, dtype), shape))
+            continue
+        if value.rank == 0:
+            names.append(_lined_up(g, g.cast(value, dtype), shape))
             continue
         producer = g.producer.get(value.name)
         others = any(full for i, full in enumerate(is_full) if i != index)
@@ -45,6 +48,20 @@ def operands(
         else:
             names.append(g.cast(value, dtype))
     return names
+
+
+def _lined_up(g: Graph, scalar: str, shape: tuple[Dim, ...]) -> str:
+    """A 0-d number beside a tensor of ``shape``.
+
+    onnxruntime 1.31 takes a tensor whose last axes have size 1 element by element beside a 0-d
+    number, and whole beside one of as many axes: 4.0 ms and 0.04 for [1280, 320, 1, 1].
+    """
+    if len(shape) < 2 or not same(shape[-1], 1):
+        return scalar
+    number = g.array(scalar)
+    if number is not None:
+        return g.constant(number.reshape([1] * len(shape)))
+    return g.op("Reshape", scalar, g.ints([1] * len(shape)))
 
 
 def _cast_name(g: Graph, name: str, have: torch.dtype, want: torch.dtype) -> str:
@@ -78,7 +95,7 @@ def _binary(op_type: str) -> Any:
 def _is_one(g: Graph, name: str) -> bool:
     """Whether a value is the number 1: the gradient of the loss by itself, for one."""
     array = g.array(name)
-    return array is not None and array.ndim == 0 and bool(array == 1)
+    return array is not None and array.size == 1 and bool(array.item() == 1)
 
 
 def _times(value: Scalar, factor: Number) -> Scalar:
@@ -87,7 +104,7 @@ def _times(value: Scalar, factor: Number) -> Scalar:
 
 
 def _scaled(g: Graph, value: Value, factor: Scalar, dtype: torch.dtype) -> str:
-    return g.op("Mul", g.cast(value, dtype), g.scalar(factor, dtype))
+    return g.op("Mul", *operands(g, value.shape, [value, factor], dtype))
 
 
 for _aten, _onnx in {

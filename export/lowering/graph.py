@@ -377,6 +377,11 @@ class Graph:
 
         One that is beyond either end onnxruntime refuses by itself, as torch does.
         """
+        producer = self.producer.get(index.name)
+        if producer is not None and producer.op_type in ("Max", "Clip"):
+            bounds = [self.array(name) for name in producer.input[:2]]
+            if any(bound is not None and bool((bound >= 0).all()) for bound in bounds):
+                return
         self._root._from_zero[index.name] = index
 
     def refusing(self, guard: str) -> str:

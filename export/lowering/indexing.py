@@ -6,12 +6,15 @@ Operators that take no negative index in torch say so with ``Graph.from_zero``; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from export.errors import ExportError
+from export.lowering.channels import exchanged, held_first, other_axis
+from export.lowering.elementwise import div_mode
 from export.lowering.graph import Dim, Graph, Value, fixed, same
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
@@ -83,7 +86,24 @@ def gather(
 @lowers(aten.scatter_add.default)
 def scatter_add(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return g.op("ScatterElements", a, index, source, axis=dim, reduction="add")
+    return _scatter(g, out, a, dim, index, source, "add")
+
+
+# ONNX's names of torch's reductions, and the number that changes nothing under each.
+_REDUCTIONS: dict[str, tuple[str, float]] = {
+    "sum": ("add", 0),
+    "mean": ("add", 0),
+    "prod": ("mul", 1),
+    "amax": ("max", -math.inf),
+    "amin": ("min", math.inf),
+}
+
+
+def _neutral(reduce: str, dtype: torch.dtype) -> float | int:
+    number = _REDUCTIONS[reduce][1]
+    if dtype.is_floating_point or math.isfinite(number):
+        return number
+    return torch.iinfo(dtype).min if number < 0 else torch.iinfo(dtype).max
 
 
 @lowers(aten.scatter_reduce.two)
@@ -98,19 +118,60 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> str:
-    if reduce != "sum" or not include_self:
-        raise ExportError(
-            f"scatter_reduce with {reduce!r} and include_self={include_self}",
-            operator="aten.scatter_reduce",
-            instead="'sum' with include_self=True, and a division for a mean",
-        )
-    return scatter_add(g, out, a, dim, index, source)
+    g.from_zero(index)
+    start = a
+    if not include_self:
+        fill = g.full(index.shape, _neutral(reduce, out.dtype), out.dtype)
+        name = _scatter(g, out, a, dim, index, Value(fill, out.dtype, index.shape))
+        start = Value(name, out.dtype, a.shape)
+    result = _scatter(g, out, start, dim, index, source, _REDUCTIONS[reduce][0])
+    if reduce != "mean":
+        return result
+    ones = Value(g.full(index.shape, 1, out.dtype), out.dtype, index.shape)
+    first = g.full(a.shape, 1 if include_self else 0, out.dtype)
+    count = _scatter(g, out, Value(first, out.dtype, a.shape), dim, index, ones, "add")
+    divisor = g.op("Max", count, g.scalar(1, out.dtype))
+    sums, counts = (Value(name, out.dtype, a.shape) for name in (result, divisor))
+    return div_mode(
+        g, out, sums, counts, rounding_mode=None if out.dtype.is_floating_point else "floor"
+    )
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(
+    g: Graph,
+    out: Any,
+    a: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> str:
+    column = g.op("Unsqueeze", index, g.ints(i for i in range(a.rank) if i != dim % a.rank))
+    places = g.op("Expand", column, g.shape(source.shape))
+    g.from_zero(index)
+    wide = Value(places, index.dtype, source.shape)
+    return scatter_reduce(g, out, a, dim, wide, source, reduce, include_self=include_self)
+
+
+def _scatter(
+    g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value, reduction: str = "none"
+) -> str:
+    """ScatterElements; as in torch, only the part of the source that the index covers is read."""
+    name = g.cast(source, out.dtype)
+    covered = zip(source.shape, index.shape, strict=True)
+    for axis, (size, wanted) in enumerate(covered):
+        if not same(size, wanted):
+            name = slice_axis(g, name, axis, 0, wanted)
+    return g.op("ScatterElements", a, index, name, axis=dim, reduction=reduction)
 
 
 @lowers(aten.scatter.src)
 def scatter_src(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return g.op("ScatterElements", a, index, g.cast(source, out.dtype), axis=dim)
+    return _scatter(g, out, a, dim, index, source)
 
 
 @lowers(aten.scatter.value)
@@ -125,6 +186,7 @@ def index_add(
 ) -> str:
     g.from_zero(index)
     name = source.name if alpha == 1 else g.op("Mul", source, g.scalar(alpha, source.dtype))
+    dim = dim % a.rank
     order = [dim, *(i for i in range(a.rank) if i != dim)]
     back = [order.index(i) for i in range(a.rank)]
     moved = transpose_order(g, a, order)
@@ -136,22 +198,14 @@ def index_add(
 
 def _leading(
     g: Graph, a: Value, indices: Sequence[Value | None]
-) -> tuple[str, str, list[int], list[int]]:
-    """Indexed axes moved to the front, and their indices as one int64 tensor [..., count]."""
+) -> tuple[str, str, list[int], int, int]:
+    """Indexed axes moved to the front, and their indices as one int64 tensor [..., count].
+
+    Then those axes, the indices' rank and where torch puts them in the result: in the place of
+    axes that are next to each other, else at the front.
+    """
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     chosen = [index for index in indices if index is not None]
-    if any(index.dtype == torch.bool for index in chosen):
-        raise ExportError(
-            "indexing by a boolean mask gives a size that depends on data",
-            operator="aten.index",
-            instead="torch.where, or multiplying by the mask",
-        )
-    if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise ExportError(
-            "indices on axes that are not next to each other",
-            operator="aten.index",
-            instead="permute the tensor first",
-        )
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     moved = transpose_order(g, a, order)
     names = [g.cast(index, torch.int64) for index in chosen]
@@ -161,19 +215,19 @@ def _leading(
     parts = [g.op("Unsqueeze", name, g.ints([-1])) for name in names]
     joined = parts[0] if len(parts) == 1 else g.op("Concat", *parts, axis=-1)
     rank = max(index.rank for index in chosen)
-    return moved, joined, axes, list(range(rank))
+    together = axes == list(range(axes[0], axes[0] + len(axes)))
+    return moved, joined, axes, rank, axes[0] if together else 0
 
 
 @lowers(aten.index.Tensor)
 def index(g: Graph, out: Any, a: Value, indices: Sequence[Value | None]) -> str:
     chosen = [(axis, value) for axis, value in enumerate(indices) if value is not None]
-    if len(chosen) == 1 and chosen[0][1].dtype != torch.bool:
+    if len(chosen) == 1:
         axis, value = chosen[0]
         return g.op("Gather", a, value, axis=axis)
-    moved, where, axes, index_dims = _leading(g, a, indices)
+    moved, where, _, rank, place = _leading(g, a, indices)
     gathered = g.op("GatherND", moved, where)
-    rank = len(index_dims)
-    order = [*range(rank, rank + axes[0]), *range(rank), *range(rank + axes[0], out.dim())]
+    order = [*range(rank, rank + place), *range(rank), *range(rank + place, out.dim())]
     if order == list(range(out.dim())):
         return gathered
     return g.op("Transpose", gathered, perm=order)
@@ -188,27 +242,16 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> str:
-    if not accumulate and any(v is not None and v.dtype == torch.bool for v in indices):
-        masks = [v for v in indices if v is not None]
-        if len(masks) == 1 and values.rank == 0 and masks[0].rank == a.rank:
-            return g.op("Where", masks[0], g.cast(values, out.dtype), a)
-    moved, where, axes, index_dims = _leading(g, a, indices)
+    moved, where, axes, rank, place = _leading(g, a, indices)
     chosen = [v for v in indices if v is not None]
     lead = list(torch.broadcast_shapes(*[tuple(v.shape) for v in chosen]))
     rest = [size for i, size in enumerate(a.shape) if i not in axes]
-    if axes[0] and rest[: axes[0]]:
+    full = [*rest[:place], *lead, *rest[place:]]
+    update = _broadcast(g, values, full)
+    if place:
         # torch gives [rest before, index dims, rest after]; ScatterND wants the indices first.
-        rank = len(index_dims)
-        full = [*rest[: axes[0]], *lead, *rest[axes[0] :]]
-        wide = _broadcast(g, values, full)
-        order = [
-            *range(axes[0], axes[0] + rank),
-            *range(axes[0]),
-            *range(axes[0] + rank, len(full)),
-        ]
-        update = g.op("Transpose", wide, perm=order)
-    else:
-        update = _broadcast(g, values, [*lead, *rest])
+        order = [*range(place, place + rank), *range(place), *range(place + rank, len(full))]
+        update = g.op("Transpose", update, perm=order)
     result = g.op("ScatterND", moved, where, update, reduction="add" if accumulate else "none")
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     back = [order.index(i) for i in range(a.rank)]
@@ -218,13 +261,18 @@ def index_put(
 @lowers(aten.index_copy.default)
 def index_copy(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return index_put(g, out, a, [*[None] * dim, index], source)
+    return index_put(g, out, a, [*[None] * (dim % a.rank), index], source)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
     name = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
-    return index_put(g, out, a, [*[None] * dim, index], Value(name, out.dtype, ()))
+    return index_put(g, out, a, [*[None] * (dim % a.rank), index], Value(name, out.dtype, ()))
+
+
+@lowers(aten.nonzero.default)
+def nonzero(g: Graph, out: Any, a: Value) -> str:
+    return g.op("Transpose", g.op("NonZero", a), perm=[1, 0])
 
 
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
@@ -233,15 +281,6 @@ def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
     ):
         return value.name
     return g.op("Expand", value, g.shape(shape))
-
-
-@lowers(aten.nonzero.default, aten.masked_select.default, aten.unique_dim.default)
-def data_dependent(g: Graph, out: Any, *args: Any, **kwargs: Any) -> str:
-    raise ExportError(
-        "the result's size depends on data",
-        operator="aten.nonzero",
-        instead="torch.where, or multiplying by a mask",
-    )
 
 
 # Slices and single places along an axis: reading them, their gradients, and writing into them.
@@ -285,7 +324,11 @@ def slice_tensor(
 ) -> str:
     if same(out.shape[dim], a.shape[dim]) and fixed(step) == 1:
         return a.name
-    return slice_axis(g, a, dim % a.rank, start, end, step)
+    dim = dim % a.rank
+    first = held_first(g, a)
+    if first is not None:
+        return exchanged(g, slice_axis(g, first, other_axis(dim), start, end, step), a.rank)
+    return slice_axis(g, a, dim, start, end, step)
 
 
 @lowers(aten.flip.default)
@@ -315,7 +358,12 @@ def split_with_sizes(
 ) -> tuple[str, ...]:
     if len(sizes) == 1:
         return (a.name,)
-    return g.multi("Split", a, g.shape(sizes), outputs=len(sizes), axis=dim % a.rank)
+    axis = dim % a.rank
+    first = held_first(g, a)
+    if first is None:
+        return g.multi("Split", a, g.shape(sizes), outputs=len(sizes), axis=axis)
+    parts = g.multi("Split", first, g.shape(sizes), outputs=len(sizes), axis=other_axis(axis))
+    return tuple(exchanged(g, part, a.rank) for part in parts)
 
 
 @lowers(aten.split.Tensor)
@@ -359,6 +407,11 @@ def slice_backward(
     if first is not None and first < 0:
         start = size + start
     end = size - start - grad.shape[dim]
+    held = held_first(g, grad)
+    if held is not None:
+        there = other_axis(dim)
+        zeros = embed_in_zeros(g, held, there, start, end, grad.dtype, grad.rank)
+        return exchanged(g, zeros, grad.rank)
     return embed_in_zeros(g, grad, dim, start, end, grad.dtype, grad.rank)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.graph import Graph, Value
 from export.lowering.registry import lowers
 
@@ -32,8 +33,15 @@ def reduce(
     name = g.cast(value, dtype)
     if value.rank == 0:
         return name
-    axes = g.ints(_axes(value, dims))
-    return g.op(op_type, name, axes, keepdims=int(keepdim))
+    axes = _axes(value, dims)
+    first = held_first(g, name)
+    if first is None:
+        return g.op(op_type, name, g.ints(axes), keepdims=int(keepdim))
+    there = sorted(map(other_axis, axes))
+    result = g.op(op_type, first, g.ints(there), keepdims=int(keepdim))
+    if keepdim:
+        return exchanged(g, result, value.rank)
+    return result if {0, 1} & set(axes) else exchanged(g, result, value.rank - len(axes))
 
 
 def _reduction(op_type: str) -> Any:

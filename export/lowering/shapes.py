@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same
 from export.lowering.registry import lowers
 
@@ -80,7 +81,14 @@ def cat(g: Graph, out: Any, tensors: Sequence[Value], dim: int = 0) -> str:
     # torch skips legacy empty tensors of shape [0].
     kept = [v for v in tensors if not (v.rank == 1 and out.dim() > 1 and fixed(v.shape[0]) == 0)]
     names = [g.cast(value, out.dtype) for value in kept]
-    return names[0] if len(names) == 1 else g.op("Concat", *names, axis=dim % out.dim())
+    if len(names) == 1:
+        return names[0]
+    axis = dim % out.dim()
+    first = [held_first(g, name) for name in names]
+    if None not in first:
+        joined = g.op("Concat", *first, axis=other_axis(axis))
+        return exchanged(g, joined, out.dim())
+    return g.op("Concat", *names, axis=axis)
 
 
 @lowers(aten.stack.default)

@@ -1,8 +1,7 @@
-"""Dropout and attention with a mask that is a function of the run-time seed."""
+"""Dropout with a mask that is a function of the run-time seed, in attention as well."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,49 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-_MASK = 0xFFFFFFFF
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit integer mixer on int64 tensors in [0, 2^32).
-
-    The xor-shift-multiply of C. Wellons' hash prospector ("lowbias32"). Whole-number operators
-    only, so that torch and onnxruntime agree bit for bit at any thread count.
-    """
-    x = x ^ torch.div(x, 1 << 16, rounding_mode="trunc")
-    x = (x * 0x7FEB352D) & _MASK
-    x = x ^ torch.div(x, 1 << 15, rounding_mode="trunc")
-    x = (x * 0x846CA68B) & _MASK
-    return x ^ torch.div(x, 1 << 16, rounding_mode="trunc")
-
-
-class Randomness:
-    """Hands each call inside one train step its own stream.
-
-    ``seed`` and ``step`` are int64 scalars; the order of the calls numbers the streams.
-    """
-
-    def __init__(self, seed: Tensor, step: Tensor) -> None:
-        self._seed = seed
-        self._step = step
-        self._calls = 0
-
-    @property
-    def used(self) -> bool:
-        """Whether anything was drawn."""
-        return self._calls > 0
-
-    def keep_mask(self, shape: torch.Size | list[int], keep_probability: float) -> Tensor:
-        """Bool tensor of ``shape``, True with ``keep_probability``, independent for each call."""
-        self._calls += 1
-        key = _mix((self._seed + 0x9E3779B9 * self._calls) & _MASK)
-        key = _mix((key + self._step * 0x85EBCA77) & _MASK)
-        elements = 1
-        for size in shape:
-            elements = elements * size
-        index = torch.arange(elements, dtype=torch.int64)
-        bits = _mix((index * 0x9E3779B1 + key) & _MASK)
-        return (bits < round(keep_probability * 2**32)).reshape(shape)
+from export.rewrites.attention import attention as plain_attention
+from export.rewrites.randomness import Randomness
 
 
 def replacements(
@@ -64,14 +22,16 @@ def replacements(
     """
     torch_attention = functional.scaled_dot_product_attention
 
-    def masked(x: Tensor, p: float, shape: list[int]) -> Tensor:
+    def factor(like: Tensor, p: float, shape: list[int]) -> Tensor:
+        """What to multiply by: 0, or 1 / (1 - p) where kept."""
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability is {p}; expected a number from 0 to 1")
-        if p == 0:
-            return x
         if p == 1:
-            return x * 0
-        return x * (randomness.keep_mask(shape, 1 - p).to(x.dtype) * (1 / (1 - p)))
+            return torch.zeros(shape, dtype=like.dtype)
+        return randomness.keep_mask(shape, 1 - p).to(like.dtype) * (1 / (1 - p))
+
+    def masked(x: Tensor, p: float, shape: list[int]) -> Tensor:
+        return x if p == 0 else x * factor(x, p, shape)
 
     def dropout(
         input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -109,36 +69,16 @@ def replacements(
                 scale=scale,
                 enable_gqa=enable_gqa,
             )
-        if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key = key.repeat_interleave(groups, -3)
-            value = value.repeat_interleave(groups, -3)
-        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        # One batch axis for both products: each of theirs would be folded and unfolded apart.
-        lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        query, key, value = (
-            t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (query, key, value)
+        return plain_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            is_causal,
+            scale,
+            enable_gqa,
+            lambda shape, like: factor(like, dropout_p, shape) if dropout_p > 0 else None,
         )
-        scores = (query * factor) @ key.transpose(-2, -1)
-        if is_causal:
-            rows, columns = query.shape[-2], key.shape[-2]
-            later = torch.ones(rows, columns, dtype=torch.bool).triu(1)
-            scores = scores.masked_fill(later, float("-inf"))
-        if attn_mask is None:
-            weights = torch.softmax(scores, dim=-1)
-        else:
-            # As in torch, a query that may look at nothing gets zeros instead of 0 / 0.
-            scores = scores.reshape(*lead, *scores.shape[-2:])
-            if attn_mask.dtype == torch.bool:
-                blind = ~attn_mask.any(-1, keepdim=True)
-                scores = scores.masked_fill(~attn_mask, float("-inf"))
-            else:
-                blind = (attn_mask == float("-inf")).all(-1, keepdim=True)
-                scores = scores + attn_mask
-            weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)
-            weights = weights.masked_fill(blind, 0.0).reshape(-1, *weights.shape[-2:])
-        result = dropout(weights, dropout_p, dropout_p > 0) @ value
-        return result.reshape(*lead, *result.shape[-2:])
 
     return [
         (functional, "dropout", dropout),

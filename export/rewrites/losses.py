@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -64,47 +65,66 @@ def binary_cross_entropy_with_logits(
     return losses.sum() if reduction == "sum" else losses.mean()
 
 
-# Cross-entropy by a one-hot mask, so that the mean's divisor is the true count.
+# Cross-entropy by looking up each sample's class: one pass over the classes for the loss, three for
+# its gradient.
 #
 # Where torch raises for a label that is no class, the loss becomes NaN, and the device refuses the
-# step: the label's row of the mask holds zeros alone, and 0 / 0 is NaN.
+# step: such a label counts NaN times.
 
 
-class _Mean(torch.autograd.Function):
-    """Mean over all counted samples of -log softmax(logits)[class], with its short gradient."""
+class _OfLogits(torch.autograd.Function):
+    """share * -log softmax(logits)[class], with its short gradient; 0 where ``ignored``.
+
+    logits [b, c, d...]; place int64, ignored bool and share [b, 1, d...] -> [b, 1, d...].
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, hot: Tensor, counted: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, place: Tensor, ignored: Tensor, share: Tensor) -> Tensor:
         log_probability = torch.log_softmax(logits, 1)
-        count = counted.sum()
-        ctx.save_for_backward(log_probability, hot, counted, count)
-        return -((log_probability * hot).sum() / count)
+        ctx.save_for_backward(log_probability, place, share)
+        return _of_log_probability(log_probability, place, ignored, share)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        log_probability, hot, counted, count = ctx.saved_tensors
-        # An ignored sample has a row of zeros in ``hot``: no gradient.
-        return (torch.exp(log_probability) * counted - hot) * (grad / count), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        log_probability, place, share = ctx.saved_tensors
+        share = share * grad
+        scaled = torch.exp(log_probability) * share
+        return scaled.scatter(1, place, scaled.gather(1, place) - share), None, None, None
 
 
-def _reduced(losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    return losses.sum() / weights.sum()
+def _of_log_probability(
+    log_probability: Tensor, place: Tensor, ignored: Tensor, share: Tensor
+) -> Tensor:
+    # Not times 0 alone: an ignored sample's log-probability may be infinite.
+    chosen = torch.where(ignored, 0.0, log_probability.gather(1, place))
+    return -(chosen * share)
 
 
-def _one_hot(target: Tensor, classes: int, like: Tensor) -> Tensor:
-    """[b, d...] class numbers to [b, classes, d...]; a number outside gives zeros."""
-    line = torch.arange(classes).reshape([1, classes] + [1] * (target.dim() - 1))
-    return (target.unsqueeze(1) == line).to(like.dtype)
+class _Labels:
+    """Labels [b, d...] as what is looked up, each [b, 1, d...].
+
+    ``place`` int64 is a class, ``ignored`` bool, and ``counted`` how often the label counts: once,
+    not at all, or NaN times where it is no class; times its class's weight.
+    """
+
+    def __init__(
+        self, target: Tensor, like: Tensor, weight: Tensor | None, ignore_index: int
+    ) -> None:
+        column = target.unsqueeze(1)
+        place = column.clamp(max=like.shape[1] - 1).clamp(min=0)
+        self.place = place.to(torch.int64)
+        self.ignored = column == ignore_index
+        known = torch.where(place == column, 1.0, math.nan)
+        self.counted = torch.where(self.ignored, 0.0, known).to(like.dtype)
+        self.weights = self.counted if weight is None else self.counted * weight[self.place]
+
+    def share(self, reduction: str) -> Tensor:
+        """What to multiply each loss by before they are summed."""
+        return self.weights / self.weights.sum() if reduction == "mean" else self.weights
 
 
-def _counted(hot: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """[b, 1, d...]: 1 for a class, 0 for what is ignored, NaN for any other label."""
-    total = hot.sum(1, keepdim=True)
-    return torch.where(target.unsqueeze(1) == ignore_index, 0.0, total / total)
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    return losses.squeeze(1) if reduction == "none" else losses.sum()
 
 
 def nll_loss(
@@ -118,19 +138,14 @@ def nll_loss(
 ) -> Tensor:
     """``torch.nn.functional.nll_loss`` for input [b, c] or [b, c, d...]."""
     _refuse_deprecated(size_average, reduce, "nll_loss")
-    single = input.dim() == 1
-    log_probability = input.unsqueeze(0) if single else input
-    target = target.unsqueeze(0) if single else target
-    classes = log_probability.shape[1]
-    hot = _one_hot(target, classes, input)
-    hot = hot * _counted(hot, target, ignore_index)
-    if weight is not None:
-        hot = hot * weight.reshape([1, classes] + [1] * (target.dim() - 1))
-    weights = hot
-    losses = -(log_probability * hot).sum(1)
-    if single and reduction == "none":
-        return losses[0]
-    return _reduced(losses, weights, reduction)
+    if input.dim() == 1:
+        row = input.unsqueeze(0), target.unsqueeze(0)
+        return nll_loss(
+            *row, weight, ignore_index=ignore_index, reduction=reduction
+        ).reshape([])  # fmt: skip
+    label = _Labels(target, input, weight, ignore_index)
+    losses = _of_log_probability(input, label.place, label.ignored, label.share(reduction))
+    return _reduced(losses, reduction)
 
 
 def cross_entropy(
@@ -144,65 +159,52 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """``torch.nn.functional.cross_entropy`` with class numbers or class probabilities."""
-    plain_mean = (
-        reduction == "mean"
-        and weight is None
-        and label_smoothing == 0
-        and input.dim() > 1
-        and not 0 <= ignore_index < input.shape[1]
-        and not target.is_floating_point()
-        and size_average is None
-        and reduce is None
-    )
-    if plain_mean:
-        hot = _one_hot(target, input.shape[1], input)
-        counted = _counted(hot, target, ignore_index)
-        loss: Tensor = _Mean.apply(input, hot, counted)  # type: ignore[no-untyped-call]
-        return loss
-    axis = 0 if input.dim() == 1 else 1
-    log_probability = torch.log_softmax(input, axis)
-    if not target.is_floating_point():
-        plain = nll_loss(
-            log_probability, target, weight, size_average, ignore_index, reduce, reduction
-        )
-        if label_smoothing == 0:
-            return plain
-        return _smoothed(log_probability, target, weight, ignore_index, reduction, label_smoothing)
-    classes = input.shape[axis]
+    _refuse_deprecated(size_average, reduce, "cross_entropy")
+    if input.dim() == 1:
+        row = input.unsqueeze(0), target.unsqueeze(0)
+        return cross_entropy(
+            *row, weight, ignore_index=ignore_index, reduction=reduction,
+            label_smoothing=label_smoothing,
+        ).reshape([])  # fmt: skip
+    if target.is_floating_point():
+        return _soft(input, target, weight, reduction, label_smoothing)
+    label = _Labels(target, input, weight, ignore_index)
     if label_smoothing > 0:
-        target = target * (1 - label_smoothing) + label_smoothing / classes
+        return _smoothed(input, label, weight, reduction, label_smoothing)
+    losses: Tensor = _OfLogits.apply(  # type: ignore[no-untyped-call]
+        input, label.place, label.ignored, label.share(reduction)
+    )
+    return _reduced(losses, reduction)
+
+
+def _soft(
+    logits: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float
+) -> Tensor:
+    log_probability = torch.log_softmax(logits, 1)
+    classes = logits.shape[1]
+    if smoothing > 0:
+        target = target * (1 - smoothing) + smoothing / classes
     product = log_probability * target
     if weight is not None:
-        product = product * weight.reshape([1, classes] + [1] * (input.dim() - 2))
-    losses = -product.sum(axis)
+        product = product * weight.reshape([1, classes] + [1] * (logits.dim() - 2))
+    losses = -product.sum(1)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / losses.numel()
 
 
 def _smoothed(
-    log_probability: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    smoothing: float,
+    logits: Tensor, label: _Labels, weight: Tensor | None, reduction: str, smoothing: float
 ) -> Tensor:
-    if log_probability.dim() == 1:
-        raise ExportError(
-            "label smoothing of a single unbatched sample",
-            operator="cross_entropy",
-            instead="a batch axis",
-        )
-    classes = log_probability.shape[1]
-    plain = nll_loss(log_probability, target, weight, ignore_index=ignore_index, reduction="none")
-    counted = (target != ignore_index).to(log_probability.dtype)
+    """(1 - s) times the label's loss and s times the mean loss of all classes."""
+    classes = logits.shape[1]
+    log_probability = torch.log_softmax(logits, 1)
     spread = log_probability
-    weights = counted
     if weight is not None:
-        row = weight.reshape([1, classes] + [1] * (target.dim() - 1))
-        spread = spread * row
-        weights = (_one_hot(target, classes, log_probability) * row).sum(1) * counted
-    smooth = -spread.sum(1) * counted
+        spread = spread * weight.reshape([1, classes] + [1] * (logits.dim() - 2))
+    plain = _of_log_probability(log_probability, label.place, label.ignored, label.weights)
+    smooth = -spread.sum(1, keepdim=True) * label.counted
     losses = plain * (1 - smoothing) + smooth * (smoothing / classes)
-    return _reduced(losses, weights, reduction)
+    if reduction == "mean":
+        return losses.sum() / label.weights.sum()
+    return _reduced(losses, reduction)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 import torch.nn.functional as functional
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import dropout, losses, normalisation, recurrent
-from export.rewrites.dropout import Randomness
+from export.rewrites import dropout, losses, normalisation, recurrent, tables
+from export.rewrites.activations import gelu
+from export.rewrites.randomness import RandomFunctions, Randomness
 
 # The joint projection of self-attention as one product and a split.
 #
@@ -111,6 +114,58 @@ def embedding_bag(
     return total / count.clamp(min=1).unsqueeze(-1)
 
 
+# torch's checks of its own, which read data: an expectation of values that no graph has while it is
+# recorded, and that the values of a batch drawn anew need not meet.
+
+
+_NO_AXES = torch.Size()
+
+
+def unchecked_replacements() -> list[tuple[Any, str, Any]]:
+    """Distributions without validation, and masks that are causal where the caller says so.
+
+    A causal mask that nobody declared is a mask like any other.
+    """
+    own = Distribution.__init__
+
+    def init(
+        self: Distribution,
+        batch_shape: Any = _NO_AXES,
+        event_shape: Any = _NO_AXES,
+        validate_args: bool | None = None,
+    ) -> None:
+        own(self, batch_shape, event_shape, validate_args=False)
+
+    def declared(mask: Tensor | None, is_causal: bool | None = None, size: Any = None) -> bool:
+        return bool(is_causal)
+
+    return [
+        (Distribution, "__init__", init),
+        (Distribution, "_validate_args", False),
+        (torch.nn.modules.transformer, "_detect_is_causal_mask", declared),
+    ]
+
+
+# Autocast, which is left out: a device's step is float32 throughout.
+
+
+def float32_replacements(*, say: bool) -> list[tuple[Any, str, Any]]:
+    """``torch.autocast`` as nothing; with ``say``, a warning for who asked for it."""
+
+    def enter(self: torch.autocast) -> torch.autocast:
+        if say and self._enabled:
+            warnings.warn(
+                "autocast is left out of the exported step, which computes in float32 throughout",
+                stacklevel=2,
+            )
+        return self
+
+    def leave(self: torch.autocast, *error: Any) -> None:
+        """Nothing was entered."""
+
+    return [(torch.autocast, "__enter__", enter), (torch.autocast, "__exit__", leave)]
+
+
 # One-hot rows that refuse a class that is none.
 
 
@@ -123,13 +178,27 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 
-class _CheckedClasses(TorchFunctionMode):
-    """By a mode, since torch's own is a built-in function that a model may have imported itself."""
+class _Replaced(TorchFunctionMode):
+    """Calls equals of some of torch's functions, however a model came to hold those."""
+
+    def __init__(self, equals: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._equals = equals
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return (one_hot if func is functional.one_hot else func)(*args, **(kwargs or {}))
+        return self._equals.get(func, func)(*args, **(kwargs or {}))
+
+
+# Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
+_EQUALS: dict[Any, Callable[..., Any]] = {
+    Tensor.__getitem__: tables.sliced,
+    Tensor.masked_select: tables.masked_select,
+    torch.masked_select: tables.masked_select,
+    Tensor.masked_scatter: tables.masked_scatter,
+    torch.masked_scatter: tables.masked_scatter,
+}
 
 
 _LOCK = threading.RLock()
@@ -152,6 +221,8 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         *dropout.replacements(randomness),
         *recurrent.replacements(),
         *checkpoint_replacements(),
+        *unchecked_replacements(),
+        *float32_replacements(say=True),
         (functional, "batch_norm", normalisation.batch_norm),
         (torch.nn.modules.batchnorm._BatchNorm, "forward", normalisation.batch_norm_layer_forward),
         (functional, "embedding_bag", embedding_bag),
@@ -167,23 +238,34 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "cross_entropy", losses.cross_entropy),
         (functional, "nll_loss", losses.nll_loss),
     ]
-    with _LOCK, _patched(replacements), _plain_attention(), _plain_convolution():
+    with (
+        _LOCK,
+        _patched(replacements),
+        _plain_attention(),
+        RandomFunctions(randomness),
+        _Replaced(_EQUALS),
+    ):
         yield
 
 
 @contextmanager
 def trainable(randomness: Randomness) -> Iterator[None]:
     """Inside, all is recordable, and what torch refuses the recorded step will refuse, too."""
-    with recordable(randomness), _CheckedClasses():
+    with recordable(randomness), _Replaced({functional.one_hot: one_hot, functional.gelu: gelu}):
         yield
 
 
 @contextmanager
 def seeded(randomness: Randomness) -> Iterator[None]:
-    """Inside, dropout draws the masks that the exported graph draws; all else is torch's own."""
-    own = dropout.replacements(randomness, own_attention=True)
-    replacements = [*own, *recurrent.seeded_replacements(), *checkpoint_replacements()]
-    with _LOCK, _patched(replacements), _plain_attention():
+    """Inside, torch draws the numbers that the exported graph draws; all else is torch's own."""
+    replacements = [
+        *dropout.replacements(randomness, own_attention=True),
+        *recurrent.seeded_replacements(),
+        *checkpoint_replacements(),
+        *unchecked_replacements(),
+        *float32_replacements(say=False),
+    ]
+    with _LOCK, _patched(replacements), _plain_attention(), RandomFunctions(randomness):
         yield
 
 
@@ -208,15 +290,3 @@ def _plain_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _plain_convolution() -> Iterator[None]:
-    """Convolutions consider neither oneDNN nor NNPACK, which torch chooses by the batch's size."""
-    mkldnn = torch.backends.mkldnn
-    before = mkldnn.set_flags(_enabled=False, _fp32_precision=None)[0]
-    try:
-        with torch.backends.nnpack.flags(enabled=False):
-            yield
-    finally:
-        mkldnn.set_flags(_enabled=before, _fp32_precision=None)

@@ -14,9 +14,10 @@ from torch import nn
 import export
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
-from device_sdk.errors import NonFiniteStep
+from device_sdk.errors import BatchError, NonFiniteStep
 from export.cli import main
 from export.models.mf import example_batch, export_mf
+from export.optimizers.combinators import Around
 
 SHIPPED = Path(__file__).parents[2] / "device_sdk" / "artifacts" / "mf"
 
@@ -139,7 +140,19 @@ def test_adams_tiny_epsilon_survives(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.abs(after[0] - before[0]), 0.1, rtol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", [export.Sgd(0.1, momentum=0.9), export.Adam(0.1)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        export.Sgd(0.1, momentum=0.9),
+        export.Adam(0.1),
+        export.RMSprop(0.1, centered=True, momentum=0.9),
+        export.Adadelta(),
+        export.Clipped(export.Lion(0.1), norm=1.0),
+        export.Averaged(export.Accumulated(export.Clipped(export.Lamb(0.1), value=1.0), 3)),
+        export.Groups(export.Adagrad(0.1), export.Group("weight", export.Muon())),
+    ],
+    ids=lambda optimizer: optimizer.name,
+)
 def test_whatever_is_not_finite_is_caught(optimizer: export.Optimizer, tmp_path: Path) -> None:
     """Also where only the optimizer's state would remember it, as with a squared gradient."""
     torch.manual_seed(0)
@@ -157,7 +170,7 @@ def test_whatever_is_not_finite_is_caught(optimizer: export.Optimizer, tmp_path:
     before = trainer.state
     for scale in (np.nan, np.inf, -np.inf, 3e38, 1e25):
         batch = {"x": x * np.float32(3), "scale": np.asarray(scale, dtype=np.float32)}
-        if isinstance(optimizer, export.Sgd) and scale == 1e25:
+        if isinstance(optimizer, export.Sgd | Around) and scale == 1e25:
             continue  # large, but every number of the new state is finite
         with pytest.raises(NonFiniteStep):
             trainer.step(batch)
@@ -167,6 +180,32 @@ def test_whatever_is_not_finite_is_caught(optimizer: export.Optimizer, tmp_path:
     assert all(np.isfinite(value).all() for value in trainer.state.values())
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        export.Lion(0.1),
+        export.Clipped(export.Sgd(0.1), value=1.0),
+        export.Clipped(export.Sgd(), norm=1.0),
+    ],
+    ids=["a sign", "a clamp", "a norm"],
+)
+def test_a_gradient_of_nan_is_caught_where_the_loss_is_finite(
+    optimizer: export.Optimizer, tmp_path: Path
+) -> None:
+    model = nn.Linear(3, 1, bias=False)
+    export.train_step(
+        model,
+        lambda m, b: m(b["x"]).pow(2).sum().sqrt(),
+        {"x": torch.randn(4, 3)},
+        optimizer=optimizer,
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path / "linear",
+    )
+    trainer = Trainer(tmp_path / "linear")
+    with pytest.raises(NonFiniteStep):
+        trainer.step({"x": np.zeros((2, 3), np.float32)})
+
+
 def test_parity_with_torchs_own_optimizers_over_a_run(tmp_path: Path) -> None:
     """The Trainer beside torch.optim on a smooth model: state carry-over, not only one step."""
     torch.manual_seed(1)
@@ -174,12 +213,20 @@ def test_parity_with_torchs_own_optimizers_over_a_run(tmp_path: Path) -> None:
         (export.Sgd(0.05, momentum=0.9), lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
         (export.Adam(0.01), lambda p: torch.optim.Adam(p, 0.01)),
         (
-            export.Adam(0.01, weight_decay=0.1),
+            export.Adam(0.01, weight_decay=0.1, amsgrad=True),
+            lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True),
+        ),
+        (
+            export.Sgd(0.05, 0.9, weight_decay=0.01, nesterov=True),
+            lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.01, nesterov=True),
+        ),
+        (
+            export.AdamW(0.01, weight_decay=0.1),
             lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
         ),
     ]:
         model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.BatchNorm1d(16), nn.Linear(16, 3))
-        folder = tmp_path / f"{ours.name}{ours.settings()}".replace("/", "_")
+        folder = tmp_path / f"{ours.name}-{len(list(tmp_path.iterdir()))}"
         x, y = torch.randn(32, 5), torch.randint(3, (32,))
         export.train_step(
             model,
@@ -203,6 +250,32 @@ def test_parity_with_torchs_own_optimizers_over_a_run(tmp_path: Path) -> None:
         for name, value in wide.state_dict().items():
             held = {**trainer.parameters, **trainer.buffers}[name]
             np.testing.assert_allclose(held, value.numpy(), rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+def test_entries_that_nothing_uses_are_ignored_and_others_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch as the data set gives it: with an entry that neither loss nor prediction reads."""
+    exported = export.train_step(
+        nn.Linear(3, 1),
+        lambda m, b: (m(b["x"]) - b["y"]).pow(2).mean(),
+        {"x": torch.randn(4, 3), "y": torch.randn(4, 1), "row": torch.arange(4)},
+        optimizer=export.Sgd(),
+        dynamic={name: {0: "batch"} for name in ("x", "y", "row")},
+        predict=lambda m, b: {"out": m(b["x"])},
+        directory=tmp_path / "linear",
+    )
+    assert exported.manifest.ignored == ("row",)
+    assert json.loads(exported.manifest.to_json())["format_version"] == 3
+    trainer = Trainer(exported.directory)
+    x, y = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
+    losses = [trainer.step({"x": x, "y": y, "row": np.arange(2)}) for _ in range(3)]
+    assert losses[0] > losses[1] > losses[2]
+    assert len([said for said in caplog.messages if said.startswith("row: ignored")]) == 1
+    trainer.step({"x": x, "y": y})
+    trainer.predict({"x": x, "y": y, "row": np.arange(2)})
+    with pytest.raises(BatchError, match=r"'rows' is unknown.*expects {x.*ignores row"):
+        trainer.step({"x": x, "y": y, "rows": np.arange(2)})
 
 
 def test_command_line(

@@ -200,3 +200,22 @@ def test_random_windows(
 ) -> None:
     branches = {f"branch{i}": layer for i, layer in enumerate(layers)}
     assert_parity(SideBySide(branches), {"x": _images(3, 2, 9, 9, 1)})
+
+
+def test_convolutions_beside_a_write_through_a_view(assert_parity: Parity) -> None:
+    """What is recorded twice considers no faster kernel either, which torch takes by the batch."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 3, padding=1)
+            self.second = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            y = torch.zeros_like(h)
+            y[:, :4] = h[:, 4:]
+            result: torch.Tensor = self.second(y + h).mean((2, 3))
+            return result
+
+    assert_parity(Model(), {"x": _images(4, 3, 32, 32)})

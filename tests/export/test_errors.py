@@ -41,10 +41,7 @@ def _export(function: Any, directory: Path, **changes: Any) -> export.Exported:
 REFUSED = {
     "item": (lambda x: x * x.sum().item(), r"depends on data.*in module: 1\.0 \(_Inner\)"),
     "branch": (lambda x: x if x.sum() > 0 else -x, r"depends on data.*in module: 1\.0"),
-    "boolean index": (lambda x: x[x > 0], "mask"),
-    "nonzero": (lambda x: x[torch.nonzero(x[:, 0])[:, 0]], "mask"),
-    "random": (lambda x: x + torch.rand_like(x), "random numbers as a batch input"),
-    "bernoulli": (lambda x: x * torch.bernoulli(x.sigmoid()), "Dropout"),
+    "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "cdist": (
         lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
         "cdist.*in module: 1.0 .*squared differences",
@@ -55,10 +52,6 @@ REFUSED = {
     "half precision": (lambda x: (x.half() * 2).float(), r"float16.*module: 1\.0 .*autocast"),
     "complex": (lambda x: torch.complex(x, x).abs(), r"complex.*module: 1\.0 .*two tensors"),
     "no gradient": (lambda x: x * (x // 0.3), "floor_divide.*detach"),
-    "table shorter than the axis": (
-        lambda x: x + torch.ones(16, 4)[: x.shape[0]],
-        r"module: 1\.0 .*torch\.arange",
-    ),
     "batch fixed": (lambda x: x.reshape(6, 4) * 2, r"size 4\*batch.*module: 1\.0 .*x\.shape"),
     "branch on batch": (lambda x: x * 2 if x.shape[0] > 100 else x, "only where"),
 }
@@ -191,35 +184,16 @@ def test_a_buffer_that_changes_its_shape_is_refused(tmp_path: Path) -> None:
         _export(lambda x: x, tmp_path, model=Growing())
 
 
-PARAMETERS = [nn.Parameter(torch.zeros(2))]
-
-
 @pytest.mark.parametrize(
     ("given", "instead"),
     [
-        (torch.optim.SGD(PARAMETERS, lr=0.1), "export.Sgd(lr=0.1)"),
-        (
-            torch.optim.SGD(PARAMETERS, lr=0.1, momentum=0.9, nesterov=True),
-            "export.Sgd(lr=0.1, momentum=0.9) (without nesterov, which it lacks)",
-        ),
-        (torch.optim.Adam(PARAMETERS), "export.Adam(lr=0.001)"),
-        (torch.optim.Adam(PARAMETERS, lr=torch.tensor(0.01)), "export.Adam(lr=0.01)"),
-        (
-            torch.optim.AdamW(PARAMETERS, lr=2e-3, betas=(0.8, 0.9)),
-            "export.Adam(lr=0.002, betas=(0.8, 0.9), weight_decay=0.01)",
-        ),
-        (
-            torch.optim.Adam(PARAMETERS, weight_decay=0.1),
-            "export.Adam(lr=0.001, weight_decay=0.1), whose weight decay is decoupled from the "
-            "gradient, as in torch.optim.AdamW",
-        ),
         (torch.optim.Adam, "export.Adam(lr=0.001)"),
-        (torch.optim.RMSprop(PARAMETERS), "export.Adam(lr=...), export.Sgd(lr=..., momentum=...)"),
-        ("adam", "export.Adam(lr=...)"),
+        (torch.optim.NAdam([nn.Parameter(torch.zeros(2))]), "export.AdamW(lr=...), export.Sgd"),
+        ("adam", "export.AdamW(lr=...)"),
         (export.Adam, "Adam(lr=...)"),
     ],
 )
-def test_torchs_optimizer_is_refused_and_ours_is_named(
+def test_what_is_no_optimizer_is_refused_and_ours_is_named(
     given: Any, instead: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=f"optimizer is .*instead: {re.escape(instead)}"):

@@ -47,7 +47,7 @@ def _trains_as_torch_does(
         directory=directory / "artifact",
     )
     trainer = Trainer(exported.directory)
-    own = copy.deepcopy(model).train()
+    own, loss = copy.deepcopy((model.train(), loss))
     optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=0.1)
     for rows in (3, 2, ROWS):
         part = {name: tensor[:rows] for name, tensor in batch.items()}
@@ -249,13 +249,44 @@ def test_loss_in_double_and_outputs_that_are_inputs_or_constants(tmp_path: Path)
     np.testing.assert_array_equal(trainer.outputs["one"], np.ones(3, np.float32))
 
 
-def test_parameters_kept_from_before_are_refused(tmp_path: Path) -> None:
+def test_parameters_may_be_kept_from_before(tmp_path: Path) -> None:
+    """In the model's own lists (deepctr-torch's regularisation), a closure, or a tied weight."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)
+            self.last = nn.Linear(6, 6)
+            self.last.weight = self.first.weight
+            self.penalised = [(list(self.parameters()), 0.1)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.last(torch.tanh(self.norm(self.first(x))))
+            return y
+
+    class Penalised:
+        def __init__(self, model: Model) -> None:
+            self.kept, self.norm = list(model.parameters()), model.norm
+
+        def __call__(self, m: nn.Module, b: dict[str, Tensor]) -> Tensor:
+            assert isinstance(m, Model)
+            penalty = sum(w * p.pow(2).sum() for group, w in m.penalised for p in group)
+            stacked = torch.stack([p.abs().sum() for p in self.kept]).sum()
+            again = self.norm(b["x"]).pow(2).mean()
+            return m(b["x"]).pow(2).mean() + penalty + 0.1 * stacked + again
+
+    torch.manual_seed(0)
+    model = Model()
+    _trains_as_torch_does(model, {"x": _numbers(ROWS, 6)}, tmp_path, loss=Penalised(model))
+
+
+def test_views_kept_from_before_are_refused(tmp_path: Path) -> None:
     """They would be constants of the graph, in the exporter's own reference as well."""
     model = nn.Linear(6, 2)
-    kept = list(model.parameters())
+    kept = model.weight.t()
 
     def loss(m: nn.Module, b: dict[str, Tensor]) -> Tensor:
-        return m(b["x"]).pow(2).mean() + 0.1 * sum(p.pow(2).sum() for p in kept)
+        return m(b["x"]).pow(2).mean() + 0.1 * kept.pow(2).sum()
 
     with pytest.raises(export.ExportError, match="'weight' is used as a constant"):
         _trains_as_torch_does(model, {"x": _numbers(ROWS, 6)}, tmp_path, loss=loss)

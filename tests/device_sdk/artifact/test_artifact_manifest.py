@@ -67,7 +67,7 @@ def changed(edit: Callable[[Any], object]) -> bytes:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda m: m.update(format_version=3), "format version 3 is unknown.*reads 1 to 2"),
+        (lambda m: m.update(format_version=4), "format version 4 is unknown.*reads 1 to 3"),
         (lambda m: m.update(format="other"), "no Tessera artifact"),
         (lambda m: m.update(extra=1), "'extra' is unknown here"),
         (lambda m: m.pop("state"), "'state' is missing"),

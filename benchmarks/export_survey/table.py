@@ -1,0 +1,130 @@
+"""The survey as tables, and its page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.export_survey.subject import Subject
+from benchmarks.export_survey.survey import BEFORE, OURS, TORCH, Outcome
+from benchmarks.harness import markdown_table
+
+BEGIN, END = "<!-- made by make export-survey -->", "<!-- end -->"
+
+Found = Mapping[str, Outcome | None]
+
+
+def report(subjects: Sequence[Subject], found: Found, *, against: bool = False) -> str:
+    """A summary of the kinds, a row a subject, and what was not right."""
+    parts = [_kinds(subjects, found), _rows(subjects, found, against), _said(subjects, found)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def page(file: Path, subjects: Sequence[Subject], found: Found) -> None:
+    """Replace what stands between the page's markers by :func:`report`."""
+    before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{file} has no lines {BEGIN} and {END}")
+    text = f"{before}{begin}\n\n{report(subjects, found)}\n\n{end}{after}"
+    file.write_text(text, encoding="utf-8")
+
+
+def verdict(subject: Subject, found: Found, contender: str = OURS) -> str:
+    """In a word or two."""
+    outcome = found.get(subject.name)
+    if outcome is None or contender not in outcome.exporting:
+        return f"no {subject.package}" if subject.missing else "not run"
+    return outcome.exporting[contender].verdict
+
+
+def _kinds(subjects: Sequence[Subject], found: Found) -> str:
+    lines = []
+    for kind in dict.fromkeys(subject.kind for subject in subjects):
+        of_kind = [subject for subject in subjects if subject.kind == kind]
+        lines.append([kind, *_summary(of_kind, found)])
+    if len(lines) > 1:
+        lines.append(["all", *_summary(subjects, found)])
+    return markdown_table(lines, ["kind", "right", "times torch: median (range)"])
+
+
+def _summary(subjects: Sequence[Subject], found: Found) -> list[str]:
+    tried = [one for one in subjects if found.get(one.name) is not None]
+    right = [one for one in tried if verdict(one, found) == "right"]
+    medians = [statistics.median(r) for one in right if (r := _outcome(one, found).ratios())]
+    return [f"{len(right)}/{len(tried)}", _spread(medians)]
+
+
+def _outcome(subject: Subject, found: Found) -> Outcome:
+    outcome = found[subject.name]
+    assert outcome is not None
+    return outcome
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def _rows(subjects: Sequence[Subject], found: Found, against: bool) -> str:
+    headers = [
+        "kind", "model", "from", "verdict", "export s", "open s: ours, torch", "peak MiB: ours, "
+        "torch", "step ms: ours, torch", "times torch: lowest, median",
+    ]  # fmt: skip
+    if against:
+        headers += ["before: verdict", "export s", "open s", "peak MiB", "times: lowest, median"]
+    lines = []
+    for subject in subjects:
+        line = [subject.kind, subject.name, subject.package or "torch", verdict(subject, found)]
+        outcome = found.get(subject.name) or Outcome("")
+        exporting = outcome.exporting.get(OURS)
+        line.append(f"{exporting.seconds:.1f}" if exporting and exporting.nodes else "-")
+        both = [outcome.training[name] for name in (OURS, TORCH) if name in outcome.training]
+        line.append(_pair(f"{one.opening_seconds:.2f}" for one in both))
+        line.append(_pair(f"{one.peak_mib:.0f}" for one in both))
+        line.append(_pair(f"{statistics.median(one.turns) * 1e3:.2f}" for one in both))
+        line.append(_least(outcome.ratios()))
+        if against:
+            line += _before(subject, found, outcome)
+        lines.append(line)
+    return markdown_table(lines, headers)
+
+
+def _before(subject: Subject, found: Found, outcome: Outcome) -> list[str]:
+    exporting, training = outcome.exporting.get(BEFORE), outcome.training.get(BEFORE)
+    return [
+        verdict(subject, found, BEFORE),
+        f"{exporting.seconds:.1f}" if exporting and exporting.nodes else "-",
+        f"{training.opening_seconds:.2f}" if training else "-",
+        f"{training.peak_mib:.0f}" if training else "-",
+        _least(outcome.ratios(OURS, BEFORE)),
+    ]
+
+
+def _pair(values: Iterable[str]) -> str:
+    return ", ".join(values) or "-"
+
+
+def _least(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f}, {statistics.median(ratios):.2f}" if ratios else "-"
+
+
+def _said(subjects: Sequence[Subject], found: Found) -> str:
+    """Why whatever is not right is not."""
+    lines = []
+    for subject in subjects:
+        outcome = found.get(subject.name)
+        if outcome is None:
+            if subject.missing:
+                lines.append(f"* {subject.name}: left out, {subject.package} is not installed")
+            continue
+        for name, one in outcome.exporting.items():
+            if one.verdict != "right":
+                said = " ".join(one.said.strip().splitlines()[-1:])
+                who = "" if name == OURS else f" ({name})"
+                lines.append(f"* {subject.name}{who}: {one.verdict}: {said}")
+        if outcome.said:
+            lines.append(f"* {subject.name}: not timed: {outcome.said.strip().splitlines()[-1]}")
+    return "\n".join(lines)

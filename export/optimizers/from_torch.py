@@ -1,0 +1,120 @@
+"""torch's own optimizers as those of ours that are equal to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from export.errors import ExportError
+from export.optimizers.adaptive import Adadelta, Adagrad, Adam, AdamW, RMSprop
+from export.optimizers.groups import Group, Groups
+from export.optimizers.momentum import Sgd
+from export.optimizers.muon import Muon
+from export.optimizers.protocol import Optimizer
+
+# Settings bear the same names on both sides; all others of torch's choose between equal ways.
+_EQUALS: Mapping[type, Any] = {
+    torch.optim.SGD: Sgd,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: AdamW,
+    torch.optim.RMSprop: RMSprop,
+    torch.optim.Adagrad: Adagrad,
+    torch.optim.Adadelta: Adadelta,
+    # Since torch 2.9.
+    getattr(torch.optim, "Muon", type(None)): Muon,
+}
+
+
+def as_optimizer(given: object, model: nn.Module) -> Optimizer:
+    """The given optimizer of ours, or the equal of torch's.
+
+    Raises ExportError for what is neither, naming the one that is meant.
+    """
+    if isinstance(given, torch.optim.Optimizer) and type(given) in _EQUALS:
+        return _converted(given, model)
+    if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
+        if not isinstance(given, type):
+            return given  # type: ignore[return-value]
+        raise ExportError(
+            f"optimizer is the class {given.__name__}", instead=f"{given.__name__}(lr=...)"
+        )
+    kind = given if isinstance(given, type) else type(given)
+    equal = _EQUALS.get(kind)
+    raise ExportError(
+        f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph",
+        instead=f"export.{equal.__name__}(lr={equal().lr})"
+        if equal
+        else "export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "
+        "docs/export.md, or an export.Optimizer of your own",
+    )
+
+
+def trained_by(given: object, model: nn.Module) -> set[str]:
+    """Names of the parameters that the optimizer moves: of torch's, those that it was given."""
+    names = {n: id(p) for n, p in model.named_parameters() if p.requires_grad}
+    if not isinstance(given, torch.optim.Optimizer):
+        return set(names)
+    held = {id(parameter) for group in given.param_groups for parameter in group["params"]}
+    return {name for name, key in names.items() if key in held}
+
+
+def _converted(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
+    names = {id(p): n for n, p in model.named_parameters() if p.requires_grad}
+    ours: list[Optimizer] = []
+    choices: list[list[str]] = []
+    for group in given.param_groups:
+        if "initial_lr" in group:
+            raise ExportError(
+                "a torch scheduler changes this optimizer's learning rate, which an export "
+                "would not see",
+                instead="export.Scheduled(export.AdamW(lr=...), export.schedules.Cosine(...)), or "
+                "Trainer.step(batch, hyper={'lr': ...})",
+            )
+        strange = [p for p in group["params"] if p.requires_grad and id(p) not in names]
+        if strange:
+            raise ExportError(
+                f"optimizer holds a parameter of shape {list(strange[0].shape)} that is none of "
+                "the model's",
+                instead="an optimizer made of this model's parameters",
+            )
+        chosen = [names[id(p)] for p in group["params"] if id(p) in names]
+        if chosen:
+            ours.append(_equal(type(given), group))
+            choices.append(chosen)
+    if not ours:
+        raise ExportError("optimizer holds no parameter of the model that requires a gradient")
+    rest, *others = ours
+    if not others:
+        return rest
+    # Names, not patterns: each group's are known.
+    groups = [Group(chosen, one) for chosen, one in zip(choices[1:], others, strict=True)]
+    return Groups(rest, *groups)
+
+
+def _equal(kind: type, settings: Mapping[str, Any]) -> Optimizer:
+    equal = _EQUALS[kind]
+    if settings.get("decoupled_weight_decay") and equal is Adam:
+        equal = AdamW
+    try:
+        same: Optimizer = equal(
+            **{
+                field.name: _plain(settings[field.name])
+                for field in fields(equal)
+                if field.name in settings
+            }
+        )
+    except ValueError as error:
+        raise ExportError(f"torch.optim.{kind.__name__} as export.{equal.__name__}: {error}") from (
+            error
+        )
+    return same
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item()
+    return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else value

@@ -1,0 +1,111 @@
+"""Scaled dot-product attention in as few passes over its scores as there can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Shape = list[int]
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(q k' + bias) v with its short gradient (Vaswani et al. 2017, equation 1).
+
+    The gradient of the scores is weights * (gradient of weights - row's sum of weights * that);
+    the sum is the row's sum of result * gradient of the result, with dropout as well, which is a
+    pass over [L, E] and not over [L, S] (Dao et al. 2022, appendix B.2). Masked scores need no mask
+    there: their weight is 0. q [N, L, D], k [N, S, D], v [N, S, E]; ``bias`` is added to scores of
+    shape [*lead, L, S], N the product of ``lead``; ``kept`` [N, L, S] is dropout's factor.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        kept: Tensor | None,
+        lead: Shape,
+    ) -> Tensor:
+        scores = query @ key.transpose(1, 2)
+        if bias is None or bias.dim() == 2:
+            weights = torch.softmax(scores if bias is None else scores + bias, -1)
+        else:
+            biased = scores.reshape(*lead, *scores.shape[1:]) + bias
+            weights = torch.softmax(biased, -1).reshape(scores.shape)
+        used = weights if kept is None else weights * kept
+        result: Tensor = used @ value
+        ctx.save_for_backward(query, key, value, bias, kept, weights, used, result)
+        ctx.lead = lead
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, kept, weights, used, result = ctx.saved_tensors
+        of_weights = grad @ value.transpose(1, 2)
+        if kept is not None:
+            of_weights = of_weights * kept
+        along = (grad * result).sum(-1, keepdim=True)
+        of_scores = (of_weights - along) * weights
+        of_bias = None
+        if ctx.needs_input_grad[3]:
+            shape = of_scores.shape if bias.dim() == 2 else [*ctx.lead, *of_scores.shape[1:]]
+            of_bias = of_scores.reshape(shape).sum_to_size(bias.shape)
+        return (
+            of_scores @ key,
+            of_scores.transpose(1, 2) @ query,
+            used.transpose(1, 2) @ grad,
+            of_bias,
+            None,
+            None,
+        )
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    drop: Callable[[Shape, Tensor], Tensor | None],
+) -> Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention``.
+
+    drop: what dropout multiplies weights of this shape and dtype by; None for nothing.
+    """
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    # One batch axis for both products: each of theirs would be folded and unfolded apart.
+    lead = list(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))
+    query, key, value = (
+        t.expand(*lead, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (query, key, value)
+    )
+    rows, columns = query.shape[1], key.shape[1]
+    bias, blind = None, None
+    if is_causal:
+        later = torch.ones(rows, columns, dtype=torch.bool).triu(1)
+        bias = torch.zeros(rows, columns, dtype=query.dtype).masked_fill(later, -math.inf)
+    if attn_mask is not None:
+        mask = attn_mask
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, -math.inf)
+        mask = mask if bias is None else mask + bias
+        # As in torch, a query that may look at nothing gets zeros instead of 0 / 0.
+        blind = (mask == -math.inf).all(-1, keepdim=True)
+        bias = mask.masked_fill(blind, 0.0)
+    kept = drop([query.shape[0], rows, columns], query)
+    result: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        query * factor, key, value, bias, kept, lead
+    )
+    result = result.reshape(*lead, *result.shape[1:])
+    return result if blind is None else result.masked_fill(blind, 0.0)

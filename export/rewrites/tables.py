@@ -1,0 +1,85 @@
+"""Reading by brackets and by masks, in forms that stay free in the sizes that they meet.
+
+Slices of a table up to a free size (``positions[:, :n]``), for parameters and for buffers:
+
+torch's own slice compares n with the table's length, which would tie the step to one side of it.
+Here the rows are looked up by number, so the step takes every n that the table is long enough for
+and is refused on the device beyond.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Rows(torch.autograd.Function):
+    """Rows ``start`` to ``stop`` along one axis of a table of fixed length."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, axis: int, start: Any, stop: Any) -> Tensor:
+        ctx.place = axis, table.shape[axis], start, stop
+        return table.index_select(axis, torch.arange(start, stop))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        axis, length, start, stop = ctx.place
+        around = [0, 0] * (grad.dim() - 1 - axis)
+        return torch.constant_pad_nd(grad, [*around, start, length - stop]), None, None, None
+
+
+def _free(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def _takes_one_axis(item: Any) -> bool:
+    return isinstance(item, (int, torch.SymInt, slice)) and not isinstance(item, bool)
+
+
+def sliced(table: Tensor, key: Any) -> Tensor:
+    """``table[key]``; a slice of a fixed axis that ends at a free size reads rows by number."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    rest: list[Any] = []
+    result, axis = table, 0
+    for place, item in enumerate(items):
+        if item is Ellipsis:
+            later = items[place + 1 :]
+            if not all(each is None or _takes_one_axis(each) for each in later):
+                return table[key]
+            axis = table.dim() - sum(each is not None for each in later)
+            rest.append(item)
+            continue
+        if item is None:
+            rest.append(item)
+            continue
+        if not _takes_one_axis(item):
+            return table[key]
+        if isinstance(item, slice) and _reads_rows(item, table.shape[axis]):
+            start = 0 if item.start is None else item.start
+            result = _Rows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
+            item = slice(None)
+        rest.append(item)
+        axis += 1
+    return table[key] if result is table else result[tuple(rest)]
+
+
+def _reads_rows(item: slice, size: Any) -> bool:
+    """Whether a slice of a fixed axis goes from a number, or a free size, up to a free size."""
+    if item.step not in (None, 1) or _free(size) or not _free(item.stop):
+        return False
+    return item.start is None or _free(item.start) or int(item.start) >= 0
+
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """``torch.masked_select``: the elements at the mask's true places, in order."""
+    input, mask = torch.broadcast_tensors(input, mask)
+    return input[mask]
+
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``torch.masked_scatter``: the source's first elements, in order, at the true places."""
+    input, mask = torch.broadcast_tensors(input, mask)
+    number = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0)
+    return torch.where(mask, source.reshape(-1)[number].reshape(input.shape), input)

@@ -1,0 +1,124 @@
+"""Sizes that data decide (masks), and slices of tables up to a free size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import export
+from device_sdk import GraphRunError, Trainer
+from tests.export.recorded import assert_as_torch
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+
+
+def _graph(edges: int) -> Tensor:
+    return torch.randint(5, (2, edges), generator=torch.Generator().manual_seed(1))
+
+
+def _set_rows(x: Tensor) -> Tensor:
+    h = x * 2
+    h[h[:, 0] > 0] = 0.5
+    return h
+
+
+def _set_by_two(x: Tensor) -> Tensor:
+    h = torch.zeros(x.shape[0], 5, 4)
+    h[torch.zeros(1, dtype=torch.int64), :, torch.tensor([2, 0, 2])] = x[:1, :5]
+    return h * x.sum()
+
+
+def _without_loops(x: Tensor, edges: Tensor) -> Tensor:
+    """Messages along edges that are no loops, and one of each node to itself."""
+    kept = edges[:, edges[0] != edges[1]]
+    nodes = torch.arange(5)
+    source, target = torch.cat([kept, nodes.expand(2, -1)], 1)
+    return torch.zeros(5, x.shape[1]).index_add(0, target, x[source])
+
+
+MASKED: dict[str, Callable[..., Any]] = {
+    "elements": lambda x: x[x > 0].exp().sum(),
+    "rows": lambda x: (x[x[:, 0] > 0] * 2).sum(0),
+    "columns": lambda x: (x[:, x[0] > 0] * 2).sum(1),
+    "nothing": lambda x: x[x > 99].sum() + x,
+    "nonzero": lambda x: x[torch.nonzero(x[:, 0] > 0)[:, 0]].sum(0),
+    "masked_select": lambda x: x.masked_select(x[:, :1] > 0).pow(2).sum(),
+    "masked_scatter": lambda x: x.masked_scatter(x[:, :1] > 0, x.flip(0) + 1),
+    "rows set": _set_rows,
+    "index_put": lambda x: x.index_put((x[:, 1] > 0,), x[0] * 3),
+    "axes apart": lambda x: (x[:, :, None] * x[:, None])[:, [0, 2, 1]][:1, :, [3]],
+    "indices apart": lambda x: (x[:, :, None] * x[:, None])[[0, 0], :, [2, 4]],
+    "set by two": _set_by_two,
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_masks(name: str) -> None:
+    assert_as_torch(MASKED[name], lambda n: (_numbers(n, 6),))
+
+
+def test_edges_of_a_graph() -> None:
+    assert_as_torch(_without_loops, lambda n: (_numbers(5, 3), _graph(n)))
+
+
+TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rows": lambda x, t: x + t[: x.shape[1]],
+    "rows behind an axis": lambda x, t: x + t[None, : x.shape[1]],
+    "rows from the second": lambda x, t: x + t[1 : x.shape[1] + 1],
+    "square": lambda x, t: (t @ t.T)[: x.shape[1], : x.shape[1]] @ x,
+    "behind an ellipsis": lambda x, t: x + t.T[..., : x.shape[1]].T,
+    "one column": lambda x, t: x + t[: x.shape[1], 0, None],
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_up_to_a_free_size(name: str) -> None:
+    assert_as_torch(TABLES[name], lambda n: (_numbers(2, n, 4), _numbers(9, 4)))
+
+
+class Positions(nn.Module):
+    """Learned positions and a mask that were made for 12 places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(7, 8)
+        self.place = nn.Parameter(_numbers(1, 12, 8))
+        self.out = nn.Linear(8, 7)
+        self.register_buffer("numbers", torch.arange(12).expand(1, -1))
+        self.register_buffer("seen", torch.ones(12, 12).tril().bool(), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        n = tokens.shape[1]
+        h = self.token(tokens) + self.place[:, :n] + functional.one_hot(self.numbers[:, :n] % 8, 8)
+        scores = (h @ h.transpose(1, 2)).masked_fill(~self.seen[:n, :n], float("-inf"))
+        result: Tensor = self.out(scores.softmax(-1) @ h)
+        return result
+
+
+def test_a_table_that_is_too_short_refuses_the_step(tmp_path: Path) -> None:
+    tokens = torch.randint(7, (3, 9), generator=torch.Generator().manual_seed(1))
+    exported = export.train_step(
+        Positions(),
+        lambda m, b: functional.cross_entropy(m(b["tokens"]).flatten(0, 1), b["tokens"].flatten()),
+        {"tokens": tokens},
+        optimizer=export.Sgd(0.1),
+        dynamic={"tokens": {0: "batch", 1: "length"}},
+        directory=tmp_path / "artifact",
+    )
+    trainer = Trainer(exported.directory)
+    for length in (1, 4, 12):
+        trainer.step({"tokens": np.ones((2, length), np.int64)})
+    before = trainer.state
+    with pytest.raises(GraphRunError):
+        trainer.step({"tokens": np.ones((2, 13), np.int64)})
+    for name, value in trainer.state.items():
+        np.testing.assert_array_equal(value, before[name])

@@ -1,0 +1,78 @@
+"""What torch does around a model, and a recorded step does without: checks of data, autocast."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import export
+
+
+def test_a_transformer_takes_its_mask(assert_parity: Callable[..., export.Exported]) -> None:
+    """torch compares it with a causal one, element by element."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+            other = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+            self.decoder = nn.TransformerDecoder(other, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            band = torch.ones(x.shape[1], x.shape[1]).tril(1) == 0
+            memory = self.encoder(x, mask=mask)
+            seen: Tensor = self.decoder(x, memory, tgt_mask=mask, memory_mask=band)
+            return seen
+
+    torch.manual_seed(0)
+    assert_parity(Model(), {"x": torch.randn(3, 4, 8)})
+
+
+def test_distributions_are_not_validated(assert_parity: Callable[..., export.Exported]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, scale = self.linear(x).chunk(2, -1)
+            found = torch.distributions.Normal(mean, torch.exp(scale), validate_args=True)
+            return -found.log_prob(x[:, :4])
+
+    torch.manual_seed(0)
+    before = torch.distributions.Distribution.__init__
+    assert_parity(Model(), {"x": torch.randn(4, 6)})
+    assert torch.distributions.Distribution.__init__ is before
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_autocast_is_left_out_and_said(
+    enabled: bool, assert_parity: Callable[..., export.Exported]
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        @torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled)
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(device_type="cpu", dtype=torch.bfloat16, enabled=enabled):
+                return torch.tanh(self.linear(x))
+
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        assert_parity(Model(), {"x": torch.randn(4, 6)})
+    about = [str(each.message) for each in said if "autocast" in str(each.message)]
+    assert (about != []) == enabled
+    assert all("float32" in each for each in about)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled("cpu")

@@ -6,9 +6,9 @@ import argparse
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -46,7 +46,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures.md"
 BEGIN, END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 BATCHES = (32, 256, 1024, 4096)
-_MOST_SECONDS = 540.0
 # TF32 keeps 10 bits of mantissa, and sums of squares keep less.
 _FAST = replace(CUDA, options={"use_tf32": "1"}, tolerance=0.2)
 
@@ -96,12 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     until = time.monotonic() + 60 * options.minutes
     rows = _rows(provider, options)
     found: dict[Row, Outcome] = {}
+    measured = False
     for row in rows:
         outcome = stored.load(row)
-        if outcome is None and time.monotonic() < until and not options.table_only:
+        left = until - time.monotonic()
+        if outcome is None and left > 0 and not options.table_only:
             print(f"{row.work}, batch {row.batch} ...", file=sys.stderr, flush=True)
-            outcome = _in_a_process(row, options)
-            stored.save(row, outcome)
+            outcome = _in_a_process(row, options, left, first=not measured)
+            measured = True
+            if outcome is not None:
+                stored.save(row, outcome)
         if outcome is not None:
             found[row] = outcome
     table = _table(found)
@@ -124,11 +127,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parity", action="store_true", help="compare with the CPU, time nothing")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), metavar="ROWS")
     parser.add_argument("--seconds", type=float, default=8.0, help="timing a row (default: 8)")
-    parser.add_argument(
-        "--minutes", type=float, default=9.0, help="then begin no more (default: 9)"
-    )
+    parser.add_argument("--minutes", type=float, default=9.0, help="then stop (default: 9)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where rows are stored")
+    parser.add_argument(
+        "--artifacts",
+        type=Path,
+        default=ROOT / "out" / "gpu-artifacts",
+        help="exported artifacts: those that are missing are put there (default: out/gpu-artifacts)",
+    )
     parser.add_argument("--table-only", action="store_true", help="print stored rows, run none")
     parser.add_argument(
         "--write-docs", action="store_true", help="put the table into docs/figures.md"
@@ -170,19 +177,23 @@ def _rows(provider: Provider, options: argparse.Namespace) -> list[Row]:
     ]
 
 
-def _in_a_process(row: Row, options: argparse.Namespace) -> Outcome:
-    """A device that runs out of memory, or a driver that crashes, ends no more than its row."""
+def _in_a_process(
+    row: Row, options: argparse.Namespace, seconds: float, *, first: bool
+) -> Outcome | None:
+    """A device that runs out of memory, or a driver that crashes, ends no more than its row.
+
+    None where the seconds were over: for the next run, unless this one had them all (``first``).
+    """
     command = [sys.executable, "-m", "benchmarks.device_gpu", "--row", json.dumps(asdict(row))]
     command += ["--provider", row.provider, "--seconds", str(options.seconds)]
+    command += ["--artifacts", str(options.artifacts)]
     for flag in ("small", "parity", "no_compile"):
         if getattr(options, flag):
             command.append(f"--{flag.replace('_', '-')}")
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=_MOST_SECONDS
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Outcome(problem=f"not done after {_MOST_SECONDS:.0f} s")
+        return Outcome(problem=f"not done after {seconds:.0f} s") if first else None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Outcome(problem=f"status {done.returncode}: {last:.300}")
@@ -194,18 +205,19 @@ def _measured(provider: Provider, row: Row, options: argparse.Namespace) -> Outc
     torch.manual_seed(0)
     model, example = workload.model(), workload.batch()
     batch = drawn_batch(workload, row.batch) if row.batch else example
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "artifact"
+    kind = "small " if options.small else ""
+    folder = options.artifacts / re.sub(r"[^a-z0-9]+", "-", f"{kind}{row.work}".lower())
+    if not folder.exists():
         # The large ones take minutes to verify, and are of operators that the others hold too.
         large = {work.name for work in large_workloads()}
         exported(workload, model, example, folder, verify=workload.name not in large)
-        outcome = _parity(provider, folder, batch)
-        if row.parity_only or outcome.problem:
-            return outcome
-        return _timed(provider, workload, model, batch, folder, outcome, options)
+    outcome = parity(provider, folder, batch)
+    if row.parity_only or outcome.problem:
+        return outcome
+    return _timed(provider, workload, model, batch, folder, outcome, options)
 
 
-def _parity(provider: Provider, folder: Path, batch: Batch) -> Outcome:
+def parity(provider: Provider, folder: Path, batch: Batch) -> Outcome:
     """One step from the same state on both; the Trainer's own two-step check comes before."""
     arrays = {name: tensor.numpy() for name, tensor in batch.items()}
     ours, theirs = Trainer(folder, providers=provider), Trainer(folder, providers="cpu")

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-import export
 from benchmarks.device.workloads import Batch, Workload
 from device_sdk import Trainer
+
+if TYPE_CHECKING:
+    from export import Exported, Optimizer
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,11 @@ def alternately(
 
 def exported(
     workload: Workload, model: nn.Module, batch: Batch, folder: Path, *, verify: bool = True
-) -> export.Exported:
+) -> Exported:
     """The workload's artifact, verified beside torch unless told otherwise."""
-    optimizer: export.Optimizer
+    import export  # an artifact that was exported elsewhere is timed without it
+
+    optimizer: Optimizer
     if workload.optimizer == "adam":
         optimizer = export.Adam(1e-3)
     else:

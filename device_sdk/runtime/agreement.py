@@ -61,7 +61,7 @@ def compare(
     worst = max(errors, key=lambda name: errors[name] / allowed[name])
     return Agreement(
         errors[worst] <= allowed[worst],
-        f"two steps change {worst!r} as the CPU does within {errors[worst]:.1e} "
+        f"two steps' change of {worst!r} is off by {errors[worst]:.1e} of the CPU's "
         f"(allowed: {allowed[worst]:.1e})",
     )
 

@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         "--artifacts",
         type=Path,
         default=ROOT / "out" / "gpu-artifacts",
-        help="exported artifacts: those that are missing are put there (default: out/gpu-artifacts)",
+        help="exported ones, and where missing ones are put (default: out/gpu-artifacts)",
     )
     parser.add_argument("--table-only", action="store_true", help="print stored rows, run none")
     parser.add_argument(

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from device_sdk.link.settings import LinkSettings
 from device_sdk.system.printable import PrintableFormatter
+from device_sdk.world import PROVIDER_NAMES
 
 # How a command fails.
 
@@ -37,14 +38,12 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 
 # What trains.
 
-_PROVIDERS = ("auto", "cpu", "cuda", "openvino", "webgpu")
-
 
 def add_providers(parser: argparse._ActionsContainer) -> None:
     """Add ``--providers``."""
     parser.add_argument(
         "--providers",
-        choices=_PROVIDERS,
+        choices=PROVIDER_NAMES,
         default="auto",
         help="what runs the graphs; auto is the fastest that is here and trains as the CPU does "
         "(default: auto)",

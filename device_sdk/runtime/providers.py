@@ -99,7 +99,7 @@ def add_to(options: ort.SessionOptions, provider: Provider, model: OnnxModel) ->
         )
     own = dict(provider.options)
     if provider.leaves_out:
-        own[provider.leaves_out] = "\n".join(_for_the_cpu(model))
+        own[provider.leaves_out] = "\n".join(left_to_the_cpu(model))
     # One of its devices: with several, each would be another provider of the same session.
     device = min(_devices(provider), key=lambda each: _RANKS.get(_kind(each), 3))
     options.add_provider_for_devices([device], own)
@@ -180,7 +180,7 @@ def _kind(device: Any) -> str:
 _MOST_PIECES: Final = 7
 
 
-def _for_the_cpu(model: OnnxModel) -> list[str]:
+def left_to_the_cpu(model: OnnxModel) -> list[str]:
     """Nodes that WebGPU takes and cannot run (0.4.0): a maximum's indices, and many pieces.
 
     Raises ProviderError for one without a name, which cannot be left out.

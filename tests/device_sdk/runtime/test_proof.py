@@ -8,33 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from device_sdk import BatchError, NonFiniteStep, Trainer
-from device_sdk import trainer as trainer_module
-from device_sdk.artifact.load import CheckedGraph
-from device_sdk.runtime.providers import CPU, Provider
-from device_sdk.runtime.session import SessionSettings, make_session
+from device_sdk.runtime.providers import CPU
 from tests.fakes.handmade import linear_artifact
-
-ODD = Provider("odd", "OddExecutionProvider")
-
-
-class _Session:
-    """The CPU's session as another provider's, whose results are spoilt."""
-
-    def __init__(self, session: ort.InferenceSession, spoil: Callable[[np.ndarray], None]) -> None:
-        self._session = session
-        self._spoil = spoil
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def run_with_iobinding(self, binding: ort.IOBinding) -> None:
-        self._session.run_with_iobinding(binding)
-        for value in binding.get_outputs():
-            self._spoil(value.numpy())
+from tests.fakes.odd_provider import ODD, offer_odd_provider
 
 
 @pytest.fixture
@@ -43,12 +22,8 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Traine
     linear_artifact(tmp_path)
 
     def make(spoil: Callable[[np.ndarray], None], **options: Any) -> Trainer:
-        def opened(graph: CheckedGraph, file: str, *_: object, **__: object) -> Any:
-            session = make_session(graph, file, SessionSettings(CPU, 1))
-            return _Session(session, spoil), SessionSettings(ODD, 1)
-
         with monkeypatch.context() as patch:
-            patch.setattr(trainer_module, "open_session", opened)
+            offer_odd_provider(patch, spoil)
             return Trainer(tmp_path, **options)
 
     return make

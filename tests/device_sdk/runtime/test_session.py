@@ -6,16 +6,28 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from device_sdk import ProviderError, Trainer
 from device_sdk.artifact import load_artifact
+from device_sdk.artifact.onnx_reader import OnnxModel, read_onnx
 from device_sdk.runtime import batch as batch_memory
 from device_sdk.runtime.batch import BatchMemory
-from device_sdk.runtime.providers import CPU, CUDA, Provider, candidates
+from device_sdk.runtime.providers import (
+    CPU,
+    CUDA,
+    KNOWN,
+    WEBGPU,
+    Provider,
+    add_to,
+    candidates,
+    left_to_the_cpu,
+)
 from device_sdk.runtime.session import open_session
 from device_sdk.runtime.step import StepRunner
+from device_sdk.world import PROVIDER_NAMES, TrainingOptions
 from tests.fakes.handmade import factor_artifact, linear_artifact
 
 
@@ -32,6 +44,39 @@ def test_candidates() -> None:
     ):
         with pytest.raises(ProviderError, match=told):
             candidates(asked)
+
+
+def _read(*nodes: onnx.NodeProto) -> OnnxModel:
+    graph = onnx.helper.make_graph(nodes, "g", [], [])
+    return read_onnx(onnx.helper.make_model(graph).SerializeToString())
+
+
+def test_nodes_that_webgpu_cannot_run_are_left_to_the_cpu_by_name() -> None:
+    node = onnx.helper.make_node
+    pieces = [f"p{place}" for place in range(8)]
+    model = _read(
+        node("Split", ["x"], pieces, name="many"),
+        node("Split", ["x"], pieces[:7], name="few"),
+        node("MaxPool", ["x"], ["y", "i"], name="indices", kernel_shape=[2]),
+        node("MaxPool", ["x"], ["z"], kernel_shape=[2]),
+        node("Clip", ["x", "", "x"], ["c"]),
+    )
+    assert left_to_the_cpu(model) == ["many", "indices"]
+    with pytest.raises(ProviderError, match="Split with 8 outputs cannot run there"):
+        left_to_the_cpu(_read(node("Split", ["x"], pieces)))
+
+
+def test_a_graph_that_crashes_plugins_is_refused() -> None:
+    node = onnx.helper.make_node
+    model = _read(node("ConvTranspose", ["x", "w", ""], ["y"]), node("Neg", ["y"], ["z"]))
+    with pytest.raises(ProviderError, match="export the artifact again"):
+        add_to(ort.SessionOptions(), WEBGPU, model)
+
+
+def test_names_are_the_same_everywhere() -> None:
+    assert {"auto", *(provider.name for provider in KNOWN)} == set(PROVIDER_NAMES)
+    with pytest.raises(ValueError, match="providers is 'gpu'"):
+        TrainingOptions(providers="gpu")
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")

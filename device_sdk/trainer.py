@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import onnxruntime as ort
 
+from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, load_artifact
 from device_sdk.artifact.manifest import Manifest
@@ -22,7 +23,6 @@ from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES, axes_of, resolve
 from device_sdk.errors import (
     CheckpointError,
-    GraphRunError,
     NonFiniteStep,
     ProviderError,
     StateError,
@@ -31,7 +31,7 @@ from device_sdk.runtime.agreement import STEPS, compare, relative_error
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.providers import CPU, Providers
+from device_sdk.runtime.providers import CPU, Provider, Providers
 from device_sdk.runtime.session import SessionSettings, make_session, open_session
 from device_sdk.runtime.state import (
     Members,
@@ -90,14 +90,14 @@ class Trainer:
         self._seed = seed
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._train: Final = manifest.graphs["train"]
-        # Kept while a provider that is not the CPU's has yet to show that it trains right.
-        self._unproven: CheckedGraph | None = None
-        self._times_both = providers == "auto"
+        self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
+        # Their bytes until a session is made of them; with frozen state inside it may be made anew.
+        self._graphs: Final = dict(artifact.graphs)
+        # Graphs that a provider which is not the CPU's has yet to show that it computes right.
+        self._unproven: Final[dict[str, CheckedGraph]] = {}
+        self._times_both: Final = providers == "auto"
         self._report = ""
-        # Of graphs in evaluation mode: their bytes until the first use, then their sessions.
-        self._graphs: Final[dict[str, CheckedGraph]] = dict(artifact.graphs)
-        del self._graphs["train"]
-        self._predictors: Final[dict[str, Predictor]] = {}
+        self._predictors: dict[str, Predictor] = {}
         self._members: Final = Members(manifest)
         others = [graph for name, graph in manifest.graphs.items() if name != "train"]
         self._checker: Final = BatchChecker(
@@ -111,21 +111,22 @@ class Trainer:
             axis for tensor in manifest.state for axis in axes_of(tensor.shape)
         }
         self._axes = self._example_axes()
-        graph = artifact.graphs["train"]
+        graph = self._graph("train", self._initial)
         patterns = sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES
         session, settings = open_session(
             graph, self._train.file, providers, threads, patterns=patterns
         )
+        # None where the session holds frozen state that has been replaced since.
+        self._runner: StepRunner | None = None
         try:
-            self._open(session, settings)
+            self._open(session, settings, self._initial)
         except Exception as error:  # onnxruntime's, out of a device's memory
             if settings.host_only:
                 raise
-            on_cpu = replace(settings, provider=CPU)
-            self._take_cpu(make_session(graph, self._train.file, on_cpu), str(error))
+            session = make_session(graph, self._train.file, replace(settings, provider=CPU))
+            self._take_cpu(session, str(error), self._initial)
         if not self._settings.host_only:
-            self._unproven = graph
-        self.reset()
+            self._unproven["train"] = artifact.graphs["train"]
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -142,14 +143,16 @@ class Trainer:
         GraphRunError where onnxruntime fails. After any of them everything is as before the step.
         """
         arrays = self._checker.arrays(batch)
-        if self._unproven is not None:
-            self._prove(self._unproven, arrays, hyper)
+        if "train" in self._unproven:
+            self._prove(self._unproven["train"], arrays, hyper)
         return self._advance(arrays, hyper)
 
     def _advance(self, arrays: list[Array], hyper: Mapping[str, float] | None) -> float:
         memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
         self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
+        if self._runner is None:
+            self._runner = self._reopened()
         loss, guard = self._runner.run(memory, arrays)
         if not (math.isfinite(loss) and math.isfinite(guard)):
             raise NonFiniteStep(loss, guard)
@@ -195,9 +198,19 @@ class Trainer:
         self, name: str, batch: Mapping[str, Array], averaged: bool
     ) -> list[tuple[Port, Array]]:
         if name not in self._predictors:
-            self._predictors[name] = self._predictor(name, batch)
+            if name not in self._graphs:
+                raise ArtifactError(
+                    f"{self._manifest.name} has no inference graph: export it with predict="
+                )
+            graph = self._graph(name, self._frozen_state())
+            self._predictors[name] = self._predictor(name, graph, CPU)
+            if not self._settings.host_only:
+                self._unproven[name] = graph
         instead = self._averaged_state() if averaged else {}
-        return self._predictors[name].predict(batch, self._banks, self._axes, instead)
+        found = self._predictors[name].predict(batch, self._banks, self._axes, instead)
+        if name in self._unproven:
+            self._prove_predictor(name, batch, instead, found)
+        return found
 
     def _averaged_state(self) -> dict[str, Array]:
         """The averages of the parameters' state tensors, by their names."""
@@ -211,30 +224,6 @@ class Trainer:
             name: np.asarray(self._banks.read(name) + self._banks.read(lag))
             for name, lag in lags.items()
         }
-
-    def _predictor(self, name: str, batch: Mapping[str, Array]) -> Predictor:
-        """A session of the graph, by the provider where it computes this batch as the CPU does."""
-        if name not in self._graphs:
-            raise ArtifactError(
-                f"{self._manifest.name} has no inference graph: export it with predict="
-            )
-        graph, settings = self._graphs[name], self._settings
-        predictor = Predictor(self._manifest, name, graph, replace(settings, provider=CPU))
-        if not settings.host_only:
-            wanted = predictor.predict(batch, self._banks, self._axes, {})
-            try:
-                faster = Predictor(self._manifest, name, graph, settings)
-                found = faster.predict(batch, self._banks, self._axes, {})
-                pairs = zip(found, wanted, strict=True)
-                worst = max(relative_error(ours, theirs) for (_, ours), (_, theirs) in pairs)
-                if not worst <= settings.provider.tolerance:
-                    raise ProviderError(f"its outputs are off by {worst:.1e}")
-                predictor = faster
-            except (ProviderError, GraphRunError) as error:
-                file = self._manifest.graphs[name].file
-                _LOG.warning("%s runs on the CPU, not %s: %s", file, settings.provider.title, error)
-        del self._graphs[name]
-        return predictor
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -387,30 +376,31 @@ class Trainer:
 
     # -- providers ---------------------------------------------------------------------------------
 
-    def _open(self, session: ort.InferenceSession, settings: SessionSettings) -> None:
-        """Take up a session of the train graph, with memory of its own. Contents are undefined."""
+    def _open(
+        self, session: ort.InferenceSession, settings: SessionSettings, state: Mapping[str, Array]
+    ) -> None:
+        """Take up a session of the train graph, which holds the frozen part of the state."""
         self._settings = settings
         places = {} if settings.host_only else device_memory(session)
         self._banks = StateBanks(
             self._manifest.state,
             self._shapes(self._axes),
             {port.of: places[port.name] for port in self._train.inputs if port.name in places},
+            self._manifest.kept,
         )
         self._memories = BatchMemories(self._train, self._checker)
         self._scalars = StepScalars(self._train)
-        self._runner = StepRunner(
-            session,
-            self._train,
-            self._banks,
-            self._scalars.tensors,
-            host_only=settings.host_only,
-        )
+        self._runner = None
+        self._replace(state, self._axes)
+        self._runner = self._runner_of(session)
 
-    def _take_cpu(self, session: ort.InferenceSession, why: str) -> None:
-        """Go on with the CPU's session, from an undefined state."""
+    def _take_cpu(
+        self, session: ort.InferenceSession, why: str, state: Mapping[str, Array]
+    ) -> None:
+        """Go on with the CPU's session."""
         self._report = f"{CPU.title}: {self._settings.provider.title} {why}"
         _LOG.warning("%s runs on %s", self._train.file, self._report)
-        self._open(session, replace(self._settings, provider=CPU))
+        self._open(session, replace(self._settings, provider=CPU), state)
 
     def _prove(
         self, graph: CheckedGraph, arrays: list[Array], hyper: Mapping[str, float] | None
@@ -419,17 +409,20 @@ class Trainer:
 
         Raises what a step on the CPU does: then nothing is known yet.
         """
-        start, last = self.state, self._last
+        state, last = self.state, self._last
+        start = {name: array for name, array in state.items() if name not in self._frozen}
         provider, on_cpu = self._settings.provider, replace(self._settings, provider=CPU)
-        session = make_session(graph, self._train.file, on_cpu)
+        session = make_session(self._with_frozen("train", graph, state), self._train.file, on_cpu)
         twin = copy.copy(self)
-        twin._open(session, on_cpu)
+        twin._predictors = {}
+        twin._open(session, on_cpu, state)
 
         def walk(trainer: Trainer, begin: Mapping[str, Array], steps: int) -> dict[str, Array]:
             trainer._replace(begin, trainer._axes)
             for _ in range(steps):
                 trainer._advance(arrays, hyper)
-            return trainer.state
+            found = trainer.state
+            return {name: found[name] for name in start}
 
         steps, theirs = 1, walk(twin, start, 1)
         # A rate that is too high may show at the second step only, which nobody asked for.
@@ -446,13 +439,44 @@ class Trainer:
                 why = self._slower(twin, arrays, hyper)
         except Exception as error:  # onnxruntime's share no base class
             why = f"fails: {error}"
-        self._unproven = None
+        del self._unproven["train"]
         if why:
-            self._take_cpu(session, why)
+            self._take_cpu(session, why, state)
         else:
             _LOG.info("%s runs on %s", self._train.file, self._report)
-        self._replace(start, self._axes)
+            self._replace(start, self._axes)
         self._last = last
+
+    def _prove_predictor(
+        self,
+        name: str,
+        batch: Mapping[str, Array],
+        instead: Mapping[str, Array],
+        wanted: list[tuple[Port, Array]],
+    ) -> None:
+        """Let the provider predict from now on where it computes what the CPU did."""
+        graph, provider = self._unproven.pop(name), self._settings.provider
+        try:
+            predictor = self._predictor(name, graph, provider)
+            found = predictor.predict(batch, self._banks, self._axes, instead)
+            pairs = zip(found, wanted, strict=True)
+            worst = max(relative_error(ours, theirs) for (_, ours), (_, theirs) in pairs)
+            if not worst <= provider.tolerance:
+                raise ProviderError(f"its outputs are off by {worst:.1e}")
+        except Exception as error:  # onnxruntime's share no base class
+            file = self._manifest.graphs[name].file
+            _LOG.warning("%s runs on the CPU, not %s: %s", file, provider.title, error)
+        else:
+            self._predictors[name] = predictor
+
+    def _predictor(self, name: str, graph: CheckedGraph, provider: Provider) -> Predictor:
+        return Predictor(
+            self._manifest,
+            name,
+            graph,
+            replace(self._settings, provider=provider),
+            constants=[port.name for port in self._constants(name)],
+        )
 
     def _slower(self, twin: Trainer, arrays: list[Array], hyper: Mapping[str, float] | None) -> str:
         """Why the CPU is to be preferred, whose trainer the twin is; "" where it is slower."""
@@ -468,6 +492,37 @@ class Trainer:
         return ""
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _graph(self, name: str, state: Mapping[str, Array]) -> CheckedGraph:
+        """A graph to make a session of, with the frozen part of the state inside."""
+        graph = self._graphs[name] if self._frozen else self._graphs.pop(name)
+        return self._with_frozen(name, graph, state)
+
+    def _with_frozen(
+        self, name: str, graph: CheckedGraph, state: Mapping[str, Array]
+    ) -> CheckedGraph:
+        return with_constants(graph, {port.name: state[port.of] for port in self._constants(name)})
+
+    def _constants(self, name: str) -> list[Port]:
+        ports = self._manifest.graphs[name].select("state")
+        return [port for port in ports if port.of in self._frozen]
+
+    def _frozen_state(self) -> dict[str, Array]:
+        return {name: self._banks.read(name) for name in self._frozen}
+
+    def _runner_of(self, session: ort.InferenceSession) -> StepRunner:
+        return StepRunner(
+            session,
+            self._train,
+            self._banks,
+            self._scalars.tensors,
+            host_only=self._settings.host_only,
+            constants=[port.name for port in self._constants("train")],
+        )
+
+    def _reopened(self) -> StepRunner:
+        graph = self._graph("train", self._frozen_state())
+        return self._runner_of(make_session(graph, self._train.file, self._settings))
 
     def _example_axes(self) -> dict[str, int]:
         sizes = self._manifest.example_sizes
@@ -506,7 +561,18 @@ class Trainer:
             self._memories.forget(changed)
             self._axes = dict(axes)
         written = {**values, **zeros}
+        if any(
+            not _same(values[name], self._banks.read(name)) for name in self._frozen & set(values)
+        ):
+            self._runner = None
+            self._predictors.clear()
         resized = [name for name, array in written.items() if self._banks.write(name, array)]
-        self._runner.bind_state(resized)
+        if self._runner is not None:
+            self._runner.bind_state(resized)
         if "step" in values:
             self._step = int(values["step"].item())
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two arrays of one dtype have the same shape and bits."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -16,11 +16,12 @@ from export.axes import Axes, parse_axes
 from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
-from export.layout import LayoutSlot, lay_out
+from export.layout import LayoutSlot, lay_out, lay_out_buffers
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Optimizer
 from export.optimizers.from_torch import as_optimizer, trained_by
 from export.optimizers.protocol import bound, packs
+from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.step import (
     LossesFunction,
@@ -29,6 +30,7 @@ from export.step import (
     Problem,
     evaluate,
     held_tensors,
+    kept_buffers,
     optimizer_tensors,
     predict,
     train_step,
@@ -83,10 +85,12 @@ def export_train_step(
     metrics: MetricSpecs | None = None,
     verify: bool = True,
     name: str | None = None,
+    progress: Progress | None = None,
 ) -> Exported:
     """Write an artifact folder that trains and predicts on stock onnxruntime.
 
-    model: float32 parameters; those with ``requires_grad=False`` are kept as they are.
+    model: float32 parameters; those with ``requires_grad=False`` are kept as they are,
+        and cost a step no gradient, no update and no second copy.
     loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
     optimizer: ``export.Sgd(...)``, ``export.AdamW(...)``, ``export.Groups(...)`` or any other
@@ -103,6 +107,8 @@ def export_train_step(
         "probabilities")}``. Outputs are those of ``Trainer.predict``.
     verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
         gradient, update and output with float64 torch, and refuse where they differ.
+    progress: is told of each phase and step as it begins; by default a line on standard error, if
+        that is a terminal.
 
     Raises ExportError naming the operator, the module's path and what to use instead, or the worst
     tensor and its error where verification fails; nothing is written then.
@@ -111,8 +117,8 @@ def export_train_step(
         model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
         metrics or {},
     )  # fmt: skip
-    with one_at_a_time(), torch.inference_mode(False):
-        graphs = lower(problem)
+    with reported(progress) as say, one_at_a_time(), torch.inference_mode(False):
+        graphs = lower(problem, say)
         if metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
@@ -121,11 +127,12 @@ def export_train_step(
         if verify:
             with _left_as_it_was(model):
                 report = verify_artifact(
-                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients
+                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients, say=say
                 )
         else:
             for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
                 open_session(graph, threads=1)
+        say("writing")
         manifest = write_artifact(
             problem, {"train": graphs.train, **graphs.in_evaluation_mode}, Path(directory)
         )
@@ -196,38 +203,54 @@ def _problem(
     buffers = {**dict(model.named_buffers()), **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)
-    slots, chosen = _laid_out(chosen, trained, buffers, axes)
-    return Problem(
+    parameters, chosen = _laid_out(chosen, trained, axes)
+    problem = Problem(
         name=name or Path(directory).resolve().name,
         model=model,
         loss=loss,
         predict=predict,
         optimizer=chosen,
         axes=axes,
-        slots=slots,
+        slots=parameters,
         batch=dict(batch),
         gradient=gradient,
         metrics=sources,
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
     )
+    with _left_as_it_was(model), one_at_a_time(), torch.inference_mode(False):
+        unchanged = kept_buffers(problem, trainable) if buffers else set()
+    others = lay_out_buffers(buffers, axes, unchanged, _frozen(model, trained))
+    return replace(problem, slots=(*parameters, *others))
+
+
+def _frozen(model: nn.Module, trained: Collection[str]) -> set[str]:
+    """Parameters that are not trained, and the buffers of modules that hold only such."""
+    found: set[str] = set()
+    for path, module in model.named_modules():
+        own = {name for name, _ in module.named_parameters(path, recurse=False)}
+        found |= own - set(trained)
+        if own and not own & set(trained):
+            found |= {name for name, _ in module.named_buffers(path, recurse=False)}
+    return found
 
 
 def _laid_out(
-    optimizer: Optimizer, trained: Mapping[str, Tensor], buffers: Mapping[str, Tensor], axes: Axes
+    optimizer: Optimizer, trained: Mapping[str, Tensor], axes: Axes
 ) -> tuple[tuple[LayoutSlot, ...], Optimizer]:
-    """The state tensors, and the optimizer that knows those of the parameters."""
+    """The parameters' state tensors, and the optimizer that knows them."""
     try:
         shapes = {name: axes.shape(name, tensor.shape) for name, tensor in trained.items()}
-        slots = lay_out(trained, buffers, axes, packs(optimizer, shapes))
-        return slots, bound(optimizer, [slot for slot in slots if slot.kind == "parameter"])
+        slots = lay_out(trained, axes, packs(optimizer, shapes))
+        return slots, bound(optimizer, slots)
     except ValueError as error:
         raise ExportError(f"optimizer: {error}") from error
 
 
-def lower(problem: Problem) -> Graphs:
+def lower(problem: Problem, say: Progress) -> Graphs:
     """Trace and lower the train step and the prediction; every model passes onnx.checker."""
     specs = input_specs(problem)
+    say("tracing the step")
     with _left_as_it_was(problem.model):
         step = record(
             lambda inputs: train_step(problem, inputs, trainable),
@@ -236,6 +259,7 @@ def lower(problem: Problem) -> Graphs:
             problem.model,
         )
     given = {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")}
+    say("tracing the prediction")
     try:
         with _left_as_it_was(problem.model):
             guess = record(
@@ -253,6 +277,7 @@ def lower(problem: Problem) -> Graphs:
         ) from error
     judged = None
     if problem.evaluated_loss is not None:
+        say("tracing the evaluation")
         with _left_as_it_was(problem.model):
             judged = record(
                 lambda inputs: evaluate(problem, inputs, trainable),
@@ -260,6 +285,7 @@ def lower(problem: Problem) -> Graphs:
                 problem.axes,
                 problem.model,
             )
+    say("lowering")
     kept = [name for name in step.outputs if not name.startswith("gradient.")]
     gradients = [name for name in step.outputs if name.startswith("gradient.")]
     graphs = Graphs(

@@ -24,6 +24,7 @@ from export.lowering.graph import (
     used_names,
 )
 from export.mutation import live_nodes
+from export.threads import several_threads_pay
 from export.trace import Trace
 
 # What to use instead of an operator that cannot be exported.
@@ -77,7 +78,7 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     Inputs that these outputs do not depend on are left out. Raises ExportError for an operator
     without a lowering.
     """
-    graph = Graph()
+    graph = Graph(several_threads=several_threads_pay(trace.graph.graph.nodes))
     axis_of = {axis: symbol for symbol, axis in trace.symbols.items()}
     for input_name, spec in trace.inputs.items():
         for dim, size in enumerate(spec.shape):

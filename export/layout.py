@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,7 @@ PACK_LIMIT = 65_536
 """Parameters of at most this many elements share one vector (see docs/architecture.md)."""
 
 # Names of state tensors that hold several values; a parameter of such a name needs another.
-_RESERVED = ("packed", "buffers", "step")
+_RESERVED = ("packed", "buffers", "kept", "frozen", "step")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class LayoutSlot:
     shape: Shape
     members: tuple[LayoutMember, ...]
     packed: bool
+    kept: bool = False
+    """Whether a step leaves it as it is: then it is no output of the train graph."""
+    frozen: bool = False
+    """Whether it is kept because its parameters are not trained: a device makes it constants."""
 
     def unpack(self, state: torch.Tensor) -> dict[str, torch.Tensor]:
         """The members' values out of the state tensor, or out of state of its shape behind leading
@@ -75,12 +79,9 @@ def count(shape: Shape) -> int:
 
 
 def lay_out(
-    parameters: Mapping[str, torch.Tensor],
-    buffers: Mapping[str, torch.Tensor],
-    axes: Axes,
-    packs: Mapping[str, str],
+    parameters: Mapping[str, torch.Tensor], axes: Axes, packs: Mapping[str, str]
 ) -> tuple[LayoutSlot, ...]:
-    """Slots for all parameters and buffers, in the model's order.
+    """Slots for all parameters, in the model's order.
 
     ``packs``: by a parameter's name, which pack it may share with others, "" for the usual one.
     """
@@ -92,10 +93,28 @@ def lay_out(
         chosen = {name: value for name, value in parameters.items() if packs[name] == pack}
         label = f"packed.{pack}" if pack else "packed"
         slots.extend(_slots("parameter", label, chosen, axes))
-    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers.values()):
-        chosen = {name: value for name, value in buffers.items() if value.dtype == dtype}
-        label = "buffers" if dtype == torch.float32 else f"buffers.{str(dtype)[6:]}"
-        slots.extend(_slots("buffer", label, chosen, axes))
+    return tuple(slots)
+
+
+def lay_out_buffers(
+    buffers: Mapping[str, torch.Tensor], axes: Axes, kept: Collection[str], frozen: Collection[str]
+) -> tuple[LayoutSlot, ...]:
+    """Slots for all buffers, parameters that are not trained among them.
+
+    ``kept``: those that a step leaves as they are; ``frozen``: parameters that are not trained,
+    and what stands beside such parameters only.
+    """
+    groups: dict[tuple[str, torch.dtype], dict[str, torch.Tensor]] = {}
+    for name, value in buffers.items():
+        label = "buffers" if name not in kept else "frozen" if name in frozen else "kept"
+        groups.setdefault((label, value.dtype), {})[name] = value
+    slots: list[LayoutSlot] = []
+    for (label, dtype), chosen in groups.items():
+        typed = label if dtype == torch.float32 else f"{label}.{str(dtype)[6:]}"
+        slots += [
+            replace(slot, kept=label != "buffers", frozen=label == "frozen")
+            for slot in _slots("buffer", typed, chosen, axes)
+        ]
     return tuple(slots)
 
 

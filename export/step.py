@@ -188,6 +188,7 @@ def train_step(
         target = parameters if slot.kind == "parameter" else buffers
         target.update(slot.unpack(inputs[f"state.{slot.name}"]))
     leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
     step = inputs["state.step"]
     problem.model.train()
@@ -195,6 +196,12 @@ def train_step(
         result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
         losses, outputs = _split_loss(problem, result)
         gradients = _differentiate(problem, losses, leaves)
+    for name in {member.name for slot in problem.slots if slot.kept for member in slot.members}:
+        if _changed(buffers[name], left.get(name)):
+            raise ExportError(
+                f"the step changes {name!r}, which it left alone on the example batch",
+                instead="a step that always does the same",
+            )
     buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
         direction = _direction(problem, inputs, losses, gradients)
@@ -245,6 +252,36 @@ def _direction(
     return direction
 
 
+def kept_buffers(problem: Problem, rewrites: Rewrites) -> set[str]:
+    """The buffers, frozen parameters among them, that a step on the example batch leaves alone.
+
+    Where the loss cannot be run as it is, none: recording says then what is wrong with it.
+    """
+    problem.model.train()
+    zero = torch.zeros((), dtype=torch.int64)
+    held = {
+        name: tensor.detach().clone()
+        for source in (problem.model.named_parameters(), problem.model.named_buffers())
+        for name, tensor in source
+    }
+    trained = {member.name for slot in problem.parameter_slots for member in slot.members}
+    try:
+        with rewrites(Randomness(zero, zero)), torch.no_grad():
+            _, left = _call(problem, problem.loss, held, dict(problem.batch))
+    except Exception:
+        return set()
+    return {
+        name
+        for name, tensor in held.items()
+        if name not in trained and not _changed(tensor, left.get(name))
+    }
+
+
+def _changed(before: Tensor, after: Tensor | None) -> bool:
+    """Whether a clone was written into, or another tensor put in its place."""
+    return before._version > 0 or not (after is None or after is before)
+
+
 def _left(name: str, before: Tensor, after: Tensor | None) -> Tensor:
     """A buffer after the step, of the shape and dtype that it had before."""
     if after is None or after is before:
@@ -292,7 +329,7 @@ def _finish(
     outputs = {**outputs, **direction.outputs}
     new = apply_optimizer(problem, inputs, packed)
     for slot in problem.slots:
-        if slot.kind == "buffer":
+        if slot.kind == "buffer" and not slot.kept:
             new[slot.name] = slot.pack(buffers)
     kinds = optimizer_slots(problem)
     implied = {

@@ -134,7 +134,9 @@ def _state(problem: Problem) -> tuple[StateTensor, ...]:
 
 def _slot(slot: LayoutSlot) -> StateTensor:
     members = tuple(Member(m.name, m.shape, m.offset) for m in slot.members)
-    return StateTensor(slot.name, slot.kind, _dtype(slot.dtype), slot.shape, members)
+    return StateTensor(
+        slot.name, slot.kind, _dtype(slot.dtype), slot.shape, members, frozen=slot.frozen
+    )
 
 
 def _graph(problem: Problem, file: str, model: onnx.ModelProto) -> GraphFile:

@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from benchmarks.device.workloads import Workload
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".venv-ort-training"
@@ -29,44 +29,35 @@ PACKAGES = (
 )
 
 
-def environment() -> Path:
-    """The environment's Python, made on first use (a minute or two)."""
+def environment() -> Path | None:
+    """The environment's Python, made on first use (a minute or two); None where it cannot be."""
     python = FOLDER / "bin" / "python"
-    if not (FOLDER / ".installed").exists():
-        print(f"making {FOLDER.name} for onnxruntime-training ...", file=sys.stderr, flush=True)
+    if (FOLDER / ".installed").exists():
+        return python
+    print(f"making {FOLDER.name} for onnxruntime-training ...", file=sys.stderr, flush=True)
+    try:
         venv.create(FOLDER, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        (FOLDER / ".installed").touch()
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"onnxruntime-training cannot be installed here: {error}", file=sys.stderr)
+        return None
+    (FOLDER / ".installed").touch()
     return python
 
 
-def add_to(rows: list[dict[str, object]], chosen: list[Workload], seconds: float) -> None:
-    """Add ``against_ort_training`` to each row, or a word that says why there is no figure."""
-    try:
-        python = environment()
-    except (subprocess.CalledProcessError, OSError) as error:
-        print(f"onnxruntime-training cannot be installed here: {error}", file=sys.stderr)
-        return
-    for row, workload in zip(rows, chosen, strict=True):
-        if not workload.peer:
-            row["against_ort_training"] = "not expressible"
-            continue
-        print(f"{workload.name}: onnxruntime-training ...", file=sys.stderr, flush=True)
+def one_run(python: Path, names: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:
+    """For each row ``against_torch``, or ``error``, which says why there is no figure."""
+    for name in names:
         done = subprocess.run(
-            [python, "-m", "benchmarks.device.ort_training_peer", workload.name, str(seconds)],
+            [python, "-m", "benchmarks.device.ort_training_peer", name, str(seconds)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
         )
-        if done.returncode != 0:
+        if done.returncode == 0:
+            yield {"work": name, **json.loads(done.stdout.splitlines()[-1])}
+        else:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            print(f"  failed: {reason}", file=sys.stderr)
-            row["against_ort_training"] = "fails"
-            row["ort_training_error"] = reason
-            continue
-        figure = json.loads(done.stdout.splitlines()[-1])
-        row["ort_training_against_torch"] = figure["against_torch"]
-        ours = row["against_torch"]
-        assert isinstance(ours, float)
-        row["against_ort_training"] = ours / figure["against_torch"]
+            print(f"{name}: onnxruntime-training fails: {reason}", file=sys.stderr)
+            yield {"work": name, "error": reason}

@@ -178,9 +178,14 @@ class Manifest:
             for port in (*graph.inputs, *graph.outputs):
                 self._check_port(graph, port)
         train = self.graphs["train"]
-        names = {tensor.name for tensor in self.state}
-        for side, ports in (("input", train.select("state")), ("output", train.new_state)):
-            missing = names - {port.of for port in ports}
+        # A buffer that is no output is one that a step leaves as it is, and need not even read.
+        new = {port.of for port in train.new_state}
+        changed = {t.name for t in self.state if t.kind != "buffer"} | new
+        odd = [tensor.name for tensor in self.state if tensor.frozen and tensor.name in new]
+        if odd:
+            raise ArtifactError(f"{train.file}: changes the frozen state {odd[0]!r}")
+        for side, found in (("input", {p.of for p in train.select("state")}), ("output", new)):
+            missing = changed - found
             if missing:
                 raise ArtifactError(
                     f"{train.file}: state without a matching {side}: {', '.join(sorted(missing))}"
@@ -254,6 +259,11 @@ class Manifest:
     def state_by_name(self) -> Mapping[str, StateTensor]:
         """The state tensors by name, in order."""
         return MappingProxyType({tensor.name: tensor for tensor in self.state})
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """State tensors that a step leaves as they are: frozen parameters, constant buffers."""
+        return frozenset(self.state_by_name) - {port.of for port in self.graphs["train"].new_state}
 
     @cached_property
     def average_lags(self) -> Mapping[str, str]:

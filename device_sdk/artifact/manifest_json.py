@@ -60,11 +60,12 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
     from device_sdk.artifact.manifest import FORMAT
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
+    version = 3 if manifest.kept or manifest.ignored else 2 if metrics else 1
     return {
-        **({"metrics": metrics} if metrics or manifest.ignored else {}),
-        **({"ignored": list(manifest.ignored)} if manifest.ignored else {}),
+        **({"metrics": metrics} if version > 1 else {}),
+        **({"ignored": list(manifest.ignored)} if version > 2 else {}),
         "format": FORMAT,
-        "format_version": 3 if manifest.ignored else 2 if metrics else 1,
+        "format_version": version,
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
@@ -109,6 +110,8 @@ def _state_to_object(tensor: StateTensor) -> dict[str, object]:
         ]
     if tensor.like is not None:
         found["like"] = tensor.like
+    if tensor.frozen:
+        found["frozen"] = True
     return found
 
 
@@ -208,6 +211,9 @@ def _state(value: object) -> StateTensor:
     like = fields.optional("like")
     if like is not None and not isinstance(like, str):
         raise ArtifactError(f"{fields.where}: like is the name of a state tensor")
+    frozen = fields.optional("frozen")
+    if frozen not in (None, True):
+        raise ArtifactError(f"{fields.where}: frozen is true, or left out")
     tensor = StateTensor(
         name=fields.text("name"),
         kind=fields.text("kind"),
@@ -215,6 +221,7 @@ def _state(value: object) -> StateTensor:
         shape=_shape(fields),
         members=tuple(_member(entry) for entry in members or ()),
         like=like,
+        frozen=frozen is not None,
     )
     fields.end()
     return tensor

@@ -56,12 +56,21 @@ def _varint(value: int) -> bytes:
 
 def tensor(name: str, array: NDArray[np.generic]) -> bytes:
     """A TensorProto. Raises ArtifactError for a dtype that no artifact has."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return _tensor_head(name, array) + data(9, little.tobytes())
+
+
+def external_tensor(name: str, array: NDArray[np.generic], location: str) -> bytes:
+    """A TensorProto whose data are what the file ``location`` holds."""
+    where = data(13, data(1, "location") + data(2, location))
+    return _tensor_head(name, array) + where + number(14, 1)
+
+
+def _tensor_head(name: str, array: NDArray[np.generic]) -> bytes:
     if array.dtype.name not in _CODES:
         raise ArtifactError(f"{name!r}: dtype {array.dtype} cannot be written to an ONNX file")
     dims = b"".join(number(1, length) for length in array.shape)
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    kind = number(2, _CODES[array.dtype.name])
-    return dims + kind + data(8, name) + data(9, little.tobytes())
+    return dims + number(2, _CODES[array.dtype.name]) + data(8, name)
 
 
 def value_info(name: str, dtype: str, shape: Shape) -> bytes:

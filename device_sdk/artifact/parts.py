@@ -51,7 +51,9 @@ class StateTensor:
     Parameters and buffers list their members: either several of fixed shape packed into a flat
     vector, or exactly one with the tensor's own shape, which may then have named axes. Optimizer
     state starts at zero; `like` names the state tensor whose shape it follows, after any leading
-    fixed axes (a history of gradients, say), and None means a fixed shape of its own.
+    fixed axes (a history of gradients, say), and None means a fixed shape of its own. `frozen`
+    buffers hold parameters that are not trained: no step changes them, and others seldom do, so
+    that a device may make them constants of its sessions.
     """
 
     name: str
@@ -60,6 +62,7 @@ class StateTensor:
     shape: Shape
     members: tuple[Member, ...] = ()
     like: str | None = None
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         checked_name(self.name, "state tensor")
@@ -76,6 +79,8 @@ class StateTensor:
             self._check_members(where)
         elif self.members:
             raise ArtifactError(f"{where}: only parameters and buffers have members")
+        if not isinstance(self.frozen, bool) or (self.frozen and self.kind != "buffer"):
+            raise ArtifactError(f"{where}: frozen is true of buffers only")
         if self.kind == "counter" and (self.shape, self.dtype, self.like) != ((), "int64", None):
             raise ArtifactError(f"{where}: a counter is an int64 scalar")
 

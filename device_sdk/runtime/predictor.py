@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnxruntime as ort
 
@@ -19,16 +19,22 @@ from device_sdk.runtime.state import StateBanks
 class Predictor:
     """A session of a graph in evaluation mode that reads a trainer's state in place.
 
-    ``name``: "infer" or "evaluate".
+    ``name``: "infer" or "evaluate". ``constants``: the inputs that the graph holds itself.
     """
 
     def __init__(
-        self, manifest: Manifest, name: str, graph: CheckedGraph, settings: SessionSettings
+        self,
+        manifest: Manifest,
+        name: str,
+        graph: CheckedGraph,
+        settings: SessionSettings,
+        constants: Collection[str] = (),
     ) -> None:
         self._graph = manifest.graphs[name]
         self._name = "inference" if name == "infer" else "evaluation"
         self._session = make_session(graph, self._graph.file, settings)
         self._host_only = settings.host_only
+        self._state = [p for p in self._graph.select("state") if p.name not in constants]
         self._checker = BatchChecker(
             self._graph.select("batch"),
             ignored=[
@@ -54,7 +60,7 @@ class Predictor:
         binding = self._session.io_binding()
         # The OrtValues alias the arrays and must outlive the run.
         others = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in instead.items()}
-        for port in self._graph.select("state"):
+        for port in self._state:
             value = others.get(port.of) or (
                 banks.host_value(port.of)
                 if self._host_only

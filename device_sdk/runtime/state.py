@@ -1,9 +1,9 @@
-"""Two banks of state tensors: a step reads one and writes the other."""
+"""Two banks of state tensors: a step reads one and writes the other. What it keeps is in both."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 import numpy as np
@@ -127,7 +127,7 @@ def _in_main_memory(memory: ort.OrtMemoryInfo) -> bool:
 
 
 class StateBanks:
-    """All state tensors, twice. `current` is the bank that holds the state.
+    """All state tensors, twice but for those that a step keeps. `current` holds the state.
 
     `places`: the memory of an accelerator for each state tensor that does not lie in main memory.
     """
@@ -137,15 +137,16 @@ class StateBanks:
         tensors: tuple[StateTensor, ...],
         shapes: Mapping[str, tuple[int, ...]],
         places: Mapping[str, ort.OrtMemoryInfo],
+        kept: Collection[str] = (),
     ) -> None:
-        def bank() -> dict[str, Slot]:
-            return {
-                t.name: _slot(DTYPES[t.dtype], shapes[t.name], places.get(t.name)) for t in tensors
-            }
+        def slot(tensor: StateTensor) -> Slot:
+            return _slot(DTYPES[tensor.dtype], shapes[tensor.name], places.get(tensor.name))
 
         self.current = 0
         self.shapes = dict(shapes)
-        self._banks: tuple[dict[str, Slot], dict[str, Slot]] = (bank(), bank())
+        first = {t.name: slot(t) for t in tensors}
+        second = {t.name: first[t.name] if t.name in kept else slot(t) for t in tensors}
+        self._banks: tuple[dict[str, Slot], dict[str, Slot]] = (first, second)
 
     def value(self, bank: int, name: str) -> ort.OrtValue:
         """What to bind for a state tensor in a bank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -79,7 +79,8 @@ class StepRunner:
 
     The same OrtValue is never input and output of a run: onnxruntime would read what it has already
     overwritten. `scalars` are the hyper-parameters and the seed, whose arrays the caller sets.
-    `host_only` says that no execution provider but the CPU's takes part.
+    `host_only` says that no execution provider but the CPU's takes part. `constants` are the names
+    of the inputs that the session holds itself.
     """
 
     def __init__(
@@ -90,12 +91,15 @@ class StepRunner:
         scalars: Sequence[HostTensor],
         *,
         host_only: bool,
+        constants: Collection[str] = (),
     ) -> None:
         self._session = session
         self._banks = banks
         self._scalars = scalars
         self._host_only = host_only
-        self._old = {port.of: port.name for port in graph.select("state")}
+        self._old = {
+            port.of: port.name for port in graph.select("state") if port.name not in constants
+        }
         self._new = {port.of: port.name for port in graph.new_state}
         # A length that only the graph knows: onnxruntime allocates such outputs at each run.
         self._unsized = [port for port in graph.select("output") if None in port.shape]
@@ -118,8 +122,10 @@ class StepRunner:
         """Bind state tensors whose memory has changed."""
         for name in names:
             for bank, binding in enumerate(self._bindings):
-                binding.bind_ortvalue_input(self._old[name], self._banks.value(bank, name))
-                binding.bind_ortvalue_output(self._new[name], self._banks.value(1 - bank, name))
+                if name in self._old:
+                    binding.bind_ortvalue_input(self._old[name], self._banks.value(bank, name))
+                if name in self._new:
+                    binding.bind_ortvalue_output(self._new[name], self._banks.value(1 - bank, name))
 
     def run(self, memory: BatchMemory, arrays: Sequence[Array]) -> tuple[float, float]:
         """Run a step from the current bank into the other; returns loss and guard.

@@ -33,25 +33,34 @@ export.train_step (all but the directory):
           model=model,
           loss=loss,
           example_batch={"features": torch.randn(16, 8), "label": torch.randint(3, (16,))},
-          optimizer=export.Adam(lr=1e-3),
+          optimizer=export.AdamW(lr=1e-3),  # or torch.optim.AdamW(model.parameters(), ...)
           dynamic={"features": {0: "batch"}, "label": {0: "batch"}},
       )
 
-  $ tessera-export build mymodels:classifier -o artifacts/classifier"""
+  $ tessera-export build mymodels:classifier -o artifacts/classifier
+
+Optimizers: export.Sgd, SgdW, Adam, AdamW, RMSprop, Adagrad, Adadelta, Lion, Lamb, Muon, Segmented,
+of parameter groups by export.Groups; around one of them export.Clipped (gradients), Accumulated
+(steps), Averaged (parameters) and Scheduled (rates, export.schedules): see docs/export.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("function", metavar="PACKAGE.MODULE:FUNCTION")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     given = _arguments_of(arguments.function)
-    print("tracing, lowering and verifying (seconds for most models) ...", file=sys.stderr)
     start = time.perf_counter()
-    exported = export_train_step(**given, directory=arguments.out, verify=not arguments.no_verify)
+    exported = export_train_step(
+        **given,
+        directory=arguments.out,
+        verify=not arguments.no_verify,
+        progress=(lambda text: None) if arguments.quiet else None,
+    )
     seconds = time.perf_counter() - start
     print_written(exported, f" in {seconds:.1f} s")
     return 0
@@ -87,7 +96,11 @@ def _arguments_of(reference: str) -> dict[str, Any]:
             f"{reference} returned something of type {type(given).__name__}",
             instead="a dict with model, loss, example_batch, optimizer and dynamic",
         )
-    known = set(inspect.signature(export_train_step).parameters) - {"directory", "verify"}
+    known = set(inspect.signature(export_train_step).parameters) - {
+        "directory",
+        "verify",
+        "progress",
+    }
     needed = {"model", "loss", "example_batch", "optimizer", "dynamic"}
     wrong = sorted(set(given) - known)
     missing = sorted(needed - set(given))

@@ -55,6 +55,7 @@ def summary(artifact: Artifact) -> str:
         ("free axes", axes or "none"),
         ("threads", "one (the graph adds by ScatterND)" if manifest.sequential else "any"),
         ("metrics", ", ".join(_metric(n, s) for n, s in manifest.metrics.items()) or "none"),
+        *([("ignored entries", ", ".join(manifest.ignored))] if manifest.ignored else []),
         ("size", ", ".join(f"{n} {_bytes(f.size)}" for n, f in manifest.files.items())),
     ]
     parts = [tabulate(head, tablefmt="plain")]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from device_sdk.system.command_line import add_out
 from export.build import Exported
 from export.errors import ExportError
-from export.optimizers import Adam, Optimizer, Segmented, Sgd
+from export.optimizers import Adam, AdamW, Clipped, Lion, Optimizer, RMSprop, Segmented, Sgd
 
 # What the commands that export a ready-made model share: their options and their errors.
 
@@ -45,7 +45,15 @@ def write(
 
 # The --optimizer and --lr options of commands that export a training model.
 
-_RATES = {"adam": 1e-3, "sgd": 0.05, "segmented": 5e-3}
+_OPTIMIZERS: dict[str, tuple[float, Callable[[float], Optimizer]]] = {
+    "adam": (1e-3, Adam),
+    "adamw": (1e-3, AdamW),
+    "lion": (1e-4, Lion),
+    "rmsprop": (1e-3, RMSprop),
+    "segmented": (5e-3, Segmented),
+    "sgd": (0.05, lambda lr: Sgd(lr, momentum=0.9)),
+}
+"""By name: the default rate, and the optimizer of a rate."""
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -56,13 +64,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         help="declare what devices may be asked to evaluate (devices older than that refuse it)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
-    defaults = ", ".join(f"{name} {rate:g}" for name, rate in _RATES.items())
+    defaults = ", ".join(f"{name} {rate:g}" for name, (rate, _) in _OPTIMIZERS.items())
     parser.add_argument(
         "--optimizer",
-        choices=sorted(_RATES),
+        choices=_OPTIMIZERS,
         default="adam",
-        help="adam (default), sgd with momentum 0.9, or segmented: adaptive steps that turn into "
-        "SGD by themselves",
+        help="adam (default), adamw, lion, rmsprop, sgd with momentum 0.9, or segmented: adaptive "
+        "steps that turn into SGD by themselves; others, and groups, from Python",
     )
     parser.add_argument(
         "--lr",
@@ -70,16 +78,20 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help=f"learning rate, which stays an input of the artifact (defaults: {defaults})",
     )
+    parser.add_argument(
+        "--clip-norm",
+        type=float,
+        metavar="NORM",
+        help="scale the gradients of all parameters down to this norm (default: not)",
+    )
 
 
 def chosen_optimizer(arguments: argparse.Namespace) -> Optimizer:
-    """The optimizer that the command line names; ValueError for a bad rate."""
-    lr = _RATES[arguments.optimizer] if arguments.lr is None else arguments.lr
-    if arguments.optimizer == "adam":
-        return Adam(lr=lr)
-    if arguments.optimizer == "sgd":
-        return Sgd(lr=lr, momentum=0.9)
-    return Segmented(lr=lr)
+    """The optimizer that the command line names; ValueError for a bad rate or norm."""
+    rate, make = _OPTIMIZERS[arguments.optimizer]
+    optimizer = make(rate if arguments.lr is None else arguments.lr)
+    norm: float | None = arguments.clip_norm
+    return optimizer if norm is None else Clipped(optimizer, norm=norm)
 
 
 # What a command prints about the artifact that it wrote.

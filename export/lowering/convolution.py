@@ -62,6 +62,10 @@ class Window:
             return None
         return [int(size) for size in sizes[: self.rank] if size is not None]
 
+    def fixed_sizes(self) -> list[int]:
+        """The input's positions along each axis, where ``fixed_positions`` has found them fixed."""
+        return [int(size) for size in map(fixed, self.sizes) if size is not None]
+
 
 def window_between(
     x_sizes: Sequence[Dim],
@@ -108,7 +112,7 @@ _MANY_WEIGHTS = 65536
 
 
 # One tap sees the input as it is: no columns are laid out, and what follows runs channels first.
-FEW_POSITIONS_OF_ONE_TAP = 64
+FEW_POSITIONS_OF_ONE_TAP = 256
 
 
 def is_thin(w: Window, weight: Value, limit: int) -> bool:
@@ -172,70 +176,168 @@ def columns_of(g: Graph, x: Value, w: Window) -> str:
     return g.op("Reshape", joined(g, parts, 1), g.ints([weight_size(x, 1) * w.taps, -1]))
 
 
-# Depthwise convolutions of small images: a channel's weights spread over a matrix
-# [sizes, positions], and one batch of products, a channel each.
+# Depthwise convolutions: a channel's weights spread over a matrix, and a batch of products.
 #
-# onnxruntime calls its matrix product once an image and channel, whose cost is the call: for
-# [16, 960, 2, 2] with 3 x 3 weights 2.9 ms, in this form 0.18 (torch 0.18); [16, 576, 4, 4] 2.0
-# and 0.20; [16, 192, 8, 8] 1.07 and 0.64; [8, 160, 4, 4] with 7 x 7 1.06 and 0.08.
-_MATRIX_LIMIT = 4096
+# onnxruntime calls its matrix product once an image and channel, and the cost is the call. A row
+# of the image times the Toeplitz matrix [width, positions] of a row of the kernel is a row of the
+# result, so that one batch of products a row of the kernel, with a channel each, makes all images.
+# Small images take one matrix [height * width, positions] for the whole kernel. Microseconds with
+# 3 x 3 weights, onnxruntime's Conv and this:
+#
+#     forward  [16, 960, 2, 2] 2907, 176; [16, 576, 4, 4] 2001, 198; [32, 64, 25, 5] 1679, 659;
+#              [16, 144, 16, 16] 1672, 1652; [16, 64, 24, 24] 1408, 2062
+#     weight's gradient  [32, 64, 25, 5] 3614, 813; [16, 144, 16, 16] 7970, 1926;
+#              [16, 32, 32, 32] 6995, 2233; [16, 96, 32, 32] with stride 2 6399, 3679
+_WHOLE_MATRIX = 4096
+_WIDEST_ROW = 16
+_WIDEST_ROW_OF_GRADIENT = 64
 
 
-def is_small_depthwise(w: Window, weight: Value) -> bool:
-    positions = w.fixed_positions()
-    if positions is None or w.groups == 1 or fixed(weight.shape[1]) != 1:
+def _is_depthwise(w: Window, weight: Value, widest: int) -> bool:
+    """Whether each channel has one kernel of its own, over rows of at most ``widest``."""
+    if w.groups == 1 or fixed(weight.shape[1]) != 1 or fixed(weight.shape[0]) != w.groups:
         return False
-    if fixed(weight.shape[0]) != w.groups:
-        return False
-    sizes = math.prod(int(size) for size in map(fixed, w.sizes) if size is not None)
-    return sizes * math.prod(positions) <= _MATRIX_LIMIT
-
-
-def _places(w: Window) -> np.ndarray[Any, Any]:
-    """[taps, sizes * positions]: 1 where a tap leads from an input position to an output's."""
-    axes = []
-    for size, y, k, s, p, d in zip(
-        w.sizes, w.positions, w.kernel, w.stride, w.padding, w.dilation, strict=True
-    ):
-        tap, at, out = np.ogrid[:k, : int(size), : int(y)]
-        axes.append(out * s + tap * d - p == at)
-    table = axes[0]
-    for more in axes[1:]:
-        t, i, o = table.shape
-        k, n, y = more.shape
-        table = table[:, None, :, None, :, None] & more[None, :, None, :, None, :]
-        table = table.reshape(t * k, i * n, o * y)
-    spread: np.ndarray = table.reshape(w.taps, -1)
-    return spread
-
-
-def _spread_weight(g: Graph, weight: Value, w: Window, *, back: bool = False) -> str:
-    """[c, sizes, positions]; with ``back`` [c, positions, sizes]."""
-    table = _places(w).astype(NUMPY_DTYPE[weight.dtype])
-    positions = math.prod(w.fixed_positions() or ())
-    if back:
-        table = table.reshape(w.taps, -1, positions).swapaxes(1, 2).reshape(w.taps, -1)
-    rows = g.op("Reshape", weight, g.ints([w.groups, w.taps]))
-    spread = g.op("MatMul", rows, g.constant(table))
-    return g.op(
-        "Reshape",
-        spread,
-        g.ints([w.groups, -1, positions] if not back else [w.groups, positions, -1]),
+    return w.fixed_positions() is not None and (
+        _is_whole(w) or (w.rank == 2 and w.fixed_sizes()[-1] <= widest)
     )
 
 
-def per_channel(g: Graph, x: Value) -> str:
-    """[n, c, ...] as [c, n, positions]."""
-    count = math.prod(int(size) for size in map(fixed, x.shape[2:]) if size is not None)
-    return g.op("Reshape", exchanged(g, x, x.rank), g.ints([weight_size(x, 1), -1, count]))
+def _is_whole(w: Window) -> bool:
+    return math.prod(w.fixed_sizes()) * math.prod(w.fixed_positions() or ()) <= _WHOLE_MATRIX
 
 
-def _from_channels(g: Graph, product: str, sizes: Sequence[Dim], bias: Value | None = None) -> str:
-    """[c, n, positions] as [n, c, ...]."""
+@dataclass(frozen=True)
+class _Toeplitz:
+    """Rows of the image times matrices: [c, n * rows, width] @ [c, width, positions] a kernel row.
+
+    ``places`` [taps of a kernel row, width, positions] is 1 where a tap leads from an input's
+    place to an output's.
+    """
+
+    w: Window
+    places: np.ndarray[Any, Any]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the kernel; 1 where the whole image is one row."""
+        return self.w.taps // len(self.places)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the whole image is one row."""
+        return len(self.places[0]) == math.prod(self.w.fixed_sizes())
+
+    def matrices(self, g: Graph, weight: Value, *, back: bool = False) -> list[str]:
+        """A matrix [c, width, positions] for each row of the kernel; transposed with ``back``."""
+        places = self.places.swapaxes(1, 2) if back else self.places
+        table = g.constant(places.reshape(len(places), -1).astype(NUMPY_DTYPE[weight.dtype]))
+        taps = len(places)
+        rows = g.op("Reshape", weight, g.ints([self.w.groups, self.rows, taps]))
+        parts = [rows]
+        if self.rows > 1:
+            parts = list(g.multi("Split", rows, g.ints([1] * self.rows), outputs=self.rows, axis=1))
+        shape = g.ints([self.w.groups, *places.shape[1:]])
+        return [g.op("Reshape", g.op("MatMul", part, table), shape) for part in parts]
+
+    def inputs(self, g: Graph, x: Value) -> list[str]:
+        """What each row of the kernel sees of x [n, c, ...], as [c, n * rows, width]."""
+        held = exchanged(g, x, x.rank)
+        shape = g.ints([self.w.groups, -1, self.places.shape[1]])
+        if self.whole:
+            return [g.op("Reshape", held, shape)]
+        pad, step, spread = self.w.padding[0], self.w.stride[0], self.w.dilation[0]
+        if pad:
+            held = g.op("Pad", held, g.ints([0, 0, pad, 0, 0, 0, pad, 0]), g.scalar(0, x.dtype))
+        reach = ((self.w.fixed_positions() or [])[0] - 1) * step + 1
+        return [
+            g.op("Reshape", _rows(g, held, row * spread, reach, step), shape)
+            for row in range(self.rows)
+        ]
+
+    def outputs(self, g: Graph, grad: Value) -> str:
+        """A gradient of the output [n, c, ...], as [c, n * rows, positions]."""
+        shape = g.ints([self.w.groups, -1, self.places.shape[2]])
+        return g.op("Reshape", exchanged(g, grad, grad.rank), shape)
+
+    def outputs_seen(self, g: Graph, grad: Value) -> list[str]:
+        """The output's gradient at what each row of the kernel led from each row of the input."""
+        if self.whole:
+            return [self.outputs(g, grad)]
+        held = exchanged(g, grad, grad.rank)
+        height, (positions, width) = self.w.fixed_sizes()[0], self.w.fixed_positions() or []
+        pad, step, spread = self.w.padding[0], self.w.stride[0], self.w.dilation[0]
+        if step > 1:
+            apart = g.op("Reshape", held, g.ints([self.w.groups, -1, positions, 1, width]))
+            zeros = g.ints([0] * 8 + [step - 1, 0])
+            apart = g.op("Pad", apart, zeros, g.scalar(0, grad.dtype))
+            held = g.op("Reshape", apart, g.ints([self.w.groups, -1, positions * step, width]))
+        begin, end = (self.rows - 1) * spread - pad, height + pad - positions * step
+        around = g.ints([0, 0, begin, 0, 0, 0, end, 0])
+        held = g.op("Pad", held, around, g.scalar(0, grad.dtype))
+        shape = g.ints([self.w.groups, -1, width])
+        return [
+            g.op("Reshape", _rows(g, held, row * spread, height, 1), shape)
+            for row in reversed(range(self.rows))
+        ]
+
+
+def _rows(g: Graph, x: str, begin: int, reach: int, step: int) -> str:
+    return g.op("Slice", x, g.ints([begin]), g.ints([begin + reach]), g.ints([2]), g.ints([step]))
+
+
+def _toeplitz(w: Window) -> _Toeplitz:
+    axes = []
+    for size, y, k, s, p, d in zip(
+        w.fixed_sizes(), w.fixed_positions() or (), w.kernel, w.stride, w.padding, w.dilation,
+        strict=True,
+    ):  # fmt: skip
+        tap, place, position = np.ogrid[:k, :size, :y]
+        axes.append(position * s + tap * d - p == place)
+    places = axes.pop()
+    while axes and _is_whole(w):
+        before = axes.pop()
+        joint = before[:, None, :, None, :, None] & places[None, :, None, :, None, :]
+        places = joint.reshape([a * b for a, b in zip(before.shape, places.shape, strict=True)])
+    return _Toeplitz(w, places)
+
+
+def _summed(g: Graph, left: list[str], right: list[str]) -> str:
+    products = [g.op("MatMul", a, b) for a, b in zip(left, right, strict=True)]
+    return products[0] if len(products) == 1 else g.op("Sum", *products)
+
+
+def _images(g: Graph, product: str, channels: int, sizes: Sequence[Dim]) -> str:
+    """A product's [c, n * rows, width] as [n, c, ...]."""
+    spatial = g.op("Reshape", product, g.target([channels, -1, *sizes]))
+    return exchanged(g, spatial, len(sizes) + 2)
+
+
+def _depthwise(g: Graph, x: Value, weight: Value, bias: Value | None, w: Window) -> str:
+    t = _toeplitz(w)
+    product = _summed(g, t.inputs(g, x), t.matrices(g, weight))
     if bias is not None:
         product = g.op("Add", product, g.op("Reshape", bias, g.ints([-1, 1, 1])))
-    spatial = g.op("Reshape", product, g.ints([0, -1, *(int(size) for size in sizes)]))
-    return exchanged(g, spatial, len(sizes) + 2)
+    return _images(g, product, w.groups, w.positions)
+
+
+def _depthwise_input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
+    """The gradient of a depthwise convolution's input."""
+    t = _toeplitz(w)
+    product = _summed(g, t.outputs_seen(g, grad), t.matrices(g, weight, back=True))
+    return _images(g, product, w.groups, w.sizes)
+
+
+def _depthwise_weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
+    """The gradient of a depthwise convolution's weight: the matrices', summed tap by tap."""
+    t = _toeplitz(w)
+    outputs = t.outputs(g, grad)
+    table = g.constant(t.places.reshape(len(t.places), -1).T.astype(NUMPY_DTYPE[x.dtype]))
+    sums = []
+    for rows in t.inputs(g, x):
+        product = g.op("MatMul", g.op("Transpose", rows, perm=[0, 2, 1]), outputs)
+        flat = g.op("Reshape", product, g.ints([w.groups, -1]))
+        sums.append(g.op("MatMul", flat, table))
+    return g.op("Reshape", joined(g, sums, 1), g.shape(weight.shape))
 
 
 aten = torch.ops.aten
@@ -262,10 +364,8 @@ def convolution(
             g, x, weight, bias, w, extra * w.rank if len(extra) == 1 else extra
         )
     w = window_between(x.shape[2:], out.shape[2:], weight, stride, padding, dilation, groups)
-    if is_small_depthwise(w, weight):
-        rows = per_channel(g, x)
-        product = g.op("MatMul", rows, _spread_weight(g, weight, w))
-        return _from_channels(g, product, w.positions, bias)
+    if _is_depthwise(w, weight, _WIDEST_ROW):
+        return _depthwise(g, x, weight, bias, w)
     if not is_thin(w, weight, FEW_POSITIONS_FORWARD):
         return g.op("Conv", x, weight, bias, **w.attributes())
     rows = g.op("Reshape", weight, g.ints([weight_size(weight, 0), -1]))
@@ -356,11 +456,13 @@ def _transposed_input(g: Graph, grad: Value, weight: Value, x: Value, w: Window)
 
 def _input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
     """The gradient of the input [n, c, sizes]."""
-    if is_small_depthwise(w, weight):
-        product = g.op("MatMul", per_channel(g, grad), _spread_weight(g, weight, w, back=True))
-        return _from_channels(g, product, w.sizes)
+    if _is_depthwise(w, weight, _WIDEST_ROW):
+        return _depthwise_input(g, grad, weight, w)
     if w.rank <= 2 and is_thin(w, weight, FEW_POSITIONS_BACKWARD):
         return _input_by_one_product(g, grad, weight, w)
+    if w.taps == 1 and w.groups == 1 and set(w.stride) == {1} and not any(w.padding):
+        # A plain convolution: 1.1 to 1.3 times as fast as ConvTranspose.
+        return g.op("Conv", grad, exchanged(g, weight, weight.rank), kernel_shape=list(w.kernel))
     left_over = [
         fixed(size + 2 * p - d * (k - 1) - 1 - (y - 1) * s)
         for size, y, k, s, p, d in zip(
@@ -411,12 +513,8 @@ def _input_by_one_product(g: Graph, grad: Value, weight: Value, w: Window) -> st
 
 def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """The gradient of the weight [o, c / groups, kernel] for input x and output gradient grad."""
-    if is_small_depthwise(w, weight):
-        rows = g.op("Transpose", per_channel(g, x), perm=[0, 2, 1])
-        product = g.op("MatMul", rows, per_channel(g, grad))
-        table = g.constant(_places(w).T.astype(NUMPY_DTYPE[weight.dtype]))
-        sums = g.op("MatMul", g.op("Reshape", product, g.ints([w.groups, -1])), table)
-        return g.op("Reshape", sums, g.shape(weight.shape))
+    if _is_depthwise(w, weight, _WIDEST_ROW_OF_GRADIENT):
+        return _depthwise_weight(g, x, grad, weight, w)
     channels, outputs = fixed(x.shape[1]), fixed(grad.shape[1])
     if w.groups == 1 and channels is not None and outputs is not None:
         if is_thin(w, weight, FEW_POSITIONS_FORWARD):
@@ -431,6 +529,14 @@ def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
 def _weight_by_one_product(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """grad [o, n * positions] @ columns [n * positions, taps * c]: channels stay contiguous."""
     outputs, channels = weight_size(weight, 0), weight_size(weight, 1)
+    if w.taps == 1 and set(w.stride) == {1} and not any(w.padding):
+        # Many positions: a product an image moves nothing before it.
+        count = math.prod(w.fixed_positions() or ())
+        grads = g.op("Reshape", grad, g.ints([-1, outputs, count]))
+        images = g.op("Reshape", x, g.ints([-1, channels, count]))
+        each = g.op("MatMul", grads, g.op("Transpose", images, perm=[0, 2, 1]))
+        total = g.op("ReduceSum", each, g.ints([0]), keepdims=0)
+        return g.op("Reshape", total, g.shape(weight.shape))
     rows = g.op("Reshape", exchanged(g, grad, grad.rank), g.ints([outputs, -1]))
     last = g.op("Transpose", x, perm=[0, *range(2, w.rank + 2), 1])
     columns = joined(g, taps_of(g, last, w, 1, x.dtype), w.rank + 1)

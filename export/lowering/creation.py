@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,23 @@ def eye(g: Graph, out: Any, *sizes: Any, **like: Any) -> str:
     other = arange_between(g, 0, out.shape[1], 1, torch.empty(0, dtype=torch.int64))
     equal = g.op("Equal", g.op("Unsqueeze", line, g.ints([1])), other)
     return g.cast(equal, out.dtype)
+
+
+def _triangle_indices(make: Callable[..., torch.Tensor]) -> Any:
+    def lower(g: Graph, out: Any, rows: Dim, columns: Dim, offset: int = 0, **like: Any) -> str:
+        sizes = fixed(rows), fixed(columns)
+        if sizes[0] is None or sizes[1] is None:
+            raise ExportError(
+                "the places of a triangle whose size is free",
+                instead="torch.ones(n, n).triu() as a mask",
+            )
+        return g.constant(make(sizes[0], sizes[1], offset, dtype=out.dtype).numpy())
+
+    return lower
+
+
+lowers(aten.triu_indices.default)(_triangle_indices(torch.triu_indices))
+lowers(aten.tril_indices.default)(_triangle_indices(torch.tril_indices))
 
 
 # Diagonals, sliding windows and broadcasts: elements picked by a rule, not by an index tensor.

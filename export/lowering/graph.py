@@ -212,13 +212,17 @@ def fixed(size: Dim) -> int | None:
 
 
 class Graph:
-    """Collects nodes and constants; ``child`` makes the body of a control-flow operator."""
+    """Collects nodes and constants; ``child`` makes the body of a control-flow operator.
 
-    def __init__(self, parent: Graph | None = None) -> None:
+    ``several_threads`` asks for sums that are the same at any number of threads.
+    """
+
+    def __init__(self, parent: Graph | None = None, *, several_threads: bool = False) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.producer: dict[str, onnx.NodeProto] = {}
         self._equal: dict[Hashable, tuple[str, ...]] = {}
         self._root: Graph = parent._root if parent else self
+        self.several_threads = several_threads
         if parent is None:
             self._initializers: dict[str, onnx.TensorProto] = {}
             self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}

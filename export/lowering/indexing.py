@@ -66,7 +66,16 @@ def embedding_dense_backward(
 def scatter_rows(g: Graph, out: Any, rows: str, indices: Value) -> str:
     """Zeros of ``out``'s shape with each row added at its index."""
     where = g.op("Reshape", g.cast(indices, torch.int64), g.ints([-1, 1]))
-    return g.op("ScatterND", g.zeros(out.shape, out.dtype), where, rows, reduction="add")
+    return add_rows(g, g.zeros(out.shape, out.dtype), where, rows, out.dim())
+
+
+def add_rows(g: Graph, data: str, where: str, rows: str, rank: int) -> str:
+    """``data`` [n, ...] of this rank with ``rows`` [m, ...] added at the indices [m, 1]."""
+    if not g.several_threads:
+        return g.op("ScatterND", data, where, rows, reduction="add")
+    lead = g.op("Reshape", where, g.ints([-1, *[1] * (rank - 1)]))
+    index = g.op("Expand", lead, g.op("Shape", rows))
+    return g.op("ScatterElements", data, index, rows, axis=0, reduction="add")
 
 
 @lowers(aten.index_select.default)
@@ -192,7 +201,7 @@ def index_add(
     moved = transpose_order(g, a, order)
     rows = transpose_order(g, Value(name, source.dtype, source.shape), order)
     where = g.op("Reshape", g.cast(index, torch.int64), g.ints([-1, 1]))
-    added = g.op("ScatterND", moved, where, rows, reduction="add")
+    added = add_rows(g, moved, where, rows, a.rank)
     return g.op("Transpose", added, perm=back) if dim else added
 
 
@@ -252,7 +261,14 @@ def index_put(
         # torch gives [rest before, index dims, rest after]; ScatterND wants the indices first.
         order = [*range(place, place + rank), *range(place), *range(place + rank, len(full))]
         update = g.op("Transpose", update, perm=order)
-    result = g.op("ScatterND", moved, where, update, reduction="add" if accumulate else "none")
+    if not accumulate:
+        result = g.op("ScatterND", moved, where, update)
+    elif g.several_threads and len(axes) == 1:
+        flat = g.shape([-1, *rest])
+        where = g.op("Reshape", where, g.ints([-1, 1]))
+        result = add_rows(g, moved, where, g.op("Reshape", update, flat), a.rank)
+    else:
+        result = g.op("ScatterND", moved, where, update, reduction="add")
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     back = [order.index(i) for i in range(a.rank)]
     return result if back == list(range(a.rank)) else g.op("Transpose", result, perm=back)

@@ -17,6 +17,7 @@ import export.rewrites.recurrent_scans  # noqa: F401  (defines torch.ops.tessera
 from export.lowering.graph import ONNX_DTYPE, Graph, Value, fixed
 from export.lowering.indexing import slice_axis
 from export.lowering.registry import lowers
+from export.rewrites.ctc import NEVER
 
 tessera = torch.ops.tessera
 
@@ -166,25 +167,28 @@ def gru_scan(
 def lstm_scan(
     g: Graph,
     out: Any,
-    gates: Value,
-    candidate: Value,
+    x: Value,
     h0: Value,
     c0: Value,
     weight_gates: Value,
     weight_candidate: Value,
+    bias_gates: Value | None,
+    bias_candidate: Value | None,
     backwards: bool,
 ) -> tuple[str, ...]:
     def body(b: Graph, states: list[str], steps: list[str]) -> tuple[list[str], list[str]]:
-        (h, c), (gate, own) = states, steps
-        ifo = b.op("Sigmoid", b.op("Gemm", weight_gates, h, gate))
-        new_g = b.op("Tanh", b.op("Gemm", weight_candidate, h, own))
+        h, c = states
+        pair = b.op("Concat", steps[0], h, axis=0)
+        ifo = b.op("Sigmoid", b.op("Gemm", weight_gates, pair, bias_gates))
+        new_g = b.op("Tanh", b.op("Gemm", weight_candidate, pair, bias_candidate))
         i, f, o = b.multi("Split", ifo, outputs=3, axis=0, num_outputs=3)
         kept = b.op("Mul", f, c)
         cell = b.op("Add", kept, b.op("Mul", i, new_g))
         squashed = b.op("Tanh", cell)
-        return [b.op("Mul", o, squashed), cell], [i, f, o, new_g, kept, squashed]
+        new = b.op("Mul", o, squashed)
+        return [new, cell], [pair, new, i, f, o, new_g, kept, squashed]
 
-    (_, cell), sequences = scan(g, [h0, c0], [gates, candidate], body, reverse=backwards)
+    (_, cell), sequences = scan(g, [h0, c0], [x], body, reverse=backwards)
     return *sequences, cell
 
 
@@ -228,13 +232,57 @@ def cell_gradient_scan(
     weight: Value,
     backwards: bool,
 ) -> tuple[str, ...]:
+    units, rows = fixed(last_h.shape[0]), fixed(weight.shape[0])
+    assert units is not None and rows is not None  # sizes of weights are not named axes
+    features = rows - units
+
     def body(b: Graph, states: list[str], steps: list[str]) -> tuple[list[str], list[str]]:
         total = b.op("Add", steps[0], states[0])
         cell = b.op("Add", states[1], b.op("Mul", steps[1], total))
         block = b.op("Mul", steps[3], b.op("Concat", cell, cell, cell, total, axis=0))
-        return [b.op("Gemm", weight, block, None), b.op("Mul", steps[2], cell)], [block]
+        kept = b.op("Mul", steps[2], cell)
+        sent = b.op("Gemm", weight, block, None)
+        if not features:
+            return [sent, kept], [block]
+        of_input, sent = b.multi("Split", sent, g.ints([features, units]), outputs=2, axis=0)
+        return [sent, kept], [block, of_input]
 
-    (sent_h, sent_c), (block,) = scan(
+    (sent_h, sent_c), (block, *of_input) = scan(
         g, [last_h, last_c], [grad, slope, forget, slopes], body, reverse=not backwards
     )
-    return block, sent_h, sent_c
+    return block, *(of_input or [""]), sent_h, sent_c
+
+
+@lowers(tessera.ctc_scan.default)
+def ctc_scan(
+    g: Graph,
+    out: Any,
+    emissions: Value,
+    active: Value,
+    first: Value,
+    skips: Value,
+    backwards: bool,
+) -> tuple[str, ...]:
+    lead = g.ints([0])
+    dtype = first.dtype
+    never = g.scalar(NEVER, dtype)
+    nothing = {k: g.op("Expand", never, g.shape([first.shape[0], k])) for k in (1, 2)}
+
+    def body(b: Graph, states: list[str], steps: list[str]) -> tuple[list[str], list[str]]:
+        (state,), (emission, runs) = states, steps
+
+        def moved(places: int) -> str:
+            if backwards:
+                return b.op(
+                    "Concat", slice_axis(b, state, 1, places, None), nothing[places], axis=1
+                )
+            return b.op("Concat", nothing[places], slice_axis(b, state, 1, 0, -places), axis=1)
+
+        ways = [state, moved(1), b.op("Add", moved(2), skips)]
+        stacked = b.op("Concat", *[b.op("Unsqueeze", way, lead) for way in ways], axis=0)
+        new = b.op("Add", b.op("ReduceLogSumExp", stacked, lead, keepdims=0), emission)
+        kept = b.op("Where", runs, b.op("Max", new, never), state)
+        return [kept], [kept]
+
+    (last,), (logs,) = scan(g, [first], [emissions, active], body, reverse=backwards)
+    return logs, last

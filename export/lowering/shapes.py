@@ -1,12 +1,14 @@
-"""Views, permutations, joins, padding: operators that move whole tensors unchanged."""
+"""Views, permutations, joins, padding, repeats: operators that move whole tensors unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+import export.rewrites.upsampling  # noqa: F401  (defines torch.ops.tessera.repeat_nearest)
 from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same
 from export.lowering.registry import lowers
@@ -130,3 +132,16 @@ def _triangle(upper: int) -> Any:
 
 lowers(aten.tril.default)(_triangle(upper=0))
 lowers(aten.triu.default)(_triangle(upper=1))
+
+
+@lowers(torch.ops.tessera.repeat_nearest.default)
+def repeat_nearest(g: Graph, out: Any, a: Value, factors: Sequence[int]) -> str:
+    return g.op(
+        "Resize",
+        a,
+        None,
+        g.constant(np.asarray([1, 1, *factors], dtype=np.float32)),
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )

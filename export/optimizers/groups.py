@@ -100,6 +100,8 @@ class Groups:
         )
         labels = [share.label for share in self._shares]
         require(len(set(labels)) == len(labels), f"two groups have one name: {', '.join(labels)}")
+        shared = [share.optimizer.hyper() for share in self._shares if not share.own_inputs]
+        self._base = next((hyper["lr"] for hyper in shared if hyper.get("lr")), 0.0)
         self.hyper()
 
     def packs(self, shapes: Mapping[str, Shape]) -> dict[str, str]:
@@ -123,7 +125,7 @@ class Groups:
                     replace(share, optimizer=optimizer, positions=positions, names=tuple(names))
                 )
         told = Groups.__new__(Groups)
-        told._groups = self._groups
+        told._groups, told._base = self._groups, self._base
         told._shares = tuple(shares)
         return told
 
@@ -163,7 +165,7 @@ class Groups:
                 if share.own_inputs:
                     found[f"{share.label}.{key}"] = value
                 elif key == "lr":
-                    found["lr"] = self._base()
+                    found["lr"] = self._base
                 else:
                     require(
                         found.setdefault(key, value) == value,
@@ -171,12 +173,8 @@ class Groups:
                     )
         return found
 
-    def _base(self) -> float:
-        shared = [share.optimizer.hyper() for share in self._shares if not share.own_inputs]
-        return next((hyper["lr"] for hyper in shared if hyper.get("lr")), 0.0)
-
     def _ratios(self) -> list[float]:
-        base = self._base()
+        base = self._base
         rates = [share.optimizer.hyper().get("lr", base) for share in self._shares]
         return [rate / base if base else 1.0 for rate in rates]
 

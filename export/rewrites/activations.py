@@ -57,7 +57,7 @@ class _GeluByTanh(torch.autograd.Function):
 
 def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     """``torch.nn.functional.gelu``."""
-    kind = {"none": _Gelu, "tanh": _GeluByTanh}.get(approximate)
+    kind: Any = {"none": _Gelu, "tanh": _GeluByTanh}.get(approximate)
     if kind is None:
         raise ValueError(f"approximate is {approximate!r}; expected 'none' or 'tanh'")
     result: Tensor = kind.apply(input)

@@ -16,9 +16,10 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import dropout, losses, normalisation, recurrent, tables
+from export.rewrites import ctc, distances, dropout, losses, normalisation, recurrent, tables
 from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
+from export.rewrites.upsampling import interpolate
 
 # The joint projection of self-attention as one product and a split.
 #
@@ -194,6 +195,9 @@ class _Replaced(TorchFunctionMode):
 # Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
 _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: tables.sliced,
+    functional.pdist: distances.pdist,
+    torch.cdist: distances.cdist,
+    torch.pdist: distances.pdist,
     Tensor.masked_select: tables.masked_select,
     torch.masked_select: tables.masked_select,
     Tensor.masked_scatter: tables.masked_scatter,
@@ -228,6 +232,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "embedding_bag", embedding_bag),
         (functional, "group_norm", normalisation.group_norm),
         (functional, "instance_norm", normalisation.instance_norm),
+        (functional, "interpolate", interpolate),
         (functional, "layer_norm", normalisation.layer_norm),
         (functional, "_in_projection_packed", in_projection_packed),
         (
@@ -236,6 +241,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
             losses.binary_cross_entropy_with_logits,
         ),
         (functional, "cross_entropy", losses.cross_entropy),
+        (functional, "ctc_loss", ctc.ctc_loss),
         (functional, "nll_loss", losses.nll_loss),
     ]
     with (

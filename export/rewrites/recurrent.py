@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
+from export.rewrites.packed import Packing, last_step, pack_padded, pad_packed, turned
 from export.rewrites.recurrent_layer import Weights, gru_layer, lstm_layer, rnn_layer
 from export.rewrites.recurrent_scans import recurrent_layer
 
@@ -64,18 +66,16 @@ def replacements() -> list[Replacement]:
 
     def stacked(kind: str, with_gradient: Layer) -> Callable[..., Any]:
         def run(
-            input: Tensor,
-            hx: Tensor | Sequence[Tensor],
-            params: Sequence[Tensor],
-            has_biases: bool,
-            num_layers: int,
-            dropout: float,
-            train: bool,
-            bidirectional: bool,
-            batch_first: bool | None = None,
+            input: Tensor, second: Any, *rest: Any, batch_first: bool = False
         ) -> tuple[Tensor, ...]:
+            # For packed sequences torch calls with their layout second and no batch_first.
+            packing = second if isinstance(second, Packing) else None
+            hx, params, has_biases, num_layers, dropout, train, bidirectional, *first = (
+                rest if packing else (second, *rest)
+            )
+            batch_first = first[0] if first else batch_first
             named = kind.partition("_")[0]
-            stack = _stack(named, params, has_biases, num_layers, bidirectional, batch_first)
+            stack = _Stack(_weights(named, params, has_biases, num_layers, bidirectional))
             states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
             if len({state.shape[2] for state in states}) > 1:
                 raise ExportError(
@@ -84,8 +84,12 @@ def replacements() -> list[Replacement]:
                     instead="proj_size=0 and torch.nn.Linear on the output",
                 )
             layer = with_gradient if torch.is_grad_enabled() else _without_gradient(kind)
-            y, last = stack.run(layer, input, states, dropout if train else 0.0)
-            return (y, *last)
+            time, units, sequences = (0, 2, 1) if not batch_first else (1, 2, 0)
+            given = packing.unpack(input) if packing else input
+            x = given.permute(time, units, sequences)
+            x, last = stack.run(layer, x, states, dropout if train else 0.0, packing)
+            y = x.permute(2, 0, 1) if batch_first else x.permute(0, 2, 1)
+            return (packing.pack(y) if packing else y, *last)
 
         return run
 
@@ -96,8 +100,22 @@ def replacements() -> list[Replacement]:
         (_VF, "rnn_relu", stacked("RNN_RELU", _rnn(True))),
         (_VF, "gru_cell", gru_cell),
         (_VF, "lstm_cell", lstm_cell),
-        (_VF, "_pack_padded_sequence", _refuse_packed),
+        (_VF, "_pack_padded_sequence", pack_padded),
+        (_VF, "_pad_packed_sequence", pad_packed),
+        (torch.nn.RNNBase, "check_forward_args", _check(torch.nn.RNNBase)),
+        (torch.nn.LSTM, "check_forward_args", _check(torch.nn.LSTM)),
     ]
+
+
+def _check(layer: type[torch.nn.RNNBase]) -> Callable[..., None]:
+    """The layer's own check of shapes, save for packed sequences: it would fix their number."""
+    own = layer.check_forward_args
+
+    def check(module: torch.nn.RNNBase, input: Tensor, hidden: Any, batch_sizes: Any) -> None:
+        if not isinstance(batch_sizes, Packing):
+            own(module, input, hidden, batch_sizes)
+
+    return check
 
 
 def seeded_replacements() -> list[Replacement]:
@@ -110,18 +128,6 @@ def seeded_replacements() -> list[Replacement]:
         (_VF, name, _layer_by_layer(getattr(_VF, name)))
         for name in ("gru", "lstm", "rnn_tanh", "rnn_relu")
     ]
-
-
-def _refuse_packed(*args: Any) -> Any:
-    raise _packed()
-
-
-def _packed() -> ExportError:
-    return ExportError(
-        "packed sequences, whose layout depends on data",
-        operator="aten._pack_padded_sequence",
-        instead="padded sequences, and a mask on the outputs (a batch input) in the loss",
-    )
 
 
 def _without_gradient(kind: str) -> Layer:
@@ -165,18 +171,20 @@ def _last(h: Tensor, backwards: bool) -> Tensor:
     return h[0] if backwards else h[-1]
 
 
-class _Stack:
-    """Layers and directions of one call, with the weights in torch's flat order."""
+# Added to a gate before its sigmoid, it shuts or opens the gate for good.
+_SHUT = 1e4
 
-    def __init__(self, weights: list[list[Weights]], batch_first: bool) -> None:
+
+class _Stack:
+    """Layers and directions of one call."""
+
+    def __init__(self, weights: list[list[Weights]]) -> None:
         self._weights = weights
-        self._batch_first = batch_first
 
     def run(
-        self, layer: Layer, input: Tensor, states: States, dropout: float
+        self, layer: Layer, x: Tensor, states: States, dropout: float, packing: Packing | None
     ) -> tuple[Tensor, States]:
-        """Output in the caller's layout and last states [layers x directions, B, H] each."""
-        x = input.permute(1, 2, 0) if self._batch_first else input.permute(0, 2, 1)
+        """x [T, F, B] to the output and the last states [layers x directions, B, H] each."""
         index = 0
         lasts: list[States] = []
         for depth, directions in enumerate(self._weights):
@@ -185,30 +193,47 @@ class _Stack:
             outputs = []
             for place, weights in enumerate(directions):
                 first = tuple(state[index].t() for state in states)
-                h, last = layer(x, first, weights, place == 1)
+                if packing is None:
+                    h, last = layer(x, first, weights, place == 1)
+                else:
+                    h, last = _of_lengths(layer, x, first, weights, place == 1, packing)
                 outputs.append(h)
                 lasts.append(last)
                 index += 1
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        y = x.permute(2, 0, 1) if self._batch_first else x.permute(0, 2, 1)
         ends = tuple(
             torch.stack([last[kind] for last in lasts]).transpose(1, 2)
             for kind in range(len(states))
         )
-        return y, ends
+        return x, ends
 
 
-def _stack(
-    kind: str,
-    params: Any,
-    has_biases: Any,
-    num_layers: Any,
-    bidirectional: bool,
-    batch_first: bool | None,
-) -> _Stack:
-    # For a packed sequence torch calls with one argument less and the batch sizes second.
-    if batch_first is None or not isinstance(params, (list, tuple)):
-        raise _packed()
+def _of_lengths(
+    layer: Layer, x: Tensor, first: States, weights: Weights, backwards: bool, packing: Packing
+) -> tuple[Tensor, States]:
+    """A layer's direction over sequences that end at their own lengths; zeros behind them.
+
+    Backwards is forwards over each sequence turned round. Behind a sequence's end an LSTM's cell
+    is kept as it is: a further feature shuts its input gate there and opens its forget gate.
+    """
+    outside = (~packing.active).unsqueeze(1)
+    given = turned(x, packing) if backwards else x
+    if len(first) > 1:
+        units = first[0].shape[0]
+        gates = torch.tensor([-_SHUT, _SHUT, 0.0, 0.0]).to(x.dtype)
+        column = gates.unsqueeze(1).expand(4, units).reshape(-1, 1)
+        weights = replace(weights, input=torch.cat([weights.input, column], 1))
+        given = torch.cat([given, outside.to(x.dtype)], 1)
+    h, ends = layer(given, first, weights, False)
+    own = (last_step(h, packing), *ends[1:])
+    h = turned(h, packing) if backwards else h
+    return h.masked_fill(outside, 0.0), own
+
+
+def _weights(
+    kind: str, params: Sequence[Tensor], has_biases: bool, num_layers: int, bidirectional: bool
+) -> list[list[Weights]]:
+    """Weights by layer and direction, from torch's flat order."""
     directions = 2 if bidirectional else 1
     each = 4 if has_biases else 2
     if len(params) != num_layers * directions * each:
@@ -222,39 +247,46 @@ def _stack(
         Weights(group[0], group[1], *(group[2:] if has_biases else (None, None)))
         for group in groups
     ]
-    layers = [weights[i : i + directions] for i in range(0, len(weights), directions)]
-    return _Stack(layers, batch_first)
+    return [weights[i : i + directions] for i in range(0, len(weights), directions)]
 
 
 def _layer_by_layer(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(
-        input: Tensor,
-        hx: Any,
-        params: Any,
-        has_biases: Any,
-        num_layers: Any,
-        dropout: Any,
-        train: Any,
-        bidirectional: Any,
-        batch_first: bool | None = None,
-    ) -> Any:
-        if batch_first is None or not (train and dropout > 0 and num_layers > 1):
-            call = (input, hx, params, has_biases, num_layers, dropout, train, bidirectional)
-            return original(*call) if batch_first is None else original(*call, batch_first)
+    def run(input: Tensor, second: Any, *rest: Any) -> Any:
+        packed = isinstance(rest[1], (tuple, list))  # there stand the weights, behind hx
+        hx, params, has_biases, num_layers, dropout, train, bidirectional, *first = (
+            rest if packed else (second, *rest)
+        )
+        if not (train and dropout > 0 and num_layers > 1):
+            return original(input, second, *rest)
+        batch_first = bool(first) and first[0]
         directions = 2 if bidirectional else 1
         each = len(params) // num_layers
         x = input.transpose(0, 1) if batch_first else input
         lasts: list[tuple[Tensor, ...]] = []
         for depth in range(num_layers):
             if depth > 0:
-                # The mask's element order is that of the exported graph: [T, F, B].
-                x = functional.dropout(x.transpose(1, 2), dropout, True).transpose(1, 2)
+                x = _dropped_packed(x, second, dropout) if packed else _dropped(x, dropout)
             rows = slice(depth * directions, (depth + 1) * directions)
-            first = hx[rows] if isinstance(hx, Tensor) else tuple(state[rows] for state in hx)
+            start = hx[rows] if isinstance(hx, Tensor) else tuple(state[rows] for state in hx)
             own = params[depth * each : (depth + 1) * each]
-            x, *last = original(x, first, own, has_biases, 1, 0.0, train, bidirectional, False)
+            how = (has_biases, 1, 0.0, train, bidirectional)
+            if packed:
+                x, *last = original(x, second, start, own, *how)
+            else:
+                x, *last = original(x, start, own, *how, False)
             lasts.append(tuple(last))
         y = x.transpose(0, 1) if batch_first else x
         return y, *(torch.cat(parts) for parts in zip(*lasts, strict=True))
 
     return run
+
+
+def _dropped(x: Tensor, p: float) -> Tensor:
+    """The mask's element order is that of the exported graph: [T, F, B], of x [T, B, F]."""
+    return functional.dropout(x.transpose(1, 2), p, True).transpose(1, 2)
+
+
+def _dropped_packed(data: Tensor, batch_sizes: Tensor, p: float) -> Tensor:
+    steps = batch_sizes.shape[0]
+    padded, lengths = _VF._pad_packed_sequence(data, batch_sizes, False, 0.0, steps)
+    return _dropped(padded, p)[torch.arange(steps).unsqueeze(1) < lengths]

@@ -193,25 +193,26 @@ class _Lstm(torch.autograd.Function):
         def candidate(w: Tensor) -> Tensor:
             return w[2 * units : 3 * units]
 
-        i, f, o, g, kept, squashed, last_c = lstm_scan(
-            _projected(gates(weight), x, None if both is None else gates(both)),
-            _projected(candidate(weight), x, None if both is None else candidate(both)),
+        pairs, h, *saved, last_c = lstm_scan(
+            x,
             h0,
             c0,
-            gates(state_weight),
-            candidate(state_weight),
+            torch.cat([gates(weight), gates(state_weight)], 1),
+            torch.cat([candidate(weight), candidate(state_weight)], 1),
+            None if both is None else gates(both).unsqueeze(1),
+            None if both is None else candidate(both).unsqueeze(1),
             backwards,
         )
-        h: Tensor = o * squashed
-        ctx.save_for_backward(x, h0, c0, weight, state_weight, h, i, f, o, g, kept, squashed)
+        ctx.save_for_backward(pairs, c0, weight, state_weight, h, *saved)
         ctx.settings = backwards, bias is not None
         ctx.set_materialize_grads(False)
         return h, last_c
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_c: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, h0, c0, weight, state_weight, h, i, f, o, g, kept, squashed = ctx.saved_tensors
+        pairs, c0, weight, state_weight, h, i, f, o, g, kept, squashed = ctx.saved_tensors
         backwards, biased = ctx.settings
+        features = weight.shape[1]
         to_cell = i * g
         slopes = torch.cat(
             [
@@ -222,24 +223,27 @@ class _Lstm(torch.autograd.Function):
             ],
             dim=1,
         )
-        blocks, grad_h0, grad_c0 = cell_gradient_scan(
+        inwards = ctx.needs_input_grad[0]
+        back = state_weight.t()
+        blocks, grad_x, grad_h0, grad_c0 = cell_gradient_scan(
             _or_zero(grad, h),
-            torch.zeros_like(h0),
+            torch.zeros_like(c0),
             _or_zero(grad_c, c0),
             o - h * squashed,
             f,
             slopes,
-            state_weight.t(),
+            torch.cat([weight.t(), back]) if inwards else back,
             backwards,
         )
         flat = _flat(blocks)
         grad_bias = flat.sum(1) if biased else None
+        of_weights = flat @ _flat(pairs).t()
         return (
-            _input_gradient(weight, flat, x) if ctx.needs_input_grad[0] else None,
+            grad_x if inwards else None,
             grad_h0,
             grad_c0,
-            flat @ _flat(x).t(),
-            flat @ _flat(state_before(h, h0, backwards)).t(),
+            of_weights[:, :features],
+            of_weights[:, features:],
             grad_bias,
             grad_bias,
             None,

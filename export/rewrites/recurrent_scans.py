@@ -140,33 +140,56 @@ _shaped_as(gru_scan, *[1] * 5)
 
 @torch.library.custom_op("tessera::lstm_scan", mutates_args=())
 def lstm_scan(
-    gates: Tensor,
-    candidate: Tensor,
+    x: Tensor,
     h0: Tensor,
     c0: Tensor,
     weight_gates: Tensor,
     weight_candidate: Tensor,
+    bias_gates: Tensor | None,
+    bias_candidate: Tensor | None,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates).
 
-    ``gates`` [T, 3H, B] is the input's share of i, f and o, ``candidate`` [T, H, B] that of g, with
-    biases; ``weight_gates`` [3H, H], ``weight_candidate`` [H, H]. Returns i, f, o, g, what f keeps
-    of the cell and tanh(c), each [T, H, B], and the last c [H, B]; h is o tanh(c).
+    x [T, F, B]; ``weight_gates`` [3H, F + H] of i, f and o, ``weight_candidate`` [H, F + H] of g,
+    times input and state one under the other, with biases [3H, 1] and [H, 1]: the products of the
+    input alone would be as much work, and be written out and read again. Returns that pair
+    [T, F + H, B]; h, i, f, o, g, what f keeps of the cell and tanh(c), each [T, H, B]; and the last
+    c [H, B].
     """
-    i, f, o, g, kept, squashed = (torch.empty_like(candidate) for _ in range(6))
+    steps, _, batch = x.shape
+    h, i, f, o, g, kept, squashed = (x.new_empty([steps, h0.shape[0], batch]) for _ in range(7))
+    pairs = x.new_empty([steps, weight_gates.shape[1], batch])
     state, cell = h0, c0
-    for t in _order(candidate.shape[0], backwards):
-        i[t], f[t], o[t] = torch.sigmoid(gates[t] + weight_gates @ state).chunk(3)
-        g[t] = torch.tanh(candidate[t] + weight_candidate @ state)
+    for t in _order(steps, backwards):
+        pairs[t] = torch.cat([x[t], state])
+        gates, candidate = weight_gates @ pairs[t], weight_candidate @ pairs[t]
+        if bias_gates is not None and bias_candidate is not None:
+            gates, candidate = gates + bias_gates, candidate + bias_candidate
+        i[t], f[t], o[t] = torch.sigmoid(gates).chunk(3)
+        g[t] = torch.tanh(candidate)
         kept[t] = f[t] * cell
         cell = kept[t] + i[t] * g[t]
         squashed[t] = torch.tanh(cell)
         state = o[t] * squashed[t]
-    return i, f, o, g, kept, squashed, cell.clone()
+        h[t] = state
+    return pairs, h, i, f, o, g, kept, squashed, cell.clone()
 
 
-_shaped_as(lstm_scan, *[1] * 6, 3)
+@lstm_scan.register_fake
+def _(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_gates: Tensor,
+    weight_candidate: Tensor,
+    bias_gates: Tensor | None,
+    bias_candidate: Tensor | None,
+    backwards: bool,
+) -> tuple[Tensor, ...]:
+    steps, _, batch = x.shape
+    each = [x.new_empty([steps, h0.shape[0], batch]) for _ in range(7)]
+    return x.new_empty([steps, weight_gates.shape[1], batch]), *each, torch.empty_like(c0)
 
 
 @torch.library.custom_op("tessera::state_gradient_scan", mutates_args=())
@@ -210,24 +233,41 @@ def cell_gradient_scan(
     slopes: Tensor,
     weight: Tensor,
     backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Back through time for LSTM, whose state is h and c.
 
     With a_t = grad_t + sent h and e_t = slope_t * a_t + sent c: the gradient of the
-    pre-activations of i, f, g, o is slopes_t * (e_t, e_t, e_t, a_t); weight @ that goes on to h
-    and forget_t * e_t to c. ``grad``, ``slope``, ``forget`` [T, H, B], ``slopes`` [T, 4H, B],
-    ``last_h``, ``last_c`` [H, B], ``weight`` [H, 4H]. ``backwards`` is the direction of the
-    forward pass. Returns the pre-activations' gradients [T, 4H, B] and those of h0 and c0.
+    pre-activations of i, f, g, o is slopes_t * (e_t, e_t, e_t, a_t); weight @ that is the gradient
+    of input (where ``weight`` has rows of it) and of h, one under the other; forget_t * e_t goes on
+    to c. ``grad``, ``slope``, ``forget`` [T, H, B], ``slopes`` [T, 4H, B], ``last_h``,
+    ``last_c`` [H, B], ``weight`` [F + H, 4H] or [H, 4H]. ``backwards`` is the direction of the
+    forward pass. Returns the gradients of the pre-activations [T, 4H, B], of the input
+    [T, F, B] or [T, 0, B], and of h0 and c0.
     """
+    units = last_h.shape[0]
+    features = weight.shape[0] - units
     blocks = torch.empty_like(slopes)
+    of_input = grad.new_empty([grad.shape[0], features, grad.shape[2]])
     sent_h, sent_c = last_h, last_c
     for t in _order(grad.shape[0], not backwards):
         total = grad[t] + sent_h
         cell = slope[t] * total + sent_c
         blocks[t] = slopes[t] * torch.cat([cell, cell, cell, total])
-        sent_h = weight @ blocks[t]
+        of_input[t], sent_h = (weight @ blocks[t]).split([features, units])
         sent_c = forget[t] * cell
-    return blocks, sent_h.clone(), sent_c.clone()
+    return blocks, of_input, sent_h.clone(), sent_c.clone()
 
 
-_shaped_as(cell_gradient_scan, 5, 1, 2)
+@cell_gradient_scan.register_fake
+def _(
+    grad: Tensor,
+    last_h: Tensor,
+    last_c: Tensor,
+    slope: Tensor,
+    forget: Tensor,
+    slopes: Tensor,
+    weight: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_input = grad.new_empty([grad.shape[0], weight.shape[0] - last_h.shape[0], grad.shape[2]])
+    return torch.empty_like(slopes), of_input, torch.empty_like(last_h), torch.empty_like(last_c)

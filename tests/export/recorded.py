@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from export.axes import Axes
 from export.convert import to_onnx
-from export.rewrites.dropout import Randomness
 from export.rewrites.patch import trainable
+from export.rewrites.randomness import Randomness
 from export.trace import Spec, Trace, record
 
 Make = Callable[[int], Sequence[Tensor]]

@@ -81,3 +81,17 @@ def test_the_optimizer_of_ones_own_steps_along_the_mean_of_its_window(tmp_path: 
         weight -= 0.1 * float(np.mean(history))
         trainer.step({"x": np.full((2, 1), gradient, dtype=np.float32)})
         np.testing.assert_allclose(trainer.parameters["weight"], [[weight]], rtol=1e-5)
+
+
+def test_the_groups_train_with_rates_of_their_own(tmp_path: Path) -> None:
+    _program("groups")["artifact"](tmp_path / "groups")
+    trainer = Trainer(tmp_path / "groups")
+    assert trainer.hyper == {"lr": 0.001, "head.lr": 0.01}
+    batch = {"x": np.ones((3, 4), np.float32), "label": np.array([0, 2, 2])}
+    before = trainer.parameters
+    for _ in range(3):
+        trainer.step(batch, hyper={"head.lr": 0.0})
+    moved = {name for name, value in trainer.parameters.items() if np.any(value != before[name])}
+    assert moved == {"0.weight", "0.bias"}
+    assert np.any(trainer.averages["0.weight"] != trainer.parameters["0.weight"])
+    assert trainer.predict(batch, averaged=True)["logits"].shape == (3, 3)

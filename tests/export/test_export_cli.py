@@ -23,6 +23,14 @@ def test_image_writes_a_mutual_artifact(tmp_path: Path, capsys: pytest.CaptureFi
     assert ports["lr"].default == pytest.approx(0.2)
 
 
+def test_the_command_line_names_an_optimizer_and_clips(tmp_path: Path) -> None:
+    for name in ("adam", "adamw", "lion", "rmsprop"):
+        command = ["image", "lenet", "-o", str(tmp_path / name), "--optimizer", name]
+        assert main([*command, "--clip-norm", "2", "--no-verify"]) == 0
+        optimizer = load_artifact(tmp_path / name).manifest.optimizer
+        assert (optimizer.name, optimizer.settings["clipped.norm"]) == (name, 2.0)
+
+
 def test_click_writes_the_segmented_optimizer_and_the_given_sizes(tmp_path: Path) -> None:
     folder = tmp_path / "cnn"
     command = ["click", "wide_deep", "-o", str(folder), "--users", "12", "--movies", "30"]
@@ -40,6 +48,7 @@ def test_click_writes_the_segmented_optimizer_and_the_given_sizes(tmp_path: Path
     [
         (["image", "lenet", "--size", "9"], "size is 9"),
         (["image", "lenet", "--lr", "-1"], "lr is -1"),
+        (["image", "lenet", "--clip-norm", "0"], "the limit is 0"),
         (["click", "cnn", "--users", "0"], "field 'user' has 0 values"),
     ],
 )

@@ -24,6 +24,7 @@ from aggregator.task.file import read_task
 from aggregator.task.template import task_template
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import Artifact
+from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, check_agreement, checked_initial
 from device_sdk.artifact.manifest import INITIAL_FILE, Manifest
@@ -37,7 +38,7 @@ from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
-from tests.fakes.handmade.linear import linear_parts
+from tests.fakes.handmade.linear import frozen_manifest, linear_parts
 from tests.fuzz.target import Target
 
 if TYPE_CHECKING:
@@ -53,6 +54,17 @@ def _bundle(data: bytes) -> None:
 
 def _manifest(data: bytes) -> None:
     Manifest.parse(data)
+
+
+def _constants(data: bytes) -> None:
+    """A train graph that a manifest agrees with, with its frozen state inside."""
+    manifest = linear_parts()[0]
+    model = read_onnx(data)
+    check_agreement(manifest, manifest.graphs["train"], model)
+    frozen = {"state.mean": np.ones(4, np.float32)}
+    inside = read_onnx(with_constants(CheckedGraph(data, {}, model), frozen).onnx)
+    assert {value.name for value in model.inputs} - {v.name for v in inside.inputs} == set(frozen)
+    assert inside.initializers == model.initializers | set(frozen)
 
 
 @lru_cache
@@ -115,7 +127,14 @@ def _checkpoint() -> bytes:
 
 
 FILE_TARGETS = (
-    Target("manifest-json", _manifest, lambda: [_files()["manifest.json"]], _REFUSED, 1 << 14),
+    Target(
+        "manifest-json",
+        _manifest,
+        lambda: [_files()["manifest.json"], frozen_manifest().to_json()],
+        _REFUSED,
+        1 << 14,
+    ),
+    Target("constants", _constants, lambda: [linear_parts()[1]["train.onnx"]], _REFUSED, 1 << 15),
     Target("onnx", read_onnx, _onnx_seeds, _REFUSED, 1 << 15),
     Target("safetensors", decode, lambda: [_files()["initial.safetensors"]], _REFUSED, 1 << 13),
     Target(

@@ -23,13 +23,13 @@ from device_sdk.artifact import (
     Port,
     StateTensor,
 )
-from tests.fakes.handmade import factor_parts, linear_parts
+from tests.fakes.handmade import factor_parts, frozen_manifest, linear_parts
 
-LINEAR, FACTORS = linear_parts()[0], factor_parts()[0]
+LINEAR, FACTORS, FROZEN = linear_parts()[0], factor_parts()[0], frozen_manifest()
 BYTES = LINEAR.to_json()
 
 
-@pytest.mark.parametrize("manifest", [LINEAR, FACTORS])
+@pytest.mark.parametrize("manifest", [LINEAR, FACTORS, FROZEN])
 def test_round_trip_is_exact(manifest: Manifest) -> None:
     data = manifest.to_json()
     again = Manifest.parse(data)
@@ -64,6 +64,11 @@ def changed(edit: Callable[[Any], object]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+def test_what_a_step_keeps() -> None:
+    assert (LINEAR.kept, FROZEN.kept) == (frozenset(), {"mean"})
+    assert [json.loads(m.to_json())["format_version"] for m in (LINEAR, FROZEN)] == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -83,6 +88,12 @@ def changed(edit: Callable[[Any], object]) -> bytes:
         (lambda m: m["state"][0].update(shape=[14]), "its members need 15 elements, it has 14"),
         (lambda m: m["state"][0]["members"][1].update(offset=11), "overlaps"),
         (lambda m: m["state"][0]["members"][1].update(offset=-1), "no count of elements"),
+        (lambda m: m["state"][1].update(frozen=True), "changes the frozen state 'mean'"),
+        (lambda m: m["state"][1].update(frozen=False), "frozen is true, or left out"),
+        (lambda m: m["state"][0].update(frozen=True), "frozen is true of buffers only"),
+        # A buffer that is no output is kept, which a manifest of the first version cannot say.
+        (lambda m: m["graphs"]["train"]["outputs"].pop(3), "not in canonical form"),
+        (lambda m: m["graphs"]["train"]["inputs"].pop(1), "without a matching input: mean"),
         (lambda m: m["state"][2].update(like="mean"), r"expected that, after fixed axes"),
         (lambda m: m["state"][2].update(like="step"), "neither a parameter nor a buffer"),
         (lambda m: m["state"][2].update(like=None), "leave 'like' out instead of null"),

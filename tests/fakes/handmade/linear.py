@@ -158,6 +158,18 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
     return manifest, files
 
 
+def frozen_manifest() -> Manifest:
+    """What the linear artifact's manifest would be if its mean were frozen."""
+    manifest = linear_parts()[0]
+    train = manifest.graphs["train"]
+    kept = tuple(port for port in train.outputs if port.name != "new.mean")
+    return replace(
+        manifest,
+        state=tuple(replace(t, frozen=t.name == "mean") for t in manifest.state),
+        graphs={**manifest.graphs, "train": replace(train, outputs=kept)},
+    )
+
+
 def linear_artifact(folder: Path, *metrics: str) -> Manifest:
     """Write the linear artifact; it names these metrics, of the prediction and y."""
     manifest, files = linear_parts()

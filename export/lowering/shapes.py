@@ -18,7 +18,7 @@ from export.lowering.channels import (
     swapped,
     with_first,
 )
-from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same, same_shape
+from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same_shape
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten

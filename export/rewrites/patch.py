@@ -16,7 +16,17 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import ctc, distances, dropout, losses, normalisation, recurrent, tables
+from export.rewrites import (
+    ctc,
+    distances,
+    dropout,
+    fourier,
+    losses,
+    normalisation,
+    recurrent,
+    sparse,
+    tables,
+)
 from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
 from export.rewrites.upsampling import interpolate
@@ -34,7 +44,8 @@ def in_projection_packed(
 ) -> list[Tensor]:
     """``torch.nn.functional._in_projection_packed``: w [3 * e, e], b [3 * e] or None."""
     if q is k and k is v:
-        parts = functional.linear(q, w, b).split(q.shape[-1], dim=-1)
+        # Of a transposed tensor torch would add the bias apart from the product.
+        parts = functional.linear(q.contiguous(), w, b).split(q.shape[-1], dim=-1)
         return [part.contiguous() for part in parts]
     return _torchs_own(q, k, v, w, b)
 
@@ -202,6 +213,8 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     torch.masked_select: tables.masked_select,
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
+    **fourier.EQUALS,
+    **sparse.EQUALS,
 }
 
 

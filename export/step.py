@@ -5,7 +5,7 @@ The same functions run eagerly (in float32 or float64, as the reference) and und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,13 +112,28 @@ def _call(
     batch: Batch,
 ) -> tuple[Result, dict[str, Tensor]]:
     """What the function returns, and the model's buffers as it left them."""
-    named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    named = {
+        f"model.{place}": tensors[name] for place, name in _places(problem.model) if name in tensors
+    }
     module = _Loss(problem.model, function)
     with _Identities(problem.held, tensors):
         result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(
-            module, named, (batch,)
+            module, named, (batch,), tie_weights=False
         )
     return result
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Each place of a parameter or buffer by one path, and the name that the tensor goes by.
+
+    Tied tensors have several places. A module that several paths lead to counts once: what
+    functional_call ties itself, it would put back into such a module in place of its own.
+    """
+    names = held_tensors(model)
+    for path, module in model.named_modules():
+        own = (*module.named_parameters("", False, False), *module.named_buffers("", False, False))
+        for key, tensor in own:
+            yield f"{path}.{key}" if path else key, names[id(tensor)]
 
 
 def _split_loss(problem: Problem, result: Result) -> tuple[Losses, Outputs]:

@@ -49,6 +49,7 @@ def _exported(name: str, folder: Path, verify: bool) -> dict[str, object]:
             step.batch,
             optimizer=OPTIMIZERS[step.optimizer].ours(step.model),
             dynamic=step.axes,
+            predict=step.predict,
             directory=folder,
             verify=verify,
         )

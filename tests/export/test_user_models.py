@@ -182,6 +182,25 @@ class LargeNames(nn.Module):
         return x * self.scale + (x @ self.packed[:6])[:, :6] * self.step[0, :6]
 
 
+class Shared(nn.Module):
+    """A layer under two names, a weight and a buffer that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.again = nn.ModuleList([self.first, nn.Linear(6, 6)])
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.again[1].weight
+        self.register_buffer("count", torch.zeros(6))
+        self.last.register_buffer("seen", self.count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.again[0](self.first(x)))
+        self.last.seen.add_(h.detach().mean(0))  # type: ignore[operator]
+        result: Tensor = self.last(self.again[1](h)) + self.count
+        return result
+
+
 def _spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(normalise(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
 
@@ -237,6 +256,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
     "plain average": (PlainAverage, {}),
     "masked attention": (Masked, {"seen": SEEN}),
     "large names": (LargeNames, {}),
+    "shared": (Shared, {}),
     "weight norm": (lambda: _spectral(parametrizations.weight_norm), {}),
     "written variance": (WrittenVariance, {}),
     "viewed state": (ViewedState, {}),
@@ -252,8 +272,10 @@ def test_trains_as_torch_does(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = make()
     attributes = {key: set(module.__dict__) for key, module in model.named_modules()}
+    held = {key: id(tensor) for key, tensor in model.named_parameters(remove_duplicate=False)}
     exported = _trains_as_torch_does(model, {"x": _numbers(ROWS, 6), **more}, tmp_path)
     assert {key: set(m.__dict__) for key, m in model.named_modules()} == attributes
+    assert {k: id(t) for k, t in model.named_parameters(remove_duplicate=False)} == held
     assert exported.report is not None
     assert exported.report.unmoved == (("unused",) if name == "large names" else ())
 

@@ -45,7 +45,8 @@ def in_projection_packed(
 ) -> list[Tensor]:
     """``torch.nn.functional._in_projection_packed``: w [3 * e, e], b [3 * e] or None."""
     if q is k and k is v:
-        parts = functional.linear(q, w, b).split(q.shape[-1], dim=-1)
+        # Of a transposed tensor torch would add the bias apart from the product.
+        parts = functional.linear(q.contiguous(), w, b).split(q.shape[-1], dim=-1)
         return [part.contiguous() for part in parts]
     return _torchs_own(q, k, v, w, b)
 

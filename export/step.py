@@ -63,6 +63,11 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in own}
 
 
+def _is_size(value: Any) -> bool:
+    """Taken apart and put together, a size would be a tuple, and ``x.new(size)`` a tensor of it."""
+    return isinstance(value, torch.Size)
+
+
 class _Identities(TorchFunctionMode):
     """Inside, a step's tensors stand for the model's own, by whatever way these are reached.
 
@@ -76,7 +81,7 @@ class _Identities(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(self._current, (args, kwargs or {}))
+        args, kwargs = tree_map(self._current, (args, kwargs or {}), is_leaf=_is_size)
         return func(*args, **kwargs)
 
     def _current(self, value: Any) -> Any:

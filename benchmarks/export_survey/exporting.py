@@ -47,7 +47,7 @@ def _exported(name: str, folder: Path, verify: bool) -> dict[str, object]:
             step.model,
             step.loss,
             step.batch,
-            optimizer=OPTIMIZERS[step.optimizer].ours(),
+            optimizer=OPTIMIZERS[step.optimizer].ours(step.model),
             dynamic=step.axes,
             directory=folder,
             verify=verify,

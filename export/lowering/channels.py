@@ -9,13 +9,14 @@ row instead of one short row an image: 176 us and 37 for [16, 960, 4, 4], onnxru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Tensorish, Value, same_shape
+from export.lowering.graph import Dim, Graph, Tensorish, Value, fixed, same, same_shape
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -36,6 +37,33 @@ def held_first(g: Graph, value: Tensorish) -> str | None:
 def exchanged(g: Graph, value: Tensorish, rank: int) -> str:
     """[n, c, ...] to [c, n, ...] and back."""
     return held_first(g, value) or g.op("Transpose", value, perm=_order(rank))
+
+
+def is_line(value: Value) -> bool:
+    """Whether one of the two first axes has size 1, so that exchanging them moves nothing."""
+    return any(same(size, 1) for size in value.shape[:2])
+
+
+def with_first(g: Graph, value: Value) -> Value:
+    """The value [c, n, ...] of a value [n, c, ...]."""
+    shape = swapped(value.shape)
+    if is_line(value) and held_first(g, value) is None:
+        producer = g.producer.get(value.name)
+        reshaped = producer is not None and producer.op_type == "Reshape"
+        source = producer.input[0] if producer is not None and reshaped else value.name
+        return Value(g.reshape(source, shape), value.dtype, shape)
+    return Value(exchanged(g, value, value.rank), value.dtype, shape)
+
+
+# Up to this many positions an image is computed channels first wherever there is a choice.
+SMALL_IMAGE = 256
+
+
+def is_small_image(shape: Sequence[Dim]) -> bool:
+    """Whether [n, c, ...] are images of few positions."""
+    sizes = [fixed(size) for size in shape[2:]]
+    known = [size for size in sizes if size is not None]
+    return len(shape) >= 4 and len(known) == len(sizes) and math.prod(known) <= SMALL_IMAGE
 
 
 def swapped(shape: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -65,7 +93,8 @@ def followed(function: _Function) -> _Function:
         shape = tuple(out.shape) if isinstance(out, torch.Tensor) else ()
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Value)]
         full = [value for value in given if same_shape(value.shape, shape)]
-        if len(shape) < 4 or not full or not all(held_first(g, value) for value in full):
+        held = [held_first(g, value) is not None for value in full]
+        if not any(held) or not all(a or is_line(v) for a, v in zip(held, full, strict=True)):
             return function(g, out, *args, **kwargs)
 
         def moved(value: Any) -> Any:
@@ -74,7 +103,7 @@ def followed(function: _Function) -> _Function:
             if value.rank < len(shape):
                 lined = (*[1] * (len(shape) - value.rank), *value.shape)
                 value = Value(g.reshape(value, lined), value.dtype, lined)
-            return Value(exchanged(g, value, value.rank), value.dtype, swapped(value.shape))
+            return with_first(g, value)
 
         result = function(
             g,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from export.errors import ExportError
-from export.lowering.channels import exchanged
+from export.lowering.channels import SMALL_IMAGE, exchanged
 from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Tensorish, Value, fixed
 from export.lowering.reductions import reduce
 from export.lowering.registry import lowers
@@ -111,10 +111,6 @@ FEW_POSITIONS_BACKWARD = 16
 _MANY_WEIGHTS = 65536
 
 
-# One tap sees the input as it is: no columns are laid out, and what follows runs channels first.
-FEW_POSITIONS_OF_ONE_TAP = 256
-
-
 def is_thin(w: Window, weight: Value, limit: int) -> bool:
     """Whether one product over the batch beats a product an image: few positions, many weights."""
     positions = w.fixed_positions()
@@ -122,7 +118,8 @@ def is_thin(w: Window, weight: Value, limit: int) -> bool:
     if w.groups != 1 or positions is None or any(size is None for size in sizes):
         return False
     if w.taps == 1 and set(w.stride) == {1} and not any(w.padding):
-        return math.prod(positions) <= FEW_POSITIONS_OF_ONE_TAP
+        # One tap sees the input as it is: nothing is laid out before.
+        return math.prod(positions) <= SMALL_IMAGE
     return math.prod(positions) <= limit and (
         math.prod(int(size) for size in sizes if size is not None) >= _MANY_WEIGHTS
     )
@@ -402,8 +399,8 @@ def transposed_convolution(
 # product over the whole batch; and, for the weight's gradient, a convolution in which batch and
 # channels change places.
 
-# From this many channels columns whose innermost axis is the channels beat the exchanged
-# convolution for the weight's gradient, by 1.7 to 2.6 times.
+# From this many channels products whose innermost axis is the channels beat the exchanged
+# convolution for the weight's gradient, by 1.9 to 3.3 times.
 _MANY_CHANNELS = 16
 
 
@@ -522,12 +519,16 @@ def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
             product = g.op("Gemm", rows, columns_of(g, x, w), transB=1)
             return g.op("Reshape", product, g.shape(weight.shape))
         if channels >= _MANY_CHANNELS and w.fixed_positions() is not None:
-            return _weight_by_one_product(g, x, grad, weight, w)
+            return _weight_tap_by_tap(g, x, grad, weight, w)
     return _weight_by_exchange(g, x, grad, weight, w)
 
 
-def _weight_by_one_product(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
-    """grad [o, n * positions] @ columns [n * positions, taps * c]: channels stay contiguous."""
+def _weight_tap_by_tap(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
+    """grad [o, n * positions] @ [n * positions, c] for each tap: channels stay contiguous.
+
+    Nothing is laid out side by side before: [4, 32, 64, 64] with 3 x 3 weights 5.2 ms in place of
+    9.8, [8, 64, 16, 16] 2.6 in place of 3.8, [8, 256, 4, 4] 2.1 in place of 2.4.
+    """
     outputs, channels = weight_size(weight, 0), weight_size(weight, 1)
     if w.taps == 1 and set(w.stride) == {1} and not any(w.padding):
         # Many positions: a product an image moves nothing before it.
@@ -539,13 +540,12 @@ def _weight_by_one_product(g: Graph, x: Value, grad: Value, weight: Value, w: Wi
         return g.op("Reshape", total, g.shape(weight.shape))
     rows = g.op("Reshape", exchanged(g, grad, grad.rank), g.ints([outputs, -1]))
     last = g.op("Transpose", x, perm=[0, *range(2, w.rank + 2), 1])
-    columns = joined(g, taps_of(g, last, w, 1, x.dtype), w.rank + 1)
-    flat = g.op("Reshape", columns, g.ints([-1, w.taps * channels]))
-    product = g.op("Gemm", rows, flat)
-    if w.taps == 1:
-        return g.op("Reshape", product, g.shape(weight.shape))
-    split = g.op("Reshape", product, g.ints([outputs, w.taps, channels]))
-    return g.op("Reshape", g.op("Transpose", split, perm=[0, 2, 1]), g.shape(weight.shape))
+    each = g.ints([outputs, channels, 1])
+    products = [
+        g.op("Reshape", g.op("Gemm", rows, g.op("Reshape", tap, g.ints([-1, channels]))), each)
+        for tap in taps_of(g, last, w, 1, x.dtype)
+    ]
+    return g.op("Reshape", joined(g, products, 2), g.shape(weight.shape))
 
 
 def _weight_by_exchange(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:

@@ -282,6 +282,10 @@ def pow_tensor(g: Graph, out: Any, a: Operand, b: Operand) -> str:
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> str:
     x = g.cast(a, out.dtype)
+    numbers = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    if numbers and low <= high and out.dtype.is_floating_point:
+        # One pass in place of two; where low is above high, torch gives high and ONNX low.
+        return g.op("Clip", x, g.scalar(low, out.dtype), g.scalar(high, out.dtype))
     for bound, op_type in ((low, "Max"), (high, "Min")):
         if bound is not None:
             x = g.op(op_type, x, *operands(g, tuple(out.shape), [bound], out.dtype))

@@ -267,6 +267,9 @@ class Graph:
             return self._equal[key]
         names = [self.name(op_type.lower()) if want else "" for want in wanted]
         node = helper.make_node(op_type, sources, names, **given)
+        # A name by which a device can leave it to the CPU, where another provider cannot run it.
+        if len(names) > 1:
+            node.name = next(name for name in names if name)
         if key is not None:
             self._equal[key] = tuple(names)
         self.nodes.append(node)

@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 import export.rewrites.upsampling  # noqa: F401  (defines torch.ops.tessera.repeat_nearest)
-from export.lowering.channels import exchanged, held_first, other_axis
+from export.lowering.channels import (
+    exchanged,
+    held_first,
+    is_line,
+    is_small_image,
+    other_axis,
+    swapped,
+    with_first,
+)
 from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same_shape
 from export.lowering.registry import lowers
 
@@ -18,7 +26,6 @@ aten = torch.ops.aten
 
 @lowers(
     aten.view.default,
-    aten.reshape.default,
     aten._unsafe_view.default,
     aten.unsqueeze.default,
     aten.squeeze.default,
@@ -31,7 +38,8 @@ def view(g: Graph, out: Any, a: Value, *where: Any) -> str:
     producer = g.producer.get(a.name)
     if producer is not None and producer.op_type == "Reshape":
         return g.reshape(producer.input[0], out.shape)
-    return g.reshape(a, out.shape)
+    first = held_first(g, a)
+    return g.reshape(first if first is not None and is_line(a) else a, out.shape)
 
 
 @lowers(aten.expand.default)
@@ -42,6 +50,10 @@ def expand(g: Graph, out: Any, a: Value, sizes: Any, *, implicit: bool = False) 
     source = a.name
     if producer is not None and producer.op_type == "Expand" and len(a.shape) == len(out.shape):
         source = producer.input[0]
+    elif len(a.shape) == len(out.shape) and is_small_image(out.shape):
+        # The gradient of a mean over images: what it meets is held channels first.
+        wide = g.op("Expand", with_first(g, a), g.shape(swapped(out.shape)))
+        return exchanged(g, wide, len(out.shape))
     return g.op("Expand", source, g.shape(out.shape))
 
 

@@ -16,7 +16,17 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import ctc, distances, dropout, losses, normalisation, recurrent, tables
+from export.rewrites import (
+    ctc,
+    distances,
+    dropout,
+    fourier,
+    losses,
+    normalisation,
+    recurrent,
+    sparse,
+    tables,
+)
 from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
 from export.rewrites.upsampling import interpolate
@@ -203,6 +213,8 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     torch.masked_select: tables.masked_select,
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
+    **fourier.EQUALS,
+    **sparse.EQUALS,
 }
 
 

@@ -877,3 +877,22 @@ def pinn() -> TrainStep:
     )
     return TrainStep(model, loss, {"x": torch.rand(16, 1), "edge": torch.tensor([[0.0], [1.0]])},
                      dynamic={"x": {0: "points"}})  # fmt: skip
+
+
+# Optimizers, and what goes around them.
+
+
+def _trained_by(optimizer: str) -> TrainStep:
+    step = TrainStep(_cnn(), _classify, _pictures())
+    return TrainStep(step.model, step.loss, step.batch, optimizer)
+
+
+KIND.add("AdamW, no decay on biases and norms")(lambda: _trained_by("no decay on vectors"))
+KIND.add("SGD, layer-wise rates")(lambda: _trained_by("layer-wise"))
+KIND.add("SGD, Nesterov and decay")(lambda: _trained_by("nesterov"))
+KIND.add("Adam, AMSGrad and coupled decay")(lambda: _trained_by("coupled adam"))
+KIND.add("RMSprop")(lambda: _trained_by("rmsprop"))
+KIND.add("Adagrad")(lambda: _trained_by("adagrad"))
+KIND.add("Lion")(lambda: _trained_by("lion"))
+KIND.add("AdamW, warm-up and clipping")(lambda: _trained_by("recipe"))
+KIND.add("accumulated gradients")(lambda: _trained_by("accumulating"))

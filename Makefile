@@ -91,6 +91,23 @@ bench-device: $(STAMP) ## train steps, memory and install size against torch
 export-survey: $(STAMP) ## models written by others: exported, verified, trained beside torch
 	$(RUN) -m benchmarks.export_survey $(ARGS)
 
+# torch with CUDA, of the version that the exporter is tested with, and onnxruntime's CUDA build in
+# place of the device's onnxruntime: they would overwrite each other in $(VENV).
+GPU_VENV := .venv-gpu
+.PHONY: bench-gpu
+bench-gpu: ## train steps on a CUDA GPU against torch's, row by row, 9 minutes at a time (ARGS=--parity)
+	@command -v nvidia-smi >/dev/null && nvidia-smi -L || { echo "bench-gpu: no NVIDIA GPU here:" \
+		"nvidia-smi is missing or finds none. The same without one: python -m" \
+		"benchmarks.device_gpu --provider cpu" >&2; exit 2; }
+	@test -e $(GPU_VENV)/.installed || { "$(PYTHON)" -m venv $(GPU_VENV) && \
+		$(GPU_VENV)/bin/python -m pip install --quiet \
+			"torch===$$(sed -n 's/^torch==//p' constraints.txt)" \
+			"onnxruntime-gpu[cuda,cudnn]==$$(sed -n 's/^onnxruntime==//p' constraints.txt)" \
+			onnx sympy tabulate numpy cryptography 'paho-mqtt>=2,<3' && \
+		$(GPU_VENV)/bin/python -m pip install --quiet --no-deps --editable . && \
+		touch $(GPU_VENV)/.installed; }
+	$(GPU_VENV)/bin/python -m benchmarks.device_gpu --write-docs $(ARGS)
+
 .PHONY: trace-round
 trace-round: $(STAMP) ## files and functions that a round runs through on a device (ARGS=--list)
 	$(RUN) -m benchmarks.device.trace_round $(ARGS)

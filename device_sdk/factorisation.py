@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from device_sdk.methods.scatter.triples import PoolSettings, TripleSource, seen_
 from device_sdk.recommend import top_items
 
 if TYPE_CHECKING:
+    from device_sdk.runtime.providers import Providers
     from device_sdk.trainer import Trainer
 
 Rows = NDArray[np.int64]
@@ -129,7 +130,7 @@ class LocalFactorisation:
         settings: LocalSettings,
         *,
         rng: np.random.Generator,
-        providers: str | Sequence[str] = "auto",
+        providers: Providers = "auto",
         threads: int = 1,
     ) -> None:
         from device_sdk.trainer import Trainer  # devices load this module without onnxruntime

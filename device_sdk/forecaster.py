@@ -50,7 +50,10 @@ class Forecaster:
         from device_sdk.trainer import Trainer
 
         if self._trainer is None or self._artifact_id != model.artifact_id:
-            self._trainer = Trainer(self._world.artifact_folder(model.artifact_id))
+            self._trainer = Trainer(
+                self._world.artifact_folder(model.artifact_id),
+                providers=self._world.options.providers,
+            )
             self._artifact_id = model.artifact_id
         load_model_arrays(self._trainer, model.arrays)
         self._mark = (model.generation, model.round, model.version)

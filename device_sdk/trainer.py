@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -13,37 +17,53 @@ import onnxruntime as ort
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.load import CheckedGraph, load_artifact
+from device_sdk.artifact.load import CheckedGraph, load_artifact, load_initial
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES, axes_of, resolve
-from device_sdk.errors import CheckpointError, NonFiniteStep, StateError
+from device_sdk.errors import (
+    CheckpointError,
+    NonFiniteStep,
+    ProviderError,
+    StateError,
+)
+from device_sdk.runtime.agreement import STEPS, compare, relative_error
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.session import make_session, open_session
+from device_sdk.runtime.providers import CPU, Provider, Providers
+from device_sdk.runtime.session import SessionSettings, make_session, open_session
 from device_sdk.runtime.state import (
     Members,
     StateBanks,
     check_tensor,
+    device_memory,
     initial_state,
     new_sizes,
 )
 from device_sdk.runtime.step import StepRunner, StepScalars
+from device_sdk.system.clock import Clock, MonotonicClock
 
 _LOG = logging.getLogger("device_sdk")
-# From here on a step is long enough that planning its memory ahead gains nothing.
+# Steps that "auto" times on the provider and on the CPU, by turns; the quickest counts.
+_TIMED: Final = 3
+# From here on copies count, and a step is long enough that planning its memory gains nothing.
 _LARGE_STATE_BYTES: Final = 1 << 24
 
 
 class Trainer:
     """Trains and predicts with an artifact. Use it from one thread at a time.
 
-    `directory` is the artifact's folder; every file in it is checked. `providers` is "auto" (CUDA
-    where it works, else the CPU), "cpu", "cuda", or a list of onnxruntime's provider names.
+    `directory` is the artifact's folder; every file in it is checked. `providers` is "cpu", "cuda",
+    "webgpu", "openvino", one of onnxruntime's names, a
+    :class:`device_sdk.runtime.providers.Provider`, or a list of these, of which the first that
+    works is taken; or "auto": CUDA, WebGPU, OpenVINO, as far as they are here, and the CPU. Any but
+    the CPU's trains the first batch's step twice beside the CPU: where the two differ, or it fails,
+    or "auto" finds it slower, the CPU takes over (see `provider_report`).
     `threads` work inside one operator; one is fastest for small models, and artifacts whose
-    gradients would race use one whatever was asked for. `seed` makes dropout reproducible.
+    gradients would race use one whatever was asked for. `seed` makes dropout reproducible. `clock`
+    times the steps that "auto" compares.
 
     Raises ArtifactError for a bad artifact, ProviderError where the providers cannot be used.
     """
@@ -52,9 +72,10 @@ class Trainer:
         self,
         directory: str | os.PathLike[str],
         *,
-        providers: str | Sequence[str] = "auto",
+        providers: Providers = "auto",
         threads: int = 1,
         seed: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise ValueError(f"threads is a positive integer, not {threads!r}")
@@ -66,20 +87,22 @@ class Trainer:
             _LOG.info("%s runs with 1 thread: its gradients race under several", manifest.name)
             threads = 1
         self._manifest: Final = manifest
-        self._initial: Final = initial_state(manifest, artifact.initial)
+        initial = initial_state(manifest, artifact.initial)
+        large = sum(array.nbytes for array in initial.values()) >= _LARGE_STATE_BYTES
+        # A large model's is read again when it is asked for: held, it would be a third copy.
+        self._initial: Final = None if large else initial
+        self._directory: Final = Path(directory).resolve()
         self._seed = seed
+        self._clock: Clock = MonotonicClock() if clock is None else clock
         self._train: Final = manifest.graphs["train"]
         self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
         # Their bytes until a session is made of them; with frozen state inside it may be made anew.
         self._graphs: Final = dict(artifact.graphs)
-        session, self._settings = open_session(
-            self._graph("train", self._initial),
-            self._train.file,
-            providers,
-            threads,
-            patterns=sum(array.nbytes for array in self._initial.values()) < _LARGE_STATE_BYTES,
-        )
-        self._predictors: Final[dict[str, Predictor]] = {}
+        # Graphs that a provider which is not the CPU's has yet to show that it computes right.
+        self._unproven: Final[dict[str, CheckedGraph]] = {}
+        self._times_both: Final = providers == "auto"
+        self._report = ""
+        self._predictors: dict[str, Predictor] = {}
         self._members: Final = Members(manifest)
         others = [graph for name, graph in manifest.graphs.items() if name != "train"]
         self._checker: Final = BatchChecker(
@@ -87,21 +110,27 @@ class Trainer:
             ignored=[port.of for graph in others for port in graph.select("batch")],
             unused=manifest.ignored,
         )
-        self._scalars: Final = StepScalars(self._train)
         self._last: Mapping[str, Array] = {}
         self._step = 0
         self._state_axes: Final = {
             axis for tensor in manifest.state for axis in axes_of(tensor.shape)
         }
         self._axes = self._example_axes()
-        self._banks: Final = StateBanks(
-            manifest.state, self._shapes(self._axes), self._settings.on_cuda, manifest.kept
+        graph = self._graph("train", initial)
+        session, settings = open_session(
+            graph, self._train.file, providers, threads, patterns=not large
         )
-        self._memories: Final = BatchMemories(self._train, self._checker)
         # None where the session holds frozen state that has been replaced since.
         self._runner: StepRunner | None = None
-        self.reset()
-        self._runner = self._runner_of(session)
+        try:
+            self._open(session, settings, initial)
+        except Exception as error:  # onnxruntime's, out of a device's memory
+            if settings.host_only:
+                raise
+            session = make_session(graph, self._train.file, replace(settings, provider=CPU))
+            self._take_cpu(session, str(error), initial)
+        if not self._settings.host_only:
+            self._unproven["train"] = artifact.graphs["train"]
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -118,6 +147,11 @@ class Trainer:
         GraphRunError where onnxruntime fails. After any of them everything is as before the step.
         """
         arrays = self._checker.arrays(batch)
+        if "train" in self._unproven:
+            self._prove(self._unproven["train"], arrays, hyper)
+        return self._advance(arrays, hyper)
+
+    def _advance(self, arrays: list[Array], hyper: Mapping[str, float] | None) -> float:
         memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
         self._scalars.set(hyper, self._seed, self._step)
         bank = self._banks.current
@@ -172,15 +206,15 @@ class Trainer:
                 raise ArtifactError(
                     f"{self._manifest.name} has no inference graph: export it with predict="
                 )
-            self._predictors[name] = Predictor(
-                self._manifest,
-                name,
-                self._graph(name, self._frozen_state()),
-                self._settings,
-                constants=[port.name for port in self._constants(name)],
-            )
+            graph = self._graph(name, self._frozen_state())
+            self._predictors[name] = self._predictor(name, graph, CPU)
+            if not self._settings.host_only:
+                self._unproven[name] = graph
         instead = self._averaged_state() if averaged else {}
-        return self._predictors[name].predict(batch, self._banks, self._axes, instead)
+        found = self._predictors[name].predict(batch, self._banks, self._axes, instead)
+        if name in self._unproven:
+            self._prove_predictor(name, batch, instead, found)
+        return found
 
     def _averaged_state(self) -> dict[str, Array]:
         """The averages of the parameters' state tensors, by their names."""
@@ -266,8 +300,14 @@ class Trainer:
         self._replace(values, new_sizes(self._axes, given))
 
     def reset(self) -> None:
-        """Back to the artifact's initial state and sizes, and to step 0."""
-        self._replace(self._initial, self._example_axes())
+        """Back to the artifact's initial state and sizes, and to step 0.
+
+        Raises ArtifactError where the artifact is large and its folder is not what it was.
+        """
+        initial = self._initial
+        if initial is None:
+            initial = initial_state(self._manifest, load_initial(self._directory, self._manifest))
+        self._replace(initial, self._example_axes())
         self._last = {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -334,15 +374,143 @@ class Trainer:
         return self._settings.providers
 
     @property
+    def provider_report(self) -> str:
+        """Why the provider in use is; empty for the CPU where nothing else was tried, and for
+        another one before its first step."""
+        return self._report
+
+    @property
     def threads(self) -> int:
         """Threads inside one operator."""
         return self._settings.threads
+
+    # -- providers ---------------------------------------------------------------------------------
+
+    def _open(
+        self, session: ort.InferenceSession, settings: SessionSettings, state: Mapping[str, Array]
+    ) -> None:
+        """Take up a session of the train graph, which holds the frozen part of the state."""
+        self._settings = settings
+        places = {} if settings.host_only else device_memory(session)
+        self._banks = StateBanks(
+            self._manifest.state,
+            self._shapes(self._axes),
+            {port.of: places[port.name] for port in self._train.inputs if port.name in places},
+            self._manifest.kept,
+        )
+        self._memories = BatchMemories(self._train, self._checker)
+        self._scalars = StepScalars(self._train)
+        self._runner = None
+        self._replace(state, self._axes)
+        self._runner = self._runner_of(session)
+
+    def _take_cpu(
+        self, session: ort.InferenceSession, why: str, state: Mapping[str, Array]
+    ) -> None:
+        """Go on with the CPU's session."""
+        self._report = f"{CPU.title}: {self._settings.provider.title} {why}"
+        _LOG.warning("%s runs on %s", self._train.file, self._report)
+        self._open(session, replace(self._settings, provider=CPU), state)
+
+    def _prove(
+        self, graph: CheckedGraph, arrays: list[Array], hyper: Mapping[str, float] | None
+    ) -> None:
+        """Train two steps beside the CPU; state is as before, the provider perhaps the CPU.
+
+        Raises what a step on the CPU does: then nothing is known yet.
+        """
+        state, last = self.state, self._last
+        start = {name: array for name, array in state.items() if name not in self._frozen}
+        provider, on_cpu = self._settings.provider, replace(self._settings, provider=CPU)
+        session = make_session(self._with_frozen("train", graph, state), self._train.file, on_cpu)
+        twin = copy.copy(self)
+        twin._predictors = {}
+        twin._open(session, on_cpu, state)
+
+        def walk(trainer: Trainer, begin: Mapping[str, Array], steps: int) -> dict[str, Array]:
+            trainer._replace(begin, trainer._axes)
+            for _ in range(steps):
+                trainer._advance(arrays, hyper)
+            found = trainer.state
+            return {name: found[name] for name in start}
+
+        steps, theirs = 1, walk(twin, start, 1)
+        # A rate that is too high may show at the second step only, which nobody asked for.
+        with contextlib.suppress(NonFiniteStep):
+            steps, theirs = STEPS, walk(twin, start, STEPS)
+        try:
+            ours = walk(self, start, steps)
+            agreement = compare(
+                start, ours, theirs, provider.tolerance, lambda begin: walk(twin, begin, steps)
+            )
+            self._report = f"{provider.title}: {agreement.text}"
+            why = "" if agreement.holds else f"is wrong: {agreement.text}"
+            if not why and self._times_both:
+                why = self._slower(twin, arrays, hyper)
+        except Exception as error:  # onnxruntime's share no base class
+            why = f"fails: {error}"
+        del self._unproven["train"]
+        if why:
+            self._take_cpu(session, why, state)
+        else:
+            _LOG.info("%s runs on %s", self._train.file, self._report)
+            self._replace(start, self._axes)
+        self._last = last
+
+    def _prove_predictor(
+        self,
+        name: str,
+        batch: Mapping[str, Array],
+        instead: Mapping[str, Array],
+        wanted: list[tuple[Port, Array]],
+    ) -> None:
+        """Let the provider predict from now on where it computes what the CPU did."""
+        graph, provider = self._unproven.pop(name), self._settings.provider
+        try:
+            predictor = self._predictor(name, graph, provider)
+            found = predictor.predict(batch, self._banks, self._axes, instead)
+            pairs = zip(found, wanted, strict=True)
+            worst = max(relative_error(ours, theirs) for (_, ours), (_, theirs) in pairs)
+            if not worst <= provider.tolerance:
+                raise ProviderError(f"its outputs are off by {worst:.1e}")
+        except Exception as error:  # onnxruntime's share no base class
+            file = self._manifest.graphs[name].file
+            _LOG.warning("%s runs on the CPU, not %s: %s", file, provider.title, error)
+        else:
+            self._predictors[name] = predictor
+
+    def _predictor(self, name: str, graph: CheckedGraph, provider: Provider) -> Predictor:
+        return Predictor(
+            self._manifest,
+            name,
+            graph,
+            replace(self._settings, provider=provider),
+            constants=[port.name for port in self._constants(name)],
+        )
+
+    def _slower(self, twin: Trainer, arrays: list[Array], hyper: Mapping[str, float] | None) -> str:
+        """Why the CPU is to be preferred, whose trainer the twin is; "" where it is slower."""
+        took: dict[Trainer, float] = {}
+        for trainer in (self, twin) * _TIMED:
+            start = self._clock.now()
+            trainer._advance(arrays, hyper)
+            took[trainer] = min(took.get(trainer, math.inf), self._clock.now() - start)
+        ours, theirs = took[self] * 1e3, took[twin] * 1e3
+        if ours > theirs:
+            return f"trains right, but a step takes {ours:.3g} ms, the CPU's {theirs:.3g} ms"
+        self._report += f"; a step takes {ours:.3g} ms, the CPU's {theirs:.3g} ms"
+        return ""
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _graph(self, name: str, state: Mapping[str, Array]) -> CheckedGraph:
         """A graph to make a session of, with the frozen part of the state inside."""
         graph = self._graphs[name] if self._frozen else self._graphs.pop(name)
+        return self._with_frozen(name, graph, state)
+
+    def _with_frozen(
+        self, name: str, graph: CheckedGraph, state: Mapping[str, Array]
+    ) -> CheckedGraph:
         return with_constants(graph, {port.name: state[port.of] for port in self._constants(name)})
 
     def _constants(self, name: str) -> list[Port]:
@@ -417,4 +585,5 @@ class Trainer:
 
 def _same(one: Array, other: Array) -> bool:
     """Whether two arrays of one dtype have the same shape and bits."""
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
+    bits = f"u{one.itemsize}"
+    return np.array_equal(one.view(bits), other.view(bits))

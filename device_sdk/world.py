@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.system.clock import Clock, MonotonicClock, awake_clock
 from device_sdk.wire.publish.report import require_own_labels
 from device_sdk.wire.publish.topics import Topics
+
+PROVIDER_NAMES: Final = ("auto", "cpu", "cuda", "openvino", "webgpu")
+"""What may run artifacts, as options say it (`device_sdk.runtime.providers` knows more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class TrainingOptions:
         seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
             tasks: seconds of training, bytes sent and received. A round that would take more than
             is left, going by the task's last trainings here, is not taken. None: no bound.
+        providers: what runs artifacts: ``cpu``, ``cuda``, ``webgpu``, ``openvino``, or ``auto``,
+            the fastest of these that is here and trains as the CPU does.
 
     Raises ValueError, naming the option.
     """
@@ -78,6 +83,7 @@ class TrainingOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     seconds_a_day: float | None = None
     bytes_a_day: int | None = None
+    providers: str = "auto"
     only_when: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +93,10 @@ class TrainingOptions:
             raise ValueError(f"slowdown is {self.slowdown}; expected a finite factor of 1 or more")
         if not (math.isfinite(self.capability_seconds) and self.capability_seconds > 0):
             raise ValueError(f"capability_seconds is {self.capability_seconds}; expected above 0")
+        if self.providers not in PROVIDER_NAMES:
+            raise ValueError(
+                f"providers is {self.providers!r}; expected one of {', '.join(PROVIDER_NAMES)}"
+            )
         if self.artifact is not None and not self.artifact:
             raise ValueError("artifact is empty; expected a name, or None to measure")
         for name in (

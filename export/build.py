@@ -23,6 +23,7 @@ from export.optimizers.from_torch import as_optimizer, trained_by
 from export.optimizers.protocol import bound, packs
 from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
+from export.rewrites.sparse import is_sparse
 from export.step import (
     LossesFunction,
     LossFunction,
@@ -200,7 +201,9 @@ def _problem(
     kept = {n: p.detach() for n, p in model.named_parameters() if n not in moved}
     if not trained:
         raise ExportError("the model has no trainable parameter")
-    buffers = {**dict(model.named_buffers()), **kept}
+    # A sparse buffer is a constant of the graph: it has no dense elements to be state.
+    dense = {n: b for n, b in model.named_buffers() if not is_sparse(b)}
+    buffers = {**dense, **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)
     parameters, chosen = _laid_out(chosen, trained, axes)

@@ -5,7 +5,7 @@ The same functions run eagerly (in float32 or float64, as the reference) and und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +63,11 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in own}
 
 
+def _is_size(value: Any) -> bool:
+    """Taken apart and put together, a size would be a tuple, and ``x.new(size)`` a tensor of it."""
+    return isinstance(value, torch.Size)
+
+
 class _Identities(TorchFunctionMode):
     """Inside, a step's tensors stand for the model's own, by whatever way these are reached.
 
@@ -76,7 +81,7 @@ class _Identities(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(self._current, (args, kwargs or {}))
+        args, kwargs = tree_map(self._current, (args, kwargs or {}), is_leaf=_is_size)
         return func(*args, **kwargs)
 
     def _current(self, value: Any) -> Any:
@@ -107,13 +112,28 @@ def _call(
     batch: Batch,
 ) -> tuple[Result, dict[str, Tensor]]:
     """What the function returns, and the model's buffers as it left them."""
-    named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    named = {
+        f"model.{place}": tensors[name] for place, name in _places(problem.model) if name in tensors
+    }
     module = _Loss(problem.model, function)
     with _Identities(problem.held, tensors):
         result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(
-            module, named, (batch,)
+            module, named, (batch,), tie_weights=False
         )
     return result
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Each place of a parameter or buffer by one path, and the name that the tensor goes by.
+
+    Tied tensors have several places. A module that several paths lead to counts once: what
+    functional_call ties itself, it would put back into such a module in place of its own.
+    """
+    names = held_tensors(model)
+    for path, module in model.named_modules():
+        own = (*module.named_parameters("", False, False), *module.named_buffers("", False, False))
+        for key, tensor in own:
+            yield f"{path}.{key}" if path else key, names[id(tensor)]
 
 
 def _split_loss(problem: Problem, result: Result) -> tuple[Losses, Outputs]:
@@ -380,7 +400,10 @@ def _in_evaluation_mode(
 ) -> tuple[Outputs, Losses]:
     tensors: dict[str, Tensor] = {}
     for slot in problem.slots:
-        tensors.update(slot.unpack(inputs[f"state.{slot.name}"]))
+        given = slot.unpack(inputs[f"state.{slot.name}"])
+        # A buffer that the model writes to also in evaluation mode is its own for this call.
+        own = slot.kind == "buffer"
+        tensors.update({n: value.clone() if own else value for n, value in given.items()})
     problem.model.eval()
     zero = torch.zeros((), dtype=torch.int64)
     batch = _batch(problem, inputs)

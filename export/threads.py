@@ -23,7 +23,7 @@ LEAST_OPERATIONS = 1e8
 OPERATIONS_A_SCATTERED_ELEMENT = 2e4
 """About 200 ns of products for the 4 to 10 ns that ScatterElements takes."""
 
-_ROWS_OF = {
+_ROWS_OF: dict[Any, int] = {
     aten.embedding_dense_backward.default: 0,
     aten.index_add.default: 3,
     aten.index_put.default: 2,

@@ -26,6 +26,7 @@ from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
+from export.rewrites.sparse import is_sparse
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -174,7 +175,7 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModuleP
         tensor.untyped_storage().data_ptr(): name
         for source in (model.named_parameters(), model.named_buffers())
         for name, tensor in source
-        if tensor.numel() > 0
+        if tensor.numel() > 0 and not is_sparse(tensor)
     }
     for index, node in enumerate(graph.graph.nodes):
         if node.op != "get_attr":
@@ -272,6 +273,15 @@ def _explained(
 _PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
 
 
+def _says_not_one(guard: sympy.Basic) -> bool:
+    """Whether an assumption only says that a size is neither 0 nor 1.
+
+    Whether a size broadcasts, or is empty, is left to the run-time's checks.
+    """
+    least = {sympy.Ne: 1, sympy.StrictGreaterThan: 1, sympy.GreaterThan: 2}
+    return type(guard) in least and guard.rhs.is_Integer and 0 <= guard.rhs <= least[type(guard)]
+
+
 def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
     for symbol, value in env.replacements.items():
         if symbol in symbols and value not in symbols:
@@ -287,8 +297,8 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
                 instead="one name for both",
             )
     for guard in env.guards:
-        if isinstance(guard.expr, sympy.Ne) and guard.expr.rhs in (0, 1):
-            continue  # whether a size broadcasts, or is empty: left to the run-time's checks, too
+        if _says_not_one(guard.expr):
+            continue
         free = sorted(guard.expr.free_symbols, key=str)
         for probe in _PROBES:
             values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}

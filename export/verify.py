@@ -30,6 +30,7 @@ from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
+from export.rewrites.sparse import is_sparse
 from export.step import (
     Problem,
     apply_optimizer,
@@ -483,12 +484,22 @@ def _moved(problem: Problem, exact: Mapping[str, np.ndarray]) -> set[str]:
     }
 
 
+def _copies(model: torch.nn.Module) -> dict[int, Tensor]:
+    """Copies, by identity, of the tensors that torch does not copy with a module.
+
+    What a hook left there (a weight norm's weight), which is no leaf, and sparse ones by rows.
+    """
+    held = [v for m in model.modules() for v in (*vars(m).values(), *m.buffers(recurse=False))]
+    tensors = [tensor for tensor in held if isinstance(tensor, Tensor)]
+    return {id(t): t.detach().clone() for t in tensors if not t.is_leaf or is_sparse(t)}
+
+
 def _in_double(problem: Problem) -> Problem:
     slots = tuple(
         replace(slot, dtype=torch.float64) if slot.dtype == torch.float32 else slot
         for slot in problem.slots
     )
-    model = copy.deepcopy(problem.model).double()
+    model = copy.deepcopy(problem.model, _copies(problem.model)).double()
     held = {**problem.held, **held_tensors(model)}
     return replace(problem, model=model, slots=slots, held=held)
 

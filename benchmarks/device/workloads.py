@@ -6,7 +6,7 @@ Only torch is imported here, so that a peer's environment can load the same mode
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,12 +64,12 @@ class ClickModel(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two recurrent layers of 128 units over 48 steps and a classifier on the last."""
+    """Two recurrent layers (of 128 units, over 48 steps) and a classifier on the last."""
 
-    def __init__(self, kind: type[nn.GRU] | type[nn.LSTM]) -> None:
+    def __init__(self, kind: type[nn.GRU] | type[nn.LSTM], units: int = 128) -> None:
         super().__init__()
-        self.rnn = kind(12, 128, num_layers=2, batch_first=True)
-        self.out = nn.Linear(128, 5)
+        self.rnn = kind(12, units, num_layers=2, batch_first=True)
+        self.out = nn.Linear(units, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.out(self.rnn(x)[0][:, -1])
@@ -161,6 +161,50 @@ def workloads() -> list[Workload]:
             _classification(10, 8, 3, 64, 64), "sgd", 0.6, _ROWS,
         ),
     ]  # fmt: skip
+
+
+def small_workloads() -> list[Workload]:
+    """Every kind of row, as small as a test can wait for on a software driver."""
+    from benchmarks.device.resnet import ResNet
+
+    def smaller(workload: Workload) -> Workload:
+        kind = workload.name.split()[0]
+        if kind in ("GRU", "LSTM"):
+            cell = nn.GRU if kind == "GRU" else nn.LSTM
+            batch = _classification(5, 4, 5, 12)
+            return replace(workload, model=lambda: Recurrent(cell, 8), batch=batch)
+        if kind.startswith("ResNet"):
+            batch = _classification(10, 4, 3, 32, 32)
+            return replace(workload, model=lambda: ResNet(10, 8), batch=batch)
+        return workload
+
+    rows = [smaller(workload) for workload in workloads()]
+    return [row for row in rows if not row.name.startswith("BPR, 3,706 rows, 100 triples, k = 16")]
+
+
+def large_workloads() -> list[Workload]:
+    """What an accelerator is for."""
+    from benchmarks.device.large import LoraClassifier, ResNet50, VisionTransformer
+
+    def sentences() -> Batch:
+        return {"x": torch.randint(8000, (8, 64)), "y": torch.randint(5, (8,))}
+
+    pictures = _classification(10, 8, 3, 64, 64)
+    return [
+        Workload("LoRA, 4 x 256, 64 tokens", LoraClassifier, _classified, sentences, "adam", None,
+                 _ROWS),
+        Workload("ViT-Tiny, 64 x 64", VisionTransformer, _classified, pictures, "adam", None,
+                 _ROWS),
+        Workload("ResNet-50, 64 x 64", ResNet50, _classified, pictures, "sgd", None, _ROWS),
+    ]  # fmt: skip
+
+
+def drawn_batch(workload: Workload, rows: int) -> Batch:
+    """A batch of so many rows, from as many of the workload's own as it takes."""
+    parts: list[Batch] = []
+    while sum(len(next(iter(part.values()))) for part in parts) < rows:
+        parts.append(workload.batch())
+    return {name: torch.cat([part[name] for part in parts])[:rows] for name in parts[0]}
 
 
 def torch_step(workload: Workload, model: nn.Module, batch: Batch) -> Callable[[], float]:

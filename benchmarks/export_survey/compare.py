@@ -64,9 +64,7 @@ class _Twin:
             name: t.double() if double and t.is_floating_point() else t
             for name, t in step.batch.items()
         }
-        self.optimizer = OPTIMIZERS[step.optimizer].torchs(
-            p for p in self.model.parameters() if p.requires_grad
-        )
+        self.optimizer = OPTIMIZERS[step.optimizer].torchs(self.model)
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()

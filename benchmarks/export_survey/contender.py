@@ -15,7 +15,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from benchmarks.peers.turns import OneProcess
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -25,6 +26,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a package prints is no answer
     opened = {"artifact": _artifact, "torch": _torch}[sys.argv[1]](*sys.argv[2:])
+    memory = OneProcess()
     steps = 1
     while True:
         start = time.perf_counter()
@@ -35,7 +37,8 @@ def main() -> int:
             for _ in range(steps):
                 opened()
         seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "peak_kib": peak_kib()}), file=answers, flush=True)
+        answer = {"seconds": seconds, "peak_bytes": memory.peak_bytes()}
+        print(json.dumps(answer), file=answers, flush=True)
         line = sys.stdin.readline()
         if not line:
             return 0
@@ -75,8 +78,7 @@ def _torch(name: str) -> Opening:
     model, batch = written.model.train(), written.batch
 
     def open() -> Callable[[], object]:
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = OPTIMIZERS[written.optimizer].torchs(trained)
+        optimizer = OPTIMIZERS[written.optimizer].torchs(model)
 
         def step() -> float:
             optimizer.zero_grad(set_to_none=True)
@@ -89,14 +91,6 @@ def _torch(name: str) -> Opening:
         return step
 
     return Opening(open)
-
-
-def peak_kib() -> int:
-    """Peak resident memory. Not ru_maxrss: a child inherits that from its parent."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1])
-    raise RuntimeError("this system tells no peak of resident memory")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,9 @@ def _exported(name: str, folder: Path, verify: bool) -> dict[str, object]:
             step.model,
             step.loss,
             step.batch,
-            optimizer=OPTIMIZERS[step.optimizer].ours(),
+            optimizer=OPTIMIZERS[step.optimizer].ours(step.model),
             dynamic=step.axes,
+            predict=step.predict,
             directory=folder,
             verify=verify,
         )

@@ -19,7 +19,8 @@ class TrainStep:
     """One step as its author writes it.
 
     ``optimizer`` is a name of :data:`optimizers.OPTIMIZERS`. ``dynamic`` is the exporter's; None
-    means that axis 0 of every batch entry is the batch.
+    means that axis 0 of every batch entry is the batch. ``predict`` is the exporter's, for losses
+    that a prediction cannot compute: with gradients of their own, or writes.
     """
 
     model: nn.Module
@@ -27,6 +28,7 @@ class TrainStep:
     batch: Batch
     optimizer: str = "adam"
     dynamic: Mapping[str, Mapping[int, str]] | None = None
+    predict: Loss | None = None
 
     @property
     def axes(self) -> dict[str, dict[int, str]]:

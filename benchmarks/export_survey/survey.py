@@ -252,7 +252,7 @@ class Contender:
             why = self._errors.read()[-2000:] if ready else f"no answer in {self._limit:.0f} s"
             raise ContenderError(f"{self._named}: {why}")
         answer: dict[str, Any] = json.loads(line)
-        self.peak_mib = float(answer["peak_kib"]) / 1024
+        self.peak_mib = float(answer["peak_bytes"]) / 2**20
         return float(answer["seconds"])
 
 

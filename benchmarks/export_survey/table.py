@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.export_survey.subject import Subject
-from benchmarks.export_survey.survey import BEFORE, OURS, TORCH, Outcome
+from benchmarks.export_survey.survey import BEFORE, OURS, TORCH, Outcome, Training
 from benchmarks.harness import markdown_table
 
 BEGIN, END = "<!-- made by make export-survey -->", "<!-- end -->"
@@ -17,7 +17,11 @@ Found = Mapping[str, Outcome | None]
 
 def report(subjects: Sequence[Subject], found: Found, *, against: bool = False) -> str:
     """A summary of the kinds, a row a subject, and what was not right."""
-    parts = [_kinds(subjects, found), _rows(subjects, found, against), _said(subjects, found)]
+    parts = [
+        _kinds(subjects, found, against),
+        _rows(subjects, found, against),
+        _said(subjects, found),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -39,33 +43,39 @@ def verdict(subject: Subject, found: Found, contender: str = OURS) -> str:
     return outcome.exporting[contender].verdict
 
 
-def _kinds(subjects: Sequence[Subject], found: Found) -> str:
+def _kinds(subjects: Sequence[Subject], found: Found, against: bool) -> str:
+    kinds = list(dict.fromkeys(subject.kind for subject in subjects))
+    groups = {kind: [one for one in subjects if one.kind == kind] for kind in kinds}
+    if len(kinds) > 1:
+        groups["all"] = list(subjects)
+    headers = ["kind", "right", "times torch: median (range)"]
+    if against:
+        headers += ["before: right", "times torch", "ours times before"]
     lines = []
-    for kind in dict.fromkeys(subject.kind for subject in subjects):
-        of_kind = [subject for subject in subjects if subject.kind == kind]
-        lines.append([kind, *_summary(of_kind, found)])
-    if len(lines) > 1:
-        lines.append(["all", *_summary(subjects, found)])
-    return markdown_table(lines, ["kind", "right", "times torch: median (range)"])
+    for kind, some in groups.items():
+        line = [kind, *_summary(some, found, OURS)]
+        if against:
+            line += [*_summary(some, found, BEFORE), _medians(some, found, OURS, BEFORE)]
+        lines.append(line)
+    return markdown_table(lines, headers)
 
 
-def _summary(subjects: Sequence[Subject], found: Found) -> list[str]:
+def _summary(subjects: Sequence[Subject], found: Found, contender: str) -> list[str]:
     tried = [one for one in subjects if found.get(one.name) is not None]
-    right = [one for one in tried if verdict(one, found) == "right"]
-    medians = [statistics.median(r) for one in right if (r := _outcome(one, found).ratios())]
-    return [f"{len(right)}/{len(tried)}", _spread(medians)]
+    right = [one for one in tried if verdict(one, found, contender) == "right"]
+    return [f"{len(right)}/{len(tried)}", _medians(right, found, contender, TORCH)]
 
 
-def _outcome(subject: Subject, found: Found) -> Outcome:
-    outcome = found[subject.name]
-    assert outcome is not None
-    return outcome
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
+def _medians(subjects: Sequence[Subject], found: Found, contender: str, against: str) -> str:
+    """Over the subjects, of each one's median ratio: the median and the range."""
+    ratios = [
+        statistics.median(turns)
+        for one in subjects
+        if (outcome := found.get(one.name)) and (turns := outcome.ratios(contender, against))
+    ]
+    if not ratios:
         return "-"
-    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def _rows(subjects: Sequence[Subject], found: Found, against: bool) -> str:
@@ -81,10 +91,9 @@ def _rows(subjects: Sequence[Subject], found: Found, against: bool) -> str:
         outcome = found.get(subject.name) or Outcome("")
         exporting = outcome.exporting.get(OURS)
         line.append(f"{exporting.seconds:.1f}" if exporting and exporting.nodes else "-")
-        both = [outcome.training[name] for name in (OURS, TORCH) if name in outcome.training]
-        line.append(_pair(f"{one.opening_seconds:.2f}" for one in both))
-        line.append(_pair(f"{one.peak_mib:.0f}" for one in both))
-        line.append(_pair(f"{statistics.median(one.turns) * 1e3:.2f}" for one in both))
+        line.append(_both(outcome, lambda one: f"{one.opening_seconds:.2f}"))
+        line.append(_both(outcome, lambda one: f"{one.peak_mib:.0f}"))
+        line.append(_both(outcome, lambda one: f"{statistics.median(one.turns) * 1e3:.2f}"))
         line.append(_least(outcome.ratios()))
         if against:
             line += _before(subject, found, outcome)
@@ -103,8 +112,11 @@ def _before(subject: Subject, found: Found, outcome: Outcome) -> list[str]:
     ]
 
 
-def _pair(values: Iterable[str]) -> str:
-    return ", ".join(values) or "-"
+def _both(outcome: Outcome, shown: Callable[[Training], str]) -> str:
+    """Ours and torch's."""
+    if OURS not in outcome.training:
+        return "-"
+    return ", ".join(shown(outcome.training[name]) for name in (OURS, TORCH))
 
 
 def _least(ratios: Sequence[float]) -> str:

@@ -188,11 +188,18 @@ def load_artifact(directory: str | os.PathLike[str]) -> Artifact:
         }
         graphs[name] = CheckedGraph(onnx, external, model)
         used |= {graph.file, *external}
-    initial = read_checked(folder, INITIAL_FILE, manifest.files[INITIAL_FILE])
     # Files that nothing uses (a licence, say) are still part of what the id vouches for.
     for name in sorted(set(manifest.files) - used):
         read_checked(folder, name, manifest.files[name])
-    return Artifact(manifest, graphs, checked_initial(manifest, initial))
+    return Artifact(manifest, graphs, load_initial(folder, manifest))
+
+
+def load_initial(
+    directory: str | os.PathLike[str], manifest: Manifest
+) -> Mapping[str, safetensors.Array]:
+    """Initial parameters and buffers of an artifact folder, which must be the manifest's."""
+    data = read_checked(Path(directory), INITIAL_FILE, manifest.files[INITIAL_FILE])
+    return checked_initial(manifest, data)
 
 
 def checked_initial(manifest: Manifest, data: bytes) -> Mapping[str, safetensors.Array]:

@@ -130,12 +130,22 @@ class GraphValue:
     shape: Shape | None
 
 
+@dataclass(frozen=True, slots=True)
+class ManyOutputs:
+    """A node with more than one output; `name` may be empty."""
+
+    operator: str
+    name: str
+    outputs: int
+
+
 @dataclass
 class OnnxModel:
     """The parts of an ONNX file that a loader checks.
 
     `operators` counts (domain, operator) pairs everywhere, "" being the default domain.
     `external` holds the file names of tensors that are stored outside the file.
+    `ends_in_absent_inputs`: a node's last input has the empty name, where it could be left out.
     """
 
     opsets: dict[str, int] = field(default_factory=dict)
@@ -146,6 +156,8 @@ class OnnxModel:
     initializers: set[str] = field(default_factory=set)
     external: set[str] = field(default_factory=set)
     racing_scatters: int = 0
+    many_outputs: list[ManyOutputs] = field(default_factory=list)
+    ends_in_absent_inputs: bool = False
 
 
 def read_onnx(data: bytes) -> OnnxModel:
@@ -225,10 +237,17 @@ class _ProtoReader:
 
     def node(self, data: memoryview, depth: int) -> None:
         once, operator, domain, reduction = Once("a node"), "", "", "none"
+        label, outputs, absent = "", 0, False
         for number, wire, value in fields(data, self.budget):
-            if number in (4, 7):
+            if number in (3, 4, 7):
                 once(number)
-            if number == 4:
+            if number == 1:
+                absent = not message(wire, value, "node's input")
+            elif number == 2:
+                outputs += bool(message(wire, value, "node's output"))
+            elif number == 3:
+                label = text(wire, value, "node's name")
+            elif number == 4:
                 operator = text(wire, value, "operator")
             elif number == 7:
                 domain = _domain(text(wire, value, "operator's domain"))
@@ -240,6 +259,9 @@ class _ProtoReader:
         self.found.operators[key] = self.found.operators.get(key, 0) + 1
         if operator == "ScatterND" and reduction != "none":
             self.found.racing_scatters += 1
+        if outputs > 1:
+            self.found.many_outputs.append(ManyOutputs(operator, label, outputs))
+        self.found.ends_in_absent_inputs |= absent
 
     def attribute(self, data: memoryview, depth: int) -> tuple[str, str]:
         once, name, string = Once("an attribute"), "", ""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +18,7 @@ from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_b
 from device_sdk.system.clock import Clock, MonotonicClock
 
 if TYPE_CHECKING:
+    from device_sdk.runtime.providers import Providers
     from device_sdk.trainer import Trainer
 
 # Small enough to keep the factors where they are; a step costs the same whatever they hold.
@@ -39,7 +42,7 @@ class TrainStepWorkload:
         interactions: int,
         users: int,
         batch: int | None,
-        providers: str | Sequence[str],
+        providers: Providers,
         threads: int,
         rng: np.random.Generator,
     ) -> None:
@@ -60,6 +63,11 @@ class TrainStepWorkload:
     def provider(self) -> str:
         """onnxruntime's execution provider in use."""
         return self._trainer.providers[0]
+
+    @property
+    def provider_report(self) -> str:
+        """Why it is in use; empty for the CPU where nothing else was tried."""
+        return self._trainer.provider_report
 
     @property
     def threads(self) -> int:
@@ -113,7 +121,7 @@ def choose_latent_dimension(
     slowdown: float = 1.0,
     when_none_fits: WhenNoneFits = "one",
     threads: int = 1,
-    providers: str | Sequence[str] = "auto",
+    providers: Providers = "auto",
     clock: Clock | None = None,
     rng: np.random.Generator | None = None,
     progress: Callable[[Measurement], None] | None = None,
@@ -122,7 +130,8 @@ def choose_latent_dimension(
 
     Times the artifact's own train step on `items` x k and `users` x k factors and `interactions`
     triples (in steps of `batch`; None is one step), as "Request" and "Choice" describe.
-    The default `rng` has a fixed seed.
+    The default `rng` has a fixed seed. Of the CPU and an accelerator that "auto" finds, each has
+    half of the time box, and the one with the larger k is chosen, or with the faster one.
 
     Raises ValueError for impossible arguments, ArtifactError for an artifact that is no matrix
     factorisation, ProviderError where the providers cannot be used.
@@ -135,22 +144,54 @@ def choose_latent_dimension(
         raise ValueError(f"batch is {batch}; expected 1 or more triples, or None for one step")
     clock = MonotonicClock() if clock is None else clock
     rng = np.random.default_rng(0) if rng is None else rng
-    start = clock.now()
-    workload = TrainStepWorkload(
-        artifact,
-        items=items,
-        interactions=interactions,
-        users=users,
-        batch=batch,
-        providers=providers,
-        threads=threads,
-        rng=rng,
+    contenders = _contenders(providers)
+    share = replace(request, time_box_seconds=time_box_seconds / len(contenders))
+    choices = []
+    for contender in contenders:
+        start = clock.now()
+        workload = TrainStepWorkload(
+            artifact,
+            items=items,
+            interactions=interactions,
+            users=users,
+            batch=batch,
+            providers=contender,
+            threads=threads,
+            rng=rng,
+        )
+        choice = choose_k(workload, share, clock=clock, start=start, progress=progress)
+        machine = describe_machine(threads=workload.threads, provider=workload.provider)
+        reason = f"{choice.reason} {workload.provider_report}".rstrip()
+        choices.append(replace(choice, request=request, machine=machine, reason=reason))
+    return _best(choices)
+
+
+def _contenders(providers: Providers) -> list[Providers]:
+    """What is measured: for "auto" the accelerator it finds first, and the CPU."""
+    from device_sdk.runtime.providers import candidates
+
+    if providers != "auto":
+        return [providers]
+    found = candidates("auto")
+    return [*found[:-1][:1], found[-1]]
+
+
+def _best(choices: list[Choice]) -> Choice:
+    """The one with the largest k, of equal ones the fastest; its reason tells of the others."""
+
+    def worth(choice: Choice) -> tuple[bool, int, float]:
+        seconds = math.inf if choice.p90_seconds is None else choice.p90_seconds
+        return choice.fits, choice.k or 0, -seconds
+
+    best = max(choices, key=worth)
+    others = [choice for choice in choices if choice is not best]
+    return replace(
+        best,
+        reason=" ".join([best.reason, *map(_told, others)]),
+        elapsed_seconds=sum(choice.elapsed_seconds for choice in choices),
     )
-    return choose_k(
-        workload,
-        request,
-        machine=describe_machine(threads=workload.threads, provider=workload.provider),
-        clock=clock,
-        start=start,
-        progress=progress,
-    )
+
+
+def _told(choice: Choice) -> str:
+    provider = "" if choice.machine is None else choice.machine.provider
+    return f"With {provider} instead: {choice.reason}"

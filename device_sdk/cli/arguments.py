@@ -11,6 +11,7 @@ from typing import TextIO
 
 from device_sdk.link.settings import LinkSettings
 from device_sdk.system.printable import PrintableFormatter
+from device_sdk.world import PROVIDER_NAMES
 
 # How a command fails.
 
@@ -32,6 +33,20 @@ def add_home(parser: argparse.ArgumentParser) -> None:
         default=Path(DEFAULT_HOME),
         metavar="DIR",
         help=f"the device's own folder (default: {DEFAULT_HOME})",
+    )
+
+
+# What trains.
+
+
+def add_providers(parser: argparse._ActionsContainer) -> None:
+    """Add ``--providers``."""
+    parser.add_argument(
+        "--providers",
+        choices=PROVIDER_NAMES,
+        default="auto",
+        help="what runs the graphs; auto is the fastest that is here and trains as the CPU does "
+        "(default: auto)",
     )
 
 

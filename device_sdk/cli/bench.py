@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from device_sdk.capability import Choice, Machine, Measurement, choose_latent_dimension
-from device_sdk.cli.arguments import ProgressLine
+from device_sdk.cli.arguments import ProgressLine, add_providers
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.system.command_line import fraction, positive_float, positive_int, slowdown
 from device_sdk.system.printable import text_table
@@ -103,12 +103,7 @@ def add_search_arguments(search: argparse._ArgumentGroup) -> None:
     search.add_argument(
         "--threads", type=positive_int, default=1, help="threads in an operator (default: 1)"
     )
-    search.add_argument(
-        "--providers",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where to run: CUDA if it is there, else the CPU (default: auto)",
-    )
+    add_providers(search)
 
 
 def run(arguments: argparse.Namespace) -> int:

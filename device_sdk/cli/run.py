@@ -11,6 +11,7 @@ from pathlib import Path
 from device_sdk.cli.arguments import (
     CommandError,
     add_home,
+    add_providers,
     add_proxy,
     link_settings,
     log_to_stderr,
@@ -100,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="likewise, only after the machine had little to do for so long (at most 900)",
     )
     add_proxy(parser)
+    add_providers(parser)
     parser.add_argument(
         "--for",
         type=positive_float,
@@ -120,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds_a_day=arguments.seconds_a_day,
         bytes_a_day=arguments.bytes_a_day,
         only_when=_only_when(arguments),
+        providers=arguments.providers,
     )
     link = link_settings(arguments)
     try:

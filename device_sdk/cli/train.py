@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from device_sdk.capability import choose_latent_dimension
-from device_sdk.cli.arguments import CommandError, ProgressLine
+from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers
 from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="factorisation artifact (default: the built-in)",
     )
     parser.add_argument("--threads", type=positive_int, default=1, help="default: 1")
-    parser.add_argument("--providers", choices=("auto", "cpu", "cuda"), default="auto")
+    add_providers(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

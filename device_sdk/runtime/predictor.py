@@ -33,6 +33,7 @@ class Predictor:
         self._graph = manifest.graphs[name]
         self._name = "inference" if name == "infer" else "evaluation"
         self._session = make_session(graph, self._graph.file, settings)
+        self._host_only = settings.host_only
         self._state = [p for p in self._graph.select("state") if p.name not in constants]
         self._checker = BatchChecker(
             self._graph.select("batch"),
@@ -60,7 +61,11 @@ class Predictor:
         # The OrtValues alias the arrays and must outlive the run.
         others = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in instead.items()}
         for port in self._state:
-            value = others.get(port.of) or banks.value(banks.current, port.of)
+            value = others.get(port.of) or (
+                banks.host_value(port.of)
+                if self._host_only
+                else banks.value(banks.current, port.of)
+            )
             binding.bind_ortvalue_input(port.name, value)
         values = [
             ort.OrtValue.ortvalue_from_numpy(

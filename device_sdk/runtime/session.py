@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES
 from device_sdk.errors import ProviderError
+from device_sdk.runtime.providers import CPU, Provider, Providers, add_to, candidates
 
 # An array in main memory together with the OrtValue that aliases it.
 
@@ -29,31 +29,27 @@ class HostTensor:
         self.value = ort.OrtValue.ortvalue_from_numpy(self.array)
 
 
-CPU = "CPUExecutionProvider"
-CUDA = "CUDAExecutionProvider"
 _LOG = logging.getLogger("device_sdk")
-# TF32 keeps 10 bits of mantissa: results would no longer match torch's float32.
-_OPTIONS = {CUDA: {"use_tf32": "0"}}
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Execution providers in order of preference, and threads inside one operator."""
+    """The provider that runs what it can (the CPU runs the rest), and threads in one operator."""
 
-    providers: tuple[str, ...]
+    provider: Provider
     threads: int
     patterns: bool = True
     """Whether a batch shape's second run takes all of its memory as one block."""
 
     @property
-    def on_cuda(self) -> bool:
-        """Whether state lives in the memory of a CUDA device."""
-        return self.providers[0] == CUDA
+    def providers(self) -> tuple[str, ...]:
+        """onnxruntime's names, the preferred one first."""
+        return tuple(dict.fromkeys((self.provider.title, CPU.title)))
 
     @property
     def host_only(self) -> bool:
         """Whether every input is read from main memory, where it is bound."""
-        return self.providers == (CPU,)
+        return self.provider.title == CPU.title
 
 
 def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> ort.InferenceSession:
@@ -85,22 +81,30 @@ def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> o
             list(graph.external.values()),
             [len(data) for data in graph.external.values()],
         )
+    provider, titles = settings.provider, settings.providers
+    plugin = provider.is_plugin
     try:
+        if plugin:
+            add_to(options, provider, graph.model)
         session = ort.InferenceSession(
             graph.onnx,
             options,
-            providers=list(settings.providers),
-            provider_options=[_OPTIONS.get(name, {}) for name in settings.providers],
+            providers=None if plugin else list(titles),
+            provider_options=None
+            if plugin
+            else [dict(provider.options), *({} for _ in titles[1:])],
             # The built-in fallback prints to stdout and hides which provider is used.
             enable_fallback=0,
         )
+    except ProviderError:
+        raise
     except Exception as error:  # onnxruntime's exceptions share no base class
-        if settings.providers != (CPU,):
-            raise ProviderError(f"no session with {settings.providers[0]}: {error}") from error
+        if not settings.host_only:
+            raise ProviderError(f"no session with {provider.title}: {error}") from error
         raise ArtifactError(f"{file}: onnxruntime refuses the graph: {error}") from error
-    if settings.providers[0] not in session.get_providers():
+    if provider.title not in session.get_providers():
         raise ProviderError(
-            f"onnxruntime left out {settings.providers[0]}: are its libraries installed? "
+            f"onnxruntime left out {provider.title}: are its libraries installed? "
             'providers="cpu" works everywhere'
         )
     return session
@@ -109,53 +113,25 @@ def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> o
 def open_session(
     graph: CheckedGraph,
     file: str,
-    providers: str | Sequence[str],
+    providers: Providers,
     threads: int,
     *,
     patterns: bool = True,
 ) -> tuple[ort.InferenceSession, SessionSettings]:
-    """The session for the first choice of providers that works, and what it was made with.
+    """The session for the first candidate that works, and what it was made with.
 
-    `providers` is "auto" (CUDA where it works, else CPU), "cpu", "cuda", or a list of onnxruntime's
-    own names.
+    Raises ProviderError where none does; "auto" ends with the CPU.
     """
-    choices = provider_choices(providers, ort.get_available_providers())
-    for choice in choices[:-1]:
-        settings = SessionSettings(choice, threads, patterns)
+    choices = candidates(providers)
+    for provider in choices:
+        settings = SessionSettings(provider, threads, patterns)
         try:
             session = make_session(graph, file, settings)
         except ProviderError as error:
+            if provider is choices[-1]:
+                raise
             _LOG.warning("%s: %s; trying the next provider", file, error)
             continue
-        _LOG.info("%s runs on %s", file, choice[0])
+        _LOG.info("%s runs on %s", file, provider.title)
         return session, settings
-    settings = SessionSettings(choices[-1], threads, patterns)
-    session = make_session(graph, file, settings)
-    _LOG.info("%s runs on %s", file, settings.providers[0])
-    return session, settings
-
-
-def provider_choices(
-    providers: str | Sequence[str], available: Sequence[str]
-) -> tuple[tuple[str, ...], ...]:
-    """The lists of providers to try, best first. Raises ProviderError for an unknown provider."""
-    if providers == "cpu":
-        return ((CPU,),)
-    if providers == "cuda":
-        wanted: tuple[str, ...] = (CUDA, CPU)
-    elif providers == "auto":
-        return ((CUDA, CPU), (CPU,)) if CUDA in available else ((CPU,),)
-    elif isinstance(providers, str):
-        raise ProviderError(
-            f'providers={providers!r} is unknown: give "auto", "cpu", "cuda", or a list of '
-            f"onnxruntime's names ({', '.join(available)})"
-        )
-    else:
-        wanted = tuple(providers)
-    missing = [name for name in wanted if name not in available]
-    if missing or not wanted:
-        raise ProviderError(
-            f"this build of onnxruntime offers {', '.join(available)}, "
-            f"but not {', '.join(missing) or 'an empty list'}"
-        )
-    return (wanted,)
+    raise ProviderError("no provider was given")

@@ -57,47 +57,104 @@ class HostSlot:
         np.copyto(self._view, array, casting="no")
 
 
-class CudaSlot:
-    """A slot in a CUDA device's memory."""
+class DeviceSlot:
+    """A slot in the memory of an accelerator."""
 
-    def __init__(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, dtype: np.dtype[np.generic], shape: tuple[int, ...], memory: ort.OrtMemoryInfo
+    ) -> None:
         self._dtype = dtype
+        self._memory = memory
         self.resize(shape)
+
+    def read(self) -> Array:
+        array = np.empty(self._shape, self._dtype)
+        self._copy(self.value, ort.OrtValue.ortvalue_from_numpy(array))
+        return array
+
+    def resize(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self.value = ort.OrtValue.ortvalue_from_shape_and_type(
+            list(shape), self._dtype, memory_info=self._memory
+        )
+        self.write(np.zeros(shape, self._dtype))
+
+    def write(self, array: Array) -> None:
+        self._copy(ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C")), self.value)
+
+    def _copy(self, source: ort.OrtValue, target: ort.OrtValue) -> None:
+        ort.copy_tensors([source], [target])
+
+
+class CudaSlot(DeviceSlot):
+    """A slot in a CUDA device's memory, by the calls that a built-in provider has."""
 
     def read(self) -> Array:
         array: Array = self.value.numpy()
         return array
 
     def resize(self, shape: tuple[int, ...]) -> None:
-        self.value = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, self._dtype), "cuda", 0)
+        self._shape = shape
+        self.value = ort.OrtValue.ortvalue_from_numpy(
+            np.zeros(shape, self._dtype), "cuda", self._memory.device_id
+        )
 
     def write(self, array: Array) -> None:
         self.value.update_inplace(np.array(array, order="C"))
 
 
+def _slot(
+    dtype: np.dtype[np.generic], shape: tuple[int, ...], memory: ort.OrtMemoryInfo | None
+) -> Slot:
+    if memory is None:
+        return HostSlot(dtype, shape)
+    return (CudaSlot if memory.name == "Cuda" else DeviceSlot)(dtype, shape, memory)
+
+
+def device_memory(session: ort.InferenceSession) -> dict[str, ort.OrtMemoryInfo]:
+    """Where a session reads its inputs, by their names; those in main memory are left out.
+
+    What lies there is not copied when it is bound.
+    """
+    names = [each.name for each in session.get_inputs()]
+    places = zip(names, session.get_input_memory_infos(), strict=True)
+    return {name: memory for name, memory in places if not _in_main_memory(memory)}
+
+
+def _in_main_memory(memory: ort.OrtMemoryInfo) -> bool:
+    elsewhere: bool = memory.device_mem_type != ort.OrtDeviceMemoryType.DEFAULT
+    return elsewhere or memory.name == "Cpu"
+
+
 class StateBanks:
-    """All state tensors, twice but for those that a step keeps. `current` holds the state."""
+    """All state tensors, twice but for those that a step keeps. `current` holds the state.
+
+    `places`: the memory of an accelerator for each state tensor that does not lie in main memory.
+    """
 
     def __init__(
         self,
         tensors: tuple[StateTensor, ...],
         shapes: Mapping[str, tuple[int, ...]],
-        on_cuda: bool,
+        places: Mapping[str, ort.OrtMemoryInfo],
         kept: Collection[str] = (),
     ) -> None:
-        slot = CudaSlot if on_cuda else HostSlot
+        def slot(tensor: StateTensor) -> Slot:
+            return _slot(DTYPES[tensor.dtype], shapes[tensor.name], places.get(tensor.name))
+
         self.current = 0
         self.shapes = dict(shapes)
-        first: dict[str, Slot] = {t.name: slot(DTYPES[t.dtype], shapes[t.name]) for t in tensors}
-        second = {
-            t.name: first[t.name] if t.name in kept else slot(DTYPES[t.dtype], shapes[t.name])
-            for t in tensors
-        }
+        first = {t.name: slot(t) for t in tensors}
+        second = {t.name: first[t.name] if t.name in kept else slot(t) for t in tensors}
         self._banks: tuple[dict[str, Slot], dict[str, Slot]] = (first, second)
 
     def value(self, bank: int, name: str) -> ort.OrtValue:
         """What to bind for a state tensor in a bank."""
         return self._banks[bank][name].value
+
+    def host_value(self, name: str) -> ort.OrtValue:
+        """The current contents in main memory, for a session that reads no other."""
+        return ort.OrtValue.ortvalue_from_numpy(self.read(name))
 
     def read(self, name: str) -> Array:
         """The current contents, as a view where that is possible."""

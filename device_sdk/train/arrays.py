@@ -43,9 +43,10 @@ class OutOfTime(Exception):
 class WatchedTrainer(Trainer):
     """``steps`` counts since it was last set; ``stop_at`` is in the clock's seconds."""
 
-    def __init__(self, directory: str | os.PathLike[str], clock: Clock, *, seed: int) -> None:
-        super().__init__(directory, threads=1, seed=seed)
-        self._clock = clock
+    def __init__(
+        self, directory: str | os.PathLike[str], clock: Clock, *, seed: int, providers: str = "auto"
+    ) -> None:
+        super().__init__(directory, providers=providers, threads=1, seed=seed, clock=clock)
         self.steps = 0
         self.stop_at = math.inf
 
@@ -279,7 +280,9 @@ class ArrayTrainer(RoundTrainer):
     def _trainer(self, folder: Path) -> WatchedTrainer:
         if folder not in self._trainers:
             seed = int(self._rng.integers(2**31))
-            self._trainers[folder] = WatchedTrainer(folder, self._clock, seed=seed)
+            self._trainers[folder] = WatchedTrainer(
+                folder, self._clock, seed=seed, providers=self._options.providers
+            )
         return self._trainers[folder]
 
     def _keep_only(self, artifact: LocalArtifact) -> None:
@@ -298,9 +301,11 @@ class ArrayTrainer(RoundTrainer):
         # A learning rate that falls from round to round makes no round slower.
         settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
         most = f" {self._options.most_attachment_bytes} bytes" if self._places() else ""
+        asked = self._options.providers
+        by = "" if asked == "auto" else f" on {asked}"
         return (
             f"{ids} {job.terms.method} {self.affordable_seconds(job)}s x{self._options.slowdown} "
-            f"{settings}{most}"
+            f"{settings}{most}{by}"
         )
 
     # -- work that either end may do ---------------------------------------------------------------
@@ -406,7 +411,9 @@ class ArrayTrainer(RoundTrainer):
             time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
         )
-        return choose_among(works, request, self._clock)
+        fit = choose_among(works, request, self._clock)
+        chosen = self._trainers[job.artifacts[fit.place or 0].folder]
+        return replace(fit, reason=f"{fit.reason} {chosen.provider_report}".rstrip())
 
 
 def _chosen(job: TrainingJob, row: CapabilityRow | None) -> LocalArtifact:

@@ -48,7 +48,7 @@ class _Positives:
         return self.rows
 
 
-def factor_step(artifact: Path) -> FactorStep:
+def factor_step(artifact: Path, providers: str = "auto") -> FactorStep:
     """The step of a task's factorisation on this device.
 
     Only the graph that is installed with the device is known to be NumPy's formula. Another one is
@@ -58,7 +58,7 @@ def factor_step(artifact: Path) -> FactorStep:
     def graph() -> TrainerStep:
         from device_sdk.trainer import Trainer
 
-        trainer = Trainer(artifact, threads=1)
+        trainer = Trainer(artifact, providers=providers, threads=1)
         check_factorisation(trainer.artifact)
         return TrainerStep(trainer)
 
@@ -119,7 +119,7 @@ class ScatterTrainer(RoundTrainer):
 
     def _load(self, artifact: Path) -> ScatterLearner:
         if self._learner is None or self._loaded != artifact:
-            step = factor_step(artifact)
+            step = factor_step(artifact, self._options.providers)
             self._learner = ScatterLearner(self._local, step, 1, self._rng, self._options.pool)
             self._loaded = artifact
         return self._learner

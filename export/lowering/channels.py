@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Tensorish, Value, fixed, same
+from export.lowering.graph import Dim, Graph, Tensorish, Value, fixed, same, same_shape
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ def followed(function: _Function) -> _Function:
     def lower(g: Graph, out: Any, *args: Any, **kwargs: Any) -> Any:
         shape = tuple(out.shape) if isinstance(out, torch.Tensor) else ()
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Value)]
-        full = [value for value in given if _equal(value.shape, shape)]
+        full = [value for value in given if same_shape(value.shape, shape)]
         held = [held_first(g, value) is not None for value in full]
         if not any(held) or not all(a or is_line(v) for a, v in zip(held, full, strict=True)):
             return function(g, out, *args, **kwargs)
@@ -114,7 +114,3 @@ def followed(function: _Function) -> _Function:
         return exchanged(g, result, len(shape))
 
     return lower  # type: ignore[return-value]
-
-
-def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

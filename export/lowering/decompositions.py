@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -85,6 +85,65 @@ def _index_put(a: Tensor, indices: Indices, values: Tensor, accumulate: bool = F
     return found
 
 
+def _broadcast_in_dim(a: Tensor, shape: Sequence[Any], places: Sequence[int]) -> Tensor:
+    """``a`` with its axes at ``places`` of the result, repeated along all others.
+
+    torch's own says that it may be a view, which a recording without writes does not take.
+    """
+    between: list[Any] = [1] * len(shape)
+    for axis, place in enumerate(places):
+        between[place] = a.shape[axis]
+    return a.reshape(between).expand(shape)
+
+
+def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -> Tensor:
+    """Each axis by itself: what was padded goes to the edge that it repeats."""
+    for place in range(0, len(padding), 2):
+        axis, before, after = a.dim() - 1 - place // 2, padding[place], padding[place + 1]
+        size = a.shape[axis]
+        if before < 0 or after < 0:
+            return NotImplemented  # type: ignore[no-any-return]
+        inner = grad.narrow(axis, before, size)
+        for amount, start, around in (
+            (before, 0, (0, size - 1)),
+            (after, before + size, (size - 1, 0)),
+        ):
+            edge = grad.narrow(axis, start, amount).sum(axis, keepdim=True)
+            inner = inner + aten.constant_pad_nd(edge, [0, 0] * (place // 2) + list(around))
+        grad = inner
+    return grad
+
+
+def _addmv(a: Tensor, matrix: Tensor, vector: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    result: Tensor = beta * a + alpha * (matrix @ vector)
+    return result
+
+
+def _addbmm(a: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    result: Tensor = beta * a + alpha * (x @ y).sum(0)
+    return result
+
+
+def _prims_sum(a: Tensor, dims: Any, *, output_dtype: Any = None) -> Tensor:
+    return aten.sum(a, dims, dtype=output_dtype) if dims else a.clone()
+
+
+def _diagonal_backward(
+    grad: Tensor, sizes: Sequence[Any], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    """The gradient on the diagonal of zeros, by a mask of the two axes."""
+    first, second = dim1 % len(sizes), dim2 % len(sizes)
+    rest = [axis for axis in range(len(sizes)) if axis not in (first, second)]
+    rows, columns = torch.arange(sizes[first]).unsqueeze(1), torch.arange(sizes[second])
+    # The diagonal's element number at each place: its row, or its column below the main one.
+    number = (rows if offset >= 0 else columns).expand(sizes[first], sizes[second])
+    last = grad.shape[-1] - 1
+    spread = grad[..., number.clamp(min=0, max=last)]
+    spread = torch.where(columns - rows == offset, spread, 0.0)
+    order = [*rest, first, second]
+    return spread.permute([order.index(axis) for axis in range(len(sizes))])
+
+
 @cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator to decomposition; what has a lowering of its own is kept whole."""
@@ -95,4 +154,13 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return simpler | {
         aten.index.Tensor: _index,
         aten.index_put.default: _index_put,
+        aten.addmv.default: _addmv,
+        aten.addbmm.default: _addbmm,
+        aten.diagonal_backward.default: _diagonal_backward,
+        torch.ops.prims.broadcast_in_dim.default: _broadcast_in_dim,
+        torch.ops.prims.sum.default: _prims_sum,
+        **{
+            getattr(aten, f"replication_pad{rank}d_backward").default: _replication_pad_backward
+            for rank in (1, 2, 3)
+        },
     }

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Number, Scalar, Value, same
+from export.lowering.graph import Dim, Graph, Number, Scalar, Value, same, same_shape
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -16,11 +16,7 @@ Operand = Value | Scalar
 
 
 def full_shape(value: Operand, shape: tuple[Dim, ...]) -> bool:
-    return (
-        isinstance(value, Value)
-        and len(value.shape) == len(shape)
-        and all(same(a, b) for a, b in zip(value.shape, shape, strict=True))
-    )
+    return isinstance(value, Value) and same_shape(value.shape, shape)
 
 
 def operands(

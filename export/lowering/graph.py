@@ -205,6 +205,11 @@ def same(a: Dim, b: Dim) -> bool:
     return bool(expression(a) == expression(b))
 
 
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes are equal for every size of the axes."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
 def fixed(size: Dim) -> int | None:
     """The size as a number, or None where it depends on an axis."""
     value = expression(size)
@@ -262,6 +267,9 @@ class Graph:
             return self._equal[key]
         names = [self.name(op_type.lower()) if want else "" for want in wanted]
         node = helper.make_node(op_type, sources, names, **given)
+        # A name by which a device can leave it to the CPU, where another provider cannot run it.
+        if len(names) > 1:
+            node.name = next(name for name in names if name)
         if key is not None:
             self._equal[key] = tuple(names)
         self.nodes.append(node)
@@ -347,7 +355,7 @@ class Graph:
 
     def reshape(self, value: Tensorish, sizes: Sequence[Dim]) -> str:
         """The value with another shape of as many elements."""
-        if isinstance(value, Value) and _equal(value.shape, sizes):
+        if isinstance(value, Value) and same_shape(value.shape, sizes):
             return value.name
         return self.op("Reshape", value, self.target(sizes))
 
@@ -461,7 +469,3 @@ def _name(value: Tensorish | None) -> str:
     if value is None:
         return ""
     return value.name if isinstance(value, Value) else value
-
-
-def _equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

@@ -15,7 +15,7 @@ import torch
 from export.errors import ExportError
 from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.elementwise import div_mode
-from export.lowering.graph import Dim, Graph, Value, fixed, same
+from export.lowering.graph import Dim, Graph, Value, fixed, same, same_shape
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
 
@@ -292,9 +292,7 @@ def nonzero(g: Graph, out: Any, a: Value) -> str:
 
 
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
-    if len(shape) == value.rank and all(
-        same(x, y) for x, y in zip(value.shape, shape, strict=True)
-    ):
+    if same_shape(value.shape, shape):
         return value.name
     return g.op("Expand", value, g.shape(shape))
 

@@ -18,7 +18,7 @@ from export.lowering.channels import (
     swapped,
     with_first,
 )
-from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same
+from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same_shape
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -26,7 +26,6 @@ aten = torch.ops.aten
 
 @lowers(
     aten.view.default,
-    aten.reshape.default,
     aten._unsafe_view.default,
     aten.unsqueeze.default,
     aten.squeeze.default,
@@ -45,9 +44,7 @@ def view(g: Graph, out: Any, a: Value, *where: Any) -> str:
 
 @lowers(aten.expand.default)
 def expand(g: Graph, out: Any, a: Value, sizes: Any, *, implicit: bool = False) -> str:
-    if len(a.shape) == len(out.shape) and all(
-        same(x, y) for x, y in zip(a.shape, out.shape, strict=True)
-    ):
+    if same_shape(a.shape, out.shape):
         return a.name
     producer = g.producer.get(a.name)
     source = a.name

@@ -16,7 +16,18 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from export.errors import ExportError
-from export.rewrites import ctc, distances, dropout, losses, normalisation, recurrent, tables
+from export.rewrites import (
+    ctc,
+    distances,
+    dropout,
+    fourier,
+    losses,
+    normalisation,
+    quantisation,
+    recurrent,
+    sparse,
+    tables,
+)
 from export.rewrites.activations import gelu
 from export.rewrites.randomness import RandomFunctions, Randomness
 from export.rewrites.upsampling import interpolate
@@ -34,7 +45,8 @@ def in_projection_packed(
 ) -> list[Tensor]:
     """``torch.nn.functional._in_projection_packed``: w [3 * e, e], b [3 * e] or None."""
     if q is k and k is v:
-        parts = functional.linear(q, w, b).split(q.shape[-1], dim=-1)
+        # Of a transposed tensor torch would add the bias apart from the product.
+        parts = functional.linear(q.contiguous(), w, b).split(q.shape[-1], dim=-1)
         return [part.contiguous() for part in parts]
     return _torchs_own(q, k, v, w, b)
 
@@ -202,6 +214,9 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     torch.masked_select: tables.masked_select,
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
+    **fourier.EQUALS,
+    **quantisation.EQUALS,
+    **sparse.EQUALS,
 }
 
 
@@ -271,7 +286,13 @@ def seeded(randomness: Randomness) -> Iterator[None]:
         *unchecked_replacements(),
         *float32_replacements(say=False),
     ]
-    with _LOCK, _patched(replacements), _plain_attention(), RandomFunctions(randomness):
+    with (
+        _LOCK,
+        _patched(replacements),
+        _plain_attention(),
+        RandomFunctions(randomness),
+        _Replaced(quantisation.EQUALS),  # torch's own exist in float32 only
+    ):
         yield
 
 

@@ -88,8 +88,11 @@ def replacements() -> list[Replacement]:
             given = packing.unpack(input) if packing else input
             x = given.permute(time, units, sequences)
             x, last = stack.run(layer, x, states, dropout if train else 0.0, packing)
-            y = x.permute(2, 0, 1) if batch_first else x.permute(0, 2, 1)
-            return (packing.pack(y) if packing else y, *last)
+            # In torch's order in memory, which a view of the result relies on.
+            y = x.permute(0, 2, 1).contiguous()
+            if packing:
+                return (packing.pack(y), *last)
+            return (y.transpose(0, 1) if batch_first else y, *last)
 
         return run
 
@@ -202,7 +205,7 @@ class _Stack:
                 index += 1
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         ends = tuple(
-            torch.stack([last[kind] for last in lasts]).transpose(1, 2)
+            torch.stack([last[kind] for last in lasts]).transpose(1, 2).contiguous()
             for kind in range(len(states))
         )
         return x, ends

@@ -124,13 +124,11 @@ def _matrix(
     """[after, before]: what torch makes of each unit vector of an axis."""
     with _disable_current_modes():
         units = torch.eye(before)
-        if mode == "bicubic":
-            size, scales = ((1, after), None) if scale is None else (None, (1.0, scale))
-            rows = _torchs_own(
-                units.reshape(before, 1, 1, before), size, scales, mode, align_corners
-            )
-        else:
-            size, scales = (after, None) if scale is None else (None, scale)
-            kind = "linear" if "linear" in mode else mode
-            rows = _torchs_own(units.unsqueeze(1), size, scales, kind, align_corners)
+        # Bicubic exists for pictures alone: those of one row.
+        flat = mode == "bicubic"
+        size: Any = None if scale is not None else (1, after) if flat else after
+        scales: Any = (1.0, scale) if flat and scale is not None else scale
+        kind = "linear" if "linear" in mode else mode
+        units = units.reshape(before, *([1, 1] if flat else [1]), before)
+        rows = _torchs_own(units, size, scales, kind, align_corners)
         return rows.reshape(before, after).t().contiguous()

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_sdk import GraphRunError, NonFiniteStep, Trainer
+import device_sdk.trainer
+from device_sdk import ArtifactError, GraphRunError, NonFiniteStep, Trainer
+from device_sdk.artifact.manifest import INITIAL_FILE
 from device_sdk.artifact.safetensors import Array
 from device_sdk.runtime.step import step_seed
 from tests.fakes.handmade import FEATURES, TARGETS, factor_artifact, linear_artifact
@@ -251,3 +253,23 @@ def test_an_index_out_of_range_is_reported_and_changes_nothing(factors: Path) ->
     expected = factor_oracle(state, batch, 0.05)
     trainer.step(batch)
     np.testing.assert_allclose(trainer.state["V"], expected["V"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_large_model_s_initial_state_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held for `reset`, it would be a third copy of the parameters."""
+    monkeypatch.setattr(device_sdk.trainer, "_LARGE_STATE_BYTES", 0)
+    linear_artifact(tmp_path)
+    trainer = Trainer(tmp_path)
+    before = trainer.state
+    trainer.step(linear_batch(np.random.default_rng(0), 5))
+    trainer.reset()
+    assert all(np.array_equal(trainer.state[name], array) for name, array in before.items())
+    trainer.step(linear_batch(np.random.default_rng(0), 5))
+    moved = trainer.state
+    initial = tmp_path / INITIAL_FILE
+    initial.write_bytes(initial.read_bytes()[:-1] + b"x")
+    with pytest.raises(ArtifactError, match="was changed"):
+        trainer.reset()
+    assert all(np.array_equal(trainer.state[name], array) for name, array in moved.items())

@@ -38,9 +38,6 @@ CALLS: dict[Any, Callable[[Tensor, int], Any]] = {
     aten.cat.default: lambda x, d: aten.cat([x, 2 * x], d),
     aten.stack.default: lambda x, d: aten.stack([x, 2 * x], d),
     aten.diagonal.default: lambda x, d: aten.diagonal(x, 0, d, (d - 1) % -3),
-    aten.diagonal_backward.default: lambda x, d: aten.diagonal_backward(
-        x[0, :, :4], [4, 4, 4], 0, d, (d - 1) % -3
-    ),
     aten.unfold.default: lambda x, d: aten.unfold(x, d, 2, 1),
     aten.index_select.default: lambda x, d: aten.index_select(x, d, _index(x, d)),
     aten.gather.default: lambda x, d: aten.gather(x, d, _places(x)),

@@ -260,8 +260,8 @@ def test_a_wrong_step_long_after_the_first_is_not_exported(
     """Accumulation moves parameters after more steps than verification trains."""
     from export.lowering import registry
 
-    right = registry._TABLE[torch.ops.aten.where.self]
-    wrong = lambda g, out, c, a, b: right(g, out, c, b, b)  # noqa: E731
-    monkeypatch.setitem(registry._TABLE, torch.ops.aten.where.self, wrong)
+    remainder = torch.ops.aten.remainder.Scalar
+    right = registry._TABLE[remainder]
+    monkeypatch.setitem(registry._TABLE, remainder, lambda g, out, a, b: right(g, out, a, b + 1))
     with pytest.raises(ExportError, match=r"differs from torch.* at step 6"):
         _export(nn.Sequential(nn.Linear(6, 2)), export.Accumulated(export.Sgd(), 7), tmp_path / "a")

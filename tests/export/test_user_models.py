@@ -182,8 +182,68 @@ class LargeNames(nn.Module):
         return x * self.scale + (x @ self.packed[:6])[:, :6] * self.step[0, :6]
 
 
+class Shared(nn.Module):
+    """A layer under two names, a weight and a buffer that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.again = nn.ModuleList([self.first, nn.Linear(6, 6)])
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.again[1].weight
+        self.register_buffer("count", torch.zeros(6))
+        self.last.register_buffer("seen", self.count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.again[0](self.first(x)))
+        self.last.seen.add_(h.detach().mean(0))  # type: ignore[operator]
+        result: Tensor = self.last(self.again[1](h)) + self.count
+        return result
+
+
 def _spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(normalise(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
+
+
+class WrittenVariance(nn.Module):
+    """A write through a view beside what torch breaks into operators that may return views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)[:, :, None] * x[:, None]
+        y = torch.zeros_like(h)
+        y[:, 0] = h.var(1)
+        return functional.pad(y + h, (1, 2, 0, 1), mode="replicate")
+
+
+class ViewedState(nn.Module):
+    """The last state of a recurrent layer, viewed in the order that torch has it in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(1, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, h = self.recurrent(x.t().unsqueeze(2))
+        return h.squeeze(0).view(-1, 5)
+
+
+class OnAGraph(nn.Module):
+    """Convolutions over constant sparse adjacencies, one of them a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = nn.Embedding(300, 4)
+        places = torch.randint(300, (2, 900), generator=torch.Generator().manual_seed(1))
+        self.register_buffer("wide", torch.sparse_coo_tensor(places, _numbers(900), (300, 300)))
+        self.small = (_numbers(300, 300)[:6] > 1.5).float().to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        once = torch.sparse.mm(self.wide, self.nodes.weight)
+        return x @ (self.small @ torch.tanh(once) + (self.wide @ once)[:6])
 
 
 SEEN = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]] * 2, dtype=torch.bool)
@@ -196,7 +256,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
     "plain average": (PlainAverage, {}),
     "masked attention": (Masked, {"seen": SEEN}),
     "large names": (LargeNames, {}),
+    "shared": (Shared, {}),
     "weight norm": (lambda: _spectral(parametrizations.weight_norm), {}),
+    "written variance": (WrittenVariance, {}),
+    "viewed state": (ViewedState, {}),
+    "on a graph": (OnAGraph, {}),
     "spectral norm": (lambda: _spectral(parametrizations.spectral_norm), {}),
     "old spectral norm": (lambda: _spectral(torch.nn.utils.spectral_norm), {}),
 }
@@ -208,8 +272,10 @@ def test_trains_as_torch_does(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = make()
     attributes = {key: set(module.__dict__) for key, module in model.named_modules()}
+    held = {key: id(tensor) for key, tensor in model.named_parameters(remove_duplicate=False)}
     exported = _trains_as_torch_does(model, {"x": _numbers(ROWS, 6), **more}, tmp_path)
     assert {key: set(m.__dict__) for key, m in model.named_modules()} == attributes
+    assert {k: id(t) for k, t in model.named_parameters(remove_duplicate=False)} == held
     assert exported.report is not None
     assert exported.report.unmoved == (("unused",) if name == "large names" else ())
 
@@ -324,3 +390,18 @@ def test_dropout_masks_survive_checkpointing(tmp_path: Path) -> None:
             trainer.step({"x": _numbers(ROWS, 6).numpy()})
         weights.append(trainer.parameters["body.0.weight"])
     np.testing.assert_array_equal(weights[0], weights[1])
+
+
+def test_what_torch_does_not_copy_with_a_module(assert_parity: Any) -> None:
+    """A weight that a hook makes, and a matrix held by rows."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.utils.weight_norm(nn.Conv1d(1, 4, 3))
+            self.rows = (_numbers(6, 4) > 0).float().to_sparse_csr()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.rows @ self.first(x.unsqueeze(1)).mean(2).T).T
+
+    assert_parity(Model(), {"x": _numbers(ROWS, 6)})

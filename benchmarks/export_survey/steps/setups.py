@@ -211,7 +211,9 @@ def mean_teacher() -> TrainStep:
         out = model.student(batch["x"] + 0.1 * torch.randn_like(batch["x"]))
         return F.cross_entropy(out, batch["y"]) + F.mse_loss(out.softmax(1), target)
 
-    return TrainStep(MeanTeacher(), loss, _rows())
+    return TrainStep(
+        MeanTeacher(), loss, _rows(), predict=lambda m, b: {"logits": m.student(b["x"])}
+    )
 
 
 class BYOL(nn.Module):
@@ -530,7 +532,8 @@ def wgan_gp() -> TrainStep:
         return model(fake).mean() - model(real).mean() + 10 * penalty
 
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
-    return TrainStep(model, loss, {k: torch.randn(ROWS, FEATURES) for k in ("real", "fake")})
+    batch = {k: torch.randn(ROWS, FEATURES) for k in ("real", "fake")}
+    return TrainStep(model, loss, batch, predict=lambda m, b: {"score": m(b["real"])})
 
 
 @KIND.add("FGSM adversarial training")
@@ -541,7 +544,7 @@ def fgsm() -> TrainStep:
         moved = (x + 0.05 * grad.sign()).detach()
         return F.cross_entropy(model(moved), batch["y"])
 
-    return TrainStep(_mlp(), loss, _rows())
+    return TrainStep(_mlp(), loss, _rows(), predict=lambda m, b: {"logits": m(b["x"])})
 
 
 class GradientReversal(torch.autograd.Function):
@@ -875,5 +878,29 @@ def pinn() -> TrainStep:
     model = nn.Sequential(
         nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
     )
-    return TrainStep(model, loss, {"x": torch.rand(16, 1), "edge": torch.tensor([[0.0], [1.0]])},
-                     dynamic={"x": {0: "points"}})  # fmt: skip
+    return TrainStep(
+        model,
+        loss,
+        {"x": torch.rand(16, 1), "edge": torch.tensor([[0.0], [1.0]])},
+        dynamic={"x": {0: "points"}},
+        predict=lambda m, b: {"u": m(b["x"])},
+    )
+
+
+# Optimizers, and what goes around them.
+
+
+def _trained_by(optimizer: str) -> TrainStep:
+    step = TrainStep(_cnn(), _classify, _pictures())
+    return TrainStep(step.model, step.loss, step.batch, optimizer)
+
+
+KIND.add("AdamW, no decay on biases and norms")(lambda: _trained_by("no decay on vectors"))
+KIND.add("SGD, layer-wise rates")(lambda: _trained_by("layer-wise"))
+KIND.add("SGD, Nesterov and decay")(lambda: _trained_by("nesterov"))
+KIND.add("Adam, AMSGrad and coupled decay")(lambda: _trained_by("coupled adam"))
+KIND.add("RMSprop")(lambda: _trained_by("rmsprop"))
+KIND.add("Adagrad")(lambda: _trained_by("adagrad"))
+KIND.add("Lion")(lambda: _trained_by("lion"))
+KIND.add("AdamW, warm-up and clipping")(lambda: _trained_by("recipe"))
+KIND.add("accumulated gradients")(lambda: _trained_by("accumulating"))

@@ -28,8 +28,10 @@ def _mask() -> Tensor:
     return (torch.arange(LENGTH) < lengths).long()
 
 
-def _classifier(config: str, free: bool = False, **given: Any) -> Callable[[], TrainStep]:
-    """``AutoModelForSequenceClassification`` of a small configuration."""
+def _classifier(
+    config: str, free: bool = False, own_loss: bool = True, **given: Any
+) -> Callable[[], TrainStep]:
+    """``AutoModelForSequenceClassification`` of a small configuration, with the package's loss."""
 
     def write() -> TrainStep:
         import transformers
@@ -38,9 +40,9 @@ def _classifier(config: str, free: bool = False, **given: Any) -> Callable[[], T
         model = transformers.AutoModelForSequenceClassification.from_config(made)
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:
-            return model(
-                input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["label"]
-            ).loss
+            labels = batch["label"] if own_loss else None
+            out = model(input_ids=batch["ids"], attention_mask=batch["mask"], labels=labels)
+            return out.loss if own_loss else F.cross_entropy(out.logits, batch["label"])
 
         batch = {"ids": _tokens(), "mask": _mask(), "label": torch.randint(3, (ROWS,))}
         axes = {"ids": _BOTH, "mask": _BOTH, "label": {0: "batch"}} if free else None
@@ -60,9 +62,6 @@ for _title, _config, _given in (
     ("ELECTRA", "ElectraConfig", {**_BERT, "embedding_size": 16}),
     ("DistilBERT", "DistilBertConfig",
      {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "max_position_embeddings": 64}),
-    ("DeBERTa-V2", "DebertaV2Config",
-     {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
-      "max_relative_positions": 16}),
     ("MobileBERT", "MobileBertConfig",
      {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
       "intra_bottleneck_size": 32, "embedding_size": 16, "max_position_embeddings": 64}),
@@ -78,6 +77,17 @@ for _title, _config, _given in (
      {"d_model": 32, "block_sizes": [1, 1], "n_head": 2, "d_head": 16, "d_inner": 64}),
 ):  # fmt: skip
     KIND.add(f"{_title} classifier", "transformers")(_classifier(_config, **_given))
+_DEBERTA = {
+    **_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
+    "max_relative_positions": 16,
+}  # fmt: skip
+# The package's loss drops rows whose label is negative, and branches on how many are left.
+KIND.add("DeBERTa-V2 classifier, the package's loss", "transformers")(
+    _classifier("DebertaV2Config", **_DEBERTA)
+)
+KIND.add("DeBERTa-V2 classifier", "transformers")(
+    _classifier("DebertaV2Config", own_loss=False, **_DEBERTA)
+)
 KIND.add("BERT-tiny classifier, free length", "transformers")(
     _classifier("BertConfig", True, **_BERT)
 )

@@ -14,7 +14,9 @@ from device_sdk.capability import Choice, choose_latent_dimension
 from device_sdk.capability.bench import TrainStepWorkload
 from device_sdk.cli.bench import choice_to_json, choice_to_text
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.runtime import providers
 from tests.fakes.handmade import linear_artifact
+from tests.fakes.odd_provider import ODD, offer_odd_provider
 
 
 def choose(deadline_seconds: float, **options: float) -> Choice:
@@ -139,3 +141,24 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     linear_artifact(tmp_path)
     with pytest.raises(ArtifactError, match="is no matrix factorisation"):
         choose_latent_dimension(tmp_path, deadline_seconds=1.0, items=5, interactions=5)
+
+
+def test_the_cpu_and_an_accelerator_are_both_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(array: np.ndarray) -> None:
+        time.sleep(0.0005)
+
+    offer_odd_provider(monkeypatch, slow)
+    monkeypatch.setattr(providers, "candidates", lambda asked: (ODD, providers.CPU))
+    choice = choose_latent_dimension(
+        packaged_artifact(),
+        deadline_seconds=60.0,
+        items=50,
+        interactions=40,
+        max_k=4,
+        time_box_seconds=2.0,
+    )
+    assert choice.k == 4
+    assert choice.machine is not None and choice.machine.provider == "CPUExecutionProvider"
+    assert "With OddExecutionProvider instead: " in choice.reason
+    assert "OddExecutionProvider: two steps' change of" in choice.reason
+    assert choice.request.time_box_seconds == 2.0

@@ -6,44 +6,93 @@ import logging
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from device_sdk import ProviderError, Trainer
 from device_sdk.artifact import load_artifact
+from device_sdk.artifact.onnx_reader import OnnxModel, read_onnx
 from device_sdk.runtime import batch as batch_memory
 from device_sdk.runtime.batch import BatchMemory
-from device_sdk.runtime.session import CPU, CUDA, open_session, provider_choices
+from device_sdk.runtime.providers import (
+    CPU,
+    CUDA,
+    KNOWN,
+    WEBGPU,
+    Provider,
+    add_to,
+    candidates,
+    left_to_the_cpu,
+)
+from device_sdk.runtime.session import open_session
 from device_sdk.runtime.step import StepRunner
+from device_sdk.world import PROVIDER_NAMES, TrainingOptions
 from tests.fakes.handmade import factor_artifact, linear_artifact
 
 
-def test_provider_choices() -> None:
-    assert provider_choices("auto", [CUDA, CPU]) == ((CUDA, CPU), (CPU,))
-    assert provider_choices("auto", [CPU]) == ((CPU,),)
-    assert provider_choices("cpu", [CUDA, CPU]) == ((CPU,),)
-    assert provider_choices("cuda", [CUDA, CPU]) == ((CUDA, CPU),)
-    assert provider_choices([CPU], [CUDA, CPU]) == ((CPU,),)
-    with pytest.raises(ProviderError, match="not CUDAExecutionProvider"):
-        provider_choices("cuda", [CPU])
-    with pytest.raises(ProviderError, match="an empty list"):
-        provider_choices([], [CPU])
+def test_candidates() -> None:
+    assert candidates("cpu") == candidates([CPU.title]) == (CPU,)
+    assert candidates("auto")[-1] is CPU
+    for asked, told in (
+        ([], "an empty list"),
+        ("gpu", "is unknown"),
+        (["cpu", "gpu"], "is unknown"),
+        (Provider("mine", "MineExecutionProvider"), "not MineExecutionProvider"),
+        (Provider("mine", "MineExecutionProvider", package="mine_ep"), "pip install mine-ep"),
+        (Provider("mine", "MineExecutionProvider", library="/no/such.so"), "cannot be loaded"),
+    ):
+        with pytest.raises(ProviderError, match=told):
+            candidates(asked)
+
+
+def _read(*nodes: onnx.NodeProto) -> OnnxModel:
+    graph = onnx.helper.make_graph(nodes, "g", [], [])
+    return read_onnx(onnx.helper.make_model(graph).SerializeToString())
+
+
+def test_nodes_that_webgpu_cannot_run_are_left_to_the_cpu_by_name() -> None:
+    node = onnx.helper.make_node
+    pieces = [f"p{place}" for place in range(8)]
+    model = _read(
+        node("Split", ["x"], pieces, name="many"),
+        node("Split", ["x"], pieces[:7], name="few"),
+        node("MaxPool", ["x"], ["y", "i"], name="indices", kernel_shape=[2]),
+        node("MaxPool", ["x"], ["z"], kernel_shape=[2]),
+        node("Clip", ["x", "", "x"], ["c"]),
+    )
+    assert left_to_the_cpu(model) == ["many", "indices"]
+    with pytest.raises(ProviderError, match="Split with 8 outputs cannot run there"):
+        left_to_the_cpu(_read(node("Split", ["x"], pieces)))
+
+
+def test_a_graph_that_crashes_plugins_is_refused() -> None:
+    node = onnx.helper.make_node
+    model = _read(node("ConvTranspose", ["x", "w", ""], ["y"]), node("Neg", ["y"], ["z"]))
+    with pytest.raises(ProviderError, match="export the artifact again"):
+        add_to(ort.SessionOptions(), WEBGPU, model)
+
+
+def test_names_are_the_same_everywhere() -> None:
+    assert {"auto", *(provider.name for provider in KNOWN)} == set(PROVIDER_NAMES)
+    with pytest.raises(ValueError, match="providers is 'gpu'"):
+        TrainingOptions(providers="gpu")
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_a_provider_that_is_offered_but_fails_gives_way_to_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if CUDA in ort.get_available_providers():
+    if CUDA.title in ort.get_available_providers():
         pytest.skip("CUDA works here")
     linear_artifact(tmp_path)
     graph = load_artifact(tmp_path).graphs["train"]
     # What a machine with the GPU wheel and without a GPU looks like.
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA.title, CPU.title])
     with caplog.at_level(logging.INFO, "device_sdk"):
         session, settings = open_session(graph, "train.onnx", "auto", 1)
-    assert session.get_providers() == [CPU]
-    assert settings.providers == (CPU,)
+    assert session.get_providers() == [CPU.title]
+    assert settings.providers == (CPU.title,)
     assert "trying the next provider" in caplog.text
     assert caplog.text.count("runs on CPUExecutionProvider") == 1
     with pytest.raises(ProviderError, match="CUDAExecutionProvider"):

@@ -1,0 +1,88 @@
+"""Fourier transforms and the complex numbers that they give, with gradients, as torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fft
+
+from tests.export.recorded import assert_as_torch
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _parts(z: Tensor) -> list[Tensor]:
+    return [z.real, z.imag]
+
+
+def _frames(x: Tensor, **how: Any) -> Tensor:
+    return torch.stft(x, 16, 4, window=torch.hann_window(16), return_complex=True, **how)
+
+
+def _auto_correlation(x: Tensor) -> Tensor:
+    """Autoformer's: values rolled by the lags at which the series resembles itself."""
+    spectrum = fft.rfft(x, dim=-1)
+    likeness = fft.irfft(spectrum * torch.conj(spectrum), n=x.shape[-1], dim=-1)
+    weights, lags = torch.topk(likeness[..., 1:6], 3, dim=-1)  # the others come twice
+    rolled = torch.arange(x.shape[-1]) + lags.unsqueeze(-1)
+    picked = torch.gather(x.unsqueeze(1).expand(-1, 3, -1), 2, rolled % x.shape[-1])
+    return (picked * weights.softmax(-1).unsqueeze(-1)).sum(1)
+
+
+def _chosen_modes(x: Tensor, weight: Tensor) -> Tensor:
+    """FEDformer's: some frequencies times complex weights, the others nothing."""
+    spectrum = fft.rfft(x, dim=-1)
+    out = torch.zeros(x.shape[0], x.shape[1], 7, dtype=torch.cfloat)
+    weights = torch.complex(weight, weight * 2)
+    for place, mode in enumerate((0, 2, 5)):
+        out[:, :, place] = torch.einsum("bi,io->bo", spectrum[:, :, mode], weights)
+    return fft.irfft(out, n=12)
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "rfft": lambda x: _parts(fft.rfft(x)),
+    "rfft along another axis": lambda x: _parts(fft.rfft(x, n=9, dim=1, norm="ortho")),
+    "fft and back": lambda x: _parts(fft.ifft(fft.fft(x) * torch.complex(x, x.sin()))),
+    "fnet": lambda x: fft.fft(fft.fft(x, dim=-1), dim=-2).real,
+    "fft2": lambda x: fft.fft2(x, norm="forward").real + fft.fftn(x).imag,
+    "rfft2": lambda x: fft.irfft2(fft.rfft2(x) * 2, s=x.shape[-2:]),
+    "cropped": lambda x: fft.irfft(fft.rfft(x)[..., :3], n=13),
+    "lengths": lambda x: (fft.rfft(x).abs() + fft.rfft(x * 0).abs()).log1p(),
+    "angles": lambda x: (fft.rfft(x) + 9).angle(),
+    "numbers": lambda x: _parts((torch.exp(torch.complex(x, -x)) / (2 + 1j)) ** 2 - 1j),
+    "pairs": lambda x: torch.view_as_real(fft.rfft(x).transpose(1, 2)).sum((1, 2)),
+    "polar": lambda x: _parts(torch.polar(x.abs() + 1, x) / torch.complex(x, x + 3)),
+    "frames": lambda x: _frames(x.flatten(1)).abs(),
+    "frames there and back": lambda x: torch.istft(
+        _frames(x.flatten(1)) * 1.5, 16, 4, window=torch.hann_window(16), length=70
+    ),
+    "short windows": lambda x: torch.view_as_real(
+        torch.stft(
+            x.flatten(1), 16, 5, 12, torch.hann_window(12), False, normalized=True,
+            return_complex=True,
+        )
+    ),
+    "autoformer": lambda x: _auto_correlation(x[:, 0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_transforms(name: str) -> None:
+    assert_as_torch(FORMS[name], lambda n: (_numbers(n, 6, 12),), atol=5e-5)
+
+
+def test_transforms_over_free_lengths() -> None:
+    def run(x: Tensor, weight: Tensor) -> list[Tensor]:
+        energy = _frames(x).abs().pow(2).mean(-1)
+        return [*_parts(fft.rfft(x)), fft.irfft(fft.rfft(x), n=x.shape[1]), energy * weight]
+
+    assert_as_torch(run, lambda n: (_numbers(2, 24 + n), _numbers(9)), atol=5e-5)
+
+
+def test_chosen_modes() -> None:
+    assert_as_torch(_chosen_modes, lambda n: (_numbers(n, 4, 12), _numbers(4, 4)), atol=5e-5)

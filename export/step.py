@@ -400,7 +400,10 @@ def _in_evaluation_mode(
 ) -> tuple[Outputs, Losses]:
     tensors: dict[str, Tensor] = {}
     for slot in problem.slots:
-        tensors.update(slot.unpack(inputs[f"state.{slot.name}"]))
+        given = slot.unpack(inputs[f"state.{slot.name}"])
+        # A buffer that the model writes to also in evaluation mode is its own for this call.
+        own = slot.kind == "buffer"
+        tensors.update({n: value.clone() if own else value for n, value in given.items()})
     problem.model.eval()
     zero = torch.zeros((), dtype=torch.int64)
     batch = _batch(problem, inputs)

@@ -23,6 +23,7 @@ from export.rewrites import (
     fourier,
     losses,
     normalisation,
+    quantisation,
     recurrent,
     sparse,
     tables,
@@ -214,6 +215,7 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
     **fourier.EQUALS,
+    **quantisation.EQUALS,
     **sparse.EQUALS,
 }
 
@@ -284,7 +286,13 @@ def seeded(randomness: Randomness) -> Iterator[None]:
         *unchecked_replacements(),
         *float32_replacements(say=False),
     ]
-    with _LOCK, _patched(replacements), _plain_attention(), RandomFunctions(randomness):
+    with (
+        _LOCK,
+        _patched(replacements),
+        _plain_attention(),
+        RandomFunctions(randomness),
+        _Replaced(quantisation.EQUALS),  # torch's own exist in float32 only
+    ):
         yield
 
 

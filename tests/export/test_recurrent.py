@@ -248,24 +248,12 @@ def test_gradients_agree_with_finite_differences(kind: str, backwards: bool) -> 
     assert torch.autograd.gradcheck(layer, inputs)
 
 
-class _Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.GRU(3, 6, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 5, 4, 2]), batch_first=True)
-        last: Tensor = self.layer(packed)[1]
-        return last[0]
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "projection": (
         lambda: nn.Sequential(nn.LSTM(3, 6, proj_size=2)),
         r"proj_size.*module: 0 \(LSTM\)",
         "Linear",
     ),
-    "packed": (_Packed, "packed sequences", "padded sequences"),
 }
 
 

@@ -31,7 +31,7 @@ def _exported(inner: int, folder: Path) -> export.Exported:
     return export.train_step(
         _Words(inner),
         lambda m, b: m(b["words"]).square().mean(),
-        {"words": torch.randint(ROWS, (64, 4))},
+        {"words": torch.randint(ROWS, (16, 4))},
         optimizer=export.Sgd(lr=0.1),
         dynamic={"words": {0: "batch"}},
         directory=folder,

@@ -27,7 +27,7 @@ from tests.fuzz import corpus as kept_corpus
 from tests.fuzz.targets import TARGETS
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-# Imports are instrumented first, which takes a busy machine minutes; libFuzzer keeps its own limits.
+# Imports are instrumented first: minutes on a busy machine. libFuzzer keeps limits of its own.
 _GRACE_SECONDS = 600.0
 _MERGE_SECONDS = 600.0
 

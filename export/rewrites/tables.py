@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class _Rows(torch.autograd.Function):
+class _NumberedRows(torch.autograd.Function):
     """Rows ``start`` to ``stop`` along one axis of a table of fixed length."""
 
     @staticmethod
@@ -58,7 +58,7 @@ def sliced(table: Tensor, key: Any) -> Tensor:
             return table[key]
         if isinstance(item, slice) and _reads_rows(item, table.shape[axis]):
             start = 0 if item.start is None else item.start
-            result = _Rows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
+            result = _NumberedRows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
             item = slice(None)
         rest.append(item)
         axis += 1

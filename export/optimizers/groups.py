@@ -151,7 +151,7 @@ class Groups:
         """The names of each share, in the model's order."""
         left = dict(shapes)
         assigned: list[list[str]] = []
-        for group, share in zip(self._groups, self._shares[1:], strict=True):
+        for group in self._groups:
             chosen = group.chosen(shapes)
             assigned.append([name for name in left if name in chosen])
             left = {name: shape for name, shape in left.items() if name not in chosen}

@@ -4,7 +4,7 @@ Slices of a table up to a free size (``positions[:, :n]``), for parameters and f
 
 torch's own slice compares n with the table's length, which would tie the step to one side of it.
 Here the rows are looked up by number, so the step takes every n that the table is long enough for
-and is refused on the device beyond.
+and is refused on the device beyond, or where an end such as n - 3 is below 0.
 
 A place that a tensor names (``x[:, best[0]]``): torch reads the number out of the tensor, which a
 recording has not. Here it is a lookup of one row.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -24,13 +25,35 @@ class _NumberedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, axis: int, start: Any, stop: Any) -> Tensor:
         ctx.place = axis, table.shape[axis], start, stop
-        return table.index_select(axis, torch.arange(start, stop))
+        rows = torch.arange(start, stop)
+        if not (_never_negative(start) and _never_negative(stop - start)):
+            rows = rows + _refusal(torch.sym_min(start, stop - start))
+        return table.index_select(axis, rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         axis, length, start, stop = ctx.place
         around = [0, 0] * (grad.dim() - 1 - axis)
         return torch.constant_pad_nd(grad, [*around, start, length - stop]), None, None, None
+
+
+def _never_negative(size: Any) -> bool:
+    """Whether a size is at least 0 for axes of every length from 1 up."""
+    if not isinstance(size, torch.SymInt):
+        return bool(size >= 0)
+    expr = size.node.expr
+    more = {n: sympy.Dummy(integer=True, nonnegative=True) + 1 for n in expr.free_symbols}
+    return bool(sympy.expand(expr.xreplace(more)).is_nonnegative)
+
+
+def _refusal(size: Any) -> Tensor:
+    """Zero [1], looked up where no row is if the size is below 0: the device refuses the step.
+
+    Brackets count such a start or end from the table's end, for which a graph has no shape.
+    """
+    row = 2 * torch.sym_min(size, 0)
+    at = torch.scalar_tensor(row, dtype=torch.int64).reshape(1)
+    return torch.zeros(1, dtype=torch.int64).index_select(0, at)
 
 
 def _free(size: Any) -> bool:

@@ -301,7 +301,9 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
         with rewrites(Randomness(zero, zero)), torch.enable_grad():
             result, left = _call(problem, problem.loss, held, dict(problem.batch))
             losses, _ = _split_loss(problem, result)
-            used = _reached(losses["loss"], leaves) if problem.gradient is None else set(leaves)
+            used = _reached(losses, leaves)
+            if getattr(problem.gradient, "all_parameters", False):
+                used = set(leaves)
     except Exception:
         return Trial(frozenset(trained), frozenset())
     unchanged = {name for name, tensor in held.items() if not _changed(tensor, left.get(name))}
@@ -309,10 +311,15 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     return Trial(frozenset(used or leaves), frozenset(unchanged))
 
 
-def _reached(loss: Tensor, leaves: Mapping[str, Tensor]) -> set[str]:
-    """The names of those leaves that the loss has a gradient for."""
-    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
+def _reached(losses: Losses, leaves: Mapping[str, Tensor]) -> set[str]:
+    """The names of those leaves that one of the losses has a gradient for."""
+    found: set[str] = set()
+    for loss in losses.values():
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, retain_graph=len(losses) > 1
+        )
+        found |= {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
+    return found
 
 
 def _changed(before: Tensor, after: Tensor | None) -> bool:

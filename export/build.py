@@ -43,13 +43,23 @@ from export.write import write_artifact
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported:
     """A written artifact: its folder, its manifest, and what verification measured (or None)."""
 
     directory: Path
     manifest: Manifest
     report: Verification | None
+
+    def __repr__(self) -> str:
+        text = f"{self.directory}, {len(self.manifest.state)} state tensors"
+        if self.report is None:
+            return f"<Exported {text}, not verified>"
+        worst = self.report.worst
+        return (
+            f"<Exported {text}, {len(self.report.comparisons)} comparisons with torch; the worst: "
+            f"{worst.tensor} off by {worst.error:.1e}, {worst.allowed:.1e} allowed>"
+        )
 
     @property
     def id(self) -> str:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -168,6 +169,18 @@ class Masked(nn.Module):
         )
 
 
+class HeldAttention(nn.Module):
+    """Attention by a function that was imported before the export, in several heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.linear(x).reshape(-1, 3, 2, 2, 2).unbind(1)
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class LargeNames(nn.Module):
     """Large parameters named as the exporter names state, beside small, empty and unused ones."""
 
@@ -256,6 +269,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
     "checkpoint": (Recomputed, {}),
     "plain average": (PlainAverage, {}),
     "masked attention": (Masked, {"seen": SEEN}),
+    "held attention": (HeldAttention, {}),
     "large names": (LargeNames, {}),
     "shared": (Shared, {}),
     "weight norm": (lambda: _spectral(parametrizations.weight_norm), {}),
@@ -277,8 +291,9 @@ def test_trains_as_torch_does(name: str, tmp_path: Path) -> None:
     exported = _trains_as_torch_does(model, {"x": _numbers(ROWS, 6), **more}, tmp_path)
     assert {key: set(m.__dict__) for key, m in model.named_modules()} == attributes
     assert {k: id(t) for k, t in model.named_parameters(remove_duplicate=False)} == held
+    assert "comparisons with torch; the worst" in repr(exported)
     assert exported.report is not None
-    assert exported.report.unmoved == (("unused",) if name == "large names" else ())
+    assert exported.report.unmoved == (("unused", "empty") if name == "large names" else ())
 
 
 def test_initial_states_and_images_in_integers(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ Slices of a table up to a free size (``positions[:, :n]``), for parameters and f
 torch's own slice compares n with the table's length, which would tie the step to one side of it.
 Here the rows are looked up by number, so the step takes every n that the table is long enough for
 and is refused on the device beyond, or where an end such as n - 3 is below 0.
+
+A place that a tensor names (``x[:, best[0]]``): torch reads the number out of the tensor, which a
+recording has not. Here it is a lookup of one row.
 """
 
 from __future__ import annotations
@@ -58,11 +61,23 @@ def _free(size: Any) -> bool:
 
 
 def _takes_one_axis(item: Any) -> bool:
-    return isinstance(item, (int, torch.SymInt, slice)) and not isinstance(item, bool)
+    plain = isinstance(item, (int, torch.SymInt, slice)) and not isinstance(item, bool)
+    return plain or _is_place(item)
+
+
+def _is_place(item: Any) -> bool:
+    """Whether it is a number in a tensor; torch reads uint8 as a mask."""
+    return isinstance(item, Tensor) and item.dim() == 0 and item.dtype in _PLACES
+
+
+_PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def sliced(table: Tensor, key: Any) -> Tensor:
-    """``table[key]``; a slice of a fixed axis that ends at a free size reads rows by number."""
+    """``table[key]``: a slice of a fixed axis that ends at a free size reads rows by number.
+
+    A tensor that holds one number reads the row of that number.
+    """
     items = list(key) if isinstance(key, tuple) else [key]
     rest: list[Any] = []
     result, axis = table, 0
@@ -83,6 +98,8 @@ def sliced(table: Tensor, key: Any) -> Tensor:
             start = 0 if item.start is None else item.start
             result = _NumberedRows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
             item = slice(None)
+        elif _is_place(item):
+            result, item = result[(*[slice(None)] * axis, item.reshape(1))], 0
         rest.append(item)
         axis += 1
     return table[key] if result is table else result[tuple(rest)]

@@ -95,6 +95,11 @@ TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "square": lambda x, t: (t @ t.T)[: x.shape[1], : x.shape[1]] @ x,
     "behind an ellipsis": lambda x, t: x + t.T[..., : x.shape[1]].T,
     "one column": lambda x, t: x + t[: x.shape[1], 0, None],
+    "a place that data name": lambda x, t: x[x[:, 0, 0].argmax()] * t[:2].sum(),
+    "places among slices": lambda x, t: (
+        x[..., x.sum((0, 1)).argmax(), None] * t[: x.shape[1], t[0].argmin(), None]
+    ),
+    "a place from the end": lambda x, t: (x[None, -1 - x[:, 0, 0].argmax()] + t[0, 0]) ** 2,
 }
 
 

@@ -24,6 +24,7 @@ from export.lowering.graph import (
     expression,
     used_names,
 )
+from export.lowering.probabilities import probabilities, sigmoid
 from export.mutation import live_nodes
 from export.threads import several_threads_pay
 from export.trace import Trace
@@ -120,11 +121,13 @@ class _Lowering:
         self._graph = graph
         self._values: dict[fx.Node, Any] = {}
         self._index: dict[fx.Node, int] = {}
+        self._probabilities: set[fx.Node] = set()
 
     def run(self, outputs: set[str]) -> dict[str, Value]:
         gm = self._trace.graph
         nodes = list(gm.graph.nodes)
         self._index = {node: i for i, node in enumerate(nodes)}
+        self._probabilities = probabilities(nodes)
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
         live = live_nodes({ends[name] for name in outputs})
@@ -174,6 +177,8 @@ class _Lowering:
                 )
             return chosen
         function = registry.find(_functional(target))
+        if node in self._probabilities:
+            function = sigmoid
         if function is None:
             constants = self._evaluated(node)
             if constants is not None:

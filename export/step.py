@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from device_sdk.artifact import MetricSource
 from export.axes import Axes, Shape
+from export.draws import drawn_so_far, refuse_draws
 from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
@@ -290,25 +291,39 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     """A step on the example batch with these parameters.
 
     Where the loss cannot be run as it is, all are used and nothing is unchanged: recording says
-    then what is wrong with it.
+    then what is wrong with it. Raises ExportError where the loss draws numbers beside torch.
     """
-    problem.model.train()
-    zero = torch.zeros((), dtype=torch.int64)
-    named = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
-    held = {name: tensor.detach().clone() for name, tensor in named.items()}
+    held = _copies(problem.model)
     leaves = {name: held[name].requires_grad_() for name in trained}
+    before = drawn_so_far()
     try:
-        with rewrites(Randomness(zero, zero)), torch.enable_grad():
-            result, left = _call(problem, problem.loss, held, dict(problem.batch))
-            losses, _ = _split_loss(problem, result)
-            used = _reached(losses, leaves)
-            if getattr(problem.gradient, "all_parameters", False):
-                used = set(leaves)
+        losses, left = _losses_on_example(problem, held, rewrites)
+        used = _reached(losses, leaves)
     except Exception:
         return Trial(frozenset(trained), frozenset())
+    if drawn_so_far() != before:
+        refuse_draws(lambda: _losses_on_example(problem, _copies(problem.model), rewrites)[0])
+    if getattr(problem.gradient, "all_parameters", False):
+        used = set(leaves)
     unchanged = {name for name, tensor in held.items() if not _changed(tensor, left.get(name))}
     # With none used at all, recording says so.
     return Trial(frozenset(used or leaves), frozenset(unchanged))
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    named = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def _losses_on_example(
+    problem: Problem, held: Mapping[str, Tensor], rewrites: Rewrites
+) -> tuple[Losses, dict[str, Tensor]]:
+    """The losses, always by the same numbers of torch's, and the buffers as they were left."""
+    problem.model.train()
+    zero = torch.zeros((), dtype=torch.int64)
+    with rewrites(Randomness(zero, zero)), torch.enable_grad():
+        result, left = _call(problem, problem.loss, held, dict(problem.batch))
+    return _split_loss(problem, result)[0], left
 
 
 def _reached(losses: Losses, leaves: Mapping[str, Tensor]) -> set[str]:

@@ -85,6 +85,13 @@ def _index_put(a: Tensor, indices: Indices, values: Tensor, accumulate: bool = F
     return found
 
 
+def _index_put_in_place(
+    a: Tensor, indices: Indices, values: Tensor, accumulate: bool = False
+) -> Tensor:
+    found = _index_put(a, indices, values, accumulate)
+    return found if found is NotImplemented else a.copy_(found)
+
+
 def _broadcast_in_dim(a: Tensor, shape: Sequence[Any], places: Sequence[int]) -> Tensor:
     """``a`` with its axes at ``places`` of the result, repeated along all others.
 
@@ -164,6 +171,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return simpler | {
         aten.index.Tensor: _index,
         aten.index_put.default: _index_put,
+        aten.index_put_.default: _index_put_in_place,
         aten.addmv.default: _addmv,
         aten.addbmm.default: _addbmm,
         aten.diagonal_backward.default: _diagonal_backward,

@@ -215,6 +215,8 @@ def _leading(
     """
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     chosen = [index for index in indices if index is not None]
+    if any(index.dtype == torch.bool for index in chosen):
+        raise ExportError("a mask as an index", instead="torch.where(mask, values, x)")
     order = [*axes, *(i for i in range(a.rank) if i not in axes)]
     moved = transpose_order(g, a, order)
     names = [g.cast(index, torch.int64) for index in chosen]

@@ -25,6 +25,7 @@ class _Euclidean(torch.autograd.Function):
         else:
             gap = x.unsqueeze(-2) - y.unsqueeze(-3)
             distance = (gap * gap).sum(-1).sqrt()
+        ctx.by_product = by_product
         ctx.save_for_backward(x, y, distance)
         return distance
 
@@ -32,8 +33,12 @@ class _Euclidean(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y, distance = ctx.saved_tensors
         share = torch.where(distance == 0, 0.0, grad / distance)
-        of_x = x * share.sum(-1, keepdim=True) - share @ y
-        of_y = y * share.sum(-2).unsqueeze(-1) - share.transpose(-2, -1) @ x
+        if ctx.by_product:
+            of_x = x * share.sum(-1, keepdim=True) - share @ y
+            of_y = y * share.sum(-2).unsqueeze(-1) - share.transpose(-2, -1) @ x
+        else:
+            pull = share.unsqueeze(-1) * (x.unsqueeze(-2) - y.unsqueeze(-3))
+            of_x, of_y = pull.sum(-2), -pull.sum(-3)
         return of_x.sum_to_size(x.shape), of_y.sum_to_size(y.shape), None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -117,6 +118,9 @@ def embedding_bag(
     if offsets is None:
         total, count = rows.sum(1), counted.sum(1)
     else:
+        # A lookup that refuses the offsets that torch refuses: those beyond the input.
+        ends = torch.zeros(input.shape[0] + 1, dtype=offsets.dtype)
+        offsets = offsets + ends.index_select(0, offsets)
         starts = offsets[:-1] if include_last_offset else offsets
         position = torch.arange(input.shape[0])
         bag = (position.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
@@ -192,6 +196,16 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 
+# The length of a tensor whose first axis is free: Python's own makes a number of it.
+
+_len = len
+
+
+def length(value: Any) -> Any:
+    """``len``; of a tensor, its first size."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else _len(value)
+
+
 class _Replaced(TorchFunctionMode):
     """Calls equals of some of torch's functions, however a model came to hold those."""
 
@@ -215,6 +229,7 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     torch.masked_select: tables.masked_select,
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
+    Tensor.fill_diagonal_: tables.fill_diagonal_,
     **fourier.EQUALS,
     **quantisation.EQUALS,
     **sparse.EQUALS,
@@ -254,6 +269,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         *quantisation.replacements(),
         *unchecked_replacements(),
         *float32_replacements(say=True),
+        (builtins, "len", length),
         (functional, "batch_norm", normalisation.batch_norm),
         (torch.nn.modules.batchnorm._BatchNorm, "forward", normalisation.batch_norm_layer_forward),
         (functional, "embedding_bag", embedding_bag),

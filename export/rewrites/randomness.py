@@ -58,7 +58,7 @@ def _bits(seed: Tensor, step: Tensor, call: int, size: Sequence[int]) -> Words:
 def keep_mask(seed: Tensor, step: Tensor, call: int, size: Sequence[int], below: int) -> Tensor:
     """Bool [size]: whether an element's bits are less than ``below``, a number up to 2^32."""
     bits = _bits(seed, step, call, size)
-    return torch.from_numpy(bits < below if below < 2**32 else np.full(bits.shape, True))
+    return torch.as_tensor(bits < below if below < 2**32 else np.full(bits.shape, True))
 
 
 @keep_mask.register_fake
@@ -70,7 +70,7 @@ def _(seed: Tensor, step: Tensor, call: int, size: Sequence[int], below: int) ->
 def uniform(seed: Tensor, step: Tensor, call: int, size: Sequence[int]) -> Tensor:
     """Float32 [size]: (k + 1/2) / 2^23, where k are the upper 23 of an element's bits."""
     upper = (_bits(seed, step, call, size) >> np.uint32(32 - UNIFORM_BITS)).astype(np.float32)
-    return torch.from_numpy(upper * UNIFORM_UNIT + UNIFORM_UNIT / 2)
+    return torch.as_tensor(upper * UNIFORM_UNIT + UNIFORM_UNIT / 2, dtype=torch.float32)
 
 
 @uniform.register_fake

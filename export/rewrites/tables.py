@@ -123,3 +123,22 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     input, mask = torch.broadcast_tensors(input, mask)
     number = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0)
     return torch.where(mask, source.reshape(-1)[number].reshape(input.shape), input)
+
+
+def fill_diagonal_(input: Tensor, value: float, wrap: bool = False) -> Tensor:
+    """``Tensor.fill_diagonal_``: where all of a place's indices are equal.
+
+    ``wrap`` begins anew below the square part of a tall matrix.
+    """
+    if input.dim() == 2 and wrap:
+        rows, columns = input.shape
+        number = torch.arange(rows).unsqueeze(1) * columns + torch.arange(columns)
+        return input.masked_fill_(number % (columns + 1) == 0, value)
+    first, *others = (
+        torch.arange(size).reshape([-1] + [1] * (input.dim() - 1 - axis))
+        for axis, size in enumerate(input.shape)
+    )
+    diagonal = first == others[0]
+    for other in others[1:]:
+        diagonal = diagonal & (first == other)
+    return input.masked_fill_(diagonal, value)

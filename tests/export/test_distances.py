@@ -26,6 +26,13 @@ def test_cdist_of_rows_with_themselves() -> None:
     assert_as_torch(lambda x: torch.cdist(x, x), lambda n: (_rows(n, 5),))
 
 
+def test_the_gradient_of_rows_far_from_zero() -> None:
+    """Of differences, as torch's: of two products that nearly cancel nothing would be left."""
+    x = 100 + torch.arange(18.0).reshape(6, 3).cos() / 64
+    few = lambda n: (x[:n] if n < 6 else torch.cat([x, x[:1] + 1]),)  # noqa: E731
+    assert_as_torch(lambda x: torch.cdist(x, x.flip(1)), few, sizes=(4, 7))
+
+
 def test_cdist_by_one_product() -> None:
     """From 26 rows on, as in torch, over two leading axes that broadcast."""
     assert_as_torch(torch.cdist, lambda n: (_rows(2, 1, n, 5), _rows(1, 3, 40, 5)), atol=2e-4)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import export
 from export.errors import ExportError
@@ -201,3 +203,29 @@ def test_what_is_no_optimizer_is_refused_and_ours_is_named(
 ) -> None:
     with pytest.raises(ExportError, match=f"optimizer is .*instead: {re.escape(instead)}"):
         _export(lambda x: x, tmp_path, optimizer=given)
+
+
+def test_numbers_drawn_beside_torch(tmp_path: Path) -> None:
+    """One draw would be the graph's for ever; one that changes nothing is only said."""
+
+    def mixed(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model(batch["x"]).mean() * float(np.random.beta(0.4, 0.4))
+
+    def dropped(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        kept = random.random() >= 0.3
+        return model(batch["x"] if kept else -batch["x"]).mean()
+
+    def idle(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model(batch["x"] if random.random() >= 0 else -batch["x"]).mean()
+
+    def exported(loss: Any) -> None:
+        export.train_step(
+            nn.Linear(2, 1), loss, {"x": torch.randn(3, 2)}, optimizer=export.Sgd(0.1),
+            dynamic={}, directory=tmp_path / "artifact", verify=False,
+        )  # fmt: skip
+
+    for loss in (mixed, dropped):
+        with pytest.raises(ExportError, match=r"Python's random or numpy.random.*torch\.rand"):
+            exported(loss)
+    with pytest.warns(UserWarning, match="one draw for ever"):
+        exported(idle)

@@ -112,6 +112,18 @@ def test_the_step_takes_the_indices_that_torch_takes(name: str, tmp_path: Path) 
     assert trainer.step(good) == pytest.approx(of_torch(model, pick, good), rel=1e-4)
 
 
+def test_a_bag_that_begins_beyond_the_input_refuses_the_step(tmp_path: Path) -> None:
+    def pick(o: Tensor, y: Tensor) -> Tensor:
+        return functional.embedding_bag(torch.arange(3), o.T, y, mode="sum")
+
+    model, trainer = exported(lambda o, y: pick(o, y // 2), tmp_path / "artifact")
+    fitting, beyond = samples(0, 4, 6), samples(0, 4, 8)
+    torchs = pick(model(torch.from_numpy(fitting["x"])), torch.tensor([0, 2, 3])).mean().item()
+    assert trainer.step(fitting) == pytest.approx(torchs, rel=1e-4)
+    with pytest.raises(GraphRunError):
+        trainer.step(beyond)
+
+
 def test_a_negative_index_is_named_as_the_cause(tmp_path: Path) -> None:
     _, trainer = exported(FROM_ZERO["gather"], tmp_path / "artifact")
     with pytest.raises(NonFiniteStep, match="indices below 0"):

@@ -31,6 +31,22 @@ def _set_rows(x: Tensor) -> Tensor:
     return h
 
 
+def _set_to_rows(x: Tensor) -> Tensor:
+    kept = x[x[:, 1] < 1]
+    h, above = torch.zeros_like(kept[:, 0]), kept[:, 0] > 0
+    h[above] = kept[above, 1] * 2
+    h[kept[:, 2] > 0] = 1.0
+    return h.sum() * x
+
+
+def _without_itself(x: Tensor) -> Tensor:
+    scores = x @ x.t()
+    scores.fill_diagonal_(-9.0)
+    tall = (x[0, :2] * torch.ones(7, 2)).fill_diagonal_(0.5, wrap=True)
+    cube = (x[0, 0] * torch.ones(3, 3, 3)).fill_diagonal_(2.0)
+    return scores.logsumexp(1) / len(x) + torch.arange(len(x)) + tall.sum() + (cube**2).sum()
+
+
 def _set_by_two(x: Tensor) -> Tensor:
     h = torch.zeros(x.shape[0], 5, 4)
     h[torch.zeros(1, dtype=torch.int64), :, torch.tensor([2, 0, 2])] = x[:1, :5]
@@ -54,6 +70,8 @@ MASKED: dict[str, Callable[..., Any]] = {
     "masked_select": lambda x: x.masked_select(x[:, :1] > 0).pow(2).sum(),
     "masked_scatter": lambda x: x.masked_scatter(x[:, :1] > 0, x.flip(0) + 1),
     "rows set": _set_rows,
+    "set to rows": _set_to_rows,
+    "without itself": _without_itself,
     "index_put": lambda x: x.index_put((x[:, 1] > 0,), x[0] * 3),
     "axes apart": lambda x: (x[:, :, None] * x[:, None])[:, [0, 2, 1]][:1, :, [3]],
     "indices apart": lambda x: (x[:, :, None] * x[:, None])[[0, 0], :, [2, 4]],

@@ -216,6 +216,7 @@ _D = torch.distributions
 
 NOISES: dict[str, Callable[[Tensor], Tensor]] = {
     "variational": _reparametrised,
+    "without axes": lambda x: x * torch.rand(()) + torch.randn(()) + torch.bernoulli(x[0, 0] ** 2),
     "stochastic depth": _stochastic_depth,
     "gumbel": lambda x: nn.functional.gumbel_softmax(x, tau=0.7),
     "gumbel hard": lambda x: nn.functional.gumbel_softmax(x, hard=True),

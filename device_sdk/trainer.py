@@ -10,10 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import onnxruntime as ort
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
@@ -44,6 +43,9 @@ from device_sdk.runtime.state import (
 )
 from device_sdk.runtime.step import StepRunner, StepScalars
 from device_sdk.system.clock import Clock, MonotonicClock
+
+if TYPE_CHECKING:  # device_sdk.runtime loads it, or says what is missing
+    import onnxruntime as ort
 
 _LOG = logging.getLogger("device_sdk")
 # Steps that "auto" times on the provider and on the CPU, by turns; the quickest counts.

@@ -31,10 +31,10 @@ from export.step import (
     Problem,
     evaluate,
     held_tensors,
-    kept_buffers,
     optimizer_tensors,
     predict,
     train_step,
+    try_step,
 )
 from export.trace import Spec, record
 from export.verify import Verification, open_session, run_on_example, verify_artifact
@@ -206,7 +206,6 @@ def _problem(
     buffers = {**dense, **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)
-    parameters, chosen = _laid_out(chosen, trained, axes)
     problem = Problem(
         name=name or Path(directory).resolve().name,
         model=model,
@@ -214,7 +213,7 @@ def _problem(
         predict=predict,
         optimizer=chosen,
         axes=axes,
-        slots=parameters,
+        slots=(),
         batch=dict(batch),
         gradient=gradient,
         metrics=sources,
@@ -222,9 +221,13 @@ def _problem(
         held=held_tensors(model),
     )
     with _left_as_it_was(model), one_at_a_time(), torch.inference_mode(False):
-        unchanged = kept_buffers(problem, trainable) if buffers else set()
-    others = lay_out_buffers(buffers, axes, unchanged, _frozen(model, trained))
-    return replace(problem, slots=(*parameters, *others))
+        trial = try_step(problem, trained, trainable)
+    parameters, chosen = _laid_out(chosen, trained, trial.used, axes)
+    unused = {name: value for name, value in trained.items() if name not in trial.used}
+    others = lay_out_buffers(
+        {**buffers, **unused}, axes, trial.unchanged, _frozen(model, trial.used)
+    )
+    return replace(problem, optimizer=chosen, slots=(*parameters, *others), unused=tuple(unused))
 
 
 def _frozen(model: nn.Module, trained: Collection[str]) -> set[str]:
@@ -239,12 +242,14 @@ def _frozen(model: nn.Module, trained: Collection[str]) -> set[str]:
 
 
 def _laid_out(
-    optimizer: Optimizer, trained: Mapping[str, Tensor], axes: Axes
+    optimizer: Optimizer, trained: Mapping[str, Tensor], used: Collection[str], axes: Axes
 ) -> tuple[tuple[LayoutSlot, ...], Optimizer]:
-    """The parameters' state tensors, and the optimizer that knows them."""
+    """The state tensors of the parameters that are used, and the optimizer that knows them."""
     try:
         shapes = {n: axes.shape(f"state.{n}", tensor.shape) for n, tensor in trained.items()}
-        slots = lay_out(trained, axes, packs(optimizer, shapes))
+        together = packs(optimizer, shapes)
+        chosen = {name: tensor for name, tensor in trained.items() if name in used}
+        slots = lay_out(chosen, axes, {name: together[name] for name in chosen})
         return slots, bound(optimizer, slots)
     except ValueError as error:
         raise ExportError(f"optimizer: {error}") from error

@@ -11,6 +11,7 @@ import sympy
 import torch
 from onnx import helper
 from torch import fx
+from torch.utils._pytree import tree_map
 
 import export.lowering  # noqa: F401  (fills the registry)
 from export.errors import ExportError
@@ -143,7 +144,9 @@ class _Lowering:
         return {name: self._values[node] for name, node in ends.items() if name in outputs}
 
     def _attribute(self, node: fx.Node) -> Value:
-        tensor = getattr(self._trace.graph, str(node.target))
+        return self._constant(node, getattr(self._trace.graph, str(node.target)))
+
+    def _constant(self, node: fx.Node, tensor: torch.Tensor) -> Value:
         try:
             array = tensor.detach().numpy()
         except Exception as error:
@@ -172,6 +175,9 @@ class _Lowering:
             return chosen
         function = registry.find(_functional(target))
         if function is None:
+            constants = self._evaluated(node)
+            if constants is not None:
+                return constants
             raise ExportError(
                 "no lowering for this operator",
                 operator=str(target),
@@ -202,6 +208,22 @@ class _Lowering:
                 for name, part in zip(result, out, strict=False)
             )
         return _value(result, out)
+
+    def _evaluated(self, node: fx.Node) -> Any:
+        """What torch computes of constants alone; None where an input or a free size comes in."""
+        needed = live_nodes({node})
+        if not all(_is_constant(one) for one in needed):
+            return None
+        self._check_dtypes(node, node.meta["val"])
+        found: dict[fx.Node, Any] = {}
+        with torch.no_grad():
+            for one in (each for each in self._trace.graph.graph.nodes if each in needed):
+                if one.op == "get_attr":
+                    found[one] = getattr(self._trace.graph, str(one.target))
+                else:
+                    args, kwargs = fx.map_arg((one.args, dict(one.kwargs)), found.__getitem__)
+                    found[one] = _functional(one.target)(*args, **kwargs)
+        return tree_map(lambda tensor: self._constant(node, tensor), found[node])
 
     def _bind_sizes(self, result: Any, out: Any) -> None:
         """Say where the sizes stand that data decide (of ``nonzero``)."""
@@ -243,6 +265,19 @@ def _value(name: str, fake: Any) -> Value:
     if fake.dtype not in ONNX_DTYPE:
         raise ExportError(f"dtype {fake.dtype} is not supported", instead="float32 or int64")
     return Value(name, fake.dtype, tuple(fake.shape))
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether a node, of constants, is one: no input or free size, not random, and no write."""
+    if node.op == "get_attr" or node.target is operator.getitem:
+        return True
+    target = _functional(node.target)
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
+    )
 
 
 def _functional(target: Any) -> Any:

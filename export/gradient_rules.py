@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ class GradientRule(Protocol):
     and of its shape: the *state tensors*, in which small parameters share one flat vector, so that
     a product over the whole parameter vector takes few operators. ``batch`` are the batch entries,
     among them the scalars that switch the rule at run time.
+
+    A parameter that none of the losses depends on is not trained, and not among ``parameters``,
+    unless the rule has ``all_parameters = True``: its gradients are then zeros.
     """
 
     def combine(
@@ -130,6 +133,7 @@ class WeightPenalty:
     """
 
     weight: str = "l2"
+    all_parameters: ClassVar[bool] = True
 
     def combine(
         self,

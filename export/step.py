@@ -5,7 +5,7 @@ The same functions run eagerly (in float32 or float64, as the reference) and und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,8 @@ class Problem:
     metrics: Mapping[str, MetricSource] = field(default_factory=dict)
     evaluated_loss: str | None = None
     """Name of the loss that is a metric; None where none is."""
+    unused: tuple[str, ...] = ()
+    """Names of the parameters that the loss has no gradient for, which stay as they are."""
     held: Mapping[int, str] = field(default_factory=dict)
     """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
 
@@ -272,29 +274,52 @@ def _direction(
     return direction
 
 
-def kept_buffers(problem: Problem, rewrites: Rewrites) -> set[str]:
-    """The buffers, frozen parameters among them, that a step on the example batch leaves alone.
+@dataclass(frozen=True)
+class Trial:
+    """What a step on the example batch did, by the names of parameters and buffers.
 
-    Where the loss cannot be run as it is, none: recording says then what is wrong with it.
+    ``used``: the parameters that have a gradient; torch's optimizers leave others as they are.
+    ``unchanged``: what it did not write to, and did not replace.
+    """
+
+    used: frozenset[str]
+    unchanged: frozenset[str]
+
+
+def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> Trial:
+    """A step on the example batch with these parameters.
+
+    Where the loss cannot be run as it is, all are used and nothing is unchanged: recording says
+    then what is wrong with it.
     """
     problem.model.train()
     zero = torch.zeros((), dtype=torch.int64)
-    held = {
-        name: tensor.detach().clone()
-        for source in (problem.model.named_parameters(), problem.model.named_buffers())
-        for name, tensor in source
-    }
-    trained = {member.name for slot in problem.parameter_slots for member in slot.members}
+    named = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
+    held = {name: tensor.detach().clone() for name, tensor in named.items()}
+    leaves = {name: held[name].requires_grad_() for name in trained}
     try:
-        with rewrites(Randomness(zero, zero)), torch.no_grad():
-            _, left = _call(problem, problem.loss, held, dict(problem.batch))
+        with rewrites(Randomness(zero, zero)), torch.enable_grad():
+            result, left = _call(problem, problem.loss, held, dict(problem.batch))
+            losses, _ = _split_loss(problem, result)
+            used = _reached(losses, leaves)
+            if getattr(problem.gradient, "all_parameters", False):
+                used = set(leaves)
     except Exception:
-        return set()
-    return {
-        name
-        for name, tensor in held.items()
-        if name not in trained and not _changed(tensor, left.get(name))
-    }
+        return Trial(frozenset(trained), frozenset())
+    unchanged = {name for name, tensor in held.items() if not _changed(tensor, left.get(name))}
+    # With none used at all, recording says so.
+    return Trial(frozenset(used or leaves), frozenset(unchanged))
+
+
+def _reached(losses: Losses, leaves: Mapping[str, Tensor]) -> set[str]:
+    """The names of those leaves that one of the losses has a gradient for."""
+    found: set[str] = set()
+    for loss in losses.values():
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, retain_graph=len(losses) > 1
+        )
+        found |= {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
+    return found
 
 
 def _changed(before: Tensor, after: Tensor | None) -> bool:

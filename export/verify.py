@@ -343,7 +343,8 @@ def verify_artifact(
             if index == 0:
                 raise unfit.error from unfit.error.__cause__
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
-    unmoved = tuple(name for name in members if name not in beside.moved)
+    still = (name for name in members if name not in beside.moved)
+    unmoved = (*still, *problem.unused)
     report = Verification(tuple(beside.found), unmoved)
     worst = report.worst
     if worst.excess > 1:

@@ -17,8 +17,9 @@ _EPILOG = """Outcomes are stored a model at a time: stopped, it goes on where it
 found with other code of the exporter, the device runtime or the model is found anew.
 
 Models come from torchvision, timm, transformers, peft, segmentation-models-pytorch,
-torch-geometric and deepctr-torch (pip install 'tessera-edge[export,survey]'); those of a package
-that is not there are left out, and the table says so. Weights are random: nothing is loaded."""
+torch-geometric and deepctr-torch (pip install -r benchmarks/export_survey/requirements.txt); those
+of a package that is not there are left out, and the table says so. Weights are random: nothing is
+loaded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

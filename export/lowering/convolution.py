@@ -309,7 +309,7 @@ def _images(g: Graph, product: str, channels: int, sizes: Sequence[Dim]) -> str:
     return exchanged(g, spatial, len(sizes) + 2)
 
 
-def _depthwise(g: Graph, x: Value, weight: Value, bias: Value | None, w: Window) -> str:
+def depthwise(g: Graph, x: Value, weight: Value, bias: Value | None, w: Window) -> str:
     t = _toeplitz(w)
     product = _summed(g, t.inputs(g, x), t.matrices(g, weight))
     if bias is not None:
@@ -317,14 +317,14 @@ def _depthwise(g: Graph, x: Value, weight: Value, bias: Value | None, w: Window)
     return _images(g, product, w.groups, w.positions)
 
 
-def _depthwise_input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
+def depthwise_input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
     """The gradient of a depthwise convolution's input."""
     t = _toeplitz(w)
     product = _summed(g, t.outputs_seen(g, grad), t.matrices(g, weight, back=True))
     return _images(g, product, w.groups, w.sizes)
 
 
-def _depthwise_weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
+def depthwise_weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """The gradient of a depthwise convolution's weight: the matrices', summed tap by tap."""
     t = _toeplitz(w)
     outputs = t.outputs(g, grad)
@@ -362,7 +362,7 @@ def convolution(
         )
     w = window_between(x.shape[2:], out.shape[2:], weight, stride, padding, dilation, groups)
     if _is_depthwise(w, weight, _WIDEST_ROW):
-        return _depthwise(g, x, weight, bias, w)
+        return depthwise(g, x, weight, bias, w)
     if not is_thin(w, weight, FEW_POSITIONS_FORWARD):
         return g.op("Conv", x, weight, bias, **w.attributes())
     rows = g.op("Reshape", weight, g.ints([weight_size(weight, 0), -1]))
@@ -454,7 +454,7 @@ def _transposed_input(g: Graph, grad: Value, weight: Value, x: Value, w: Window)
 def _input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
     """The gradient of the input [n, c, sizes]."""
     if _is_depthwise(w, weight, _WIDEST_ROW):
-        return _depthwise_input(g, grad, weight, w)
+        return depthwise_input(g, grad, weight, w)
     if w.rank <= 2 and is_thin(w, weight, FEW_POSITIONS_BACKWARD):
         return _input_by_one_product(g, grad, weight, w)
     if w.taps == 1 and w.groups == 1 and set(w.stride) == {1} and not any(w.padding):
@@ -511,7 +511,7 @@ def _input_by_one_product(g: Graph, grad: Value, weight: Value, w: Window) -> st
 def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """The gradient of the weight [o, c / groups, kernel] for input x and output gradient grad."""
     if _is_depthwise(w, weight, _WIDEST_ROW_OF_GRADIENT):
-        return _depthwise_weight(g, x, grad, weight, w)
+        return depthwise_weight(g, x, grad, weight, w)
     channels, outputs = fixed(x.shape[1]), fixed(grad.shape[1])
     if w.groups == 1 and channels is not None and outputs is not None:
         if is_thin(w, weight, FEW_POSITIONS_FORWARD):
@@ -519,11 +519,11 @@ def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
             product = g.op("Gemm", rows, columns_of(g, x, w), transB=1)
             return g.op("Reshape", product, g.shape(weight.shape))
         if channels >= _MANY_CHANNELS and w.fixed_positions() is not None:
-            return _weight_tap_by_tap(g, x, grad, weight, w)
-    return _weight_by_exchange(g, x, grad, weight, w)
+            return weight_tap_by_tap(g, x, grad, weight, w)
+    return weight_by_exchange(g, x, grad, weight, w)
 
 
-def _weight_tap_by_tap(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
+def weight_tap_by_tap(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """grad [o, n * positions] @ [n * positions, c] for each tap: channels stay contiguous.
 
     Nothing is laid out side by side before: [4, 32, 64, 64] with 3 x 3 weights 5.2 ms in place of
@@ -548,7 +548,7 @@ def _weight_tap_by_tap(g: Graph, x: Value, grad: Value, weight: Value, w: Window
     return g.op("Reshape", joined(g, products, 2), g.shape(weight.shape))
 
 
-def _weight_by_exchange(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
+def weight_by_exchange(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """One convolution with batch and channels exchanged, and stride and dilation too.
 
     x [n, groups * c, ...] becomes [c, groups * n, ...], the gradient [groups * o, n, ...] is

@@ -124,6 +124,16 @@ def _addbmm(a: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -
     return result
 
 
+def _solve_triangular(
+    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """By the inverse, which is a constant where the matrix is one: a prior's covariance."""
+    part = a.triu(int(unitriangular)) if upper else a.tril(-int(unitriangular))
+    whole = part + torch.eye(a.shape[-1], dtype=a.dtype) if unitriangular else part
+    inverse: Tensor = aten.linalg_inv_ex(whole)[0]
+    return inverse @ b if left else b @ inverse
+
+
 def _prims_sum(a: Tensor, dims: Any, *, output_dtype: Any = None) -> Tensor:
     return aten.sum(a, dims, dtype=output_dtype) if dims else a.clone()
 
@@ -157,6 +167,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.addmv.default: _addmv,
         aten.addbmm.default: _addbmm,
         aten.diagonal_backward.default: _diagonal_backward,
+        aten.linalg_solve_triangular.default: _solve_triangular,
         torch.ops.prims.broadcast_in_dim.default: _broadcast_in_dim,
         torch.ops.prims.sum.default: _prims_sum,
         **{

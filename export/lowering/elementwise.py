@@ -178,7 +178,7 @@ def _unary(op_type: str) -> Any:
 for _name in (
     "neg", "abs", "exp", "log", "sqrt", "reciprocal", "sigmoid", "tanh", "erf", "sin", "cos", "tan",
     "atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "sign", "floor", "ceil",
-    "round", "relu",
+    "round",
 ):  # fmt: skip
     lowers(getattr(aten, _name).default)(_unary(_name.capitalize()))
 
@@ -189,6 +189,12 @@ def _test(op_type: str) -> Any:
 
 lowers(aten.isnan.default)(_test("IsNaN"))
 lowers(aten.isinf.default)(_test("IsInf"))
+
+
+@lowers(aten.relu.default)
+def relu(g: Graph, out: Any, a: Value) -> str:
+    # onnxruntime has none for whole numbers.
+    return g.op("Relu", a) if a.dtype.is_floating_point else g.op("Max", a, g.scalar(0, a.dtype))
 
 
 @lowers(aten.rsqrt.default)

@@ -47,22 +47,31 @@ class Group:
         )
 
     def chosen(self, shapes: Mapping[str, Shape]) -> set[str]:
-        """The names that it is about; ValueError where a pattern is about none."""
+        """The names that it is about."""
         if callable(self.parameters):
             choose = self.parameters
-            found = {name for name, shape in shapes.items() if choose(name, shape)}
-            require(bool(found), f"the function of group {self.name!r} chooses no parameter")
-            return found
-        found = set()
-        patterns = [self.parameters] if isinstance(self.parameters, str) else self.parameters
-        for pattern in patterns:
-            fitting = {name for name in shapes if name == pattern or fnmatchcase(name, pattern)}
+            return {name for name, shape in shapes.items() if choose(name, shape)}
+        return {name for pattern in self._patterns() for name in _fitting(pattern, shapes)}
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """ValueError where a pattern, or the function, is about none of these."""
+        if callable(self.parameters):
+            chooses = bool(self.chosen(shapes))
+            require(chooses, f"the function of group {self.name!r} chooses no parameter")
+            return
+        for pattern in self._patterns():
             require(
-                bool(fitting),
+                bool(_fitting(pattern, shapes)),
                 f"no parameter is called {pattern!r}; there are {', '.join(shapes)}",
             )
-            found |= fitting
-        return found
+
+    def _patterns(self) -> Sequence[str]:
+        given = self.parameters
+        return [given] if isinstance(given, str) else [] if callable(given) else given
+
+
+def _fitting(pattern: str, shapes: Mapping[str, Shape]) -> set[str]:
+    return {name for name in shapes if name == pattern or fnmatchcase(name, pattern)}
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,18 @@ class Groups:
         self.hyper()
 
     def packs(self, shapes: Mapping[str, Shape]) -> dict[str, str]:
-        """By a parameter's name, its group's pack, "" for the rest's."""
+        """By a parameter's name, its group's pack, "" for the rest's.
+
+        ValueError where a group is about no parameter, or is left without one.
+        """
+        for group in self._groups:
+            group.check(shapes)
         found: dict[str, str] = {}
         for share, names in zip(self._shares, self._assigned(shapes), strict=True):
+            require(
+                bool(names) or share is self._shares[0],
+                f"group {share.label!r} is left without a parameter: earlier groups take its own",
+            )
             own = share.label if share is not self._shares[0] else ""
             inner = packs(share.optimizer, {name: shapes[name] for name in names})
             found.update({n: ".".join(filter(None, (own, pack))) for n, pack in inner.items()})
@@ -133,14 +151,9 @@ class Groups:
         """The names of each share, in the model's order."""
         left = dict(shapes)
         assigned: list[list[str]] = []
-        for group, share in zip(self._groups, self._shares[1:], strict=True):
+        for group in self._groups:
             chosen = group.chosen(shapes)
             assigned.append([name for name in left if name in chosen])
-            require(
-                bool(assigned[-1]),
-                f"group {share.label!r} is left without a parameter: earlier groups take "
-                f"{', '.join(sorted(chosen))}",
-            )
             left = {name: shape for name, shape in left.items() if name not in chosen}
         return [list(left), *assigned]
 

@@ -4,24 +4,31 @@ Slices of a table up to a free size (``positions[:, :n]``), for parameters and f
 
 torch's own slice compares n with the table's length, which would tie the step to one side of it.
 Here the rows are looked up by number, so the step takes every n that the table is long enough for
-and is refused on the device beyond.
+and is refused on the device beyond, or where an end such as n - 3 is below 0.
+
+A place that a tensor names (``x[:, best[0]]``): torch reads the number out of the tensor, which a
+recording has not. Here it is a lookup of one row.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 
 
-class _Rows(torch.autograd.Function):
+class _NumberedRows(torch.autograd.Function):
     """Rows ``start`` to ``stop`` along one axis of a table of fixed length."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, axis: int, start: Any, stop: Any) -> Tensor:
         ctx.place = axis, table.shape[axis], start, stop
-        return table.index_select(axis, torch.arange(start, stop))
+        rows = torch.arange(start, stop)
+        if not (_never_negative(start) and _never_negative(stop - start)):
+            rows = rows + _refusal(torch.sym_min(start, stop - start))
+        return table.index_select(axis, rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -30,16 +37,47 @@ class _Rows(torch.autograd.Function):
         return torch.constant_pad_nd(grad, [*around, start, length - stop]), None, None, None
 
 
+def _never_negative(size: Any) -> bool:
+    """Whether a size is at least 0 for axes of every length from 1 up."""
+    if not isinstance(size, torch.SymInt):
+        return bool(size >= 0)
+    expr = size.node.expr
+    more = {n: sympy.Dummy(integer=True, nonnegative=True) + 1 for n in expr.free_symbols}
+    return bool(sympy.expand(expr.xreplace(more)).is_nonnegative)
+
+
+def _refusal(size: Any) -> Tensor:
+    """Zero [1], looked up where no row is if the size is below 0: the device refuses the step.
+
+    Brackets count such a start or end from the table's end, for which a graph has no shape.
+    """
+    row = 2 * torch.sym_min(size, 0)
+    at = torch.scalar_tensor(row, dtype=torch.int64).reshape(1)
+    return torch.zeros(1, dtype=torch.int64).index_select(0, at)
+
+
 def _free(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
 
 def _takes_one_axis(item: Any) -> bool:
-    return isinstance(item, (int, torch.SymInt, slice)) and not isinstance(item, bool)
+    plain = isinstance(item, (int, torch.SymInt, slice)) and not isinstance(item, bool)
+    return plain or _is_place(item)
+
+
+def _is_place(item: Any) -> bool:
+    """Whether it is a number in a tensor; torch reads uint8 as a mask."""
+    return isinstance(item, Tensor) and item.dim() == 0 and item.dtype in _PLACES
+
+
+_PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def sliced(table: Tensor, key: Any) -> Tensor:
-    """``table[key]``; a slice of a fixed axis that ends at a free size reads rows by number."""
+    """``table[key]``: a slice of a fixed axis that ends at a free size reads rows by number.
+
+    A tensor that holds one number reads the row of that number.
+    """
     items = list(key) if isinstance(key, tuple) else [key]
     rest: list[Any] = []
     result, axis = table, 0
@@ -58,8 +96,10 @@ def sliced(table: Tensor, key: Any) -> Tensor:
             return table[key]
         if isinstance(item, slice) and _reads_rows(item, table.shape[axis]):
             start = 0 if item.start is None else item.start
-            result = _Rows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
+            result = _NumberedRows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
             item = slice(None)
+        elif _is_place(item):
+            result, item = result[(*[slice(None)] * axis, item.reshape(1))], 0
         rest.append(item)
         axis += 1
     return table[key] if result is table else result[tuple(rest)]

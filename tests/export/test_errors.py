@@ -44,6 +44,10 @@ REFUSED = {
     "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "svd": (lambda x: torch.linalg.svd(x).S, "svd.*in module: 1.0 "),
     "inverse": (lambda x: x @ torch.linalg.inv(x.T @ x), "linalg.*in module: 1.0 "),
+    "inverse of random numbers": (
+        lambda x: x @ torch.linalg.inv(torch.rand(4, 4)),
+        "linalg.*in module: 1.0 ",
+    ),
     "long fft": (
         lambda x: torch.fft.rfft(x, n=10_000).real,
         "transform of 10000 points.*module: 1",

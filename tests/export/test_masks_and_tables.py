@@ -77,6 +77,11 @@ TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "square": lambda x, t: (t @ t.T)[: x.shape[1], : x.shape[1]] @ x,
     "behind an ellipsis": lambda x, t: x + t.T[..., : x.shape[1]].T,
     "one column": lambda x, t: x + t[: x.shape[1], 0, None],
+    "a place that data name": lambda x, t: x[x[:, 0, 0].argmax()] * t[:2].sum(),
+    "places among slices": lambda x, t: (
+        x[..., x.sum((0, 1)).argmax(), None] * t[: x.shape[1], t[0].argmin(), None]
+    ),
+    "a place from the end": lambda x, t: (x[None, -1 - x[:, 0, 0].argmax()] + t[0, 0]) ** 2,
 }
 
 
@@ -122,3 +127,37 @@ def test_a_table_that_is_too_short_refuses_the_step(tmp_path: Path) -> None:
         trainer.step({"tokens": np.ones((2, 13), np.int64)})
     for name, value in trainer.state.items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("rows", "fits", "below"),
+    [
+        (lambda table, n: table[n - 4 : n], 4, 3),
+        (lambda table, n: table[: n - 3], 3, 2),
+        (lambda table, n: table[: n - 1], 1, None),
+    ],
+)
+def test_an_end_that_falls_below_zero_refuses_the_step(
+    rows: Callable[[Tensor, int], Tensor], fits: int, below: int | None, tmp_path: Path
+) -> None:
+    """torch would count it from the table's end."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.linspace(-1.0, 1.0, 20).reshape(10, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean() * self.table.mean() + rows(self.table, x.shape[1]).square().sum()
+
+    model = Model()
+    exported = export.train_step(
+        model, lambda m, b: m(b["x"]), {"x": torch.randn(2, 6)}, optimizer=export.Sgd(0.1),
+        dynamic={"x": {1: "n"}}, directory=tmp_path / "artifact",
+    )  # fmt: skip
+    trainer = Trainer(exported.directory)
+    x = torch.ones(2, fits)
+    assert trainer.step({"x": x.numpy()}) == pytest.approx(model(x).item(), abs=1e-6)
+    if below is not None:
+        with pytest.raises(GraphRunError):
+            trainer.step({"x": np.ones((2, below), np.float32)})

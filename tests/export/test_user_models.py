@@ -102,6 +102,7 @@ class Constants(nn.Module):
         h = self.linear(x) @ self.weight * self.factor
         h = h + torch.tensor([1.0, 2, 3, 4, 5, 6]) + torch.zeros(x.shape[0], 6) @ self.weight
         h = h + torch.from_numpy(np.linspace(0, 1, 6)).float() + torch.as_tensor(3)
+        h = h + functional.relu(image.long() - 100)
         self.seen = h
         return self.linear(h * 0.1) + self.linear(image.float() / 255)
 

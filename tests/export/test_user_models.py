@@ -331,6 +331,25 @@ def test_loss_in_double_and_outputs_that_are_inputs_or_constants(tmp_path: Path)
     np.testing.assert_array_equal(trainer.outputs["one"], np.ones(3, np.float32))
 
 
+@pytest.mark.parametrize("positions", [5, ROWS])
+def test_a_parameter_may_have_the_name_of_a_batch_entry(positions: int, tmp_path: Path) -> None:
+    """What ``dynamic`` says of the entry is not said of the parameter."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pos = nn.Parameter(0.1 * _numbers(positions, 3))
+            self.last = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, pos: Tensor) -> Tensor:
+            y: Tensor = self.last(torch.tanh(x + self.pos[: x.shape[1]])) + pos
+            return y
+
+    batch = {"x": _numbers(ROWS, positions, 3), "pos": _numbers(ROWS, positions, 2)}
+    exported = _trains_as_torch_does(Model(), batch, tmp_path)
+    assert all("batch" not in tensor.shape for tensor in exported.manifest.state)
+
+
 def test_parameters_may_be_kept_from_before(tmp_path: Path) -> None:
     """In the model's own lists (deepctr-torch's regularisation), a closure, or a tied weight."""
 

@@ -124,11 +124,12 @@ def export_train_step(
     Raises ExportError naming the operator, the module's path and what to use instead, or the worst
     tensor and its error where verification fails; nothing is written then.
     """
-    problem = _problem(
-        model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
-        metrics or {},
-    )  # fmt: skip
+    # Another thread's export of the same model holds its parameters while it runs the step.
     with reported(progress) as say, one_at_a_time(), torch.inference_mode(False):
+        problem = _problem(
+            model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
+            metrics or {},
+        )  # fmt: skip
         graphs = lower(problem, say)
         if metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
@@ -230,7 +231,7 @@ def _problem(
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
     )
-    with _left_as_it_was(model), one_at_a_time(), torch.inference_mode(False):
+    with _left_as_it_was(model):
         trial = try_step(problem, trained, trainable)
     parameters, chosen = _laid_out(chosen, trained, trial.used, axes)
     unused = {name: value for name, value in trained.items() if name not in trial.used}

@@ -20,6 +20,7 @@ from export.rewrites import (
     ctc,
     distances,
     dropout,
+    experts,
     fourier,
     losses,
     normalisation,
@@ -191,6 +192,16 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 
+# Means over images whose channels come last: torch would set the strides of a mean over all places.
+
+_torchs_mean: Callable[..., Tensor] = functional.adaptive_avg_pool2d
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
+    """``torch.nn.functional.adaptive_avg_pool2d``."""
+    return _torchs_mean(input.contiguous(), output_size)
+
+
 class _Replaced(TorchFunctionMode):
     """Calls equals of some of torch's functions, however a model came to hold those."""
 
@@ -207,6 +218,7 @@ class _Replaced(TorchFunctionMode):
 # Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
 _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: tables.sliced,
+    _torchs_mean: adaptive_avg_pool2d,
     functional.pdist: distances.pdist,
     torch.cdist: distances.cdist,
     torch.pdist: distances.pdist,
@@ -214,6 +226,7 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     torch.masked_select: tables.masked_select,
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
+    **experts.EQUALS,
     **fourier.EQUALS,
     **quantisation.EQUALS,
     **sparse.EQUALS,
@@ -291,7 +304,8 @@ def seeded(randomness: Randomness) -> Iterator[None]:
         _patched(replacements),
         _plain_attention(),
         RandomFunctions(randomness),
-        _Replaced(quantisation.EQUALS),  # torch's own exist in float32 only
+        # torch's own exist in float32 only.
+        _Replaced({**experts.EQUALS, **quantisation.EQUALS}),
     ):
         yield
 

@@ -22,6 +22,7 @@ from export.rewrites import (
     ctc,
     distances,
     dropout,
+    experts,
     fourier,
     losses,
     normalisation,
@@ -206,6 +207,16 @@ def length(value: Any) -> Any:
     return value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else _len(value)
 
 
+# Means over images whose channels come last: torch would set the strides of a mean over all places.
+
+_torchs_mean: Callable[..., Tensor] = functional.adaptive_avg_pool2d
+
+
+def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
+    """``torch.nn.functional.adaptive_avg_pool2d``."""
+    return _torchs_mean(input.contiguous(), output_size)
+
+
 class _Replaced(TorchFunctionMode):
     """Calls equals of some of torch's functions, however a model came to hold those."""
 
@@ -222,6 +233,7 @@ class _Replaced(TorchFunctionMode):
 # Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
 _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: tables.sliced,
+    _torchs_mean: adaptive_avg_pool2d,
     functional.pdist: distances.pdist,
     torch.cdist: distances.cdist,
     torch.pdist: distances.pdist,
@@ -230,6 +242,7 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.masked_scatter: tables.masked_scatter,
     torch.masked_scatter: tables.masked_scatter,
     Tensor.fill_diagonal_: tables.fill_diagonal_,
+    **experts.EQUALS,
     **fourier.EQUALS,
     **quantisation.EQUALS,
     **sparse.EQUALS,
@@ -321,8 +334,8 @@ def seeded(randomness: Randomness) -> Iterator[None]:
         _patched(replacements),
         _plain_attention(),
         RandomFunctions(randomness),
-        # torch's own fake quantisation exists in float32 only.
-        _Replaced({**quantisation.EQUALS, **held}),
+        # torch's own exist in float32 only.
+        _Replaced({**experts.EQUALS, **quantisation.EQUALS, **held}),
     ):
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,23 +15,23 @@ from tests.export.recorded import assert_as_torch, recorded
 WEIGHT = torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, 0.2], [0.1, 0.2, 3.0]])
 
 
-def _prior(x: Tensor) -> Tensor:
+def _prior(x: Tensor) -> Any:
     """The prior of normalising flows, as tutorials write it."""
     prior = torch.distributions.MultivariateNormal(torch.zeros(3), torch.eye(3))
     return prior.log_prob(x)
 
 
-def _solved(x: Tensor) -> Tensor:
+def _solved(x: Tensor) -> Any:
     below = torch.linalg.solve_triangular(WEIGHT, x.T, upper=False, unitriangular=True)
     return below.T + torch.linalg.solve_triangular(WEIGHT, x, upper=True, left=False)
 
 
-def _whitened(x: Tensor) -> Tensor:
+def _whitened(x: Tensor) -> Any:
     values, vectors = torch.linalg.eigh(WEIGHT)
     return x @ (vectors * values.rsqrt()) @ torch.linalg.pinv(WEIGHT)
 
 
-def _made_and_written(x: Tensor) -> Tensor:
+def _made_and_written(x: Tensor) -> Any:
     weight = torch.eye(3)
     weight.fill_diagonal_(2.0)
     weight[0] += 1
@@ -38,7 +39,7 @@ def _made_and_written(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [_prior, _solved, _whitened, _made_and_written])
-def test_operators_of_constants(function: Callable[[Tensor], Tensor]) -> None:
+def test_operators_of_constants(function: Callable[[Tensor], Any]) -> None:
     assert_as_torch(function, lambda n: (torch.arange(3.0 * n).reshape(n, 3).sin(),))
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import export
+from tests.export.recorded import assert_as_torch
 
 Parity = Callable[..., export.Exported]
 
@@ -102,3 +103,11 @@ def test_random_windows(data: st.DataObject, assert_parity: Parity) -> None:
         counted = data.draw(st.booleans())
         layer = nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil, count_include_pad=counted)
     assert_parity(_after_convolution(layer), {"x": _images(3, 2, *sizes)})
+
+
+def test_a_mean_over_images_whose_channels_come_last() -> None:
+    def pooled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        mean = torch.nn.functional.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1)
+        return torch.flatten(mean, 1) @ weight
+
+    assert_as_torch(pooled, lambda n: (torch.ones(n, 8, 8, 6) * 0.5, torch.ones(6, 4) * 0.1))

@@ -20,8 +20,9 @@ _TRACE_SIZES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271)
 class Axes:
     """The named axes of one artifact.
 
-    ``of`` maps a tensor's name to ``{dimension: axis name}``; ``example`` maps an axis to its size
-    in the example batch and the model's parameters.
+    ``of`` maps a tensor to ``{dimension: axis name}``: a batch entry by ``batch.<name>``, a
+    parameter or buffer by ``state.<name>``, since either may have the other's name. ``example``
+    maps an axis to its size in the example batch and the model's parameters.
     """
 
     of: Mapping[str, Mapping[int, str]]
@@ -52,22 +53,22 @@ def parse_axes(
 ) -> Axes:
     """Check ``dynamic`` against the example batch and the parameters it names.
 
-    Raises ExportError for an unknown tensor, a dimension out of range, or one axis name with two
-    sizes.
+    A name that both have is the batch entry's. Raises ExportError for an unknown tensor, a
+    dimension out of range, or one axis name with two sizes.
     """
-    tensors = {**parameters, **batch}
     example: dict[str, int] = {}
     seen_at: dict[str, str] = {}
     of: dict[str, dict[int, str]] = {}
     for name, dims in dynamic.items():
+        tensors, kind = (batch, "batch") if name in batch else (parameters, "state")
         if name not in tensors:
-            known = ", ".join(sorted(tensors)) or "none"
+            known = ", ".join(sorted({*batch, *parameters})) or "none"
             raise ExportError(
                 f"dynamic names {name!r}, which is neither a batch tensor nor a parameter",
                 instead=f"one of: {known}",
             )
         shape = tuple(tensors[name].shape)
-        of[name] = {}
+        named = of[f"{kind}.{name}"] = {}
         for dim, axis in dims.items():
             if not -len(shape) <= dim < len(shape):
                 raise ExportError(
@@ -86,7 +87,7 @@ def parse_axes(
                     instead="two axis names, or an example batch whose sizes agree",
                 )
             seen_at.setdefault(axis, name)
-            of[name][at] = axis
+            named[at] = axis
     if len(example) > len(_TRACE_SIZES):
         raise ExportError(f"{len(example)} named axes; at most {len(_TRACE_SIZES)} are supported")
     return Axes(of=of, example=example)

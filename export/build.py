@@ -43,13 +43,23 @@ from export.write import write_artifact
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exported:
     """A written artifact: its folder, its manifest, and what verification measured (or None)."""
 
     directory: Path
     manifest: Manifest
     report: Verification | None
+
+    def __repr__(self) -> str:
+        text = f"{self.directory}, {len(self.manifest.state)} state tensors"
+        if self.report is None:
+            return f"<Exported {text}, not verified>"
+        worst = self.report.worst
+        return (
+            f"<Exported {text}, {len(self.report.comparisons)} comparisons with torch; the worst: "
+            f"{worst.tensor} off by {worst.error:.1e}, {worst.allowed:.1e} allowed>"
+        )
 
     @property
     def id(self) -> str:
@@ -246,7 +256,7 @@ def _laid_out(
 ) -> tuple[tuple[LayoutSlot, ...], Optimizer]:
     """The state tensors of the parameters that are used, and the optimizer that knows them."""
     try:
-        shapes = {name: axes.shape(name, tensor.shape) for name, tensor in trained.items()}
+        shapes = {n: axes.shape(f"state.{n}", tensor.shape) for n, tensor in trained.items()}
         together = packs(optimizer, shapes)
         chosen = {name: tensor for name, tensor in trained.items() if name in used}
         slots = lay_out(chosen, axes, {name: together[name] for name in chosen})
@@ -329,7 +339,8 @@ def input_specs(problem: Problem) -> dict[str, Spec]:
         specs[f"state.{held.name}"] = Spec(held.dtype, held.shape)
     specs["state.step"] = Spec(torch.int64, ())
     for name, tensor in problem.batch.items():
-        specs[f"batch.{name}"] = Spec(tensor.dtype, problem.axes.shape(name, tensor.shape))
+        key = f"batch.{name}"
+        specs[key] = Spec(tensor.dtype, problem.axes.shape(key, tensor.shape))
     for name in problem.optimizer.hyper():
         specs[f"hyper.{name}"] = Spec(torch.float32, ())
     specs["seed"] = Spec(torch.int64, ())

@@ -126,7 +126,7 @@ def _slots(
     offset = 0
     dtype = torch.float32
     for name, tensor in tensors.items():
-        shape = axes.shape(name, tensor.shape)
+        shape = axes.shape(f"state.{name}", tensor.shape)
         dtype = tensor.dtype
         named = any(isinstance(size, str) for size in shape)
         if named or tensor.numel() > PACK_LIMIT:

@@ -233,7 +233,7 @@ def draw_batch(
     batch: dict[str, np.ndarray] = {}
     for name, tensor in problem.batch.items():
         array = tensor.detach().cpu().numpy()
-        for dim, axis in problem.axes.of.get(name, {}).items():
+        for dim, axis in problem.axes.of.get(f"batch.{name}", {}).items():
             array = array.take(rows[axis], axis=dim)
         batch[f"batch.{name}"] = np.array(array)
     return batch
@@ -244,7 +244,7 @@ def _positional(problem: Problem) -> set[str]:
     found = set()
     for name, tensor in problem.batch.items():
         array = tensor.detach().cpu().numpy()
-        for dim, axis in problem.axes.of.get(name, {}).items():
+        for dim, axis in problem.axes.of.get(f"batch.{name}", {}).items():
             if array.dtype.kind == "i" and array.shape[dim] > 2:
                 rising = (np.diff(array, axis=dim) >= 0).all() and array.max() > 0
                 if rising and not array.take(0, axis=dim).any():

@@ -75,7 +75,7 @@ the preferred one first."""
 def candidates(providers: Providers) -> tuple[Provider, ...]:
     """What to try, best first; each may still fail once it gets a graph.
 
-    Raises ProviderError for a provider that is not known, or not to be had here.
+    Raises ProviderError for a provider that is not known, and where none is to be had here.
     """
     if providers == "auto":
         found = [each for each in KNOWN if _obstacle(each, accelerates=True) is None]
@@ -84,13 +84,14 @@ def candidates(providers: Providers) -> tuple[Provider, ...]:
     if not asked:
         raise ProviderError(f"providers is an empty list; expected {_names()}")
     chosen = tuple(each if isinstance(each, Provider) else _named(each) for each in asked)
-    for provider in chosen:
-        obstacle = _obstacle(provider)
-        if obstacle is not None:
-            raise ProviderError(
-                f'{provider.name} cannot be used: {obstacle}; providers="cpu" works everywhere'
-            )
-    return chosen
+    obstacles = {each.name: obstacle for each in chosen if (obstacle := _obstacle(each))}
+    told = "; ".join(f"{name} cannot be used: {why}" for name, why in obstacles.items())
+    usable = tuple(each for each in chosen if each.name not in obstacles)
+    if not usable:
+        raise ProviderError(f'{told}; providers="cpu" works everywhere')
+    if told:
+        _LOG.warning("%s", told)
+    return usable
 
 
 def add_to(options: ort.SessionOptions, provider: Provider, model: OnnxModel) -> None:

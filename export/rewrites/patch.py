@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import isbuiltin
 from typing import Any
 
 import torch
@@ -235,6 +236,14 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _held(
+    replacements: list[tuple[Any, str, Callable[..., Any]]],
+) -> dict[Any, Callable[..., Any]]:
+    """By torch's functions of C++, what stands for them; a model may have imported them before."""
+    found = {getattr(owner, name): function for owner, name, function in replacements}
+    return {own: function for own, function in found.items() if isbuiltin(own)}
+
+
 _LOCK = threading.RLock()
 
 
@@ -251,10 +260,13 @@ def recordable(randomness: Randomness) -> Iterator[None]:
 
     Patches module attributes, so it holds a lock: one export at a time in a process.
     """
+    drops = dropout.replacements(randomness)
+    held = _held(drops)
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
-        *dropout.replacements(randomness),
+        *drops,
         *recurrent.replacements(),
         *checkpoint_replacements(),
+        *quantisation.replacements(),
         *unchecked_replacements(),
         *float32_replacements(say=True),
         (builtins, "len", length),
@@ -280,7 +292,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         _patched(replacements),
         _plain_attention(),
         RandomFunctions(randomness),
-        _Replaced(_EQUALS),
+        _Replaced({**_EQUALS, **held}),
     ):
         yield
 
@@ -295,8 +307,10 @@ def trainable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, torch draws the numbers that the exported graph draws; all else is torch's own."""
+    drops = dropout.replacements(randomness, own_attention=True)
+    held = _held(drops)
     replacements = [
-        *dropout.replacements(randomness, own_attention=True),
+        *drops,
         *recurrent.seeded_replacements(),
         *checkpoint_replacements(),
         *unchecked_replacements(),
@@ -307,7 +321,8 @@ def seeded(randomness: Randomness) -> Iterator[None]:
         _patched(replacements),
         _plain_attention(),
         RandomFunctions(randomness),
-        _Replaced(quantisation.EQUALS),  # torch's own exist in float32 only
+        # torch's own fake quantisation exists in float32 only.
+        _Replaced({**quantisation.EQUALS, **held}),
     ):
         yield
 

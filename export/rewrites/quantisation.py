@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.ao.quantization import FakeQuantize
 
 from export.errors import ExportError
 
@@ -119,6 +120,20 @@ def observed(
     else:
         rounded = per_tensor(x, scale, zero_point, quant_min, quant_max)
     return torch.where(fake_quant_on.reshape(-1)[0] == 1, rounded, x)
+
+
+def _refuse_apart(self: FakeQuantize, X: Tensor) -> Tensor:
+    """``FakeQuantize.forward``, which is overridden where observer and rounding are one."""
+    raise ExportError(
+        f"its {type(self.activation_post_process).__name__} is called apart, and branches on its "
+        "buffers",
+        instead="torch.ao.quantization.FusedMovingAvgObsFakeQuantize, with the same arguments",
+    )
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """What to patch so that layers which cannot be recorded say what can."""
+    return [(FakeQuantize, "forward", _refuse_apart)]
 
 
 EQUALS: dict[Any, Any] = {

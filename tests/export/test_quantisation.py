@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.ao import quantization
 
+import export
 from export.rewrites import quantisation
 
 
@@ -70,3 +72,12 @@ def test_prepared_for_quantisation_aware_training(assert_parity: Any) -> None:
     prepared = quantization.prepare_qat(model)
     prepared(_numbers(6, 6))  # the observers' first ranges
     assert_parity(prepared, {"x": _numbers(6, 6)})
+
+
+def test_an_observer_apart_is_refused_with_the_one_that_fits(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), quantization.FakeQuantize())
+    with pytest.raises(export.ExportError, match=r"1 \(FakeQuantize\).*FusedMovingAvgObs"):
+        export.train_step(
+            model, lambda m, b: m(b["x"]).square().mean(), {"x": _numbers(6, 6)},
+            optimizer=export.Sgd(0.1), dynamic={"x": {0: "batch"}}, directory=tmp_path,
+        )  # fmt: skip

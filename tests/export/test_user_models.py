@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -168,6 +169,18 @@ class Masked(nn.Module):
         )
 
 
+class HeldAttention(nn.Module):
+    """Attention by a function that was imported before the export, in several heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.linear(x).reshape(-1, 3, 2, 2, 2).unbind(1)
+        return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class LargeNames(nn.Module):
     """Large parameters named as the exporter names state, beside small, empty and unused ones."""
 
@@ -256,6 +269,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
     "checkpoint": (Recomputed, {}),
     "plain average": (PlainAverage, {}),
     "masked attention": (Masked, {"seen": SEEN}),
+    "held attention": (HeldAttention, {}),
     "large names": (LargeNames, {}),
     "shared": (Shared, {}),
     "weight norm": (lambda: _spectral(parametrizations.weight_norm), {}),
@@ -277,8 +291,9 @@ def test_trains_as_torch_does(name: str, tmp_path: Path) -> None:
     exported = _trains_as_torch_does(model, {"x": _numbers(ROWS, 6), **more}, tmp_path)
     assert {key: set(m.__dict__) for key, m in model.named_modules()} == attributes
     assert {k: id(t) for k, t in model.named_parameters(remove_duplicate=False)} == held
+    assert "comparisons with torch; the worst" in repr(exported)
     assert exported.report is not None
-    assert exported.report.unmoved == (("unused",) if name == "large names" else ())
+    assert exported.report.unmoved == (("unused", "empty") if name == "large names" else ())
 
 
 def test_initial_states_and_images_in_integers(tmp_path: Path) -> None:
@@ -314,6 +329,25 @@ def test_loss_in_double_and_outputs_that_are_inputs_or_constants(tmp_path: Path)
     trainer.step({"x": _numbers(4, 6).numpy()})
     np.testing.assert_array_equal(trainer.outputs["again"], _numbers(4, 6).numpy())
     np.testing.assert_array_equal(trainer.outputs["one"], np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("positions", [5, ROWS])
+def test_a_parameter_may_have_the_name_of_a_batch_entry(positions: int, tmp_path: Path) -> None:
+    """What ``dynamic`` says of the entry is not said of the parameter."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pos = nn.Parameter(0.1 * _numbers(positions, 3))
+            self.last = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, pos: Tensor) -> Tensor:
+            y: Tensor = self.last(torch.tanh(x + self.pos[: x.shape[1]])) + pos
+            return y
+
+    batch = {"x": _numbers(ROWS, positions, 3), "pos": _numbers(ROWS, positions, 2)}
+    exported = _trains_as_torch_does(Model(), batch, tmp_path)
+    assert all("batch" not in tensor.shape for tensor in exported.manifest.state)
 
 
 def test_parameters_may_be_kept_from_before(tmp_path: Path) -> None:

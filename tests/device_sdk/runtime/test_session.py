@@ -46,6 +46,14 @@ def test_candidates() -> None:
             candidates(asked)
 
 
+def test_what_is_not_there_of_a_list_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    missing = Provider("mine", "MineExecutionProvider", package="mine_ep")
+    assert candidates([missing, "cpu"]) == (CPU,)
+    assert "mine cannot be used: it needs `pip install mine-ep`" in caplog.text
+    with pytest.raises(ProviderError, match=r"pip install mine-ep.*providers=.cpu. works"):
+        candidates([missing])
+
+
 def _read(*nodes: onnx.NodeProto) -> OnnxModel:
     graph = onnx.helper.make_graph(nodes, "g", [], [])
     return read_onnx(onnx.helper.make_model(graph).SerializeToString())

@@ -31,7 +31,8 @@ class Provider:
     `name`: what `providers=` calls it. `title`: what onnxruntime does. `package`: the Python
     package of its plugin, or `library`, the path of one; neither where it is part of onnxruntime.
     `options`: onnxruntime's for it. `leaves_out`: the option that takes the names of nodes which
-    the CPU has to run. `tolerance`: see `TOLERANCE`.
+    the CPU has to run. `needs`: what a machine must have beside the package. `tolerance`: see
+    `TOLERANCE`.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Provider:
     library: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     leaves_out: str = ""
+    needs: str = ""
     tolerance: float = TOLERANCE
 
     @property
@@ -58,6 +60,7 @@ WEBGPU: Final = Provider(
     # With channels last, a convolution of 6 channels to 16 is computed wrongly (0.4.0).
     options={"preferredLayout": "NCHW"},
     leaves_out="forceCpuNodeNames",
+    needs="a driver for Vulkan (on Linux with the package libvulkan1), Direct3D 12 or Metal",
 )
 OPENVINO: Final = Provider("openvino", "OpenVINOExecutionProvider", "onnxruntime_ep_openvino")
 
@@ -138,7 +141,8 @@ def _obstacle(provider: Provider, *, accelerates: bool = False) -> str | None:
     except Exception as error:  # a library that does not fit raises what it likes
         return f"its library cannot be loaded: {error}"
     if not devices:
-        return "it finds no device that it could run on"
+        needs = f": it needs {provider.needs}" if provider.needs else ""
+        return f"it finds no device that it could run on{needs}"
     if accelerates and all(_kind(device) == "CPU" for device in devices):
         return "it would run on the processor"
     return None

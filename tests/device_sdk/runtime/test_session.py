@@ -59,6 +59,13 @@ def _read(*nodes: onnx.NodeProto) -> OnnxModel:
     return read_onnx(onnx.helper.make_model(graph).SerializeToString())
 
 
+def test_a_plugin_without_a_device_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("device_sdk.runtime.providers._installed", lambda package: True)
+    monkeypatch.setattr("device_sdk.runtime.providers._registered", lambda provider: [])
+    with pytest.raises(ProviderError, match=r"finds no device .*: it needs a driver .*libvulkan1"):
+        candidates("webgpu")
+
+
 def test_nodes_that_webgpu_cannot_run_are_left_to_the_cpu_by_name() -> None:
     node = onnx.helper.make_node
     pieces = [f"p{place}" for place in range(8)]

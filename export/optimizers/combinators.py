@@ -13,7 +13,7 @@ from device_sdk.artifact.parts import AVERAGE_LAG
 from export.axes import Shape
 from export.layout import LayoutSlot
 from export.optimizers.protocol import (
-    Optimizer,
+    Delegated,
     OptimizerUpdate,
     StateSpec,
     Tensors,
@@ -27,22 +27,16 @@ from export.optimizers.schedules import Schedule
 
 
 @dataclass(frozen=True)
-class Around:
+class Around(Delegated):
     """An optimizer around another: bears its name, and adds settings and state to its own."""
-
-    optimizer: Optimizer
 
     def __post_init__(self) -> None:
         inner = self.optimizer.settings()
         twice = sorted(set(self._own()) & set(inner))
         require(not twice, f"{', '.join(twice)} is set twice: {type(self).__name__} around itself")
 
-    @property
-    def name(self) -> str:
-        return self.optimizer.name
-
     def settings(self) -> dict[str, object]:
-        return {**self.optimizer.settings(), **self._own()}
+        return {**super().settings(), **self._own()}
 
     def _own(self) -> dict[str, object]:
         """Its own settings, behind its class's name."""
@@ -50,15 +44,6 @@ class Around:
         label = type(self).__name__.lower()
         values = {f"{label}.{key}": getattr(self, key) for key in own}
         return {key: value for key, value in values.items() if value is not None}
-
-    def hyper(self) -> dict[str, float]:
-        return self.optimizer.hyper()
-
-    def state(self) -> tuple[StateSpec, ...]:
-        return self.optimizer.state()
-
-    def turns(self) -> set[int]:
-        return turns(self.optimizer)
 
     def packs(self, shapes: Mapping[str, Shape]) -> dict[str, str]:
         return packs(self.optimizer, shapes)

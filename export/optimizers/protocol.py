@@ -160,11 +160,10 @@ def _alone(slot: LayoutSlot, member: LayoutMember) -> LayoutSlot:
 
 
 @dataclass(frozen=True)
-class PerTensor:
-    """Cuts single parameters out of packs for an optimizer, and puts them back."""
+class Delegated:
+    """All of an optimizer but its step, which whoever stands around it makes."""
 
     optimizer: Optimizer
-    slots: tuple[LayoutSlot, ...]
 
     @property
     def name(self) -> str:
@@ -181,6 +180,13 @@ class PerTensor:
 
     def turns(self) -> set[int]:
         return turns(self.optimizer)
+
+
+@dataclass(frozen=True)
+class PerTensor(Delegated):
+    """Cuts single parameters out of packs for an optimizer, and puts them back."""
+
+    slots: tuple[LayoutSlot, ...]
 
     def update(
         self,

@@ -142,16 +142,19 @@ def _places(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _split_loss(problem: Problem, result: Result) -> tuple[Losses, Outputs]:
     found, outputs = result if isinstance(result, tuple) else (result, {})
     several = isinstance(found, dict) and bool(found)
-    losses: Losses = found if several else {"loss": found}  # type: ignore[assignment, dict-item]
+    losses: Losses = dict(found) if several else {"loss": found}  # type: ignore[dict-item]
     if several and problem.gradient is None:
         raise ExportError(
             f"the loss function returned several losses ({', '.join(losses)})",
             instead="one scalar, or gradient= with a rule that makes one step of their gradients",
         )
     for name, loss in losses.items():
+        if isinstance(loss, Tensor) and all(size == 1 for size in loss.shape):
+            # One element is enough for torch's backward.
+            losses[name] = loss = loss.reshape(())
         if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
             shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            which = "the loss" if loss is found else f"the loss {name!r}"
+            which = f"the loss {name!r}" if several else "the loss"
             raise ExportError(
                 f"{which} is {shape}, not a scalar", instead="a mean or a sum over the batch"
             )

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
+    GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
 )
@@ -48,11 +49,36 @@ class Trace:
     outputs: list[str]
     symbols: dict[sympy.Symbol, str]
     paths: ModulePaths
-    env: ShapeEnv
+    env: Sizes
 
     def check_axes(self) -> None:
         """Raise ExportError where tracing or lowering assumed something of an axis's size."""
         _check_guards(self.env, self.symbols)
+
+
+class Sizes(ShapeEnv):
+    """Sizes of axes, and those that data decide: how many true places a mask has.
+
+    Where code asks whether such a number is 0, it is taken not to be, and noted in ``not_empty``: a
+    step in which it is 0 has to be refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.not_empty: set[sympy.Symbol] = set()
+
+    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
+        """As torch's, with an answer for what holds of every size from 1 up."""
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode:
+            decided = orig_expr.free_symbols & self.size_like
+            ones = {size: 1 + sympy.Dummy(integer=True, nonnegative=True) for size in decided}
+            answer = sympy.simplify(orig_expr.xreplace(ones))
+            if answer not in (sympy.true, sympy.false):
+                raise
+            self.not_empty |= decided
+            return answer
 
 
 @dataclass
@@ -125,7 +151,7 @@ def record(
     Raises ExportError where the function does something that depends on data. Call ``check_axes``
     when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
-    env = ShapeEnv()
+    env = Sizes()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}

@@ -134,11 +134,14 @@ def compare(
 # Runs a model in float64 although parts of it ask for float32.
 
 
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
 def _widened(value: Any) -> Any:
-    if value is torch.float32:
-        return torch.float64
-    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-        return value.to(torch.float64)
+    if isinstance(value, torch.dtype):
+        return _WIDER.get(value, value)
+    if isinstance(value, torch.Tensor) and value.dtype in _WIDER:
+        return value.to(_WIDER[value.dtype])
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Number, Scalar, Value, same, same_shape
+from export.lowering.graph import Dim, Graph, Number, Scalar, Tensorish, Value, same, same_shape
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -479,13 +479,23 @@ def bucketize(
 @lowers(aten.where.self)
 def where(g: Graph, out: Any, condition: Value, a: Operand, b: Operand) -> str:
     left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
-    return g.op("Where", condition, left, right)
+    return chosen(g, out.dtype, condition, left, right)
+
+
+def chosen(
+    g: Graph, dtype: torch.dtype, condition: Value, left: Tensorish, right: Tensorish
+) -> str:
+    """Where; onnxruntime has none of truth values, nor of short whole numbers."""
+    if dtype not in (torch.bool, torch.int8, torch.int16):
+        return g.op("Where", condition, left, right)
+    wide = [g.cast(side, torch.int32) for side in (left, right)]
+    return g.cast(g.op("Where", condition, *wide), dtype)
 
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(g: Graph, out: Any, a: Value, mask: Value, value: Operand) -> str:
     filler = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
-    return g.op("Where", mask, filler, a)
+    return chosen(g, out.dtype, mask, filler, a)
 
 
 @lowers(aten._to_copy.default)

@@ -393,18 +393,38 @@ class Graph:
                 return
         self._root._from_zero[index.name] = index
 
-    def refusing(self, guard: str) -> str:
-        """The guard, or NaN where an index from 0 up that depends on the batch is below 0."""
+    def empty(self, sizes: Iterable[sympy.Symbol]) -> str | None:
+        """Whether any of these sizes, which data decide, is 0; None where the graph has none."""
+        held = [self.size(size) for size in sorted(sizes, key=str) if self.place_of(size)]
+        if not held:
+            return None
+        least = self.op("Min", *held) if len(held) > 1 else held[0]
+        return self.op("Squeeze", self.op("Less", least, self.ints([1])), self.ints([0]))
+
+    def stopping(self, value: str, condition: str) -> str:
+        """The value; where the condition holds, onnxruntime stops at a row that is not there."""
+        row = self.op("Cast", condition, to=ONNX_DTYPE[torch.int64])
+        nothing = self.op("Gather", self.ints([0]), self.op("Unsqueeze", row, self.ints([0])))
+        shape = self.op("Add", self.op("Shape", value), nothing)
+        return self.op("Reshape", value, shape)
+
+    def refusing(self, guard: str, condition: str | None) -> str:
+        """The guard, or NaN where the condition holds, or an index of the batch's is below 0.
+
+        One that counts from 0 up, that is.
+        """
+        refused = [condition] if condition is not None else []
         least = [
             self.cast(Value(self.op("ReduceMin", index, keepdims=0), index.dtype, ()), torch.int64)
             for index in self._from_zero.values()
             if self._of_batch(index.name)
         ]
-        if not least:
-            return guard
-        lowest = self.op("Min", *least) if len(least) > 1 else least[0]
-        below = self.op("Less", lowest, self.scalar(0, torch.int64))
-        return self.op("Where", below, self.scalar(math.nan, torch.float32), guard)
+        if least:
+            lowest = self.op("Min", *least) if len(least) > 1 else least[0]
+            refused.append(self.op("Less", lowest, self.scalar(0, torch.int64)))
+        for one in refused:
+            guard = self.op("Where", one, self.scalar(math.nan, torch.float32), guard)
+        return guard
 
     def _of_batch(self, name: str) -> bool:
         """Whether a value depends on what is in the batch, not only on the batch's sizes."""

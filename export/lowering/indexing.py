@@ -15,7 +15,7 @@ import torch
 from export.errors import ExportError
 from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.elementwise import div_mode
-from export.lowering.graph import Dim, Graph, Value, fixed, same, same_shape
+from export.lowering.graph import Dim, Graph, Value, expression, fixed, same, same_shape
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
 
@@ -293,6 +293,47 @@ def nonzero(g: Graph, out: Any, a: Value) -> str:
     return g.op("Transpose", g.op("NonZero", a), perm=[1, 0])
 
 
+@lowers(aten._unique2.default)
+def unique(
+    g: Graph,
+    out: Any,
+    a: Value,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[str, ...]:
+    """Sorted, also where torch need not: how many there are is known at run time."""
+    return _unique(g, out, a, None, return_inverse, return_counts)
+
+
+@lowers(aten.unique_dim.default)
+def unique_dim(
+    g: Graph,
+    out: Any,
+    a: Value,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[str, ...]:
+    return _unique(g, out, a, dim % a.rank, return_inverse, return_counts)
+
+
+def _unique(
+    g: Graph, out: Any, a: Value, axis: int | None, inverse: bool, counts: bool
+) -> tuple[str, ...]:
+    # onnxruntime has it of few types.
+    held = torch.float32 if a.dtype == torch.float32 else torch.int64
+    source = g.cast(a, held)
+    wanted = [True, False, inverse, counts]
+    values, _, places, numbers = g.multi("Unique", source, outputs=wanted, axis=axis, sorted=1)
+    if a.dtype != held:
+        values = g.cast(values, a.dtype)
+    if places:
+        places = g.reshape(places, out[1].shape)
+    return values, places, numbers
+
+
 def _broadcast(g: Graph, value: Value, shape: Sequence[Dim]) -> str:
     if same_shape(value.shape, shape):
         return value.name
@@ -312,6 +353,20 @@ def _bound(g: Graph, value: Dim | None, default: Dim) -> str:
     if number is not None:
         return g.ints([max(min(number, INT64_MAX), -INT64_MAX)])
     return g.dim(value)
+
+
+def _from_start(place: Dim, size: Dim) -> Dim:
+    """A place along an axis counted from its start, where below 0 it counts from its end.
+
+    Which of the two a place of a free size is, tracing decided, and holds as a guard.
+    """
+    number = place.node.hint if isinstance(place, torch.SymInt) else place
+    if number is None:
+        raise ExportError(
+            f"a place along an axis ({expression(place)}) depends on data",
+            instead="a mask, or a place that is a batch entry by torch.gather",
+        )
+    return place if number >= 0 else torch.sym_max(size + place, 0)
 
 
 def slice_axis(
@@ -417,11 +472,9 @@ def slice_backward(
 ) -> str:
     dim = dim % len(sizes)
     size = sizes[dim]
+    start = _from_start(start, size)
     if fixed(step) != 1:
         return _strided_slice_backward(g, out, grad, sizes, dim, start, step)
-    first = fixed(start)
-    if first is not None and first < 0:
-        start = size + start
     end = size - start - grad.shape[dim]
     held = held_first(g, grad)
     if held is not None:
@@ -436,30 +489,24 @@ def _strided_slice_backward(
 ) -> str:
     # Interleave with zeros: [.., n, ..] -> [.., n, step, ..] -> [.., n * step, ..], then crop
     # or pad to the slice's place.
-    stride, first = fixed(step), fixed(start)
-    if stride is None or first is None:
+    stride = fixed(step)
+    if stride is None:
         raise ExportError(
             "the gradient of a slice with a step that depends on an axis",
             operator="aten.slice_backward",
-            instead="a fixed start and step",
+            instead="a fixed step",
         )
     length = grad.shape[dim]
     spread = g.op("Unsqueeze", grad, g.ints([dim + 1]))
     spread = embed_in_zeros(g, spread, dim + 1, 0, stride - 1, grad.dtype, grad.rank + 1)
     merged = [*grad.shape[:dim], length * stride, *grad.shape[dim + 1 :]]
     spread = g.op("Reshape", spread, g.target(merged))
-    tail = sizes[dim] - first - length * stride
+    tail = sizes[dim] - start - length * stride
     number = fixed(tail)
     if number is None or number < 0:
-        spread = slice_axis(g, spread, dim, 0, sizes[dim] - first)
-        tail = 0 if number is not None else tail
-    if number is None:
-        raise ExportError(
-            "the gradient of a slice with a step along a named axis",
-            operator="aten.slice_backward",
-            instead="a slice with step 1, or a fixed size along that axis",
-        )
-    return embed_in_zeros(g, spread, dim, first, tail, grad.dtype, grad.rank)
+        spread = slice_axis(g, spread, dim, 0, sizes[dim] - start)
+        tail = torch.sym_max(tail, 0)
+    return embed_in_zeros(g, spread, dim, start, tail, grad.dtype, grad.rank)
 
 
 @lowers(aten.select_backward.default)
@@ -467,9 +514,7 @@ def select_backward(
     g: Graph, out: Any, grad: Value, sizes: Sequence[Dim], dim: int, index: Dim
 ) -> str:
     dim = dim % len(sizes)
-    number = fixed(index)
-    if number is not None and number < 0:
-        index = sizes[dim] + index
+    index = _from_start(index, sizes[dim])
     wide = g.op("Unsqueeze", grad, g.ints([dim]))
     return embed_in_zeros(g, wide, dim, index, sizes[dim] - index - 1, grad.dtype, len(sizes))
 
@@ -492,10 +537,7 @@ def slice_scatter(
             instead="torch.where with a mask",
         )
     dim = dim % a.rank
-    first = 0 if start is None else start
-    number = fixed(first)
-    if number is not None and number < 0:
-        first = a.shape[dim] + first
+    first = _from_start(0 if start is None else start, a.shape[dim])
     parts = [
         slice_axis(g, a, dim, 0, first),
         g.cast(source, out.dtype),
@@ -507,9 +549,7 @@ def slice_scatter(
 @lowers(aten.select_scatter.default)
 def select_scatter(g: Graph, out: Any, a: Value, source: Value, dim: int, index: Dim) -> str:
     dim = dim % a.rank
-    number = fixed(index)
-    if number is not None and number < 0:
-        index = a.shape[dim] + index
+    index = _from_start(index, a.shape[dim])
     parts = [
         slice_axis(g, a, dim, 0, index),
         g.op("Unsqueeze", g.cast(source, out.dtype), g.ints([dim])),

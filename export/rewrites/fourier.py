@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from export.errors import ExportError
 
@@ -110,7 +111,7 @@ class Pair:
         return pair(other) - self
 
     def __mul__(self, other: Any) -> Pair:
-        if not isinstance(other, (Pair, complex)):
+        if not is_complex(other):
             return Pair(self.real * other, self.imag * other)
         x, y = self, pair(other)
         return Pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
@@ -118,7 +119,7 @@ class Pair:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Pair:
-        if not isinstance(other, (Pair, complex)):
+        if not is_complex(other):
             return Pair(self.real / other, self.imag / other)
         below = pair(other)
         square = below.real * below.real + below.imag * below.imag
@@ -152,6 +153,8 @@ class Pair:
         nothing = square == 0
         return torch.sqrt(square.masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
 
+    __abs__ = abs
+
     def angle(self) -> Tensor:
         return torch.atan2(self.imag, self.real)
 
@@ -173,9 +176,31 @@ def pair(value: Any) -> Pair:
     if isinstance(value, Pair):
         return value
     if isinstance(value, Tensor):
+        if value.is_complex():
+            # A constant of the model's: its parts are constants, too.
+            with _disable_current_modes():
+                parts = torch.view_as_real(value)
+                return Pair(parts[..., 0].clone(), parts[..., 1].clone())
         return Pair(value, torch.zeros_like(value))
     number = complex(value)
     return Pair(torch.tensor(number.real), torch.tensor(number.imag))
+
+
+def is_complex(value: Any) -> bool:
+    """Whether it is a complex number, a pair, or a complex tensor: a constant of the model's."""
+    return isinstance(value, (Pair, complex)) or (isinstance(value, Tensor) and value.is_complex())
+
+
+def _paired(function: Any) -> Any:
+    """A function of tensors that gives a pair where it meets a complex number."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(map(is_complex, args)):
+            pairs = [pair(each) if is_complex(each) else each for each in args]
+            return Pair.__torch_function__(function, (), tuple(pairs), kwargs)
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _parts(value: Any, part: int) -> Any:
@@ -390,7 +415,17 @@ def _all_axes(transform: Any) -> Any:
     return run
 
 
+# What meets complex numbers of Python's (1j * x) and complex tensors.
+_MEETING = (
+    torch.mul, torch.add, torch.sub, torch.div, torch.matmul, torch.einsum, torch.exp, torch.abs,
+    *(getattr(Tensor, name) for name in (
+        "mul", "__mul__", "__rmul__", "add", "__add__", "__radd__", "sub", "__sub__", "__rsub__",
+        "div", "__truediv__", "__rtruediv__", "matmul", "__matmul__", "__rmatmul__", "exp", "abs",
+    )),
+)  # fmt: skip
+
 EQUALS: dict[Any, Any] = {
+    **{function: _paired(function) for function in _MEETING},
     torch.fft.fft: fft,
     torch.fft.ifft: ifft,
     torch.fft.rfft: rfft,

@@ -95,13 +95,15 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """``torch.nn.functional.embedding_bag`` in modes sum and mean.
+    """``torch.nn.functional.embedding_bag``.
 
     input int64 [bags, n], or [total] with ``offsets`` [bags]; result float32 [bags, dim].
     """
-    if mode not in ("sum", "mean"):
+    if mode == "max" and offsets is not None:
         raise ExportError(
-            f"embedding bags in mode {mode!r}", operator="embedding_bag", instead="sum or mean"
+            "embedding bags in mode 'max' by offsets",
+            operator="embedding_bag",
+            instead="bags of one length [bags, n], with padding_idx in the places left over",
         )
     if max_norm is not None or scale_grad_by_freq:
         raise ExportError(
@@ -113,7 +115,11 @@ def embedding_bag(
     counted = torch.ones_like(input).to(weight.dtype)
     if padding_idx is not None:
         counted = (input != padding_idx % weight.shape[0]).to(weight.dtype)
+        if mode == "max":
+            return _largest(rows, counted.unsqueeze(-1) > 0)
         rows = rows * counted.unsqueeze(-1)
+    if mode == "max":
+        return _largest(rows, torch.ones_like(rows, dtype=torch.bool))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if offsets is None:
@@ -131,6 +137,14 @@ def embedding_bag(
     if mode == "sum":
         return total
     return total / count.clamp(min=1).unsqueeze(-1)
+
+
+def _largest(rows: Tensor, counted: Tensor) -> Tensor:
+    """The largest counted element of each bag, by the first of equal ones; 0 in an empty bag."""
+    counted = counted.expand(rows.shape)
+    place = rows.masked_fill(~counted, float("-inf")).argmax(1, keepdim=True)
+    found = rows.gather(1, place).squeeze(1)
+    return found * counted.any(1)
 
 
 # torch's checks of its own, which read data: an expectation of values that no graph has while it is

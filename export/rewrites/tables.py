@@ -18,6 +18,8 @@ import sympy
 import torch
 from torch import Tensor
 
+from export.rewrites.fourier import Pair, pair
+
 
 class _NumberedRows(torch.autograd.Function):
     """Rows ``start`` to ``stop`` along one axis of a table of fixed length."""
@@ -73,11 +75,14 @@ def _is_place(item: Any) -> bool:
 _PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def sliced(table: Tensor, key: Any) -> Tensor:
+def sliced(table: Tensor, key: Any) -> Any:
     """``table[key]``: a slice of a fixed axis that ends at a free size reads rows by number.
 
-    A tensor that holds one number reads the row of that number.
+    A tensor that holds one number reads the row of that number. A complex table gives a pair.
     """
+    if table.is_complex():
+        parts = pair(table)
+        return Pair(sliced(parts.real, key), sliced(parts.imag, key))
     items = list(key) if isinstance(key, tuple) else [key]
     rest: list[Any] = []
     result, axis = table, 0
@@ -86,7 +91,7 @@ def sliced(table: Tensor, key: Any) -> Tensor:
             later = items[place + 1 :]
             if not all(each is None or _takes_one_axis(each) for each in later):
                 return table[key]
-            axis = table.dim() - sum(each is not None for each in later)
+            axis = result.dim() - sum(each is not None for each in later)
             rest.append(item)
             continue
         if item is None:
@@ -98,6 +103,10 @@ def sliced(table: Tensor, key: Any) -> Tensor:
             start = 0 if item.start is None else item.start
             result = _NumberedRows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
             item = slice(None)
+        elif _free(item):
+            # torch's own brackets make a number of a free size.
+            result = result.select(axis, item)
+            continue
         elif _is_place(item):
             result, item = result[(*[slice(None)] * axis, item.reshape(1))], 0
         rest.append(item)
@@ -114,6 +123,9 @@ def _reads_rows(item: slice, size: Any) -> bool:
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """``torch.masked_select``: the elements at the mask's true places, in order."""
+    if mask.shape == (input.shape[0], *[1] * (input.dim() - 1)):
+        # Whole rows.
+        return input[mask.reshape(-1)].reshape(-1)
     input, mask = torch.broadcast_tensors(input, mask)
     return input[mask]
 

@@ -50,6 +50,7 @@ CALLS: dict[Any, Callable[[Tensor, int], Any]] = {
     aten.index_copy.default: lambda x, d: aten.index_copy(x, d, _index(x, d), 2 * x),
     aten.index_fill.int_Scalar: lambda x, d: aten.index_fill(x, d, _index(x, d)[:2], 3.0),
     aten.index_fill.int_Tensor: lambda x, d: aten.index_fill(x, d, _index(x, d)[:2], x[0, 0, 0]),
+    aten.unique_dim.default: lambda x, d: aten.unique_dim((x > 0.5).long(), d, True, True, True),
     aten.slice.Tensor: lambda x, d: aten.slice(x, d, 1, 3),
     aten.flip.default: lambda x, d: aten.flip(x, [d]),
     aten.select.int: lambda x, d: aten.select(x, d, -2),

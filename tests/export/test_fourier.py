@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fft
 
+import export
 from tests.export.recorded import assert_as_torch
 
 
@@ -44,6 +46,28 @@ def _chosen_modes(x: Tensor, weight: Tensor) -> Tensor:
     return fft.irfft(out, n=12)
 
 
+# A rotation of each place by a constant, as a model makes it once.
+_TURNS = torch.polar(torch.ones(9, 3), torch.outer(torch.arange(9.0), 0.3 ** torch.arange(3.0)))
+
+
+def _turned(x: Tensor) -> Tensor:
+    """Rotary places of Llama's, by complex numbers: a table up to the free length."""
+    z = torch.view_as_complex(x.reshape(x.shape[0], -1, 3, 2))
+    return torch.view_as_real(z * _TURNS[: x.shape[0], None]).flatten(2)
+
+
+def _kernel(x: Tensor) -> Tensor:
+    """A diagonal state space's kernel (S4D), of complex rates."""
+    w = x[0, :3, :4] + 3
+    rates = -torch.exp(w / 9) + 1j * w
+    grown = (rates * w[:, :1]).unsqueeze(-1) * torch.arange(x.shape[0])
+    weights = torch.view_as_complex(torch.stack([w, w * 2], -1)) / rates
+    return (
+        torch.einsum("hn, hnl -> hl", weights, torch.exp(0.1 * grown)).real
+        * (1 + 2j * x.sum()).imag
+    )
+
+
 FORMS: dict[str, Callable[[Tensor], Any]] = {
     "rfft": lambda x: _parts(fft.rfft(x)),
     "rfft along another axis": lambda x: _parts(fft.rfft(x, n=9, dim=1, norm="ortho")),
@@ -53,6 +77,9 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "rfft2": lambda x: fft.irfft2(fft.rfft2(x) * 2, s=x.shape[-2:]),
     "cropped": lambda x: fft.irfft(fft.rfft(x)[..., :3], n=13),
     "lengths": lambda x: (fft.rfft(x).abs() + fft.rfft(x * 0).abs()).log1p(),
+    "lengths by Python's abs": lambda x: abs(fft.rfft(x, dim=1)).mean(-1),
+    "a complex table": _turned,
+    "complex rates": _kernel,
     "angles": lambda x: (fft.rfft(x) + 9).angle(),
     "numbers": lambda x: _parts((torch.exp(torch.complex(x, -x)) / (2 + 1j)) ** 2 - 1j),
     "pairs": lambda x: torch.view_as_real(fft.rfft(x).transpose(1, 2)).sum((1, 2)),
@@ -86,3 +113,15 @@ def test_transforms_over_free_lengths() -> None:
 
 def test_chosen_modes() -> None:
     assert_as_torch(_chosen_modes, lambda n: (_numbers(n, 4, 12), _numbers(4, 4)), atol=5e-5)
+
+
+def test_complex_numbers_are_wide_in_the_reference(tmp_path: Path) -> None:
+    """What a model makes as ``torch.cfloat`` is complex128 where the reference is float64."""
+    export.train_step(
+        torch.nn.Linear(12, 12),
+        lambda m, b: _chosen_modes(m(b["x"]), b["weight"]).pow(2).mean().reshape(1),
+        {"x": _numbers(2, 4, 12), "weight": _numbers(4, 4)},
+        optimizer=export.Sgd(0.1),
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path / "artifact",
+    )

@@ -96,16 +96,16 @@ def test_embedding_with_duplicates(padding_idx: int | None, assert_parity: Any) 
     assert exported.manifest.sequential
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_embedding_bag(mode: str, weighted: bool, assert_parity: Any) -> None:
-    if weighted and mode == "mean":
-        pytest.skip("torch has per-sample weights for sum only")
-
+@pytest.mark.parametrize(
+    ("mode", "weighted", "padding"),
+    [("sum", True, None), ("sum", False, 9), ("mean", False, None), ("max", False, None),
+     ("max", False, 9)],
+)  # fmt: skip
+def test_embedding_bag(mode: str, weighted: bool, padding: int | None, assert_parity: Any) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.EmbeddingBag(10, 4, mode=mode)
+            self.table = nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding)
             self.out = nn.Linear(4, 3)
 
         def forward(self, index: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import export
-from device_sdk import GraphRunError, Trainer
+from device_sdk import GraphRunError, NonFiniteStep, Trainer
 from tests.export.recorded import assert_as_torch
 
 
@@ -61,6 +61,29 @@ def _without_loops(x: Tensor, edges: Tensor) -> Tensor:
     return torch.zeros(5, x.shape[1]).index_add(0, target, x[source])
 
 
+def _by_group(x: Tensor) -> Tensor:
+    """Means of the rows of each distinct number."""
+    numbers, place, count = torch.unique(
+        (x[:, 0] > 0).long(), return_inverse=True, return_counts=True
+    )
+    sums = torch.zeros(len(numbers), x.shape[1]).index_add(0, place, x)
+    return (sums / count.unsqueeze(1) * numbers.unsqueeze(1)).sum(0)
+
+
+def _others(x: Tensor) -> Tensor:
+    """Each row's likeness to all others, by a mask whose diagonal is false."""
+    mask = torch.ones(len(x), len(x), dtype=torch.bool).fill_diagonal_(False)
+    return (x @ x.t())[mask].exp().sum() * x
+
+
+def _kept(x: Tensor) -> Tensor:
+    """What a model writes that knows empty selections."""
+    rows = (x[:, 0] < 9).nonzero()
+    if rows.size(0) > 0:
+        return torch.gather(x, 0, rows.expand(rows.size(0), x.size(1))).sum(0)
+    return torch.zeros(x.shape[1])
+
+
 MASKED: dict[str, Callable[..., Any]] = {
     "elements": lambda x: x[x > 0].exp().sum(),
     "rows": lambda x: (x[x[:, 0] > 0] * 2).sum(0),
@@ -68,6 +91,13 @@ MASKED: dict[str, Callable[..., Any]] = {
     "nothing": lambda x: x[x > 99].sum() + x,
     "nonzero": lambda x: x[torch.nonzero(x[:, 0] > 0)[:, 0]].sum(0),
     "masked_select": lambda x: x.masked_select(x[:, :1] > 0).pow(2).sum(),
+    "masked_select of rows": lambda x: (
+        x.masked_select((x[:, 1] < 1).view(-1, 1)).view(-1, 6) * x[x[:, 1] < 1]
+    ).sum(0),
+    "by group": _by_group,
+    "distinct": lambda x: x[torch.unique(x.argmax(1) % len(x))].sum(0),
+    "others": _others,
+    "kept": _kept,
     "masked_scatter": lambda x: x.masked_scatter(x[:, :1] > 0, x.flip(0) + 1),
     "rows set": _set_rows,
     "set to rows": _set_to_rows,
@@ -86,6 +116,56 @@ def test_masks(name: str) -> None:
 
 def test_edges_of_a_graph() -> None:
     assert_as_torch(_without_loops, lambda n: (_numbers(5, 3), _graph(n)))
+
+
+def _last_set(x: Tensor, y: Tensor) -> Tensor:
+    z = y * 2
+    z[-len(x) :] = x * 3
+    z[-len(x)] = x[0]
+    return z
+
+
+FREE_PLACES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "the last": lambda x, y: x + y[-len(x) :] * 2,
+    "all": lambda x, y: x + (x * y[: len(x)])[-len(x) :],
+    "the last before": lambda x, y: y[-len(x) - 2 : -2] * 2 + x,
+    "written": _last_set,
+    "one": lambda x, y: y[-len(x)] * y[len(y) // 2] + x[len(x) - 1, :5],
+    "one behind an ellipsis": lambda x, y: (y[len(x), ..., None, 1:] * x[..., -1, 1:]).sum(0),
+    "each second": lambda x, y: [(x[::2] ** 2).sum(), (y[2:-1:3] ** 3).sum(), y[-len(x) :: 2]],
+}
+
+
+@pytest.mark.parametrize("name", FREE_PLACES)
+def test_places_along_a_free_axis(name: str) -> None:
+    assert_as_torch(FREE_PLACES[name], lambda n: (_numbers(n, 5), _numbers(n + 9, 5)))
+
+
+def test_a_selection_that_may_not_be_empty_refuses_the_step(tmp_path: Path) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        kept = batch["x"][batch["label"] >= 0]
+        scores = model(kept) if kept.size(0) > 0 else torch.zeros(1, 3)
+        labels = batch["label"][batch["label"] >= 0]
+        return functional.cross_entropy(scores, labels), {"scores": scores}
+
+    batch = {"x": _numbers(4, 2), "label": torch.tensor([0, -1, 2, 1])}
+    exported = export.train_step(
+        nn.Linear(2, 3),
+        loss,
+        batch,
+        optimizer=export.Sgd(0.1),
+        dynamic={"x": {0: "b"}, "label": {0: "b"}},
+        directory=tmp_path / "artifact",
+    )
+    trainer = Trainer(exported.directory)
+    given = {name: tensor.numpy() for name, tensor in batch.items()}
+    trainer.step(given)
+    assert trainer.predict(given)["scores"].shape == (3, 3)
+    given["label"] = np.full(4, -1)
+    with pytest.raises(NonFiniteStep):
+        trainer.step(given)
+    with pytest.raises(GraphRunError):
+        trainer.predict(given)
 
 
 TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -128,6 +128,9 @@ TOGETHER: list[Callable[[Tensor], Any]] = [
     lambda x: (aten.expand(x[:, :1], [3, 4, 5]), aten.view(x, [12, 5]), aten.reshape(x, [-1, 4])),
     lambda x: (aten._reshape_copy(x, [5, 12]), aten._unsafe_view(x, [5, 12])),
     lambda x: (aten.fill(x, x[0, 0, 0]), aten.where(x > 0.5, x, x * 2)),
+    lambda x: (*aten._unique2(_whole(x), True, True, True), aten._unique2(_whole(x).int())[0]),
+    lambda x: aten.unique_dim(_whole(x[0]), 0, True, True, True),
+    lambda x: (aten.where(x > 0.5, x > 0.3, x < 0.7), aten.masked_fill(x > 0.5, x > 0.3, False)),
     lambda x: (aten.masked_fill(x, x > 0.5, 3.0), aten.masked_fill(x, x > 0.5, x[0, 0, 0])),
 ]  # fmt: skip
 

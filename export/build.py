@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,8 @@ class Graphs:
     infer: onnx.ModelProto
     gradients: onnx.ModelProto
     evaluate: onnx.ModelProto | None = None
+    squeezed: Sequence[Mapping[str, int]] = ()
+    """Sizes of axes at which the step keeps an axis that a ``squeeze()`` drops in torch."""
 
     @property
     def in_evaluation_mode(self) -> dict[str, onnx.ModelProto]:
@@ -139,7 +141,12 @@ def export_train_step(
         if verify:
             with _left_as_it_was(model):
                 report = verify_artifact(
-                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients, say=say
+                    problem,
+                    graphs.train,
+                    graphs.in_evaluation_mode,
+                    graphs.gradients,
+                    squeezed=graphs.squeezed,
+                    say=say,
                 )
         else:
             for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
@@ -312,6 +319,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
         infer=to_onnx(guess, guess.outputs, name=problem.name),
         gradients=to_onnx(step, gradients, name=problem.name),
         evaluate=None if judged is None else to_onnx(judged, judged.outputs, name=problem.name),
+        squeezed=step.squeezed(),
     )
     require_ports(
         problem.metrics,

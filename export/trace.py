@@ -50,6 +50,28 @@ class Trace:
     paths: ModulePaths
     env: ShapeEnv
 
+    def squeezed(self) -> list[dict[str, int]]:
+        """The axes' sizes at which a ``squeeze()`` without an axis drops one more axis in torch.
+
+        Such a size is 1, or makes a size of 1 (of the half, at 2 and 3).
+        """
+        found: list[dict[str, int]] = []
+        for node in self.graph.graph.nodes:
+            if node.target is torch.ops.aten.squeeze.default:
+                for size in node.args[0].meta["val"].shape:
+                    named = self._where_one(expression(size))
+                    if named and named not in found:
+                        found.append(named)
+        return found
+
+    def _where_one(self, size: sympy.Expr) -> dict[str, int]:
+        free = [symbol for symbol in size.free_symbols if symbol in self.symbols]
+        if len(free) == 1 == len(size.free_symbols):
+            for number in range(1, _LARGEST_HALVED):
+                if size.xreplace({free[0]: sympy.Integer(number)}) == 1:
+                    return {self.symbols[free[0]]: number}
+        return {}
+
     def check_axes(self) -> None:
         """Raise ExportError where tracing or lowering assumed something of an axis's size."""
         _check_guards(self.env, self.symbols)
@@ -268,6 +290,9 @@ def _explained(
         else "",
     )
 
+
+# Up to which a size is tried that may make another one of 1.
+_LARGEST_HALVED = 65
 
 # Sizes at which a traced assumption has to hold; 0 and 1 are left to the run-time's checks.
 _PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)

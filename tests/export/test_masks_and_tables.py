@@ -61,6 +61,16 @@ def _without_loops(x: Tensor, edges: Tensor) -> Tensor:
     return torch.zeros(5, x.shape[1]).index_add(0, target, x[source])
 
 
+def _set_at_places(x: Tensor) -> Tensor:
+    best, h = x[:, 0].argmax(), torch.zeros(3, x.shape[0], 6, 4)
+    h[:, best] = x[0].unsqueeze(1) * 2
+    h[1, -1 - best, ..., best % 4] = x[0].exp()
+    h[..., best % 6, None, :] = x.sum()
+    h[best % 3, 0, 2] += x[0, :4]
+    h[None, 0, best, 3:, best % 2] = 1
+    return h
+
+
 MASKED: dict[str, Callable[..., Any]] = {
     "elements": lambda x: x[x > 0].exp().sum(),
     "rows": lambda x: (x[x[:, 0] > 0] * 2).sum(0),
@@ -76,6 +86,7 @@ MASKED: dict[str, Callable[..., Any]] = {
     "axes apart": lambda x: (x[:, :, None] * x[:, None])[:, [0, 2, 1]][:1, :, [3]],
     "indices apart": lambda x: (x[:, :, None] * x[:, None])[[0, 0], :, [2, 4]],
     "set by two": _set_by_two,
+    "set at places": _set_at_places,
 }
 
 

@@ -113,6 +113,7 @@ class Trainer:
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
             unused=manifest.ignored,
+            least=manifest.least_sizes,
         )
         self._last: Mapping[str, Array] = {}
         self._step = 0
@@ -562,6 +563,10 @@ class Trainer:
         """Write whole, checked state tensors; zero the optimizer state whose shape changes."""
         zeros: dict[str, Array] = {}
         changed = {axis for axis, size in axes.items() if size != self._axes[axis]}
+        for axis in sorted(changed):
+            least = self._manifest.axes[axis].least
+            if axes[axis] < least:
+                raise StateError(f"axis {axis!r} is {axes[axis]}; it must be at least {least}")
         if changed:
             for name, shape in self._shapes(axes).items():
                 if shape == self._banks.shapes[name] or name in values:

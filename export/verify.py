@@ -345,8 +345,8 @@ def verify_artifact(
             # Rows that depend on each other are compared at the sizes that the author gave.
             if index == 0:
                 raise unfit.error from unfit.error.__cause__
-    for sizes in squeezed:
-        _check_squeezed(beside, {**problem.axes.example, **sizes}, sizes)
+    for few in squeezed:
+        _check_squeezed(beside, {**problem.axes.example, **few}, few)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
     still = (name for name in members if name not in beside.moved)
     unmoved = (*still, *problem.unused)

@@ -14,6 +14,7 @@ import sympy
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from export.errors import ExportError
 
@@ -220,6 +221,13 @@ def expression(size: Dim) -> sympy.Expr:
 def same(a: Dim, b: Dim) -> bool:
     """Whether two sizes are equal for every size of the axes."""
     return bool(expression(a) == expression(b))
+
+
+def may_be_empty(size: Dim) -> bool:
+    """Whether data decide a size: how many elements a mask selects."""
+    return any(
+        symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression(size).free_symbols
+    )
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

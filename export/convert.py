@@ -90,12 +90,12 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     ends = [_output(output, results[output], trace.symbols) for output in outputs]
     values = {output: results[output].name for output in outputs}
     refuses = next((name for name in ("guard", "loss") if name in values), None)
-    empty = graph.empty(trace.env.not_empty)
+    needed = [size for size in trace.env.needed if all(map(graph.place_of, size.free_symbols))]
     if refuses is not None:
-        values[refuses] = graph.refusing(values[refuses], empty)
-    elif empty is not None:
+        values[refuses] = graph.refusing(values[refuses], needed)
+    elif needed:
         first = next(iter(values))
-        values[first] = graph.stopping(values[first], empty)
+        values[first] = graph.stopping(values[first], needed)
     graph.rename_outputs(values)
     candidates = {
         input_name: helper.make_tensor_value_info(

@@ -84,11 +84,34 @@ def _kept(x: Tensor) -> Tensor:
     return torch.zeros(x.shape[1])
 
 
+def _set_at_places(x: Tensor) -> Tensor:
+    best, h = x[:, 0].argmax(), torch.zeros(3, x.shape[0], 6, 4)
+    h[:, best] = x[0].unsqueeze(1) * 2
+    h[1, -1 - best, ..., best % 4] = x[0].exp()
+    h[..., best % 6, None, :] = x.sum()
+    h[best % 3, 0, 2] += x[0, :4]
+    h[None, 0, best, 3:, best % 2] = 1
+    return h
+
+
+def _twice_by_one_mask(x: Tensor) -> Tensor:
+    """Selections that are compared, which torch does only where it knows that they fit."""
+    y, kept = x.flip(1), x[:, 1] > 0
+    loss = functional.smooth_l1_loss(x[kept], y[kept])
+    loss = loss + functional.huber_loss(x[x[:, 2] < 0], y[x[:, 2] < 0])
+    wide = torch.masked_select(x, kept[:, None]), y.masked_select(kept[:, None])
+    z = x * 2
+    above = z[z[:, 0] > 0]
+    z[:, 0] += 1
+    return loss + functional.smooth_l1_loss(*wide) + above.sum() + z[z[:, 0] > 0].sum()
+
+
 MASKED: dict[str, Callable[..., Any]] = {
     "elements": lambda x: x[x > 0].exp().sum(),
     "rows": lambda x: (x[x[:, 0] > 0] * 2).sum(0),
     "columns": lambda x: (x[:, x[0] > 0] * 2).sum(1),
     "nothing": lambda x: x[x > 99].sum() + x,
+    "mean of nothing": lambda x: x[x[:, 0] > 99].mean(0) * x.sum(),
     "nonzero": lambda x: x[torch.nonzero(x[:, 0] > 0)[:, 0]].sum(0),
     "masked_select": lambda x: x.masked_select(x[:, :1] > 0).pow(2).sum(),
     "masked_select of rows": lambda x: (
@@ -106,6 +129,8 @@ MASKED: dict[str, Callable[..., Any]] = {
     "axes apart": lambda x: (x[:, :, None] * x[:, None])[:, [0, 2, 1]][:1, :, [3]],
     "indices apart": lambda x: (x[:, :, None] * x[:, None])[[0, 0], :, [2, 4]],
     "set by two": _set_by_two,
+    "twice by one mask": _twice_by_one_mask,
+    "set at places": _set_at_places,
 }
 
 
@@ -207,10 +232,26 @@ class Positions(nn.Module):
         return result
 
 
-def test_a_table_that_is_too_short_refuses_the_step(tmp_path: Path) -> None:
+class Asserting(Positions):
+    """Says how many places it has, as GPTs do (minGPT's ``assert`` is another to pytest)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, n = tokens.size()
+        if n > 11 or not batch < 6000:
+            raise ValueError(f"{n} tokens for 11 places")
+        return super().forward(tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "longest", "refusal"),
+    [(Positions, 12, GraphRunError), (Asserting, 11, NonFiniteStep)],
+)
+def test_a_table_that_is_too_short_refuses_the_step(
+    model: type[Positions], longest: int, refusal: type[Exception], tmp_path: Path
+) -> None:
     tokens = torch.randint(7, (3, 9), generator=torch.Generator().manual_seed(1))
     exported = export.train_step(
-        Positions(),
+        model(),
         lambda m, b: functional.cross_entropy(m(b["tokens"]).flatten(0, 1), b["tokens"].flatten()),
         {"tokens": tokens},
         optimizer=export.Sgd(0.1),
@@ -218,11 +259,11 @@ def test_a_table_that_is_too_short_refuses_the_step(tmp_path: Path) -> None:
         directory=tmp_path / "artifact",
     )
     trainer = Trainer(exported.directory)
-    for length in (1, 4, 12):
+    for length in (1, 4, longest):
         trainer.step({"tokens": np.ones((2, length), np.int64)})
     before = trainer.state
-    with pytest.raises(GraphRunError):
-        trainer.step({"tokens": np.ones((2, 13), np.int64)})
+    with pytest.raises(refusal):
+        trainer.step({"tokens": np.ones((2, longest + 1), np.int64)})
     for name, value in trainer.state.items():
         np.testing.assert_array_equal(value, before[name])
 

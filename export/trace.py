@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import dis
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import sympy
@@ -22,10 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
-    uninteresting_files,
 )
 
 from export.axes import Axes, Shape
@@ -34,6 +29,7 @@ from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
 from export.rewrites.sparse import is_sparse
+from export.sizes import Sizes
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -85,82 +81,6 @@ class Trace:
         Raises ExportError where tracing or lowering assumed something else of an axis's size.
         """
         return _check_guards(self.env, self.symbols)
-
-
-class Sizes(ShapeEnv):
-    """Sizes of axes, and those that data decide: how many true places a mask has.
-
-    Where code raises by a bound on a size, the size is taken to be within it; where code asks
-    whether a number that data decide is 0, it is taken not to be. ``needed`` notes what has to be
-    at least 0 for that: a step in which it is not has to be refused.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.needed: dict[sympy.Expr, None] = {}
-        self._answers: dict[tuple[CodeType, int], bool | None] = {}
-
-    def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
-        """As torch's, save where the code raises, and for all selections but an empty one."""
-        if isinstance(orig_expr, _BOUNDS) and self._is_open(orig_expr):
-            allowed = self._allowed()
-            if allowed is not None:
-                bound = orig_expr if allowed else orig_expr.negated
-                strict = isinstance(bound, (sympy.StrictLessThan, sympy.StrictGreaterThan))
-                self.needed[bound.gts - bound.lts - int(strict)] = None
-                return sympy.true if allowed else sympy.false
-        try:
-            return super().evaluate_expr(orig_expr, *args, **kwargs)
-        except GuardOnDataDependentSymNode:
-            decided = orig_expr.free_symbols & self.size_like
-            ones = {size: 1 + sympy.Dummy(integer=True, nonnegative=True) for size in decided}
-            answer = sympy.simplify(orig_expr.xreplace(ones))
-            if answer not in (sympy.true, sympy.false):
-                raise
-            self.needed.update(dict.fromkeys(size - 1 for size in sorted(decided, key=str)))
-            return answer
-
-    def _is_open(self, bound: sympy.Rel) -> bool:
-        return bool(bound.free_symbols) and self._maybe_evaluate_static(bound) is None
-
-    def _allowed(self) -> bool | None:
-        """The answer for which the code that asks does not raise; None where it never does."""
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename in _OURS_AND_TORCHS:
-            frame = frame.f_back
-        place = frame.f_code, frame.f_lasti
-        if place not in self._answers:
-            self._answers[place] = _answer_without_raise(*place)
-        return self._answers[place]
-
-
-_BOUNDS = (sympy.LessThan, sympy.StrictLessThan, sympy.GreaterThan, sympy.StrictGreaterThan)
-_OURS_AND_TORCHS = uninteresting_files() | {__file__}
-
-
-def _answer_without_raise(code: CodeType, offset: int) -> bool | None:
-    """Of ``assert n <= 9`` or ``if n > 9: raise ...``, asked at this place: True, False."""
-    after = [each for each in dis.get_instructions(code) if each.offset >= offset]
-    jump = next((i for i, each in enumerate(after) if "JUMP" in each.opname), None)
-    if jump is None or any(each.opname not in _ASKING for each in after[:jump]):
-        return None
-    jumps_if = "IF_TRUE" in after[jump].opname
-    there = [each for each in after if each.offset >= after[jump].argval]
-    raises = {jumps_if: _raises(there), not jumps_if: _raises(after[jump + 1 :])}
-    return None if raises[True] == raises[False] else raises[False]
-
-
-_ASKING = ("COMPARE_OP", "TO_BOOL", "CACHE")
-
-
-def _raises(code: Sequence[dis.Instruction]) -> bool:
-    """Whether code from here on raises, by one way and before it does anything else."""
-    for each in code:
-        if each.opname == "RAISE_VARARGS":
-            return True
-        if "JUMP" in each.opname or each.opname.startswith(("RETURN", "STORE", "FOR_ITER", "SEND")):
-            return False
-    return False
 
 
 @dataclass
@@ -355,7 +275,15 @@ def _explained(
             operator=operator.group(0) if operator else ".item()",
             module=paths.current,
             instead="torch.where and masks in place of if and boolean indexing; numbers that the "
-            "step needs as batch inputs",
+            "step needs given from outside: as batch inputs, as a size (torch-geometric's "
+            "global_mean_pool(x, batch, size=graphs), num_nodes=nodes)",
+        )
+    if ".numpy() is not supported" in first:
+        return ExportError(
+            "numbers are read out of a tensor that the step computes (.numpy(), .tolist())",
+            operator=".numpy()",
+            module=paths.current,
+            instead="torch's functions in place of numpy's; what decides sizes as fixed numbers",
         )
     if "is not implemented" in first and "derivative" in first:
         return ExportError(

@@ -77,12 +77,7 @@ def _norm(gap: Tensor, p: float) -> Tensor:
 
 
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """``torch.pdist``: the upper triangle of ``cdist`` of [n, d] with itself, n fixed."""
-    if not isinstance(input.shape[0], int):
-        raise ExportError(
-            "pdist over a free axis, whose number of pairs has no whole form in the graph",
-            operator="aten.pdist",
-            instead="torch.cdist(x, x) and a mask of torch.triu",
-        )
-    first, second = torch.triu_indices(input.shape[0], input.shape[0], 1)
-    return cdist(input, input, p, "donot_use_mm_for_euclid_dist")[first, second]
+    """``torch.pdist``: the upper triangle of ``cdist`` of [n, d] with itself."""
+    number = torch.arange(input.shape[0])
+    later = number.unsqueeze(1) < number
+    return cdist(input, input, p, "donot_use_mm_for_euclid_dist")[later]

@@ -41,6 +41,6 @@ def test_cdist_by_one_product() -> None:
 def test_pdist_and_pairs() -> None:
     def run(x: Tensor, y: Tensor) -> list[Tensor]:
         near = [functional.pairwise_distance(x, y), functional.cosine_similarity(x, y)]
-        return [functional.pdist(x.T @ y), *near]
+        return [functional.pdist(x.T @ y), functional.pdist(x).exp().sum(), *near]
 
     assert_as_torch(run, lambda n: (_rows(n, 5), _rows(n, 5).cos()))

@@ -129,7 +129,8 @@ def _state(trainer: Trainer) -> dict[str, np.ndarray]:
 def _shaken(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if array.dtype != np.float32:
         return array
-    return (array * (1 + ROUNDING * rng.standard_normal(array.shape))).astype(np.float32)
+    moved = array * (1 + ROUNDING * rng.standard_normal(array.shape))
+    return np.asarray(moved, dtype=np.float32)
 
 
 def _moved(state: Arrays, loss: float, after: Arrays) -> dict[str, np.ndarray]:

@@ -27,8 +27,11 @@ class Sizes(ShapeEnv):
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
+            counts = self.size_like | set(self.backed_var_to_val)
+            if not orig_expr.free_symbols <= counts or not _torch_asks():
+                raise
             answers = {_at(orig_expr, probe) for probe in _PROBES}
-            if len(answers) == 1 and answers < {sympy.true, sympy.false} and _torch_asks():
+            if answers == {sympy.true} or answers == {sympy.false}:
                 return answers.pop()
             raise
 

@@ -245,7 +245,7 @@ def _without_shared_writes(
     for name in written_inputs(plain.graph, list(fakes)):
         if name.startswith("state."):
             raise ExportError(
-                "the model writes into its own parameters, which only the optimizer may change",
+                "the model writes into its own parameters, which only a step may change",
                 operator=str(first.target),
                 module=old[first],
                 instead="a function of the parameter where it is used (w.clamp(...)), or a "

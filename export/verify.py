@@ -644,7 +644,9 @@ def _compare(
     slots = {slot.name: slot for slot in problem.slots}
     for name in (slot.name for slot in problem.parameter_slots if f"written.{slot.name}" in got):
         key = f"written.{name}"
-        found += compare_members(slots[name], key + " of ", got[key], single[key], exact[key], where)
+        found += compare_members(
+            slots[name], key + " of ", got[key], single[key], exact[key], where
+        )
         inputs = {**inputs, f"state.{name}": got[key]}
     update32 = _update(problem, inputs, given)
     update64 = _update(double, inputs, given)

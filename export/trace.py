@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.axes import Axes, Shape
-from export.counts import Sizes
+from export.counts import Counts
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
@@ -153,7 +153,7 @@ def record(
     Raises ExportError where the function does something that depends on data. Call ``check_axes``
     when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
-    env = Sizes()
+    env = Counts()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}

@@ -138,7 +138,11 @@ def _moved(state: Arrays, loss: float, after: Arrays) -> dict[str, np.ndarray]:
     moved = {"loss": np.array(loss, dtype=np.float64)}
     for name, before in state.items():
         if name in after:
-            moved[name] = after[name].astype(np.float64) - before.astype(np.float64)
+            # Where a mask is infinite, and stays so, it did not move.
+            same = after[name] == before
+            with np.errstate(invalid="ignore"):
+                gap = after[name].astype(np.float64) - before.astype(np.float64)
+            moved[name] = np.where(same, 0.0, gap)
     return moved
 
 

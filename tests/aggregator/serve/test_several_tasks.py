@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.serve.service import Parts
 from aggregator.store.devices import DeviceRow
 from device_sdk.device import Device
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict
@@ -302,6 +303,13 @@ def test_the_operator_s_commands_know_of_every_task(
     store.database.close()
 
 
+def group_key_epochs(parts: Parts) -> tuple[list[int], list[int]]:
+    """Epochs of the keys that are stored, and of those that are told: first one, then the other."""
+    stored = parts.store.secrets.group_keys
+    wait_until(lambda: parts.keys.group_keys()[-1] == stored()[-1])
+    return [key.epoch for key in stored()], [key.epoch for key in parts.keys.group_keys()]
+
+
 def test_a_wide_fleet_of_tasks_has_its_rounds_side_by_side(tmp_path: Path) -> None:
     """No task waits for another, and a device's reply has room for the newest keys alone."""
     home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND.replace("devices = 2", "devices = 1"))
@@ -313,7 +321,6 @@ def test_a_wide_fleet_of_tasks_has_its_rounds_side_by_side(tmp_path: Path) -> No
         add_task(home, name, task_text(home, name, ROUND.replace("devices = 2", "devices = 1")))
         with serving(home) as served:
             wait_until(lambda: all(task.rounds.current for task in served.parts.tasks.served))
-            epochs = [key.epoch for key in served.parts.store.secrets.group_keys()]
-            told = [key.epoch for key in served.parts.keys.group_keys()]
+            epochs, told = group_key_epochs(served.parts)
         assert command(home, "rotate", "group") == 0
     assert len(epochs) == 20 and told == epochs[-16:]

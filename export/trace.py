@@ -127,6 +127,8 @@ def record(
     """
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    # Shapes seldom come twice in a step, and what is kept would outlive this one.
+    mode.cache_enabled = False
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}
     symbols: dict[sympy.Symbol, str] = {}

@@ -60,10 +60,12 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_layer_behind_linear(name: str, assert_parity: Any) -> None:
-    model = _seeded(lambda: _after_linear(ACTIVATIONS[name]()))
-    assert_parity(model, {"x": _dense(8, 6)})
+def test_layers_behind_linear_ones(assert_parity_of_each: Any) -> None:
+    models = {
+        name: _seeded(lambda make=make: _after_linear(make()))  # type: ignore[misc]
+        for name, make in ACTIVATIONS.items()
+    }
+    assert_parity_of_each(models, {"x": _dense(8, 6)})
 
 
 @pytest.mark.parametrize(
@@ -225,16 +227,20 @@ LOSSES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_loss(name: str, assert_parity: Any) -> None:
-    model = _seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)))
+def test_losses(assert_parity_of_each: Any) -> None:
+    """Each of a model of its own."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
     generator = torch.Generator().manual_seed(3)
     batch = {
         "x": _dense(9, 6),
         "label": torch.randint(4, (9,), generator=generator),
         "soft": torch.softmax(torch.randn(9, 4, generator=generator), -1),
     }
-    assert_parity(model, batch, loss=lambda m, b: LOSSES[name](m(b["x"]), b))
+    losses = {name: lambda m, b, loss=loss: loss(m(b["x"]), b) for name, loss in LOSSES.items()}
+    assert_parity_of_each({name: _seeded(make) for name in LOSSES}, batch, losses)
 
 
 def test_mean_of_cross_entropy_is_not_scaled_by_the_batch(assert_parity: Any) -> None:

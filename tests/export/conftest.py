@@ -66,6 +66,8 @@ def assert_parity_of_each(
         models: Mapping[str, torch.nn.Module],
         batch: dict[str, torch.Tensor],
         losses: Mapping[str, Any] | None = None,
+        *,
+        optimizer: export.Optimizer | None = None,
     ) -> export.Exported:
         def loss(together: Any, batch: dict[str, torch.Tensor]) -> Any:
             total, outputs = torch.zeros(()), {}
@@ -75,7 +77,7 @@ def assert_parity_of_each(
                 total, outputs[name] = total + value, own["output"]
             return total, outputs
 
-        exported = assert_parity(torch.nn.ModuleDict(models), batch, loss=loss)
+        exported = assert_parity(torch.nn.ModuleDict(models), batch, loss=loss, optimizer=optimizer)
         assert exported.report is not None
         moved = {
             c.tensor.removeprefix("gradient of ").partition(".")[0]

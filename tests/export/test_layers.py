@@ -119,19 +119,26 @@ def test_embedding_bag(mode: str, weighted: bool, assert_parity: Any) -> None:
     assert_parity(_seeded(Model), batch)
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_multihead_attention(need_weights: bool, dropout: float, assert_parity: Any) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+class _Attention(nn.Module):
+    def __init__(self, need_weights: bool, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+        self._need_weights = need_weights
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.attention(x, x, x, need_weights=need_weights)[0]
-            return result
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.attention(x, x, x, need_weights=self._need_weights)[0]
+        return result
 
-    assert_parity(_seeded(Model), {"x": _dense(4, 5, 8)})
+
+def test_multihead_attention(assert_parity_of_each: Any) -> None:
+    torch.manual_seed(0)
+    models = {
+        "plain": _Attention(False, 0.0),
+        "with_weights": _Attention(True, 0.0),
+        "with_dropout": _Attention(False, 0.2),
+        "with_both": _Attention(True, 0.2),
+    }
+    assert_parity_of_each(models, {"x": _dense(4, 5, 8)})
 
 
 def test_attention_with_mask(assert_parity: Any) -> None:
@@ -152,14 +159,14 @@ def test_attention_with_mask(assert_parity: Any) -> None:
     assert_parity(_seeded(Model), {"x": _dense(4, 5, 8), "hidden": hidden})
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_transformer_layer(norm_first: bool, assert_parity: Any) -> None:
-    model = _seeded(
-        lambda: nn.TransformerEncoderLayer(
-            8, 2, 16, dropout=0.1, batch_first=True, norm_first=norm_first
-        )
-    )
-    assert_parity(model, {"x": _dense(4, 5, 8)}, optimizer=export.Adam(1e-2))
+def test_transformer_layers(assert_parity_of_each: Any) -> None:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"dropout": 0.1, "batch_first": True}
+    models = {
+        "norm_last": nn.TransformerEncoderLayer(8, 2, 16, **settings),
+        "norm_first": nn.TransformerEncoderLayer(8, 2, 16, **settings, norm_first=True),
+    }
+    assert_parity_of_each(models, {"x": _dense(4, 5, 8)}, optimizer=export.Adam(1e-2))
 
 
 def test_linear_on_three_dimensions_keeps_both_axes_free(assert_parity: Any) -> None:

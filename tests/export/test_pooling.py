@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import export
-from tests.export.recorded import assert_as_torch
+from tests.export.recorded import assert_as_torch, recorded
+
+_RANKS = st.sampled_from([1, 2, 2, 3])
 
 Parity = Callable[..., export.Exported]
 
@@ -118,6 +120,35 @@ def test_random_windows(data: st.DataObject, assert_parity: Parity) -> None:
         counted = data.draw(st.booleans())
         layer = nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil, count_include_pad=counted)
     assert_parity(_after_convolution(layer), {"x": _images(3, 2, *sizes)})
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_ties_of_large_images_go_where_torch_sends_them(data: st.DataObject) -> None:
+    sizes = [data.draw(st.sampled_from([1, 7, 16, 17, 20])) for _ in range(data.draw(_RANKS))]
+    kernel = [data.draw(st.integers(1, min(5, size))) for size in sizes]
+    stride = [data.draw(st.integers(1, 4)) for _ in sizes]
+    padding = [data.draw(st.integers(0, k // 2)) for k in kernel]
+    dilation = [data.draw(st.integers(1, 2)) if 2 * k - 1 <= s else 1
+                for k, s in zip(kernel, sizes, strict=True)]  # fmt: skip
+    ceil = data.draw(st.booleans())
+    pool = [torch.max_pool1d, torch.max_pool2d, torch.max_pool3d][len(sizes) - 1]
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return pool(x, kernel, stride, padding, dilation, ceil)
+
+    random = torch.Generator().manual_seed(3)
+    assert_as_torch(
+        pooled, lambda n: (torch.randint(-1, 2, (n, 2, *sizes), generator=random).float(),)
+    )
+
+
+def test_indices_that_nothing_needs_are_not_searched_for() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return torch.max_pool2d(x, 2)
+
+    model, _ = recorded(pooled, lambda n: (torch.rand(n, 2, 32, 32),))
+    assert [len(node.output) for node in model.graph.node if node.op_type == "MaxPool"] == [1]
 
 
 def test_a_mean_over_images_whose_channels_come_last() -> None:

@@ -31,7 +31,7 @@ from device_sdk.runtime.agreement import STEPS, compare, relative_error
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.providers import CPU, Provider, Providers
+from device_sdk.runtime.providers import CPU, Provider, Providers, passed_over
 from device_sdk.runtime.session import SessionSettings, make_session, open_session
 from device_sdk.runtime.state import (
     Members,
@@ -103,7 +103,9 @@ class Trainer:
         # Graphs that a provider which is not the CPU's has yet to show that it computes right.
         self._unproven: Final[dict[str, CheckedGraph]] = {}
         self._times_both: Final = providers == "auto"
-        self._report = ""
+        self._report = passed_over(providers)
+        if self._report:
+            _LOG.info("%s", self._report)
         self._predictors: dict[str, Predictor] = {}
         self._members: Final = Members(manifest)
         others = [graph for name, graph in manifest.graphs.items() if name != "train"]
@@ -111,6 +113,7 @@ class Trainer:
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
             unused=manifest.ignored,
+            least=manifest.least_sizes,
         )
         self._last: Mapping[str, Array] = {}
         self._step = 0
@@ -377,8 +380,10 @@ class Trainer:
 
     @property
     def provider_report(self) -> str:
-        """Why the provider in use is; empty for the CPU where nothing else was tried, and for
-        another one before its first step."""
+        """Why the provider in use is, and why "auto" left out a plugin that is installed.
+
+        Empty for the CPU where there is nothing else, and for another one before its first step.
+        """
         return self._report
 
     @property
@@ -558,6 +563,10 @@ class Trainer:
         """Write whole, checked state tensors; zero the optimizer state whose shape changes."""
         zeros: dict[str, Array] = {}
         changed = {axis for axis, size in axes.items() if size != self._axes[axis]}
+        for axis in sorted(changed):
+            least = self._manifest.axes[axis].least
+            if axes[axis] < least:
+                raise StateError(f"axis {axis!r} is {axes[axis]}; it must be at least {least}")
         if changed:
             for name, shape in self._shapes(axes).items():
                 if shape == self._banks.shapes[name] or name in values:

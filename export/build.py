@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -36,7 +36,7 @@ from export.step import (
     train_step,
     try_step,
 )
-from export.trace import Spec, record
+from export.trace import Spec, Trace, record
 from export.verify import Verification, open_session, run_on_example, verify_artifact
 from export.write import write_artifact
 
@@ -75,6 +75,10 @@ class Graphs:
     infer: onnx.ModelProto
     gradients: onnx.ModelProto
     evaluate: onnx.ModelProto | None = None
+    squeezed: Sequence[Mapping[str, int]] = ()
+    """Sizes of axes at which the step keeps an axis that a ``squeeze()`` drops in torch."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """The least sizes of axes that need one above 1."""
 
     @property
     def in_evaluation_mode(self) -> dict[str, onnx.ModelProto]:
@@ -139,14 +143,22 @@ def export_train_step(
         if verify:
             with _left_as_it_was(model):
                 report = verify_artifact(
-                    problem, graphs.train, graphs.in_evaluation_mode, graphs.gradients, say=say
+                    problem,
+                    graphs.train,
+                    graphs.in_evaluation_mode,
+                    graphs.gradients,
+                    squeezed=graphs.squeezed,
+                    say=say,
                 )
         else:
             for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
                 open_session(graph, threads=1)
         say("writing")
         manifest = write_artifact(
-            problem, {"train": graphs.train, **graphs.in_evaluation_mode}, Path(directory)
+            problem,
+            {"train": graphs.train, **graphs.in_evaluation_mode},
+            Path(directory),
+            graphs.least,
         )
     return Exported(Path(directory), manifest, report)
 
@@ -312,6 +324,8 @@ def lower(problem: Problem, say: Progress) -> Graphs:
         infer=to_onnx(guess, guess.outputs, name=problem.name),
         gradients=to_onnx(step, gradients, name=problem.name),
         evaluate=None if judged is None else to_onnx(judged, judged.outputs, name=problem.name),
+        squeezed=step.squeezed(),
+        least=_least([step, guess, *([judged] if judged else [])]),
     )
     require_ports(
         problem.metrics,
@@ -327,6 +341,15 @@ def lower(problem: Problem, say: Progress) -> Graphs:
                 instead="float32 or int64 at that place (x.float(), x.long())",
             ) from error
     return graphs
+
+
+def _least(traces: Iterable[Trace]) -> dict[str, int]:
+    """The least sizes with which all of these can be run."""
+    found: dict[str, int] = {}
+    for trace in traces:
+        for axis, size in trace.check_axes().items():
+            found[axis] = max(size, found.get(axis, 1))
+    return found
 
 
 def _inputs(model: onnx.ModelProto) -> list[str]:

@@ -30,3 +30,7 @@ class ExportError(Exception):
         """The same, said of a module, and of an operator where none was named."""
         operator = self.operator or operator
         return ExportError(self.what, operator=operator, module=module, instead=self.instead)
+
+
+class SettingError(ExportError, ValueError):
+    """A setting of an optimizer or a schedule that is refused where it is given."""

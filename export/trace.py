@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -50,9 +52,34 @@ class Trace:
     paths: ModulePaths
     env: ShapeEnv
 
-    def check_axes(self) -> None:
-        """Raise ExportError where tracing or lowering assumed something of an axis's size."""
-        _check_guards(self.env, self.symbols)
+    def squeezed(self) -> list[dict[str, int]]:
+        """The axes' sizes at which a ``squeeze()`` without an axis drops one more axis in torch.
+
+        Such a size is 1, or makes a size of 1 (of the half, at 2 and 3).
+        """
+        found: list[dict[str, int]] = []
+        for node in self.graph.graph.nodes:
+            if node.target is torch.ops.aten.squeeze.default:
+                for size in node.args[0].meta["val"].shape:
+                    named = self._where_one(expression(size))
+                    if named and named not in found:
+                        found.append(named)
+        return found
+
+    def _where_one(self, size: sympy.Expr) -> dict[str, int]:
+        free = [symbol for symbol in size.free_symbols if symbol in self.symbols]
+        if len(free) == 1 == len(size.free_symbols):
+            for number in range(1, _LARGEST_HALVED):
+                if size.xreplace({free[0]: sympy.Integer(number)}) == 1:
+                    return {self.symbols[free[0]]: number}
+        return {}
+
+    def check_axes(self) -> dict[str, int]:
+        """The least sizes of axes that need one above 1.
+
+        Raises ExportError where tracing or lowering assumed something else of an axis's size.
+        """
+        return _check_guards(self.env, self.symbols)
 
 
 @dataclass
@@ -259,6 +286,14 @@ def _explained(
     named = [axis for symbol, axis in symbols.items() if re.search(rf"\b{symbol}\b", first)]
     for symbol, axis in symbols.items():
         first = re.sub(rf"\b{symbol}\b", axis, first)
+    if named and "//" in first and "must match" in first:
+        return ExportError(
+            f"two sizes that are joined are equal only at some sizes of {named[0]!r} ({first})",
+            module=paths.current,
+            instead="sizes made equal inside the model: functional.pad(y, [0, x.shape[3] - "
+            "y.shape[3], 0, x.shape[2] - y.shape[2]]), or functional.interpolate(y, "
+            f"size=x.shape[2:]); or {named[0]!r} not dynamic",
+        )
     return ExportError(
         f"tracing failed: {kind}: {first}",
         module=paths.current,
@@ -268,6 +303,9 @@ def _explained(
         else "",
     )
 
+
+# Up to which a size is tried that may make another one of 1.
+_LARGEST_HALVED = 65
 
 # Sizes at which a traced assumption has to hold; 0 and 1 are left to the run-time's checks.
 _PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
@@ -282,7 +320,70 @@ def _says_not_one(guard: sympy.Basic) -> bool:
     return type(guard) in least and guard.rhs.is_Integer and 0 <= guard.rhs <= least[type(guard)]
 
 
-def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
+# torch's own questions about strides: the order in memory, which no graph has.
+_ASKING_OF_STRIDES = {
+    "_prims_common": {
+        "check_contiguous_sizes_strides",
+        "is_channels_last_contiguous_2d",
+        "is_channels_last_contiguous_3d",
+        "should_swap",
+        "ge",
+        "__lt__",
+    },
+    "fake_impls": {"convert"},
+}
+
+
+def _place(guard: Any) -> traceback.FrameSummary | None:
+    """The place in torch that an assumption was made at."""
+    place = guard.sloc.framework_loc
+    return place if isinstance(place, traceback.FrameSummary) else None
+
+
+def _is_of_strides(guard: Any) -> bool:
+    place = _place(guard)
+    return place is not None and any(
+        place.name in names
+        for module, names in _ASKING_OF_STRIDES.items()
+        if module in place.filename
+    )
+
+
+def _is_torchs_check(guard: Any) -> bool:
+    """Whether torch raises where it does not hold: a pooling whose result would be empty."""
+    place = _place(guard)
+    return (
+        place is not None
+        and Path(place.filename).is_relative_to(_TORCH)
+        and ("check" in place.name or "_check" in (place.line or ""))
+    )
+
+
+_TORCH = Path(torch.__file__).parent
+
+# The largest least size that an axis may have, and a size beyond all of them.
+_MOST, _BEYOND = 64, 4099
+
+
+def _least(condition: sympy.Basic, free: Sequence[sympy.Symbol]) -> dict[sympy.Symbol, int] | None:
+    """The sizes from which on a condition holds, whatever the others; None where there are none."""
+    beyond = {symbol: sympy.Integer(_BEYOND + 13 * index) for index, symbol in enumerate(free)}
+
+    def fails(sizes: Mapping[sympy.Symbol, int]) -> bool:
+        return bool(condition.xreplace({**beyond, **sizes}) == sympy.false)
+
+    least = {}
+    for symbol in free:
+        wrong = [size for size in range(1, _MOST + 1) if fails({symbol: sympy.Integer(size)})]
+        least[symbol] = max(wrong, default=0) + 1
+    tried = [*({symbol: size} for symbol, size in least.items()), least]
+    tried += [{symbol: max(probe, least[symbol]) for symbol in free} for probe in _PROBES]
+    if any(fails({symbol: sympy.Integer(size) for symbol, size in one.items()}) for one in tried):
+        return None
+    return least
+
+
+def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> dict[str, int]:
     for symbol, value in env.replacements.items():
         if symbol in symbols and value not in symbols:
             raise ExportError(
@@ -296,13 +397,19 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
                 f"axes {symbols[symbol]!r} and {symbols[value]!r} are forced to be equal",
                 instead="one name for both",
             )
+    least: dict[str, int] = {}
     for guard in env.guards:
-        if _says_not_one(guard.expr):
+        if _says_not_one(guard.expr) or _is_of_strides(guard):
             continue
         free = sorted(guard.expr.free_symbols, key=str)
         for probe in _PROBES:
             values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}
             if guard.expr.xreplace(values) == sympy.false:
+                sizes = _least(guard.expr, free) if _is_torchs_check(guard) else None
+                if sizes is not None and all(symbol in symbols for symbol in sizes):
+                    for symbol, size in sizes.items():
+                        least[symbols[symbol]] = max(size, least.get(symbols[symbol], 1))
+                    break
                 named = {str(symbol): symbols.get(symbol, str(symbol)) for symbol in free}
                 condition = str(guard.expr)
                 for raw, name in named.items():
@@ -311,3 +418,4 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> None:
                     f"the traced step holds only where {condition}",
                     instead="code that does not branch on the size of a dynamic axis",
                 )
+    return {axis: size for axis, size in least.items() if size > 1}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -296,6 +297,7 @@ def verify_artifact(
     *,
     seed: int = 0,
     steps: int = STEPS,
+    squeezed: Sequence[Mapping[str, int]] = (),
     say: Callable[[str], None] = lambda text: None,
 ) -> Verification:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
@@ -303,8 +305,9 @@ def verify_artifact(
     ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
     Batches are rows of the example batch drawn anew, at two sizes of each named axis; where torch
     cannot take these, they are its rows as they stand. At the first sizes there are also steps at
-    which the optimizer does something new (an accumulated step, a schedule's end). ``say`` is told
-    of the progress.
+    which the optimizer does something new (an accumulated step, a schedule's end).
+    ``squeezed``: sizes of axes at which torch drops an axis by ``squeeze()``, which the graphs
+    keep. ``say`` is told of the progress.
     """
     rng, shaking = np.random.default_rng(seed).spawn(2)
     double = _in_double(problem)
@@ -342,6 +345,8 @@ def verify_artifact(
             # Rows that depend on each other are compared at the sizes that the author gave.
             if index == 0:
                 raise unfit.error from unfit.error.__cause__
+    for few in squeezed:
+        _check_squeezed(beside, {**problem.axes.example, **few}, few)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
     still = (name for name in members if name not in beside.moved)
     unmoved = (*still, *problem.unused)
@@ -356,6 +361,27 @@ def verify_artifact(
             instead="please report this model; verify=False would hide a wrong graph",
         )
     return report
+
+
+def _check_squeezed(beside: _Beside, sizes: dict[str, int], few: Mapping[str, int]) -> None:
+    """Refuse a ``squeeze()`` that makes torch compute something else at these sizes.
+
+    Where torch fails there, the graph, which goes on, does what was meant at every other size.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            differs = beside.differs(sizes)
+    except _Unfit:
+        return
+    if differs:
+        (axis,) = few
+        raise ExportError(
+            f"squeeze() drops axis {axis!r} where it makes a size of 1 (at {few[axis]}), and torch "
+            f"then computes something else ({differs}); the exported step keeps the axis",
+            operator="squeeze",
+            instead="squeeze(-1), or whichever axis is meant",
+        )
 
 
 class _Unfit(Exception):
@@ -408,6 +434,20 @@ class _Beside:
             for name, value in state.items()
         }
         return inputs, new
+
+    def differs(self, sizes: dict[str, int]) -> str:
+        """The first tensor of a step at these sizes that differs from torch's, "" if none does.
+
+        An output's own shape does not count.
+        """
+        before = len(self.found)
+        try:
+            self.step(initial_state(self._problem, sizes, self._rng), sizes, 0)
+        except ExportError:
+            return "the step fails"
+        these, self.found = self.found[before:], self.found[:before]
+        wrong = (c.tensor for c in these if c.excess > 1 and not c.tensor.endswith("(shape)"))
+        return next(wrong, "")
 
     def _taken(
         self, state: Mapping[str, np.ndarray], sizes: Mapping[str, int]

@@ -38,11 +38,14 @@ GRAPHS = ("train", "infer", "evaluate")
 
 
 def write_artifact(
-    problem: Problem, graphs: Mapping[str, onnx.ModelProto], directory: Path
+    problem: Problem,
+    graphs: Mapping[str, onnx.ModelProto],
+    directory: Path,
+    least: Mapping[str, int],
 ) -> Manifest:
     """Write the folder whole or not at all, and load it once as a device would.
 
-    ``graphs``: some of ``GRAPHS``, "train" among them.
+    ``graphs``: some of ``GRAPHS``, "train" among them. ``least``: axes' least sizes above 1.
     An artifact that is already there is replaced; a folder with other files is refused.
     """
     initial = {
@@ -60,7 +63,7 @@ def write_artifact(
     manifest = Manifest(
         name=problem.name,
         opset=OPSET,
-        axes={name: Axis(size) for name, size in problem.axes.example.items()},
+        axes={name: Axis(size, least.get(name, 1)) for name, size in problem.axes.example.items()},
         state=_state(problem),
         optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
         graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},

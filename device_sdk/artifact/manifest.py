@@ -34,15 +34,20 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True)
 class Axis:
-    """A named length that is free at run time; `example` is its size in initial.safetensors."""
+    """A named length that is free at run time, from `least` on.
+
+    `example` is its size in initial.safetensors.
+    """
 
     example: int
+    least: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.example, int) or isinstance(self.example, bool) or self.example < 1:
-            raise ArtifactError(
-                f"an axis' example size is a positive integer, not {self.example!r}"
-            )
+        for what, size in (("example", self.example), ("least", self.least)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ArtifactError(f"an axis' {what} size is a positive integer, not {size!r}")
+        if self.example < self.least:
+            raise ArtifactError(f"an axis' example size is {self.example}, below {self.least}")
 
 
 @dataclass(frozen=True)
@@ -280,6 +285,11 @@ class Manifest:
     def example_sizes(self) -> dict[str, int]:
         """Size of each axis in initial.safetensors."""
         return {name: axis.example for name, axis in self.axes.items()}
+
+    @cached_property
+    def least_sizes(self) -> Mapping[str, int]:
+        """The least sizes of those axes that need one above 1."""
+        return {name: axis.least for name, axis in self.axes.items() if axis.least > 1}
 
     def members(self) -> Iterator[tuple[StateTensor, Member]]:
         """Every parameter and buffer with the state tensor that holds it, in order."""

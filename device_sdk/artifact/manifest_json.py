@@ -14,7 +14,7 @@ from device_sdk.artifact.parts import GraphFile, Member, MetricSource, Port, Sta
 from device_sdk.artifact.shapes import Shape, checked_name
 
 if TYPE_CHECKING:
-    from device_sdk.artifact.manifest import Manifest
+    from device_sdk.artifact.manifest import Axis, Manifest
 
 Setting = None | bool | int | float | str | tuple["Setting", ...]
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -60,7 +60,8 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
     from device_sdk.artifact.manifest import FORMAT
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
-    version = 3 if manifest.kept or manifest.ignored else 2 if metrics else 1
+    newest = manifest.kept or manifest.ignored or manifest.least_sizes
+    version = 3 if newest else 2 if metrics else 1
     return {
         **({"metrics": metrics} if version > 1 else {}),
         **({"ignored": list(manifest.ignored)} if version > 2 else {}),
@@ -69,7 +70,7 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
-        "axes": {name: {"example": axis.example} for name, axis in manifest.axes.items()},
+        "axes": {name: _axis_to_object(axis) for name, axis in manifest.axes.items()},
         "sequential": manifest.sequential,
         "state": [_state_to_object(tensor) for tensor in manifest.state],
         "optimizer": {
@@ -89,6 +90,10 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
             for name, entry in manifest.files.items()
         },
     }
+
+
+def _axis_to_object(axis: Axis) -> dict[str, int]:
+    return {"example": axis.example, **({"least": axis.least} if axis.least > 1 else {})}
 
 
 def _source_to_object(source: MetricSource) -> dict[str, str]:
@@ -154,7 +159,10 @@ def manifest_from_object(value: object) -> Manifest:
     axes = {}
     for name, entry in top.mapping("axes").items():
         fields = JsonFields(entry, f"axis {name!r}")
-        axes[name] = Axis(fields.integer("example"))
+        least = fields.optional("least")
+        if not isinstance(least, int | None) or isinstance(least, bool):
+            raise ArtifactError(f"{fields.where}: least is an integer, or left out")
+        axes[name] = Axis(fields.integer("example"), 1 if least is None else least)
         fields.end()
     metrics = {}
     for name, entry in top.mapping("metrics").items() if version > 1 else ():

@@ -24,12 +24,19 @@ class BatchChecker:
     """Checks the batches of one graph.
 
     `ignored` are entries that this graph has no use for, but its twin (train or infer) has: callers
-    may pass the same batch to both. `unused` are those that no graph has: said once.
+    may pass the same batch to both. `unused` are those that no graph has: said once. `least` are
+    the least sizes of those axes that need one above 1.
     """
 
     def __init__(
-        self, ports: tuple[Port, ...], ignored: Iterable[str], unused: Iterable[str] = ()
+        self,
+        ports: tuple[Port, ...],
+        ignored: Iterable[str],
+        unused: Iterable[str] = (),
+        *,
+        least: Mapping[str, int],
     ) -> None:
+        self._least = least
         self._ports = ports
         self._names = [port.of for port in ports]
         self._unused = frozenset(unused)
@@ -92,6 +99,9 @@ class BatchChecker:
                             f"{origin[wanted]}"
                         )
                     origin.setdefault(wanted, f"entry {port.of!r}")
+                    if length < self._least.get(wanted, 1):
+                        least = self._least[wanted]
+                        self._refuse(f"{where}: axis {wanted!r} must be at least {least}")
                 elif wanted != length:
                     self._refuse(f"{where}: axis {axis} must have length {wanted}")
         return sizes

@@ -41,6 +41,7 @@ class Predictor:
                 *(port.of for port in manifest.graphs["train"].select("batch")),
                 *manifest.ignored,
             ],
+            least=manifest.least_sizes,
         )
 
     def predict(

@@ -80,7 +80,9 @@ def candidates(providers: Providers) -> tuple[Provider, ...]:
     if providers == "auto":
         found = [each for each in KNOWN if _obstacle(each, accelerates=True) is None]
         return tuple(found)
-    asked = [providers] if isinstance(providers, (str, Provider)) else list(providers)
+    asked = [providers] if isinstance(providers, (str, Provider)) else providers
+    if not isinstance(asked, Sequence) or not all(isinstance(one, str | Provider) for one in asked):
+        raise ProviderError(f"providers is {asked!r}; expected {_names()}, or a list")
     if not asked:
         raise ProviderError(f"providers is an empty list; expected {_names()}")
     chosen = tuple(each if isinstance(each, Provider) else _named(each) for each in asked)
@@ -92,6 +94,15 @@ def candidates(providers: Providers) -> tuple[Provider, ...]:
     if told:
         _LOG.warning("%s", told)
     return usable
+
+
+def passed_over(providers: Providers) -> str:
+    """Why "auto" does not try plugins that are installed; "" where it tries all of them."""
+    if providers != "auto":
+        return ""
+    here = [each for each in KNOWN if each.package and _installed(each.package)]
+    obstacles = {each.name: _obstacle(each, accelerates=True) for each in here}
+    return "; ".join(f"{name} cannot be used: {why}" for name, why in obstacles.items() if why)
 
 
 def add_to(options: ort.SessionOptions, provider: Provider, model: OnnxModel) -> None:

@@ -44,7 +44,9 @@ def summary(artifact: Artifact) -> str:
     manifest = artifact.manifest
     settings = ", ".join(f"{k}={v}" for k, v in manifest.optimizer.settings.items())
     axes = ", ".join(
-        f"{name} ({axis.example} in the example)" for name, axis in manifest.axes.items()
+        f"{name} ({axis.example} in the example"
+        + (f", at least {axis.least})" if axis.least > 1 else ")")
+        for name, axis in manifest.axes.items()
     )
     head = [
         ("name", manifest.name),

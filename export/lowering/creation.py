@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from export.errors import ExportError
-from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Scalar, Value, fixed
+from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Scalar, Value, expression, fixed
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
 
@@ -74,6 +74,8 @@ def arange_between(g: Graph, start: Dim | float, end: Dim | float, step: Any, ou
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
 def arange(g: Graph, out: Any, *bounds: Any, **like: Any) -> str:
     start, end, step, *_ = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)
+    if fixed(step) == 1 and not any(isinstance(each, float) for each in (start, end)):
+        g.at_least_zero(expression(end - start))
     return arange_between(g, start, end, step, out)
 
 

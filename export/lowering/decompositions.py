@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from export.lowering import registry
 
@@ -52,11 +54,62 @@ def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
+class _EqualNodes:
+    """Which nodes of a graph that is being recorded hold equal values."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._last: fx.Node = graph._root
+        self._writes = 0
+        self._first: dict[fx.Node, fx.Node] = {}
+        self._made: dict[Hashable, fx.Node] = {}
+        self.places: dict[fx.Node, list[Tensor]] = {}
+
+    def first(self, node: fx.Node) -> fx.Node:
+        """The first node that is made as this one is, of equal values."""
+        while node not in self._first:
+            self._last = self._last.next
+            self._first[self._last] = self._equal(self._last)
+        return self._first[node]
+
+    def _equal(self, node: fx.Node) -> fx.Node:
+        schema = getattr(node.target, "_schema", None)
+        # Behind a write into memory the same call may give something else.
+        self._writes += schema is not None and schema.is_mutable
+        size = node.meta.get("val")
+        if isinstance(size, torch.SymInt):
+            return self._made.setdefault(size.node.expr, node)
+        tags = getattr(node.target, "tags", ())
+        if node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags:
+            return node
+        arguments = fx.map_arg((node.args, dict(node.kwargs)), self._first.__getitem__)
+        return self._made.setdefault((node.target, repr(arguments), self._writes), node)
+
+
+_RECORDED: WeakKeyDictionary[fx.Graph, _EqualNodes] = WeakKeyDictionary()
+
+
+def _true_places(mask: Tensor) -> list[Tensor]:
+    """The numbers of a mask's true places, axis by axis: the same tensors of equal masks.
+
+    Two selections by one mask then have one size, also where the mask is made twice.
+    """
+    mode = get_proxy_mode()
+    held = None if mode is None else get_proxy_slot(mask, mode.tracer, None)
+    if mode is None or held is None:
+        return list(aten.nonzero(mask).unbind(1))
+    graph = mode.tracer.graph
+    equal = _RECORDED.setdefault(graph, _EqualNodes(graph))
+    node = equal.first(held.proxy.node)
+    if node not in equal.places:
+        equal.places[node] = list(aten.nonzero(mask).unbind(1))
+    return equal.places[node]
+
+
 def _numbered(indices: Indices) -> Indices:
     numbered: Indices = []
     for index in indices:
         if index is not None and _is_mask(index):
-            numbered += list(aten.nonzero(index).unbind(1))
+            numbered += _true_places(index)
         else:
             numbered.append(index)
     return numbered

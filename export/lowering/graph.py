@@ -14,6 +14,7 @@ import sympy
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from export.errors import ExportError
 
@@ -91,6 +92,23 @@ _REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
     (torch_sympy.FloatTrueDiv, "Div"),
     (torch_sympy.FloatPow, "Pow"),
 )
+
+
+# Inputs that are all at least 0 where a node's whole numbers are: of a range, its start and step.
+_SIGNED_BY: Mapping[str, slice] = {
+    **dict.fromkeys(("Add", "Mul", "Div", "Max", "Min", "Concat"), slice(None)),
+    **dict.fromkeys(("Unsqueeze", "Squeeze", "Reshape", "Expand", "Transpose"), slice(1)),
+    **dict.fromkeys(("Cast", "Slice", "Tile", "Gather", "GatherElements", "Identity"), slice(1)),
+    "Range": slice(0, None, 2),
+    "Mod": slice(1, 2),
+    "Where": slice(1, 3),
+}
+
+
+def never_negative(size: sympy.Expr) -> bool:
+    """Whether a size is at least 0 for axes of every length from 1 up."""
+    more = {n: sympy.Dummy(integer=True, nonnegative=True) + 1 for n in size.free_symbols}
+    return bool(sympy.expand(size.xreplace(more)).is_nonnegative)
 
 
 def _is_whole(expr: sympy.Expr) -> bool:
@@ -205,6 +223,13 @@ def same(a: Dim, b: Dim) -> bool:
     return bool(expression(a) == expression(b))
 
 
+def may_be_empty(size: Dim) -> bool:
+    """Whether data decide a size: how many elements a mask selects."""
+    return any(
+        symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression(size).free_symbols
+    )
+
+
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Whether two shapes are equal for every size of the axes."""
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
@@ -235,6 +260,7 @@ class Graph:
             self._count = 0
             self._symbols: dict[sympy.Symbol, tuple[str, int]] = {}
             self._from_zero: dict[str, Value] = {}
+            self._lengths: dict[sympy.Expr, None] = {}
         self._dims: dict[sympy.Expr, str] = {}
         self._shapes: dict[tuple[sympy.Expr, ...], str] = {}
 
@@ -393,31 +419,50 @@ class Graph:
                 return
         self._root._from_zero[index.name] = index
 
+    def at_least_zero(self, length: sympy.Expr) -> None:
+        """Note a length that torch raises for below 0, and ONNX takes for 0."""
+        if not never_negative(length):
+            self._root._lengths[length] = None
+
     def refusing(self, guard: str) -> str:
-        """The guard, or NaN where an index from 0 up that depends on the batch is below 0."""
+        """The guard, or NaN where an index from 0 up, or a length, is below 0 in this batch."""
         least = [
             self.cast(Value(self.op("ReduceMin", index, keepdims=0), index.dtype, ()), torch.int64)
             for index in self._from_zero.values()
-            if self._of_batch(index.name)
+            if self._may_fall_below_zero(index.name)
         ]
+        least += [self.op("Squeeze", self.size(each), self.ints([0])) for each in self._lengths]
         if not least:
             return guard
         lowest = self.op("Min", *least) if len(least) > 1 else least[0]
         below = self.op("Less", lowest, self.scalar(0, torch.int64))
         return self.op("Where", below, self.scalar(math.nan, torch.float32), guard)
 
-    def _of_batch(self, name: str) -> bool:
-        """Whether a value depends on what is in the batch, not only on the batch's sizes."""
-        queue, seen = [name], {name}
+    def _may_fall_below_zero(self, name: str) -> bool:
+        """Whether an index depends on the batch, or on sizes in a way that may make it negative."""
+        queue, seen, sized = [name], {name}, False
         while queue:
-            name = queue.pop()
-            producer = self.producer.get(name)
-            if producer is None and name.startswith("batch."):
+            current = queue.pop()
+            producer = self.producer.get(current)
+            if producer is None and current.startswith("batch."):
                 return True
-            if producer is not None and producer.op_type != "Shape":
+            if producer is not None and producer.op_type == "Shape":
+                sized = True
+            elif producer is not None:
                 queue += used_names([producer]) - seen
                 seen |= used_names([producer])
-        return False
+        return sized and not self._never_negative(name)
+
+    def _never_negative(self, name: str) -> bool:
+        """Whether a value of whole numbers is at least 0 by how it is made, at any size."""
+        producer = self.producer.get(name)
+        if producer is None:
+            known = self.array(name)
+            return known is not None and bool((known >= 0).all())
+        positions = _SIGNED_BY.get(producer.op_type)
+        if positions is None:
+            return producer.op_type in ("Shape", "Size", "Abs", "ArgMax", "ArgMin", "NonZero")
+        return all(self._never_negative(each) for each in producer.input[positions])
 
     # --- results ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from export.lowering.channels import exchanged, held_first, other_axis
-from export.lowering.graph import Graph, Value
+from export.lowering.graph import Dim, Graph, Value, may_be_empty
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -34,6 +34,13 @@ def reduce(
     if value.rank == 0:
         return name
     axes = _axes(value, dims)
+    if op_type == "ReduceMean" and any(may_be_empty(value.shape[axis]) for axis in axes):
+        # The mean of nothing is NaN in torch, and 0 in onnxruntime.
+        total = reduce(g, "ReduceSum", value, dims, keepdim, dtype)
+        count: Dim = 1
+        for axis in axes:
+            count = count * value.shape[axis]
+        return g.op("Div", total, g.scalar(count, dtype))
     first = held_first(g, name)
     if first is None:
         return g.op(op_type, name, g.ints(axes), keepdims=int(keepdim))

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from export.axes import Shape
+from export.errors import SettingError
 from export.layout import LayoutMember, LayoutSlot
 
 Tensors = Sequence[torch.Tensor]
@@ -87,7 +88,7 @@ class Optimizer(Protocol):
 def require(condition: bool, message: str) -> None:
     """Refuse a setting."""
     if not condition:
-        raise ValueError(message)
+        raise SettingError(message)
 
 
 def require_rate(lr: float, weight_decay: float = 0.0) -> None:

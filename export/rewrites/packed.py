@@ -1,6 +1,6 @@
 """Packed sequences: sequences of different lengths in one batch, as padded ones and a mask.
 
-``T`` steps, ``B`` sequences, sorted or not; ``F`` features. torch's ``batch_sizes`` (how many
+``T`` steps, ``B`` sequences, the longest first; ``F`` features. torch's ``batch_sizes`` (how many
 sequences reach each step) depend on data; a ``Packing`` stands in their place.
 """
 
@@ -26,11 +26,17 @@ class Packing:
     device = torch.device("cpu")
 
     def __init__(self, lengths: Tensor, steps: Any) -> None:
-        """lengths int64 [B], each from 1 to ``steps``; others make all that is packed NaN."""
+        """lengths int64 [B], each from 1 to ``steps``, none above the one before it.
+
+        Others, which torch refuses (it sorts where it is told that they are not), make all that is
+        packed NaN.
+        """
         self.lengths = lengths
         self.active = torch.arange(steps).unsqueeze(1) < lengths
         self._steps = steps
-        self._wrong = ((lengths < 1) | (lengths > steps)).any()
+        outside = (lengths < 1) | (lengths > steps)
+        rising = lengths > torch.cat([lengths[:1], lengths[:-1]])
+        self._wrong = (outside | rising).any()
         self._known: list[tuple[Tensor, Tensor]] = []
 
     def __getitem__(self, step: int) -> Any:

@@ -233,6 +233,7 @@ class _Replaced(TorchFunctionMode):
 # Functions of C++ and methods of tensors, which a patched module would not reach everywhere.
 _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: tables.sliced,
+    Tensor.__setitem__: tables.assigned,
     _torchs_mean: adaptive_avg_pool2d,
     functional.pdist: distances.pdist,
     torch.cdist: distances.cdist,

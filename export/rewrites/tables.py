@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor
+
+from export.lowering.graph import expression, never_negative
 
 
 class _NumberedRows(torch.autograd.Function):
@@ -26,7 +27,7 @@ class _NumberedRows(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, axis: int, start: Any, stop: Any) -> Tensor:
         ctx.place = axis, table.shape[axis], start, stop
         rows = torch.arange(start, stop)
-        if not (_never_negative(start) and _never_negative(stop - start)):
+        if not all(never_negative(expression(each)) for each in (start, stop - start)):
             rows = rows + _refusal(torch.sym_min(start, stop - start))
         return table.index_select(axis, rows)
 
@@ -35,15 +36,6 @@ class _NumberedRows(torch.autograd.Function):
         axis, length, start, stop = ctx.place
         around = [0, 0] * (grad.dim() - 1 - axis)
         return torch.constant_pad_nd(grad, [*around, start, length - stop]), None, None, None
-
-
-def _never_negative(size: Any) -> bool:
-    """Whether a size is at least 0 for axes of every length from 1 up."""
-    if not isinstance(size, torch.SymInt):
-        return bool(size >= 0)
-    expr = size.node.expr
-    more = {n: sympy.Dummy(integer=True, nonnegative=True) + 1 for n in expr.free_symbols}
-    return bool(sympy.expand(expr.xreplace(more)).is_nonnegative)
 
 
 def _refusal(size: Any) -> Tensor:
@@ -103,6 +95,39 @@ def sliced(table: Tensor, key: Any) -> Tensor:
         rest.append(item)
         axis += 1
     return table[key] if result is table else result[tuple(rest)]
+
+
+def assigned(x: Tensor, key: Any, value: Any) -> None:
+    """``x[key] = value``: at a number that a tensor holds, through a mask of that place."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    if not any(map(_is_place, items)) or not all(map(_takes_part, items)):
+        x[key] = value
+        return
+    # The axes of the view that the places lie on, each of them whole.
+    view = x[tuple(slice(None) if _is_place(item) else item for item in items)]
+    dots = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
+    mask = torch.ones((), dtype=torch.bool)
+    filled = torch.as_tensor(value, dtype=x.dtype)
+    axes = {}
+    for i, item in enumerate(items):
+        if _is_place(item):
+            early = i < dots
+            others = items[:i] if early else items[i + 1 :]
+            kept = sum(_is_place(one) or one is None or isinstance(one, slice) for one in others)
+            axes[kept if early else view.dim() - 1 - kept] = item
+    for axis, item in sorted(axes.items()):
+        after = view.dim() - 1 - axis
+        number = torch.arange(view.shape[axis])
+        # Read from the numbers: one from the end is counted so, and one beyond is refused.
+        here = number == number[item.reshape(1)]
+        mask = mask & here.reshape([-1] + [1] * after)
+        if filled.dim() > after:
+            filled = filled.unsqueeze(filled.dim() - after)
+    view.copy_(torch.where(mask, filled, view))
+
+
+def _takes_part(item: Any) -> bool:
+    return item is None or item is Ellipsis or _takes_one_axis(item)
 
 
 def _reads_rows(item: slice, size: Any) -> bool:

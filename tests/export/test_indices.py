@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import one_hot as imported
 
@@ -153,3 +153,42 @@ def test_only_what_the_batch_decides_is_looked_at(loss: Pick, checks: int, tmp_p
     assert [node.op_type for node in nodes].count("ReduceMin") == checks
     last = next(node for node in nodes if "guard" in node.output)
     assert bool(re.match("Where", last.op_type)) == bool(checks)
+
+
+# By n, the batch's size, to rows of a table of 9; and the sizes that torch refuses.
+BY_SIZE: dict[str, tuple[Callable[[Tensor, int], Tensor], tuple[int, ...]]] = {
+    "rows before": (lambda t, n: functional.embedding(torch.arange(n - 3, n), t), (1, 2)),
+    "no rows": (lambda t, n: t.index_select(0, torch.arange(n - 3)), (1, 2)),
+    "backwards": (lambda t, n: functional.embedding(n - 1 - torch.arange(n), t), ()),
+    "between": (
+        lambda t, n: functional.embedding((torch.arange(n) - 4).clamp(-2, 2) + n - 2, t),
+        (1, 2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_an_index_that_a_size_makes_negative_refuses_the_step(name: str, tmp_path: Path) -> None:
+    rows, refused = BY_SIZE[name]
+    table = nn.Embedding(9, 3)
+    export.train_step(
+        table,
+        lambda m, b: rows(m.weight, b["x"].shape[0]).square().sum() + b["x"].sum(),
+        {"x": torch.ones(5)},
+        optimizer=export.Sgd(0.1),
+        dynamic={"x": {0: "n"}},
+        directory=tmp_path / "artifact",
+    )
+    trainer = Trainer(tmp_path / "artifact")
+    start = trainer.state
+    for n in (1, 2, 3, 4, 6):
+        trainer.set_state(start)
+        batch = {"x": np.ones(n, np.float32)}
+        if n in refused:
+            with pytest.raises((IndexError, RuntimeError)):
+                rows(table.weight, n)
+            with pytest.raises(NonFiniteStep, match="indices below 0"):
+                trainer.step(batch)
+        else:
+            expected = rows(table.weight, n).square().sum().item() + n
+            assert trainer.step(batch) == pytest.approx(expected, rel=1e-5)

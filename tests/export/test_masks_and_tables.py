@@ -61,11 +61,34 @@ def _without_loops(x: Tensor, edges: Tensor) -> Tensor:
     return torch.zeros(5, x.shape[1]).index_add(0, target, x[source])
 
 
+def _set_at_places(x: Tensor) -> Tensor:
+    best, h = x[:, 0].argmax(), torch.zeros(3, x.shape[0], 6, 4)
+    h[:, best] = x[0].unsqueeze(1) * 2
+    h[1, -1 - best, ..., best % 4] = x[0].exp()
+    h[..., best % 6, None, :] = x.sum()
+    h[best % 3, 0, 2] += x[0, :4]
+    h[None, 0, best, 3:, best % 2] = 1
+    return h
+
+
+def _twice_by_one_mask(x: Tensor) -> Tensor:
+    """Selections that are compared, which torch does only where it knows that they fit."""
+    y, kept = x.flip(1), x[:, 1] > 0
+    loss = functional.smooth_l1_loss(x[kept], y[kept])
+    loss = loss + functional.huber_loss(x[x[:, 2] < 0], y[x[:, 2] < 0])
+    wide = torch.masked_select(x, kept[:, None]), y.masked_select(kept[:, None])
+    z = x * 2
+    above = z[z[:, 0] > 0]
+    z[:, 0] += 1
+    return loss + functional.smooth_l1_loss(*wide) + above.sum() + z[z[:, 0] > 0].sum()
+
+
 MASKED: dict[str, Callable[..., Any]] = {
     "elements": lambda x: x[x > 0].exp().sum(),
     "rows": lambda x: (x[x[:, 0] > 0] * 2).sum(0),
     "columns": lambda x: (x[:, x[0] > 0] * 2).sum(1),
     "nothing": lambda x: x[x > 99].sum() + x,
+    "mean of nothing": lambda x: x[x[:, 0] > 99].mean(0) * x.sum(),
     "nonzero": lambda x: x[torch.nonzero(x[:, 0] > 0)[:, 0]].sum(0),
     "masked_select": lambda x: x.masked_select(x[:, :1] > 0).pow(2).sum(),
     "masked_scatter": lambda x: x.masked_scatter(x[:, :1] > 0, x.flip(0) + 1),
@@ -76,6 +99,8 @@ MASKED: dict[str, Callable[..., Any]] = {
     "axes apart": lambda x: (x[:, :, None] * x[:, None])[:, [0, 2, 1]][:1, :, [3]],
     "indices apart": lambda x: (x[:, :, None] * x[:, None])[[0, 0], :, [2, 4]],
     "set by two": _set_by_two,
+    "twice by one mask": _twice_by_one_mask,
+    "set at places": _set_at_places,
 }
 
 

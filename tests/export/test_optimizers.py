@@ -437,8 +437,9 @@ def test_the_average_is_torchs_averaged_model() -> None:
     ],
 )
 def test_wrong_settings(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         make()
+    assert isinstance(refused.value, export.ExportError)
 
 
 def test_an_optimizer_without_groups_is_bound_to_itself() -> None:

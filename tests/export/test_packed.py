@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import export
+from device_sdk import NonFiniteStep, Trainer
 from tests.export.recorded import assert_as_torch
 
 LAYERS = {
@@ -73,3 +76,22 @@ def test_layers_with_dropout_between_them(assert_parity: Any) -> None:
     torch.manual_seed(0)
     x, lengths = _batch(5)
     assert_parity(Model(), {"x": x, "lengths": lengths})
+
+
+def test_lengths_that_are_not_sorted_refuse_the_step(tmp_path: Path) -> None:
+    layer = nn.GRU(4, 5, batch_first=True)
+
+    def loss(m: nn.Module, b: dict[str, Tensor]) -> Tensor:
+        packed = pack_padded_sequence(b["x"], b["lengths"], batch_first=True)
+        return m(packed)[0].data.square().mean()
+
+    x, lengths = _batch(5, falling=True)
+    exported = export.train_step(
+        layer, loss, {"x": x, "lengths": lengths}, optimizer=export.Sgd(0.1),
+        dynamic={"x": {0: "b"}, "lengths": {0: "b"}}, directory=tmp_path / "artifact",
+    )  # fmt: skip
+    trainer = Trainer(exported.directory)
+    batch = {"x": x.numpy(), "lengths": lengths.numpy()}
+    assert trainer.step(batch) == pytest.approx(loss(layer, {"x": x, "lengths": lengths}).item())
+    with pytest.raises(NonFiniteStep):
+        trainer.step(batch | {"lengths": lengths.numpy()[::-1].copy()})

@@ -440,3 +440,29 @@ def test_what_torch_does_not_copy_with_a_module(assert_parity: Any) -> None:
             return (self.rows @ self.first(x.unsqueeze(1)).mean(2).T).T
 
     assert_parity(Model(), {"x": _numbers(ROWS, 6)})
+
+
+@pytest.mark.parametrize(
+    ("loss", "refused"),
+    [
+        (lambda h, y: functional.mse_loss(h.squeeze(), y), False),
+        (lambda h, y: functional.binary_cross_entropy_with_logits(h.squeeze(), y.sigmoid()), False),
+        (lambda h, y: (h.expand(-1, 3).squeeze().softmax(0) ** 2).sum() * y.sum(), True),
+        (lambda h, y: (h[: y.shape[0] // 2, :].expand(-1, 3).squeeze().mean(0) ** 2).sum(), True),
+    ],
+)
+def test_an_axis_that_squeeze_drops_at_size_one(loss: Any, refused: bool, tmp_path: Path) -> None:
+    """Refused only where torch, with an axis less, computes something else."""
+
+    def run(m: nn.Module, b: dict[str, Tensor]) -> Any:
+        h = m(b["x"])
+        return loss(h, b["y"]), {"score": h.squeeze()}
+
+    batch = {"x": _numbers(ROWS, 6), "y": _numbers(ROWS)}
+    given = {"dynamic": {"x": {0: "batch"}, "y": {0: "batch"}}, "optimizer": export.Sgd(0.1)}
+    model = nn.Linear(6, 1)
+    if not refused:
+        export.train_step(model, run, batch, directory=tmp_path / "a", **given)
+        return
+    with pytest.raises(export.ExportError, match=r"squeeze\(\) drops axis 'batch'.*squeeze\(-1\)"):
+        export.train_step(model, run, batch, directory=tmp_path / "a", **given)

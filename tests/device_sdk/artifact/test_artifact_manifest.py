@@ -58,6 +58,15 @@ def test_settings_keep_their_types() -> None:
         OptimizerSpec("adam", {"eps": {}})
 
 
+def test_a_least_size() -> None:
+    axes = {name: dataclasses.replace(axis, least=2) for name, axis in LINEAR.axes.items()}
+    manifest = dataclasses.replace(LINEAR, axes=axes)
+    value = json.loads(manifest.to_json())
+    assert (value["format_version"], value["axes"]["batch"]["least"]) == (3, 2)
+    assert Manifest.parse(manifest.to_json()) == manifest
+    assert (manifest.least_sizes, LINEAR.least_sizes) == ({"batch": 2}, {})
+
+
 def changed(edit: Callable[[Any], object]) -> bytes:
     value = json.loads(BYTES)
     edit(value)
@@ -81,6 +90,10 @@ def test_what_a_step_keeps() -> None:
         (lambda m: m.update(sequential=0), "'sequential' is .*; expected true or false"),
         (lambda m: m["axes"].clear(), "axis 'batch' is not declared"),
         (lambda m: m["axes"].update(batch={"example": 0}), "positive integer"),
+        (lambda m: m["axes"].update(batch={"example": 4, "least": 5}), "is 4, below 5"),
+        (lambda m: m["axes"].update(batch={"example": 4, "least": 0}), "least size is a positive"),
+        (lambda m: m["axes"].update(batch={"example": 4, "least": True}), "least is an integer"),
+        (lambda m: m["axes"].update(batch={"example": 4, "least": 1}), "not in canonical form"),
         (lambda m: m["state"].pop(3), "exactly one counter"),
         (lambda m: m["state"].append(m["state"][0]), "packed given more than once"),
         (lambda m: m["state"][0].update(kind="weights"), "kind 'weights'"),

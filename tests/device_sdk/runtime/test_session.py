@@ -36,6 +36,8 @@ def test_candidates() -> None:
     assert candidates("auto")[-1] is CPU
     for asked, told in (
         ([], "an empty list"),
+        (None, "is None; expected"),
+        (["cpu", 3], "3.; expected"),
         ("gpu", "is unknown"),
         (["cpu", "gpu"], "is unknown"),
         (Provider("mine", "MineExecutionProvider"), "not MineExecutionProvider"),
@@ -64,6 +66,19 @@ def test_a_plugin_without_a_device_says_what_it_needs(monkeypatch: pytest.Monkey
     monkeypatch.setattr("device_sdk.runtime.providers._registered", lambda provider: [])
     with pytest.raises(ProviderError, match=r"finds no device .*: it needs a driver .*libvulkan1"):
         candidates("webgpu")
+
+
+def test_auto_says_which_plugin_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    providers = "device_sdk.runtime.providers."
+    monkeypatch.setattr(providers + "_installed", lambda package: "webgpu" in package)
+    monkeypatch.setattr(providers + "_registered", lambda provider: [])
+    linear_artifact(tmp_path)
+    trainer = Trainer(tmp_path)
+    assert trainer.providers == (CPU.title,)
+    assert trainer.provider_report.startswith("webgpu cannot be used: it finds no device")
+    assert Trainer(tmp_path, providers="cpu").provider_report == ""
 
 
 def test_nodes_that_webgpu_cannot_run_are_left_to_the_cpu_by_name() -> None:

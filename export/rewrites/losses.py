@@ -219,6 +219,8 @@ def gaussian_nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """``torch.nn.functional.gaussian_nll_loss``; NaN where torch raises for a variance below 0."""
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}; expected 'none', 'mean' or 'sum'")
     variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
     if variance.dim() == input.dim() - 1:
         variance = variance.unsqueeze(-1)

@@ -72,7 +72,7 @@ def _read(input: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(inside.unsqueeze(1), found.reshape(shape), 0.0)
 
 
-def affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool | None = None) -> Tensor:
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """``torch.nn.functional.affine_grid`` of theta [n, 2, 3] for pictures [n, c, h, w]."""
     if len(size) != 4:
         raise ExportError(
@@ -85,12 +85,11 @@ def affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool | None =
     return result
 
 
-def _line(n: Any, align_corners: bool) -> Tensor:
+def _line(n: int, align_corners: bool) -> Tensor:
     """The places of n elements from -1 to 1; with corners the first and last are these."""
     place = torch.arange(n).to(torch.float32)
     if not align_corners:
-        place = (2 * place + 1) / n - 1
-        return place
+        return (2 * place + 1) / n - 1
     if n > 1:
         place = 2 * place / (n - 1) - 1
     return place

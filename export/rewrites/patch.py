@@ -28,6 +28,7 @@ from export.rewrites import (
     normalisation,
     quantisation,
     recurrent,
+    sampling,
     sparse,
     tables,
 )
@@ -246,6 +247,7 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     **experts.EQUALS,
     **fourier.EQUALS,
     **quantisation.EQUALS,
+    **sampling.EQUALS,
     **sparse.EQUALS,
 }
 

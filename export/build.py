@@ -310,6 +310,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             f"the prediction, without gradients and in evaluation mode: {error.what}",
             operator=error.operator,
             module=error.module,
+            line=error.line,
             instead=error.instead or "predict=lambda model, batch: {'name': model(batch['x'])}",
         ) from error
     judged = None

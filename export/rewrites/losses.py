@@ -111,7 +111,7 @@ class _Labels:
         self, target: Tensor, like: Tensor, weight: Tensor | None, ignore_index: int
     ) -> None:
         column = target.unsqueeze(1)
-        place = column.clamp(max=like.shape[1] - 1).clamp(min=0)
+        place = column.clamp(0, like.shape[1] - 1)
         self.place = place.to(torch.int64)
         self.ignored = column == ignore_index
         known = torch.where(place == column, 1.0, math.nan)

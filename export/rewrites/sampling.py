@@ -17,9 +17,8 @@ from export.errors import ExportError
 def _middles(size: Any, align_corners: bool) -> Tensor:
     """Places [size] of an axis's elements, in torch's units: -1 to 1 over the axis."""
     number = torch.arange(size).to(torch.get_default_dtype())
-    if align_corners:
-        return number * 2 / (size - 1) - 1
-    return (number * 2 + 1) / size - 1
+    middles: Tensor = number * 2 / (size - 1) if align_corners else (number * 2 + 1) / size
+    return middles - 1
 
 
 def affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool | None = None) -> Tensor:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from device_sdk.artifact import MetricSource
+from export.arguments import changed
 from export.axes import Axes, Shape
 from export.draws import drawn_so_far, refuse_draws
 from export.errors import ExportError
@@ -68,11 +68,6 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in own}
 
 
-def _is_size(value: Any) -> bool:
-    """Taken apart and put together, a size would be a tuple, and ``x.new(size)`` a tensor of it."""
-    return isinstance(value, torch.Size)
-
-
 _DATA: Any = Tensor.data
 
 
@@ -100,7 +95,7 @@ class _Identities(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(self._current, (args, kwargs or {}), is_leaf=_is_size)
+        args, kwargs = changed(self._current, (args, kwargs or {}))
         if func == _DATA.__get__:
             return args[0].detach()
         if func == _DATA.__set__:

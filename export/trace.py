@@ -106,6 +106,8 @@ def record(
     origins = Origins()
     env = _Sizes(origins)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    # Shapes seldom come twice in a step, and what is kept would outlive this one.
+    mode.cache_enabled = False
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}
     symbols: dict[sympy.Symbol, str] = {}

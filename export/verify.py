@@ -20,11 +20,11 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.load import CheckedGraph
 from device_sdk.artifact.onnx_reader import read_onnx
+from export.arguments import changed
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
@@ -146,7 +146,8 @@ class _Widening(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return func(*tree_map(_widened, args), **tree_map(_widened, kwargs or {}))
+        args, kwargs = changed(_widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager

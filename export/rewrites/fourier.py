@@ -57,6 +57,9 @@ class Pair:
         return own(*args[1:], **given) if callable(own) else own
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            # What others ask every object, as whether it is a named tuple.
+            raise AttributeError(name)
         if name not in _BOTH:
             raise ExportError(
                 f"{name!r} of complex numbers",

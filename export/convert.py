@@ -27,6 +27,7 @@ from export.lowering.graph import (
 from export.lowering.probabilities import probabilities, sigmoid
 from export.lowering.simplify import simplify
 from export.mutation import live_nodes
+from export.origins import of
 from export.threads import several_threads_pay
 from export.trace import Trace
 
@@ -121,13 +122,11 @@ class _Lowering:
         self._trace = trace
         self._graph = graph
         self._values: dict[fx.Node, Any] = {}
-        self._index: dict[fx.Node, int] = {}
         self._probabilities: set[fx.Node] = set()
 
     def run(self, outputs: set[str]) -> dict[str, Value]:
         gm = self._trace.graph
         nodes = list(gm.graph.nodes)
-        self._index = {node: i for i, node in enumerate(nodes)}
         self._probabilities = probabilities(nodes)
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
@@ -156,7 +155,8 @@ class _Lowering:
         except Exception as error:
             raise ExportError(
                 "a constant tensor of the model has no values while tracing",
-                module=self._path(node),
+                module=of(node).module,
+                line=of(node).line,
                 instead="register_buffer for tensors that the model holds",
             ) from error
         return Value(
@@ -174,7 +174,8 @@ class _Lowering:
                 raise ExportError(
                     "a result is used that the exporter does not compute",
                     operator=str(source.target) if isinstance(source, fx.Node) else "",
-                    module=self._path(node),
+                    module=of(node).module,
+                    line=of(node).line,
                 )
             return chosen
         function = registry.find(_functional(target))
@@ -187,7 +188,8 @@ class _Lowering:
             raise ExportError(
                 "no lowering for this operator",
                 operator=str(target),
-                module=self._path(node),
+                module=of(node).module,
+                line=of(node).line,
                 instead=instead_of(str(target)),
             )
         out = node.meta["val"]
@@ -197,14 +199,14 @@ class _Lowering:
         try:
             result = function(self._graph, out, *args, **kwargs)
         except ExportError as error:
-            if error.module:
-                raise
-            raise error.at(self._path(node), operator=str(target)) from error
+            origin = of(node)
+            raise error.at(origin.module, origin.line, operator=str(target)) from error
         except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
                 operator=str(target),
-                module=self._path(node),
+                module=of(node).module,
+                line=of(node).line,
                 instead=instead_of(str(target)),
             ) from error
         self._bind_sizes(result, out)
@@ -252,24 +254,10 @@ class _Lowering:
                 raise ExportError(
                     f"dtype {part.dtype} is not supported",
                     operator=str(node.target),
-                    module=self._path(node),
+                    module=of(node).module,
+                    line=of(node).line,
                     instead="float32 or int64: no autocast, no .half(), no complex numbers",
                 )
-
-    def _path(self, node: fx.Node) -> str:
-        """The module that recorded the node; for a gradient, the module of what it is of."""
-        seen: set[fx.Node] = set()
-        queue = [node]
-        while queue:
-            current = queue.pop(0)
-            found = self._trace.paths.at(self._index[current])
-            if found:
-                return found
-            for previous in current.all_input_nodes:
-                if previous not in seen:
-                    seen.add(previous)
-                    queue.append(previous)
-        return ""
 
 
 def _value(name: str, fake: Any) -> Value:

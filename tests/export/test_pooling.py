@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import export
-from tests.export.recorded import assert_as_torch
+from tests.export.recorded import assert_as_torch, recorded
+
+_RANKS = st.sampled_from([1, 2, 2, 3])
 
 Parity = Callable[..., export.Exported]
 
@@ -61,10 +63,25 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_trains_as_in_torch(name: str, assert_parity: Parity) -> None:
-    make, sizes = LAYERS[name]
-    assert_parity(_after_convolution(make(), len(sizes)), {"x": _images(3, 2, *sizes)})
+class Cropped(nn.Module):
+    """A layer on the first places along each axis of a volume, and on as many axes as it takes."""
+
+    def __init__(self, layer: nn.Module, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = _after_convolution(layer, len(sizes))
+        self._sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = (*map(slice, self._sizes), *[0] * (3 - len(self._sizes)))
+        found: torch.Tensor = self.layer(x[:, :, *places])
+        return found
+
+
+@pytest.mark.parametrize("kind", ["max", "average", "adaptive"])
+def test_layers_train_as_in_torch(kind: str, assert_parity_of_each: Parity) -> None:
+    chosen = {name: each for name, each in LAYERS.items() if name.startswith(kind)}
+    models = {name: Cropped(make(), sizes) for name, (make, sizes) in chosen.items()}
+    assert_parity_of_each(models, {"x": _images(3, 2, 10, 8, 5)})
 
 
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)])
@@ -103,6 +120,35 @@ def test_random_windows(data: st.DataObject, assert_parity: Parity) -> None:
         counted = data.draw(st.booleans())
         layer = nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil, count_include_pad=counted)
     assert_parity(_after_convolution(layer), {"x": _images(3, 2, *sizes)})
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_ties_of_large_images_go_where_torch_sends_them(data: st.DataObject) -> None:
+    sizes = [data.draw(st.sampled_from([1, 7, 16, 17, 20])) for _ in range(data.draw(_RANKS))]
+    kernel = [data.draw(st.integers(1, min(5, size))) for size in sizes]
+    stride = [data.draw(st.integers(1, 4)) for _ in sizes]
+    padding = [data.draw(st.integers(0, k // 2)) for k in kernel]
+    dilation = [data.draw(st.integers(1, 2)) if 2 * k - 1 <= s else 1
+                for k, s in zip(kernel, sizes, strict=True)]  # fmt: skip
+    ceil = data.draw(st.booleans())
+    pool = [torch.max_pool1d, torch.max_pool2d, torch.max_pool3d][len(sizes) - 1]
+
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return pool(x, kernel, stride, padding, dilation, ceil)
+
+    random = torch.Generator().manual_seed(3)
+    assert_as_torch(
+        pooled, lambda n: (torch.randint(-1, 2, (n, 2, *sizes), generator=random).float(),)
+    )
+
+
+def test_indices_that_nothing_needs_are_not_searched_for() -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return torch.max_pool2d(x, 2)
+
+    model, _ = recorded(pooled, lambda n: (torch.rand(n, 2, 32, 32),))
+    assert [len(node.output) for node in model.graph.node if node.op_type == "MaxPool"] == [1]
 
 
 def test_a_mean_over_images_whose_channels_come_last() -> None:

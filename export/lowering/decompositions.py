@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from export.lowering import registry
+from export.lowering import gamma_functions, orderings, registry
 
 aten = torch.ops.aten
 
@@ -245,6 +245,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.index.Tensor: _index,
         aten.index_put.default: _index_put,
         aten.index_put_.default: _index_put_in_place,
+        aten.searchsorted.Tensor: orderings.searchsorted,
+        aten.searchsorted.Scalar: orderings.searchsorted,
+        aten.kthvalue.default: orderings.kthvalue,
+        aten.median.dim: orderings.median_dim,
+        aten.median.default: orderings.median,
+        aten.cummax.default: orderings.cummax,
+        aten.cummin.default: orderings.cummin,
+        aten.logcumsumexp.default: orderings.logcumsumexp,
+        aten.lgamma.default: gamma_functions.lgamma,
+        aten.digamma.default: gamma_functions.digamma,
+        aten.polygamma.default: gamma_functions.polygamma,
         aten.addmv.default: _addmv,
         aten.addbmm.default: _addbmm,
         aten.diagonal_backward.default: _diagonal_backward,

@@ -1,37 +1,15 @@
-"""Pictures read at places that a grid gives, as lookups of the four neighbours of each place.
-
-Jaderberg et al. 2015, equation 5: torch records one operator, of which ONNX has no gradient.
-"""
+"""Pictures read at places that a grid names, as a gather: torch's own gradient has no form here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from export.errors import ExportError
-
-
-def _middles(size: Any, align_corners: bool) -> Tensor:
-    """Places [size] of an axis's elements, in torch's units: -1 to 1 over the axis."""
-    number = torch.arange(size).to(torch.get_default_dtype())
-    middles: Tensor = number * 2 / (size - 1) if align_corners else (number * 2 + 1) / size
-    return middles - 1
-
-
-def affine_grid(theta: Tensor, size: Sequence[Any], align_corners: bool | None = None) -> Tensor:
-    """``torch.nn.functional.affine_grid``: theta [b, 2, 3] to places [b, h, w, 2]."""
-    if len(size) != 4:
-        raise ExportError(
-            "affine_grid of volumes", operator="affine_grid", instead="pictures, [b, c, h, w]"
-        )
-    height, width = size[2], size[3]
-    x = _middles(width, bool(align_corners)).expand(height, width)
-    y = _middles(height, bool(align_corners)).unsqueeze(1).expand(height, width)
-    base = torch.stack([x, y, torch.ones_like(x)], -1).reshape(height * width, 3).to(theta.dtype)
-    return (base @ theta.transpose(1, 2)).reshape(size[0], height, width, 2)
 
 
 def grid_sample(
@@ -41,51 +19,83 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Tensor:
-    """``torch.nn.functional.grid_sample``: input [b, c, h, w] at grid [b, p, q, 2] (x, y)."""
-    if (
-        input.dim() != 4
-        or mode not in ("bilinear", "nearest")
-        or padding_mode not in ("zeros", "border")
-    ):
+    """``torch.nn.functional.grid_sample``, bilinear or nearest, outside zeros or the border.
+
+    input [n, c, h, w], grid [n, ho, wo, 2] with x and y from -1 to 1; result [n, c, ho, wo].
+    """
+    if input.dim() != 4 or mode not in ("bilinear", "nearest") or padding_mode == "reflection":
         raise ExportError(
-            f"grid_sample of {input.dim()} axes, mode {mode!r}, padding {padding_mode!r}",
+            "sampling of volumes, by cubic splines, or with reflection",
             operator="grid_sample",
-            instead="pictures [b, c, h, w], mode bilinear or nearest, padding zeros or border",
+            instead="pictures [n, c, h, w], mode 'bilinear' or 'nearest', padding_mode 'zeros' or "
+            "'border'",
         )
-    batch, channels, height, width = input.shape
-    flat = input.reshape(batch, channels, height * width)
-    x, y = (
-        _place(grid[..., axis], size, padding_mode == "border", bool(align_corners))
-        for axis, size in ((0, width), (1, height))
-    )
-
-    def read(column: Tensor, row: Tensor) -> Tensor:
-        inside = (column >= 0) & (column <= width - 1) & (row >= 0) & (row <= height - 1)
-        at = _kept(row, height) * width + _kept(column, width)
-        index = at.to(torch.int64).reshape(batch, 1, -1).expand(batch, channels, -1)
-        found = flat.gather(2, index).reshape(batch, channels, *grid.shape[1:3])
-        return torch.where(inside.unsqueeze(1), found, torch.zeros((), dtype=found.dtype))
-
+    border = padding_mode == "border"
+    height, width = input.shape[2:]
+    x = _place(grid[..., 0], width, border, bool(align_corners))
+    y = _place(grid[..., 1], height, border, bool(align_corners))
     if mode == "nearest":
-        return read(x.detach().round(), y.detach().round())
-    left, top = x.detach().floor(), y.detach().floor()
-    right, low = (x - left).unsqueeze(1), (y - top).unsqueeze(1)
-    upper = read(left, top) * (1 - right) + read(left + 1, top) * right
-    lower = read(left, top + 1) * (1 - right) + read(left + 1, top + 1) * right
-    return upper * (1 - low) + lower * low
+        # The grid's gradient is zero in torch, not none: decay acts on what it is made of.
+        nothing = torch.where(torch.zeros((), dtype=torch.bool), x + y, 0.0)
+        return _read(input, torch.round(x), torch.round(y)) + nothing.unsqueeze(1)
+    left, top = torch.floor(x), torch.floor(y)
+    total: Any = 0
+    for down in (0, 1):
+        for right in (0, 1):
+            across = x - left if right else left + 1 - x
+            along = y - top if down else top + 1 - y
+            corner = _read(input, left + right, top + down)
+            total = total + corner * (across * along).unsqueeze(1)
+    result: Tensor = total
+    return result
 
 
-def _place(at: Tensor, size: Any, border: bool, align_corners: bool) -> Tensor:
-    """Element numbers of places between -1 and 1; ``border``: of the nearest ones there are."""
-    number = (at + 1) / 2 * (size - 1) if align_corners else ((at + 1) * size - 1) / 2
-    return _kept(number, size) if border else number
+def _place(x: Tensor, size: Any, border: bool, align_corners: bool) -> Tensor:
+    """Numbers from -1 to 1 as places of elements; with a border none is outside."""
+    x = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+    if not border:
+        return x
+    # No gradient on the border itself, as in torch.
+    inside = (x > 0) & (x < size - 1)
+    return torch.where(inside, x, x.detach().clamp(min=0).minimum(x.new_ones(()) * (size - 1)))
 
 
-def _kept(number: Tensor, size: Any) -> Tensor:
-    return number.clamp(min=0).clamp(max=size - 1)
+def _read(input: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The elements at whole places, zero outside: [n, c, ho, wo]."""
+    n, channels, height, width = input.shape
+    x, y = x.detach(), y.detach()
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    place = torch.where(inside, y * width + x, 0.0).to(torch.int64)
+    flat = place.reshape(n, 1, -1).expand(n, channels, -1)
+    found = input.reshape(n, channels, -1).gather(2, flat)
+    shape = [n, channels, *x.shape[1:]]
+    return torch.where(inside.unsqueeze(1), found.reshape(shape), 0.0)
 
 
-EQUALS: dict[Any, Callable[..., Any]] = {
-    torch.nn.functional.affine_grid: affine_grid,
-    torch.nn.functional.grid_sample: grid_sample,
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """``torch.nn.functional.affine_grid`` of theta [n, 2, 3] for pictures [n, c, h, w]."""
+    if len(size) != 4:
+        raise ExportError(
+            "a grid over volumes", operator="affine_grid", instead="pictures [n, c, h, w]"
+        )
+    _, _, height, width = size
+    x, y = (_line(n, bool(align_corners)).to(theta.dtype) for n in (width, height))
+    grid = x.unsqueeze(1) * theta[:, None, None, :, 0] + theta[:, None, None, :, 2]
+    result: Tensor = grid + y.reshape(-1, 1, 1) * theta[:, None, None, :, 1]
+    return result
+
+
+def _line(n: int, align_corners: bool) -> Tensor:
+    """The places of n elements from -1 to 1; with corners the first and last are these."""
+    place = torch.arange(n).to(torch.float32)
+    if not align_corners:
+        return (2 * place + 1) / n - 1
+    if n > 1:
+        place = 2 * place / (n - 1) - 1
+    return place
+
+
+EQUALS: dict[Any, Any] = {
+    functional.grid_sample: grid_sample,
+    functional.affine_grid: affine_grid,
 }

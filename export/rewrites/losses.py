@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
+from export.rewrites import Replacement
 
 
 def _refuse_deprecated(size_average: bool | None, reduce: bool | None, operator: str) -> None:
@@ -208,3 +209,10 @@ def _smoothed(
     if reduction == "mean":
         return losses.sum() / label.weights.sum()
     return _reduced(losses, reduction)
+
+
+REPLACED: list[Replacement] = [
+    (functional, "binary_cross_entropy_with_logits", binary_cross_entropy_with_logits),
+    (functional, "cross_entropy", cross_entropy),
+    (functional, "nll_loss", nll_loss),
+]

@@ -25,6 +25,7 @@ from export.lowering.graph import (
     used_names,
 )
 from export.lowering.probabilities import probabilities, sigmoid
+from export.lowering.simplify import simplify
 from export.mutation import live_nodes
 from export.origins import of
 from export.threads import several_threads_pay
@@ -35,23 +36,17 @@ from export.trace import Trace
 _HINTS: tuple[tuple[str, str], ...] = (
     ("replication_pad", "torch.cat of the edge slices, or padding mode 'reflect' or 'constant'"),
     ("as_strided", "slices, reshape or Tensor.unfold"),
-    ("median", "torch.sort and an index"),
-    ("kthvalue", "torch.sort and an index, or torch.topk"),
     ("mode", "counts by one_hot and sum, then argmax"),
-    ("cummax", "an amax over a masked square, or a sort"),
-    ("cummin", "an amin over a masked square, or a sort"),
-    ("logcumsumexp", "torch.log(torch.cumsum(torch.exp(x - x.amax(...)), ...))"),
     ("erfc", "1 - torch.erf(x)"),
     ("erfinv", "values computed before the step, given as a batch input"),
     ("gamma", "values computed before the step, given as a batch input"),
     ("hypot", "torch.sqrt(x * x + y * y)"),
     ("copysign", "torch.where(y < 0, -x.abs(), x.abs())"),
     ("signbit", "torch.where(y < 0, -x.abs(), x.abs())"),
-    ("searchsorted", "torch.bucketize, or comparisons and a sum"),
     ("fake_quant", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
-    ("grid_sampler", "a fixed resampling before the step"),
+    ("grid_sampler", "torch.nn.functional.grid_sample of pictures, bilinear or nearest"),
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
     ("linalg", "products and sums; decompositions belong outside the step"),
     ("svd", "products and sums; decompositions belong outside the step"),
@@ -93,7 +88,7 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     refuses = next((name for name in ("guard", "loss") if name in values), None)
     if refuses is not None:
         values[refuses] = graph.refusing(values[refuses])
-    graph.rename_outputs(values)
+    graph.rename_outputs(simplify(graph, values))
     candidates = {
         input_name: helper.make_tensor_value_info(
             input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)
@@ -134,7 +129,7 @@ class _Lowering:
         for node in nodes:
             if node.op == "placeholder":
                 input_name = next(names)
-                self._values[node] = _value(input_name, node.meta["val"])
+                self._values[node] = self._named(input_name, node.meta["val"])
             elif node not in live or node.op == "output":
                 continue
             elif node.op == "get_attr":
@@ -211,10 +206,15 @@ class _Lowering:
         self._bind_sizes(result, out)
         if isinstance(result, (tuple, list)):
             return tuple(
-                None if name is None or name == "" else _value(name, part)
+                None if name is None or name == "" else self._named(name, part)
                 for name, part in zip(result, out, strict=False)
             )
-        return _value(result, out)
+        return self._named(result, out)
+
+    def _named(self, name: str, fake: Any) -> Value:
+        value = _value(name, fake)
+        self._graph.shapes.setdefault(name, value.shape)
+        return value
 
     def _evaluated(self, node: fx.Node) -> Any:
         """What torch computes of constants alone; None where an input or a free size comes in."""

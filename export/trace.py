@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.axes import Axes, Shape
+from export.counts import Counts
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
@@ -151,7 +152,7 @@ def _code_of(function: Any) -> CodeType:
     return code
 
 
-class _Sizes(ShapeEnv):
+class _Sizes(Counts):
     """Sizes that know which line of the user's code assumed something of them."""
 
     def __init__(self, origins: Origins) -> None:
@@ -212,7 +213,7 @@ def _without_shared_writes(graph: fx.GraphModule, fakes: Mapping[str, Tensor]) -
     for name in written_inputs(plain.graph, list(fakes)):
         if name.startswith("state."):
             raise ExportError(
-                "the model writes into its own parameters, which only the optimizer may change",
+                "the model writes into its own parameters, which only a step may change",
                 operator=str(first.target),
                 module=of(first).module,
                 line=of(first).line,

@@ -29,9 +29,12 @@ from export.rewrites import (
     lengths,
     losses,
     normalisation,
+    plain_ways,
     pooling,
+    products,
     quantisation,
     recurrent,
+    sampling,
     sparse,
     tables,
     upsampling,
@@ -55,8 +58,11 @@ _EQUALS: Equals = {
     **distances.EQUALS,
     **experts.EQUALS,
     **fourier.EQUALS,
+    **plain_ways.EQUALS,
     **pooling.EQUALS,
+    **products.EQUALS,
     **quantisation.EQUALS,
+    **sampling.EQUALS,
     **sparse.EQUALS,
     **tables.EQUALS,
 }
@@ -67,8 +73,8 @@ _REPLACED_BESIDE: Sequence[Replacement] = (
     *checkpointing.REPLACED,
     *checks.REPLACED,
 )
-# torch's own exist in float32 only.
-_EQUALS_BESIDE: Equals = {**experts.EQUALS, **quantisation.EQUALS}
+# torch's own of experts and quantisation exist in float32 only.
+_EQUALS_BESIDE: Equals = {**experts.EQUALS, **plain_ways.EQUALS, **quantisation.EQUALS}
 
 
 class _Replaced(TorchFunctionMode):

@@ -119,6 +119,14 @@ SHAPES = {
     "one tap, few positions": Layer(2, 20, 6, 1, (1, 1), (1, 1), (0, 0), (1, 1), (4, 4)),
     "one tap, many positions": Layer(2, 20, 6, 1, (1, 1), (1, 1), (0, 0), (1, 1), (20, 20)),
     "one tap, strided": Layer(2, 20, 6, 1, (1, 1), (2, 2), (0, 0), (1, 1), (9, 8)),
+    "groups, few positions": Layer(3, 12, 8, 4, (3, 3), (1, 1), (1, 1), (1, 1), (2, 2)),
+    "groups, few positions, strided": Layer(2, 6, 9, 3, (3, 2), (2, 1), (1, 0), (1, 1), (3, 3)),
+    "groups, more positions": Layer(3, 6, 4, 2, (3, 3), (1, 1), (1, 1), (1, 1), (4, 4)),
+    "groups, one tap": Layer(2, 6, 4, 2, (1, 1), (1, 1), (0, 0), (1, 1), (2, 2)),
+    "groups, sequence": Layer(2, 6, 4, 2, (3,), (2,), (1,), (2,), (8,)),
+    "many weights, 3 x 3": Layer(2, 96, 80, 1, (3, 3), (1, 1), (1, 1), (1, 1), (3, 3)),
+    "many weights, 4 x 4": Layer(2, 96, 80, 1, (3, 3), (2, 2), (1, 1), (1, 1), (8, 7)),
+    "many weights, dilated": Layer(2, 160, 150, 1, (3,), (2,), (2,), (2,), (9,)),
     "many channels": Layer(2, 18, 5, 1, (3, 2), (1, 2), (1, 0), (1, 2), (12, 11)),
 }
 

@@ -194,7 +194,10 @@ def test_a_buffer_that_changes_its_shape_is_refused(tmp_path: Path) -> None:
     ("given", "instead"),
     [
         (torch.optim.Adam, "export.Adam(lr=0.001)"),
-        (torch.optim.NAdam([nn.Parameter(torch.zeros(2))]), "export.AdamW(lr=...), export.Sgd"),
+        (
+            torch.optim.SparseAdam([nn.Parameter(torch.zeros(2))]),
+            "export.AdamW(lr=...), export.Sgd",
+        ),
         ("adam", "export.AdamW(lr=...)"),
         (export.Adam, "Adam(lr=...)"),
     ],

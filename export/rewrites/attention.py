@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
+
+from export.rewrites import Replacement
 
 Shape = list[int]
 
@@ -129,3 +132,25 @@ def attention(
     )
     result = result.reshape(*lead, *result.shape[1:])
     return result if blind is None else result.masked_fill(blind, 0.0)
+
+
+# The joint projection of self-attention as one product and a split.
+#
+# torch folds query, key and value into a stacked axis; the gradient of taking that apart is
+# three padded tensors and two sums. A split's gradient is one concatenation.
+
+_torchs_own: Callable[..., list[Tensor]] = vars(functional)["_in_projection_packed"]
+
+
+def in_projection_packed(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None
+) -> list[Tensor]:
+    """``torch.nn.functional._in_projection_packed``: w [3 * e, e], b [3 * e] or None."""
+    if q is k and k is v:
+        # Of a transposed tensor torch would add the bias apart from the product.
+        parts = functional.linear(q.contiguous(), w, b).split(q.shape[-1], dim=-1)
+        return [part.contiguous() for part in parts]
+    return _torchs_own(q, k, v, w, b)
+
+
+REPLACED: list[Replacement] = [(functional, "_in_projection_packed", in_projection_packed)]

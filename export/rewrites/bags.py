@@ -1,0 +1,78 @@
+"""Bags of embeddings as a lookup and a sum."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from export.errors import ExportError
+from export.rewrites import Replacement
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """``torch.nn.functional.embedding_bag``.
+
+    input int64 [bags, n], or [total] with ``offsets`` [bags]; result float32 [bags, dim].
+    """
+    if mode == "max" and offsets is not None:
+        raise ExportError(
+            "embedding bags in mode 'max' by offsets",
+            operator="embedding_bag",
+            instead="bags of one length [bags, n], with padding_idx in the places left over",
+        )
+    if max_norm is not None or scale_grad_by_freq:
+        raise ExportError(
+            "max_norm and scale_grad_by_freq change the table outside the optimizer",
+            operator="embedding_bag",
+            instead="a penalty in the loss",
+        )
+    rows = functional.embedding(input, weight)
+    counted = torch.ones_like(input).to(weight.dtype)
+    if padding_idx is not None:
+        counted = (input != padding_idx % weight.shape[0]).to(weight.dtype)
+        if mode == "max":
+            return _largest(rows, counted.unsqueeze(-1) > 0)
+        rows = rows * counted.unsqueeze(-1)
+    if mode == "max":
+        return _largest(rows, torch.ones_like(rows, dtype=torch.bool))
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if offsets is None:
+        total, count = rows.sum(1), counted.sum(1)
+    else:
+        # A lookup that refuses the offsets that torch refuses: those beyond the input.
+        ends = torch.zeros(input.shape[0] + 1, dtype=offsets.dtype)
+        offsets = offsets + ends.index_select(0, offsets)
+        starts = offsets[:-1] if include_last_offset else offsets
+        position = torch.arange(input.shape[0])
+        bag = (position.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
+        empty = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype)
+        total = empty.index_add(0, bag, rows)
+        count = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bag, counted)
+    if mode == "sum":
+        return total
+    return total / count.clamp(min=1).unsqueeze(-1)
+
+
+def _largest(rows: Tensor, counted: Tensor) -> Tensor:
+    """The largest counted element of each bag, by the first of equal ones; 0 in an empty bag."""
+    counted = counted.expand(rows.shape)
+    place = rows.masked_fill(~counted, float("-inf")).argmax(1, keepdim=True)
+    found = rows.gather(1, place).squeeze(1)
+    return found * counted.any(1)
+
+
+REPLACED: list[Replacement] = [(functional, "embedding_bag", embedding_bag)]

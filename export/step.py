@@ -5,10 +5,10 @@ The same functions run eagerly (in float32 or float64, as the reference) and und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -330,8 +330,10 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     """A step on the example batch with these parameters.
 
     Where the loss cannot be run as it is, all are used and nothing is unchanged: recording says
-    then what is wrong with it. Raises ExportError where the loss draws numbers beside torch.
+    then what is wrong with it. Raises ExportError where the loss draws numbers beside torch, or
+    goes by what it keeps outside parameters and buffers.
     """
+    attributes = [(place, dict(vars(module))) for place, module in problem.model.named_modules()]
     held = _copies(problem.model)
     leaves = {name: held[name].requires_grad_() for name in trained}
     before = drawn_so_far()
@@ -342,12 +344,46 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
         return Trial(frozenset(trained), frozenset(trained))
     if drawn_so_far() != before:
         refuse_draws(lambda: _losses_on_example(problem, _copies(problem.model), rewrites)[0])
+    elif not _repeats(problem, losses, rewrites):
+        _refuse_memory(problem.model, attributes)
     if getattr(problem.gradient, "all_parameters", False):
         used = set(leaves)
     used = {name for name in used if left.get(name, held[name]) is held[name]}
     unchanged = {name for name, tensor in held.items() if not _changed(tensor, left.get(name))}
     # With none used at all, recording says so.
     return Trial(frozenset(used or leaves), frozenset(unchanged))
+
+
+def _repeats(problem: Problem, losses: Losses, rewrites: Rewrites) -> bool:
+    """Whether a second call gives these losses, but for the order of sums of several threads."""
+    torchs = torch.get_rng_state()
+    try:
+        again, _ = _losses_on_example(problem, _copies(problem.model), rewrites)
+    except Exception:  # recording says what is wrong with it
+        return True
+    drawn = not torch.equal(torchs, torch.get_rng_state())
+    return drawn or all(
+        torch.allclose(loss, again[name], rtol=2e-6, atol=0, equal_nan=True)
+        for name, loss in losses.items()
+    )
+
+
+def _refuse_memory(model: nn.Module, before: Sequence[tuple[str, Mapping[str, Any]]]) -> NoReturn:
+    """Raise ExportError for a loss that is another one when it is called again on the same."""
+    modules = dict(model.named_modules())
+    changed = [
+        f"{place}.{key}" if place else key
+        for place, attributes in before
+        for key, value in vars(modules[place]).items()
+        if isinstance(value, (int, float, Tensor)) and value is not attributes.get(key)
+    ]
+    named = f" ({', '.join(changed[:3])} changed)" if changed else ""
+    raise ExportError(
+        "a second call on the same parameters, buffers and batch gives another loss: it goes by "
+        f"something else that it changes{named}, which the exported step would hold at its first "
+        "value for ever",
+        instead="register_buffer for what a step moves: self.count.add_(1), self.mean.mul_(0.9)",
+    )
 
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:

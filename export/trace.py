@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.axes import Axes, Shape
-from export.counts import Counts
+from export.counts import CountedSizes
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
@@ -154,7 +154,7 @@ def _code_of(function: Any) -> CodeType:
     return code
 
 
-class _Sizes(Counts):
+class _Sizes(CountedSizes):
     """Sizes that know which line of the user's code assumed something of them."""
 
     def __init__(self, origins: Origins) -> None:

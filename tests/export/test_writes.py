@@ -193,3 +193,29 @@ def test_a_models_own_question_about_a_count_is_refused(tmp_path: Path) -> None:
             nn.Linear(4, 3), loss, ROWS, optimizer=export.Sgd(lr=0.1), dynamic={},
             directory=tmp_path / "a",
         )  # fmt: skip
+
+
+class Annealed(nn.Module):
+    """Weighs its penalty by a count of its calls, or by a running mean, outside its buffers."""
+
+    def __init__(self, by_mean: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.by_mean, self.calls, self.mean = by_mean, 0, torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean()
+        return y.pow(2).mean() * (self.mean if self.by_mean else self.calls / 1000)
+
+
+@pytest.mark.parametrize("by_mean", [False, True])
+def test_what_a_model_keeps_outside_its_buffers_is_refused(by_mean: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(Annealed(by_mean))
+    with pytest.raises(export.ExportError, match=r"0.calls, 0.mean changed.*register_buffer"):
+        export.train_step(
+            model, lambda model, batch: model(batch["x"]), ROWS, optimizer=export.Sgd(lr=0.1),
+            dynamic={}, directory=tmp_path / "a",
+        )  # fmt: skip
+    assert model[0].calls == 0

@@ -87,6 +87,10 @@ wheels-check: $(STAMP) ## every device dependency has a binary wheel on every de
 bench-device: $(STAMP) ## train steps, memory and install size against torch
 	$(RUN) -m benchmarks.device $(ARGS)
 
+.PHONY: bench-memory
+bench-memory: $(STAMP) ## models of large state: peak memory and step time in place, in two banks, with torch
+	$(RUN) -m benchmarks.device.large_state $(ARGS)
+
 .PHONY: export-survey
 export-survey: $(STAMP) ## models written by others: exported, verified, trained beside torch
 	$(RUN) -m benchmarks.export_survey $(ARGS)

@@ -36,6 +36,7 @@ from device_sdk.runtime.session import SessionSettings, make_session, open_sessi
 from device_sdk.runtime.state import (
     Members,
     StateBanks,
+    WriteGate,
     check_tensor,
     device_memory,
     initial_state,
@@ -115,8 +116,6 @@ class Trainer:
             unused=manifest.ignored,
             least=manifest.least_sizes,
         )
-        self._last: Mapping[str, Array] = {}
-        self._step = 0
         self._state_axes: Final = {
             axis for tensor in manifest.state for axis in axes_of(tensor.shape)
         }
@@ -149,7 +148,10 @@ class Trainer:
         `hyper` replaces defaults (see `hyper`) for this step only: `hyper={"lr": 0.01}`.
 
         Raises BatchError for a wrong batch, NonFiniteStep where loss or new state is not finite,
-        GraphRunError where onnxruntime fails. After any of them everything is as before the step.
+        GraphRunError where onnxruntime fails. After any of them everything is as before the step,
+        and after a signal as before or after it. One exception: where onnxruntime fails, out of
+        memory, while a large artifact's step writes in place, GraphRunError says so, and the
+        trainer raises StateError until its whole state is set, restored or reset.
         """
         arrays = self._checker.arrays(batch)
         if "train" in self._unproven:
@@ -158,22 +160,19 @@ class Trainer:
 
     def _advance(self, arrays: list[Array], hyper: Mapping[str, float] | None) -> float:
         memory = self._memories.get(tuple([array.shape for array in arrays]), self._axes)
-        self._scalars.set(hyper, self._seed, self._step)
-        bank = self._banks.current
+        self._scalars.set(hyper, self._seed, self.step_count)
         if self._runner is None:
             self._runner = self._reopened()
         loss, guard = self._runner.run(memory, arrays)
         if not (math.isfinite(loss) and math.isfinite(guard)):
             raise NonFiniteStep(loss, guard)
-        self._banks.swap()
-        self._step += 1
-        self._last = memory.outputs[bank]
+        self._banks.commit()
         return loss
 
     @property
     def outputs(self) -> dict[str, Array]:
         """Copies of the last finished step's extra outputs; empty before the first step."""
-        return {name: array.copy() for name, array in self._last.items()}
+        return {name: array.copy() for name, array in self._banks.head.outputs.items()}
 
     def predict(self, batch: Mapping[str, Array], *, averaged: bool = False) -> dict[str, Array]:
         """The outputs of the artifact's inference graph in evaluation mode.
@@ -313,7 +312,7 @@ class Trainer:
         if initial is None:
             initial = initial_state(self._manifest, load_initial(self._directory, self._manifest))
         self._replace(initial, self._example_axes())
-        self._last = {}
+        self._banks.take_up(replace(self._banks.head, outputs={}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write state, step count and seed to one file; a crash leaves the old file whole."""
@@ -351,7 +350,7 @@ class Trainer:
     @property
     def step_count(self) -> int:
         """Finished steps since the initial state."""
-        return self._step
+        return self._banks.head.steps
 
     @property
     def hyper(self) -> dict[str, float]:
@@ -399,11 +398,14 @@ class Trainer:
         """Take up a session of the train graph, which holds the frozen part of the state."""
         self._settings = settings
         places = {} if settings.host_only else device_memory(session)
+        in_place = [each.name for each in self._manifest.state if each.in_place]
         self._banks = StateBanks(
             self._manifest.state,
             self._shapes(self._axes),
             {port.of: places[port.name] for port in self._train.inputs if port.name in places},
             self._manifest.kept,
+            in_place if settings.host_only else (),
+            WriteGate(self._train) if self._train.is_gated else None,
         )
         self._memories = BatchMemories(self._train, self._checker)
         self._scalars = StepScalars(self._train)
@@ -426,7 +428,7 @@ class Trainer:
 
         Raises what a step on the CPU does: then nothing is known yet.
         """
-        state, last = self.state, self._last
+        state, last = self.state, self._banks.head.outputs
         start = {name: array for name, array in state.items() if name not in self._frozen}
         provider, on_cpu = self._settings.provider, replace(self._settings, provider=CPU)
         session = make_session(self._with_frozen("train", graph, state), self._train.file, on_cpu)
@@ -462,7 +464,7 @@ class Trainer:
         else:
             _LOG.info("%s runs on %s", self._train.file, self._report)
             self._replace(start, self._axes)
-        self._last = last
+        self._banks.take_up(replace(self._banks.head, outputs=last))
 
     def _prove_predictor(
         self,
@@ -561,6 +563,8 @@ class Trainer:
 
     def _replace(self, values: Mapping[str, Array], axes: Mapping[str, int]) -> None:
         """Write whole, checked state tensors; zero the optimizer state whose shape changes."""
+        self._banks.require_whole(values)
+        head = self._banks.head
         zeros: dict[str, Array] = {}
         changed = {axis for axis, size in axes.items() if size != self._axes[axis]}
         for axis in sorted(changed):
@@ -591,7 +595,8 @@ class Trainer:
         if self._runner is not None:
             self._runner.bind_state(resized)
         if "step" in values:
-            self._step = int(values["step"].item())
+            head = replace(head, steps=int(values["step"].item()))
+        self._banks.take_up(head)
 
 
 def _same(one: Array, other: Array) -> bool:

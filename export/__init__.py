@@ -83,6 +83,7 @@ __all__ = [
 ]
 
 # Loaded on first use: the light install has this package and its command too, without torch.
+# What is not named here is one of `export.optimizers`.
 _HOMES = {
     "losses": "losses",
     "schedules": "optimizers.schedules",
@@ -93,39 +94,13 @@ _HOMES = {
     "GradientRule": "gradient_rules:GradientRule",
     "StepDirection": "gradient_rules:StepDirection",
     "WeightPenalty": "gradient_rules:WeightPenalty",
-    "Accumulated": "optimizers:Accumulated",
-    "Adadelta": "optimizers:Adadelta",
-    "Adafactor": "optimizers:Adafactor",
-    "Adagrad": "optimizers:Adagrad",
-    "Adam": "optimizers:Adam",
-    "Adamax": "optimizers:Adamax",
-    "AdamW": "optimizers:AdamW",
-    "ASGD": "optimizers:ASGD",
-    "Averaged": "optimizers:Averaged",
-    "Clipped": "optimizers:Clipped",
-    "Group": "optimizers:Group",
-    "Groups": "optimizers:Groups",
-    "Lamb": "optimizers:Lamb",
-    "Lion": "optimizers:Lion",
-    "Muon": "optimizers:Muon",
-    "NAdam": "optimizers:NAdam",
-    "Optimizer": "optimizers:Optimizer",
-    "OptimizerUpdate": "optimizers:OptimizerUpdate",
-    "RAdam": "optimizers:RAdam",
-    "RMSprop": "optimizers:RMSprop",
-    "Rprop": "optimizers:Rprop",
-    "Scheduled": "optimizers:Scheduled",
-    "Segmented": "optimizers:Segmented",
-    "Sgd": "optimizers:Sgd",
-    "SgdW": "optimizers:SgdW",
-    "StateSpec": "optimizers:StateSpec",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'export' has no attribute {name!r}")
-    home, _, attribute = _HOMES[name].partition(":")
+    home, _, attribute = _HOMES.get(name, f"optimizers:{name}").partition(":")
     try:
         module = importlib.import_module(f"export.{home}")
     except ModuleNotFoundError as error:

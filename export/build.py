@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from device_sdk.artifact import Manifest
-from export.axes import Axes, parse_axes
+from export.axes import Axes, Shape, parse_axes
 from export.convert import to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
+from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
 from export.layout import LayoutSlot, lay_out, lay_out_buffers
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Optimizer
@@ -75,6 +77,8 @@ class Graphs:
     infer: onnx.ModelProto
     gradients: onnx.ModelProto
     evaluate: onnx.ModelProto | None = None
+    in_place: tuple[str, ...] = ()
+    """The state tensors that the train graph may write where they lie."""
     squeezed: Sequence[Mapping[str, int]] = ()
     """Sizes of axes at which the step keeps an axis that a ``squeeze()`` drops in torch."""
     least: Mapping[str, int] = field(default_factory=dict)
@@ -159,6 +163,7 @@ def export_train_step(
             {"train": graphs.train, **graphs.in_evaluation_mode},
             Path(directory),
             graphs.least,
+            graphs.in_place,
         )
     return Exported(Path(directory), manifest, report)
 
@@ -327,11 +332,17 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     verified = ("gradient.", "written.")
     kept = [name for name in step.outputs if not name.startswith(verified)]
     gradients = [name for name in step.outputs if name.startswith(verified)]
+    large = _large_state(problem)
+    parameters = [f"gradient.{each.name}" for each in large if each.kind == "parameter"]
+    train = gated(
+        to_onnx(step, [*kept, *parameters], name=problem.name), large, problem.optimizer.hyper()
+    )
     graphs = Graphs(
-        train=to_onnx(step, kept, name=problem.name),
+        train=train.model,
         infer=to_onnx(guess, guess.outputs, name=problem.name),
         gradients=to_onnx(step, gradients, name=problem.name),
         evaluate=None if judged is None else to_onnx(judged, judged.outputs, name=problem.name),
+        in_place=train.in_place,
         squeezed=step.squeezed(),
         least=_least([step, guess, *([judged] if judged else [])]),
     )
@@ -349,6 +360,28 @@ def lower(problem: Problem, say: Progress) -> Graphs:
                 instead="float32 or int64 at that place (x.float(), x.long())",
             ) from error
     return graphs
+
+
+def _large_state(problem: Problem) -> list[Large]:
+    """Parameters that lie alone and their optimizer state, where second banks of them count."""
+    slots = problem.parameter_slots
+    alone = {slot.name: slot.shape for slot in slots if not slot.packed}
+    tensors = [
+        *((slot.name, "parameter", slot.shape, slot.name) for slot in slots),
+        *((each.name, each.kind, each.shape, each.like) for each in optimizer_tensors(problem)),
+    ]
+    if sum(_bytes(problem, shape) for _, _, shape, _ in tensors) < LEAST_STATE_BYTES:
+        return []
+    return [
+        Large(name, kind)
+        for name, kind, shape, like in tensors
+        if like in alone and shape == alone[like] and _bytes(problem, shape) >= LEAST_TENSOR_BYTES
+    ]
+
+
+def _bytes(problem: Problem, shape: Shape) -> int:
+    """Of four bytes an element, at the example's sizes."""
+    return 4 * math.prod(problem.axes.concrete(shape, problem.axes.example))
 
 
 def _least(traces: Iterable[Trace]) -> dict[str, int]:

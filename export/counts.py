@@ -16,7 +16,7 @@ _ASKED_THROUGH = (f"{_TORCH}/fx/experimental", f"{_TORCH}/__init__.py")
 _PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
 
 
-class Counts(ShapeEnv):
+class CountedSizes(ShapeEnv):
     """Answers torch's own questions about a count, as those about a named axis: of any length.
 
     A reduction asks whether it is empty, a product whether an axis is 1. A question of the model's

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import sympy
@@ -21,10 +22,11 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    uninteresting_files,
 )
 
 from export.axes import Axes, Shape
-from export.counts import Counts
+from export.counts import CountedSizes
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
@@ -152,7 +154,7 @@ def _code_of(function: Any) -> CodeType:
     return code
 
 
-class _Sizes(Counts):
+class _Sizes(CountedSizes):
     """Sizes that know which line of the user's code assumed something of them."""
 
     def __init__(self, origins: Origins) -> None:
@@ -161,8 +163,18 @@ class _Sizes(Counts):
         self.fixed_at: dict[sympy.Symbol, str] = {}
 
     def _get_sloc(self, framework_loc: str | None = None) -> Any:
-        place = super()._get_sloc(framework_loc)
-        return replace(place, maybe_user_loc=self._origins.here().line or None)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and (
+            frame.f_code.co_filename in uninteresting_files()
+            or Path(frame.f_code.co_filename).parent == Path(__file__).parent
+        ):
+            frame = frame.f_back
+        place: Any = framework_loc
+        if place is None and frame is not None:
+            code = frame.f_code
+            place = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name)
+        line = self._origins.here().line or None
+        return replace(super()._get_sloc(""), framework_loc=place, maybe_user_loc=line)
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         self.fixed_at.setdefault(a, self._origins.here().line)

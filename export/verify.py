@@ -26,6 +26,7 @@ from device_sdk.artifact.load import CheckedGraph
 from device_sdk.artifact.onnx_reader import read_onnx
 from export.arguments import changed
 from export.errors import ExportError
+from export.in_place import BOUNDS
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.protocol import turns
@@ -573,7 +574,13 @@ def open_session(
 
 
 def _run(session: ort.InferenceSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    needed = {port.name: inputs[port.name] for port in session.get_inputs()}
+    needed = {
+        # Of a state that comes from nowhere nothing is known.
+        port.name: np.full(port.shape, np.inf, np.float32)
+        if port.name == BOUNDS
+        else inputs[port.name]
+        for port in session.get_inputs()
+    }
     names = [port.name for port in session.get_outputs()]
     try:
         return dict(zip(names, session.run(names, needed), strict=True))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -27,11 +28,12 @@ from device_sdk.artifact import (
     safetensors,
 )
 from export.errors import ExportError
+from export.in_place import NEW_BOUNDS
 from export.layout import LayoutSlot
 from export.lowering.graph import OPSET
 from export.step import Problem, optimizer_tensors
 
-_ROLES = {"state": "state", "new": "state", "batch": "batch", "hyper": "hyper", "output": "output"}
+_ROLES = {"new": "state", NEW_BOUNDS: "bounds"}
 
 
 GRAPHS = ("train", "infer", "evaluate")
@@ -42,10 +44,12 @@ def write_artifact(
     graphs: Mapping[str, onnx.ModelProto],
     directory: Path,
     least: Mapping[str, int],
+    in_place: Collection[str] = (),
 ) -> Manifest:
     """Write the folder whole or not at all, and load it once as a device would.
 
     ``graphs``: some of ``GRAPHS``, "train" among them. ``least``: axes' least sizes above 1.
+    ``in_place``: the state tensors that "train" may write where they lie.
     An artifact that is already there is replaced; a folder with other files is refused.
     """
     initial = {
@@ -64,7 +68,7 @@ def write_artifact(
         name=problem.name,
         opset=OPSET,
         axes={name: Axis(size, least.get(name, 1)) for name, size in problem.axes.example.items()},
-        state=_state(problem),
+        state=tuple(replace(each, in_place=each.name in in_place) for each in _state(problem)),
         optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
         graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},
         files={name: FileEntry.of(data) for name, data in files.items()},

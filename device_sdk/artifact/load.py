@@ -66,6 +66,7 @@ def check_agreement(manifest: Manifest, graph: GraphFile, model: OnnxModel) -> N
     _check_operators(manifest, graph, model)
     _check_ports(graph, graph.inputs, model.inputs, "input")
     _check_ports(graph, graph.outputs, model.outputs, "output")
+    _check_gate(manifest, graph, model)
     defaults = model.initializers & {value.name for value in model.inputs}
     if defaults:
         raise ArtifactError(f"{graph.file}: input {min(defaults)!r} has a default inside the graph")
@@ -97,6 +98,23 @@ def _check_operators(manifest: Manifest, graph: GraphFile, model: OnnxModel) -> 
         raise ArtifactError(
             f"{graph.file}: holds ScatterND with a reduction, which races under several threads, "
             "but the manifest does not say sequential"
+        )
+
+
+def _check_gate(manifest: Manifest, graph: GraphFile, model: OnnxModel) -> None:
+    """State in place is written by one `If`, whose condition the graph tells as begun.
+
+    What comes before what inside is not looked at: a graph that reads what it has overwritten
+    computes other numbers, like any wrong graph, in the memory that is its own.
+    """
+    in_place = {each.name for each in manifest.state if each.in_place}
+    written = {port.name for port in graph.new_state if port.of in in_place}
+    if not written:
+        return
+    begun = tuple(port.name for port in graph.select("begun"))
+    if not any(each.inputs == begun and written <= set(each.outputs) for each in model.if_nodes):
+        raise ArtifactError(
+            f"{graph.file}: state in place is not written by one If behind {begun[0]!r}"
         )
 
 

@@ -189,6 +189,12 @@ class Manifest:
         odd = [tensor.name for tensor in self.state if tensor.frozen and tensor.name in new]
         if odd:
             raise ArtifactError(f"{train.file}: changes the frozen state {odd[0]!r}")
+        odd = [tensor.name for tensor in self.state if tensor.in_place]
+        if odd and not train.is_gated:
+            raise ArtifactError(
+                f"{train.file}: has no outputs begun and done, which the state in place {odd[0]!r} "
+                "needs"
+            )
         for side, found in (("input", {p.of for p in train.select("state")}), ("output", new)):
             missing = changed - found
             if missing:

@@ -60,7 +60,8 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
     from device_sdk.artifact.manifest import FORMAT
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
-    newest = manifest.kept or manifest.ignored or manifest.least_sizes
+    gated = manifest.graphs["train"].is_gated
+    newest = manifest.kept or manifest.ignored or manifest.least_sizes or gated
     version = 3 if newest else 2 if metrics else 1
     return {
         **({"metrics": metrics} if version > 1 else {}),
@@ -117,6 +118,8 @@ def _state_to_object(tensor: StateTensor) -> dict[str, object]:
         found["like"] = tensor.like
     if tensor.frozen:
         found["frozen"] = True
+    if tensor.in_place:
+        found["in_place"] = True
     return found
 
 
@@ -219,9 +222,7 @@ def _state(value: object) -> StateTensor:
     like = fields.optional("like")
     if like is not None and not isinstance(like, str):
         raise ArtifactError(f"{fields.where}: like is the name of a state tensor")
-    frozen = fields.optional("frozen")
-    if frozen not in (None, True):
-        raise ArtifactError(f"{fields.where}: frozen is true, or left out")
+    frozen, in_place = (_flag(fields, key) for key in ("frozen", "in_place"))
     tensor = StateTensor(
         name=fields.text("name"),
         kind=fields.text("kind"),
@@ -229,10 +230,18 @@ def _state(value: object) -> StateTensor:
         shape=_shape(fields),
         members=tuple(_member(entry) for entry in members or ()),
         like=like,
-        frozen=frozen is not None,
+        frozen=frozen,
+        in_place=in_place,
     )
     fields.end()
     return tensor
+
+
+def _flag(fields: JsonFields, key: str) -> bool:
+    value = fields.optional(key)
+    if value not in (None, True):
+        raise ArtifactError(f"{fields.where}: {key} is true, or left out")
+    return value is not None
 
 
 def _member(value: object) -> Member:

@@ -139,6 +139,14 @@ class ManyOutputs:
     outputs: int
 
 
+@dataclass(frozen=True, slots=True)
+class IfNode:
+    """An ``If`` of the main graph: its inputs (the condition) and outputs."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 @dataclass
 class OnnxModel:
     """The parts of an ONNX file that a loader checks.
@@ -158,6 +166,7 @@ class OnnxModel:
     racing_scatters: int = 0
     many_outputs: list[ManyOutputs] = field(default_factory=list)
     ends_in_absent_inputs: bool = False
+    if_nodes: list[IfNode] = field(default_factory=list)
 
 
 def read_onnx(data: bytes) -> OnnxModel:
@@ -237,14 +246,17 @@ class _ProtoReader:
 
     def node(self, data: memoryview, depth: int) -> None:
         once, operator, domain, reduction = Once("a node"), "", "", "none"
-        label, outputs, absent = "", 0, False
+        label, absent = "", False
+        inputs: list[memoryview] = []
+        outputs: list[memoryview] = []
         for number, wire, value in fields(data, self.budget):
             if number in (3, 4, 7):
                 once(number)
             if number == 1:
-                absent = not message(wire, value, "node's input")
+                inputs.append(message(wire, value, "node's input"))
+                absent = not inputs[-1]
             elif number == 2:
-                outputs += bool(message(wire, value, "node's output"))
+                outputs.append(message(wire, value, "node's output"))
             elif number == 3:
                 label = text(wire, value, "node's name")
             elif number == 4:
@@ -259,8 +271,12 @@ class _ProtoReader:
         self.found.operators[key] = self.found.operators.get(key, 0) + 1
         if operator == "ScatterND" and reduction != "none":
             self.found.racing_scatters += 1
-        if outputs > 1:
-            self.found.many_outputs.append(ManyOutputs(operator, label, outputs))
+        given = sum(map(bool, outputs))
+        if given > 1:
+            self.found.many_outputs.append(ManyOutputs(operator, label, given))
+        if operator == "If" and depth == 0:
+            names = [[text(BYTES, n, "value's name") for n in side] for side in (inputs, outputs)]
+            self.found.if_nodes.append(IfNode(*map(tuple, names)))
         self.found.ends_in_absent_inputs |= absent
 
     def attribute(self, data: memoryview, depth: int) -> tuple[str, str]:

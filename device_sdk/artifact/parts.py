@@ -53,7 +53,9 @@ class StateTensor:
     state starts at zero; `like` names the state tensor whose shape it follows, after any leading
     fixed axes (a history of gradients, say), and None means a fixed shape of its own. `frozen`
     buffers hold parameters that are not trained: no step changes them, and others seldom do, so
-    that a device may make them constants of its sessions.
+    that a device may make them constants of its sessions. `in_place`: the train graph reads the
+    old value only before it writes the new one, and writes only where the step is whole, so that
+    both may be the same memory.
     """
 
     name: str
@@ -63,6 +65,7 @@ class StateTensor:
     members: tuple[Member, ...] = ()
     like: str | None = None
     frozen: bool = False
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         checked_name(self.name, "state tensor")
@@ -81,6 +84,10 @@ class StateTensor:
             raise ArtifactError(f"{where}: only parameters and buffers have members")
         if not isinstance(self.frozen, bool) or (self.frozen and self.kind != "buffer"):
             raise ArtifactError(f"{where}: frozen is true of buffers only")
+        if not isinstance(self.in_place, bool) or (
+            self.in_place and self.kind not in ("parameter", "optimizer")
+        ):
+            raise ArtifactError(f"{where}: in_place is true of parameters and optimizer state only")
         if self.kind == "counter" and (self.shape, self.dtype, self.like) != ((), "int64", None):
             raise ArtifactError(f"{where}: a counter is an int64 scalar")
 
@@ -108,10 +115,14 @@ class StateTensor:
 
 # The signature of one ONNX graph of an artifact: what each input and output is for.
 
-INPUT_ROLES = ("state", "batch", "hyper", "seed")
-OUTPUT_ROLES = ("loss", "guard", "state", "output")
+INPUT_ROLES = ("state", "bounds", "batch", "hyper", "seed")
+OUTPUT_ROLES = ("loss", "guard", "begun", "done", "bounds", "state", "output")
 # Roles whose tensor is always the same scalar type.
-_SCALARS = {"loss": "float32", "guard": "float32", "hyper": "float32", "seed": "int64"}
+_SCALARS = {
+    **dict.fromkeys(("loss", "guard", "hyper"), "float32"),
+    **dict.fromkeys(("begun", "done"), "bool"),
+    "seed": "int64",
+}
 
 
 @dataclass(frozen=True)
@@ -176,9 +187,29 @@ class GraphFile:
             _refuse_duplicates([port.name for port in ports], f"{self.file}: {side}")
             keys = [f"{port.role} {port.of}" for port in ports]
             _refuse_duplicates(keys, f"{self.file}: {side}")
-        for role in ("loss", "guard", "seed"):
+        for role in _SCALARS.keys() - {"hyper"}:
             if len(self.select(role)) > 1:
                 raise ArtifactError(f"{self.file}: more than one {role}")
+        self._check_gate()
+
+    def _check_gate(self) -> None:
+        told, known = (
+            [p for p in side if p.role == "bounds"] for side in (self.outputs, self.inputs)
+        )
+        parts = [*self.select("begun"), *self.select("done"), *told, *known]
+        if not parts:
+            return
+        if [len(self.select("begun")), len(self.select("done")), len(told), len(known)] != [1] * 4:
+            raise ArtifactError(f"{self.file}: begun, done and bounds in and out come together")
+        (before,), (after,) = known, told
+        same = (before.dtype, before.shape) == (after.dtype, after.shape)
+        if not same or before.dtype != "float32" or len(before.shape) != 1 or axes_of(before.shape):
+            raise ArtifactError(f"{self.file}: bounds are float32 vectors of one fixed length")
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it says when it begins to write state, and when that is done."""
+        return bool(self.select("done"))
 
     def select(self, role: str) -> tuple[Port, ...]:
         """The ports of a role, in order; for "state", the inputs (see `new_state` for outputs)."""

@@ -63,9 +63,7 @@ class Predictor:
         others = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in instead.items()}
         for port in self._state:
             value = others.get(port.of) or (
-                banks.host_value(port.of)
-                if self._host_only
-                else banks.value(banks.current, port.of)
+                banks.host_value(port.of) if self._host_only else banks.current_value(port.of)
             )
             binding.bind_ortvalue_input(port.name, value)
         values = [

@@ -1,19 +1,30 @@
-"""Two banks of state tensors: a step reads one and writes the other. What it keeps is in both."""
+"""Two banks of state tensors: a step reads one and writes the other.
+
+What a step keeps lies in both, and so does what it writes in place: there the graph itself decides
+whether the step is whole, before it writes, and says when it has begun and when it is done.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
 import onnxruntime as ort
 
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.artifact.parts import Member, StateTensor
+from device_sdk.artifact.parts import GraphFile, Member, StateTensor
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES, Shape, axes_of, describe, resolve
 from device_sdk.errors import StateError
+from device_sdk.runtime.session import HostTensor
+
+_TORN = (
+    "a step failed while it wrote new state over the old, so that the state is neither: restore a "
+    "checkpoint, set the whole state, or reset"
+)
 
 
 class Slot(Protocol):
@@ -126,10 +137,41 @@ def _in_main_memory(memory: ort.OrtMemoryInfo) -> bool:
     return elsewhere or memory.name == "Cpu"
 
 
+@dataclass(frozen=True)
+class Head:
+    """What is current: a bank, the number of finished steps, and the last one's outputs.
+
+    One object, so that no signal comes between the parts of a commit.
+    """
+
+    bank: int = 0
+    steps: int = 0
+    outputs: Mapping[str, Array] = field(default_factory=dict)
+
+
+class WriteGate:
+    """What a graph that writes in place says of a run. The arrays are what it is bound to.
+
+    `begun` is written before the first state tensor, `done` after the last. `bounds`, one a bank,
+    is what the graph knows of the state from the step before.
+    """
+
+    def __init__(self, graph: GraphFile) -> None:
+        self.begun, self.done = (HostTensor(graph.select(r)[0], ()) for r in ("begun", "done"))
+        (port,) = graph.select("bounds")
+        self.bounds = tuple(HostTensor(port, resolve(port.shape, {})) for _ in (0, 1))
+
+    def forget(self) -> None:
+        """Nothing is known of the state."""
+        for each in self.bounds:
+            each.array.fill(np.inf)
+
+
 class StateBanks:
-    """All state tensors, twice but for those that a step keeps. `current` holds the state.
+    """All state tensors, twice but for those that a step keeps, and those `in_place`.
 
     `places`: the memory of an accelerator for each state tensor that does not lie in main memory.
+    `gate` is None for graphs without one.
     """
 
     def __init__(
@@ -138,30 +180,104 @@ class StateBanks:
         shapes: Mapping[str, tuple[int, ...]],
         places: Mapping[str, ort.OrtMemoryInfo],
         kept: Collection[str] = (),
+        in_place: Collection[str] = (),
+        gate: WriteGate | None = None,
     ) -> None:
         def slot(tensor: StateTensor) -> Slot:
             return _slot(DTYPES[tensor.dtype], shapes[tensor.name], places.get(tensor.name))
 
-        self.current = 0
         self.shapes = dict(shapes)
+        self.gate = gate
+        self._in_place = frozenset(in_place)
+        single = {*kept, *in_place}
         first = {t.name: slot(t) for t in tensors}
-        second = {t.name: first[t.name] if t.name in kept else slot(t) for t in tensors}
+        second = {t.name: first[t.name] if t.name in single else slot(t) for t in tensors}
         self._banks: tuple[dict[str, Slot], dict[str, Slot]] = (first, second)
+        self._head = Head()
+        # What is current once the step that runs is done.
+        self._next: Head | None = None
+
+    @property
+    def head(self) -> Head:
+        """What is current. A step in place that was done when a signal came is part of it."""
+        if self._next is not None and self._in_place and self._says("done"):
+            self._head = self._next
+            self._next = None
+        return self._head
+
+    @property
+    def current(self) -> int:
+        """The bank that holds the state."""
+        return self.head.bank
+
+    @property
+    def torn(self) -> bool:
+        """Whether a step has failed while it wrote in place."""
+        return bool(self._in_place) and self._says("begun") and not self._says("done")
+
+    def _says(self, what: str) -> bool:
+        return self.gate is not None and bool(getattr(self.gate, what).array)
+
+    def begin(self, outputs: Mapping[str, Array]) -> None:
+        """A step from the current bank into the other is about to run, and fills in `outputs`.
+
+        Raises StateError where the last one has torn the state.
+        """
+        if self.torn:
+            raise StateError(_TORN)
+        head = self.head
+        self._next = None
+        if self.gate is not None:
+            self.gate.begun.array[...] = False
+            self.gate.done.array[...] = False
+        self._next = Head(1 - head.bank, head.steps + 1, outputs)
+
+    def commit(self) -> None:
+        """Make what the step has written the current state."""
+        if self._next is not None and not self._in_place:
+            self._head = self._next
+            self._next = None
+
+    def take_up(self, head: Head) -> None:
+        """Take up other state, all of which was written, or a part that is whole by itself."""
+        self._head = head
+        self._next = None
+        if self.gate is not None:
+            self.gate.begun.array[...] = False
 
     def value(self, bank: int, name: str) -> ort.OrtValue:
         """What to bind for a state tensor in a bank."""
         return self._banks[bank][name].value
+
+    def current_value(self, name: str) -> ort.OrtValue:
+        """The current contents where they lie. Raises StateError where they are torn."""
+        return self._whole(name).value
 
     def host_value(self, name: str) -> ort.OrtValue:
         """The current contents in main memory, for a session that reads no other."""
         return ort.OrtValue.ortvalue_from_numpy(self.read(name))
 
     def read(self, name: str) -> Array:
-        """The current contents, as a view where that is possible."""
-        return self._banks[self.current][name].read()
+        """The current contents, as a view where that is possible.
+
+        Raises StateError where they are torn.
+        """
+        return self._whole(name).read()
+
+    def _whole(self, name: str) -> Slot:
+        if name in self._in_place and self.torn:
+            raise StateError(_TORN)
+        return self._banks[self.current][name]
+
+    def require_whole(self, given: Collection[str]) -> None:
+        """Raises StateError where state is torn that is not given anew."""
+        if self.torn and not self._in_place <= set(given):
+            raise StateError(_TORN)
 
     def write(self, name: str, array: Array) -> bool:
         """Replace a state tensor. True where the shape changes, so that it must be bound again."""
+        if self.gate is not None:
+            self.gate.forget()
         resized = self.shapes[name] != array.shape
         if resized:
             for bank in self._banks:
@@ -169,10 +285,6 @@ class StateBanks:
             self.shapes[name] = array.shape
         self._banks[self.current][name].write(array)
         return resized
-
-    def swap(self) -> None:
-        """Make the bank that a step has written the current one."""
-        self.current = 1 - self.current
 
 
 # Parameters and buffers by torch's names: where they lie inside state tensors.

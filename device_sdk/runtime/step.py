@@ -77,10 +77,10 @@ class StepScalars:
 class StepRunner:
     """The train graph bound twice, once per direction between the two banks of state.
 
-    The same OrtValue is never input and output of a run: onnxruntime would read what it has already
-    overwritten. `scalars` are the hyper-parameters and the seed, whose arrays the caller sets.
-    `host_only` says that no execution provider but the CPU's takes part. `constants` are the names
-    of the inputs that the session holds itself.
+    The same OrtValue is input and output of a run for state in place only: elsewhere onnxruntime
+    would read what it has already overwritten. `scalars` are the hyper-parameters and the seed,
+    whose arrays the caller sets. `host_only` says that no execution provider but the CPU's takes
+    part. `constants` are the names of the inputs that the session holds itself.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class StepRunner:
         loss, guard = graph.select("loss")[0], graph.select("guard")[0]
         self._loss = (HostTensor(loss, ()), HostTensor(loss, ()))
         self._guard = (HostTensor(guard, ()), HostTensor(guard, ()))
+        self._new_bounds = next((p.name for p in graph.outputs if p.role == "bounds"), "")
         self._memory: BatchMemory | None = None
         for bank, binding in enumerate(self._bindings):
             # First, so that they also come first when the outputs are collected.
@@ -114,9 +115,19 @@ class StepRunner:
                 binding.bind_output(port.name, "cpu")
             for tensor in (self._loss[bank], self._guard[bank]):
                 binding.bind_ortvalue_output(tensor.name, tensor.value)
-            for tensor in scalars:
+            gate = banks.gate
+            if gate is not None:
+                for flag in (gate.begun, gate.done):
+                    binding.bind_ortvalue_output(flag.name, flag.value)
+                binding.bind_ortvalue_output(self._new_bounds, gate.bounds[1 - bank].value)
+            for tensor in self._inputs(bank):
                 binding.bind_ortvalue_input(tensor.name, tensor.value)
         self.bind_state(self._old)
+
+    def _inputs(self, bank: int) -> list[HostTensor]:
+        """The inputs that are neither state nor batch."""
+        gate = self._banks.gate
+        return [*self._scalars, *([] if gate is None else [gate.bounds[bank]])]
 
     def bind_state(self, names: Iterable[str]) -> None:
         """Bind state tensors whose memory has changed."""
@@ -131,7 +142,7 @@ class StepRunner:
         """Run a step from the current bank into the other; returns loss and guard.
 
         `arrays` are the batch's, in the graph's order, of the shapes that `memory` is for. Raises
-        GraphRunError when onnxruntime fails.
+        GraphRunError when onnxruntime fails, StateError where it failed before and tore the state.
         """
         for entry, array in zip(memory.inputs, arrays, strict=True):
             entry.take(array)
@@ -147,11 +158,15 @@ class StepRunner:
                     binding.bind_ortvalue_input(entry.name, entry.value)
         for port in self._unsized:
             binding.bind_output(port.name, "cpu")
+        for port in self._unsized:
+            memory.outputs[bank].pop(port.of, None)
+        self._banks.begin(memory.outputs[bank])
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions share no base class
+            after = "and left the state torn" if self._banks.torn else "which was dropped"
             raise GraphRunError(
-                f"onnxruntime failed inside the train step, which was dropped: {error}"
+                f"onnxruntime failed inside the train step, {after}: {error}"
             ) from error
         if not self._host_only:
             binding.synchronize_outputs()
@@ -175,7 +190,7 @@ class StepRunner:
             binding.bind_ortvalue_input(port_name, self._banks.value(bank, name))
         for entry in memory.inputs:
             binding.bind_ortvalue_input(entry.name, entry.value)
-        for tensor in self._scalars:
+        for tensor in self._inputs(bank):
             binding.bind_ortvalue_input(tensor.name, tensor.value)
 
     def _collect_unsized(self, binding: ort.IOBinding, outputs: dict[str, Array]) -> None:

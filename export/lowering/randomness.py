@@ -91,9 +91,11 @@ def keep_mask(
         return g.full(size, True, torch.bool)
     bits = _rounds(g, _unmixed(g, seed, step, call, size))
     # The last xor is with the number's own upper half: among numbers of one upper half it matters
-    # only to those of the bound's, so that a constant does.
-    near = g.op("BitwiseXor", bits, _word(g, below >> draws.LAST_SHIFT))
-    return g.op("Reshape", g.op("Less", near, _word(g, below)), g.shape(size))
+    # only to those of the bound's, so that a constant does; and to none where the bound is a
+    # multiple of what an upper half counts, as that of 1/2 is.
+    if below % 2**draws.LAST_SHIFT:
+        bits = g.op("BitwiseXor", bits, _word(g, below >> draws.LAST_SHIFT))
+    return g.op("Reshape", g.op("Less", bits, _word(g, below)), g.shape(size))
 
 
 @lowers(torch.ops.tessera.uniform.default)

@@ -6,7 +6,10 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
+
+from export.rewrites import Equals
 
 _HALF_ROOT = math.sqrt(0.5)
 _LOG_ROOT_PI = 0.5 * math.log(math.pi)
@@ -62,3 +65,6 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
         raise ValueError(f"approximate is {approximate!r}; expected 'none' or 'tanh'")
     result: Tensor = kind.apply(input)
     return result
+
+
+EQUALS: Equals = {functional.gelu: gelu}

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
+
+from export.rewrites import Replacement
 
 # Stands in for log 0: far below any sum of log probabilities, and no infinity, whose difference
 # from itself is no number.
@@ -155,3 +158,6 @@ def ctc_loss(
     if reduction == "sum":
         return losses.sum()
     return (losses / lengths.clamp(min=1).to(losses.dtype)).mean()
+
+
+REPLACED: list[Replacement] = [(functional, "ctc_loss", ctc_loss)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
+from export.rewrites import Equals
 
 # From this many rows on torch takes distances from one matrix product, which saves the
 # differences [.., n, m, d] at the cost of digits where rows are close to each other.
@@ -86,3 +88,6 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
         )
     first, second = torch.triu_indices(input.shape[0], input.shape[0], 1)
     return cdist(input, input, p, "donot_use_mm_for_euclid_dist")[first, second]
+
+
+EQUALS: Equals = {functional.pdist: pdist, torch.cdist: cdist, torch.pdist: pdist}

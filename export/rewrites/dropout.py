@@ -22,16 +22,19 @@ def replacements(
     """
     torch_attention = functional.scaled_dot_product_attention
 
-    def factor(like: Tensor, p: float, shape: list[int]) -> Tensor:
-        """What to multiply by: 0, or 1 / (1 - p) where kept."""
+    def drawn(like: Tensor, p: float, shape: list[int]) -> tuple[Tensor | None, float]:
+        """1 where an element is kept, else 0 (None: all are), and how often a kept one counts."""
         if not 0 <= p <= 1:
             raise ValueError(f"dropout probability is {p}; expected a number from 0 to 1")
+        if p == 0:
+            return None, 1.0
         if p == 1:
-            return torch.zeros(shape, dtype=like.dtype)
-        return randomness.keep_mask(shape, 1 - p).to(like.dtype) * (1 / (1 - p))
+            return torch.zeros(shape, dtype=like.dtype), 1.0
+        return randomness.keep_mask(shape, 1 - p).to(like.dtype), 1 / (1 - p)
 
     def masked(x: Tensor, p: float, shape: list[int]) -> Tensor:
-        return x if p == 0 else x * factor(x, p, shape)
+        kept, times = drawn(x, p, shape)
+        return x if kept is None else x * (kept * times)
 
     def dropout(
         input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -77,7 +80,7 @@ def replacements(
             is_causal,
             scale,
             enable_gqa,
-            lambda shape, like: factor(like, dropout_p, shape) if dropout_p > 0 else None,
+            lambda shape, like: drawn(like, dropout_p, shape),
         )
 
     return [

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
+from export.rewrites import Replacement
 
 
 def _refuse_deprecated(size_average: bool | None, reduce: bool | None, operator: str) -> None:
@@ -233,3 +234,11 @@ def gaussian_nll_loss(
     if reduction == "none":
         return loss
     return loss.mean() if reduction == "mean" else loss.sum()
+
+
+REPLACED: list[Replacement] = [
+    (functional, "binary_cross_entropy_with_logits", binary_cross_entropy_with_logits),
+    (functional, "cross_entropy", cross_entropy),
+    (functional, "gaussian_nll_loss", gaussian_nll_loss),
+    (functional, "nll_loss", nll_loss),
+]

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
+from export.rewrites import Replacement
 
 # Batch normalisation as plain operators that also give the new running statistics.
 
@@ -209,3 +210,12 @@ def instance_norm(
             instead="track_running_stats=False, torch's default",
         )
     return group_norm(input, input.shape[1], weight, bias, eps)
+
+
+REPLACED: list[Replacement] = [
+    (functional, "batch_norm", batch_norm),
+    (torch.nn.modules.batchnorm._BatchNorm, "forward", batch_norm_layer_forward),
+    (functional, "group_norm", group_norm),
+    (functional, "instance_norm", instance_norm),
+    (functional, "layer_norm", layer_norm),
+]

@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
+from export.rewrites import Replacement
 from export.rewrites.packed import Packing, last_step, pack_padded, pad_packed, turned
 from export.rewrites.recurrent_layer import Weights, gru_layer, lstm_layer, rnn_layer
 from export.rewrites.recurrent_scans import recurrent_layer
@@ -58,7 +59,6 @@ States = tuple[Tensor, ...]
 # One direction of one layer: x [T, F, B], states [H, B] each, weights, backwards -> h [T, H, B] and
 # the last states.
 Layer = Callable[[Tensor, States, Weights, bool], tuple[Tensor, States]]
-Replacement = tuple[Any, str, Callable[..., Any]]
 
 
 def replacements() -> list[Replacement]:

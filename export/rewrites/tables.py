@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from export.lowering.graph import expression, never_negative
+from export.rewrites import Equals
 
 
 class _NumberedRows(torch.autograd.Function):
@@ -167,3 +168,14 @@ def fill_diagonal_(input: Tensor, value: float, wrap: bool = False) -> Tensor:
     for other in others[1:]:
         diagonal = diagonal & (first == other)
     return input.masked_fill_(diagonal, value)
+
+
+EQUALS: Equals = {
+    Tensor.__getitem__: sliced,
+    Tensor.__setitem__: assigned,
+    Tensor.masked_select: masked_select,
+    torch.masked_select: masked_select,
+    Tensor.masked_scatter: masked_scatter,
+    torch.masked_scatter: masked_scatter,
+    Tensor.fill_diagonal_: fill_diagonal_,
+}

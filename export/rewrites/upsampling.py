@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from export.rewrites import Replacement
 from export.rewrites.recurrent_scans import project
 
 _torchs_own: Callable[..., Tensor] = functional.interpolate
@@ -132,3 +133,6 @@ def _matrix(
         units = units.reshape(before, *([1, 1] if flat else [1]), before)
         rows = _torchs_own(units, size, scales, kind, align_corners)
         return rows.reshape(before, after).t().contiguous()
+
+
+REPLACED: list[Replacement] = [(functional, "interpolate", interpolate)]

@@ -41,7 +41,7 @@ def test_attention(name: str, grouped: bool) -> None:
     query, key, value = draw(2, 4, QUERIES, 3), draw(2, heads, keys, 3), draw(2, heads, keys, 6)
     named: dict[str, Any] = {"is_causal": causal, "scale": 0.7, "enable_gqa": grouped}
     expected = functional.scaled_dot_product_attention(query, key, value, mask, **named)
-    got = attention(query, key, value, mask, **named, drop=lambda shape, like: None)
+    got = attention(query, key, value, mask, **named, drop=lambda shape, like: (None, 1.0))
     torch.testing.assert_close(got, expected)
     inputs = [query, key, value, *([mask] if mask is not None and mask.requires_grad else [])]
     direction = torch.randn_like(expected)
@@ -53,14 +53,15 @@ def test_attention(name: str, grouped: bool) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_attention_with_dropout_is_its_factors_gradient() -> None:
+@pytest.mark.parametrize("keys", [3, 64], ids=["few keys", "many keys"])
+def test_attention_with_dropout_is_its_factors_gradient(keys: int) -> None:
     torch.manual_seed(0)
-    kept = (torch.rand(2, 4, 3) > 0.3).to(torch.float64) / 0.7
+    drawn = (torch.rand(2, 4, keys) > 0.3).to(torch.float64), 1 / 0.7
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return attention(query, key, value, None, False, None, False, lambda shape, like: kept)
+        return attention(query, key, value, None, False, None, False, lambda shape, like: drawn)
 
-    shapes = ((2, 4, 2), (2, 3, 2), (2, 3, 5))
+    shapes = ((2, 4, 2), (2, keys, 2), (2, keys, 5))
     inputs = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in shapes]
     assert torch.autograd.gradcheck(attend, inputs)
 

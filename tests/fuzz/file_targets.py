@@ -38,7 +38,7 @@ from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
-from tests.fakes.handmade.linear import frozen_manifest, linear_parts
+from tests.fakes.handmade.linear import frozen_manifest, gated_manifest, linear_parts
 from tests.fakes.handmade.writing import LOSS
 from tests.fuzz.target import Target
 
@@ -150,7 +150,11 @@ FILE_TARGETS = (
     Target(
         "manifest-json",
         _manifest,
-        lambda: [_files()["manifest.json"], _whole_manifest().to_json()],
+        lambda: [
+            _files()["manifest.json"],
+            _whole_manifest().to_json(),
+            gated_manifest().to_json(),
+        ],
         _REFUSED,
         1 << 14,
     ),

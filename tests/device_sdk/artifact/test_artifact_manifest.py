@@ -23,13 +23,14 @@ from device_sdk.artifact import (
     Port,
     StateTensor,
 )
-from tests.fakes.handmade import factor_parts, frozen_manifest, linear_parts
+from tests.fakes.handmade import factor_parts, frozen_manifest, gated_manifest, linear_parts
 
 LINEAR, FACTORS, FROZEN = linear_parts()[0], factor_parts()[0], frozen_manifest()
+GATED = gated_manifest()
 BYTES = LINEAR.to_json()
 
 
-@pytest.mark.parametrize("manifest", [LINEAR, FACTORS, FROZEN])
+@pytest.mark.parametrize("manifest", [LINEAR, FACTORS, FROZEN, GATED])
 def test_round_trip_is_exact(manifest: Manifest) -> None:
     data = manifest.to_json()
     again = Manifest.parse(data)
@@ -67,15 +68,46 @@ def test_a_least_size() -> None:
     assert (manifest.least_sizes, LINEAR.least_sizes) == ({"batch": 2}, {})
 
 
-def changed(edit: Callable[[Any], object]) -> bytes:
-    value = json.loads(BYTES)
+def changed(edit: Callable[[Any], object], data: bytes = BYTES) -> bytes:
+    value = json.loads(data)
     edit(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def test_what_a_step_keeps() -> None:
     assert (LINEAR.kept, FROZEN.kept) == (frozenset(), {"mean"})
-    assert [json.loads(m.to_json())["format_version"] for m in (LINEAR, FROZEN)] == [1, 3]
+    assert [json.loads(m.to_json())["format_version"] for m in (LINEAR, FROZEN, GATED)] == [
+        1,
+        3,
+        3,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda m: m["state"][0].update(in_place=False), "in_place is true, or left out"),
+        (lambda m: m["state"][1].update(in_place=True), "in_place is true of parameters and"),
+        (lambda m: m["graphs"]["train"]["inputs"].pop(), "come together"),
+        (lambda m: m["graphs"]["train"]["outputs"].pop(), "come together"),
+        (lambda m: m["graphs"]["train"]["outputs"].pop(-2), "come together"),
+        (lambda m: m["graphs"]["train"]["outputs"][-1].update(shape=[4]), "of one fixed length"),
+        (lambda m: m["graphs"]["train"]["outputs"][-2].update(dtype="int64"), "is a bool scalar"),
+        (
+            lambda m: m["graphs"]["infer"]["inputs"].append(m["graphs"]["train"]["inputs"][-1]),
+            "come",
+        ),
+    ],
+)
+def test_gates(edit: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        Manifest.parse(changed(edit, GATED.to_json()))
+
+
+def test_state_in_place_needs_a_gate() -> None:
+    state = tuple(dataclasses.replace(t, in_place=t.name == "packed") for t in LINEAR.state)
+    with pytest.raises(ArtifactError, match="has no outputs begun and done"):
+        dataclasses.replace(LINEAR, state=state)
 
 
 @pytest.mark.parametrize(

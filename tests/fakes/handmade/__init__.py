@@ -6,6 +6,7 @@ from tests.fakes.handmade.linear import (
     TARGETS,
     frozen_artifact,
     frozen_manifest,
+    gated_manifest,
     linear_artifact,
     linear_parts,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "factor_parts",
     "frozen_artifact",
     "frozen_manifest",
+    "gated_manifest",
     "linear_artifact",
     "linear_parts",
     "onnx_bytes",

@@ -191,6 +191,20 @@ def frozen_artifact(folder: Path) -> Manifest:
     return write_artifact(folder, *frozen_parts())
 
 
+def gated_manifest() -> Manifest:
+    """What the linear artifact's manifest would be if its weights were written in place."""
+    manifest = linear_parts()[0]
+    train = manifest.graphs["train"]
+    flags = [Port(name, name, name, "bool", ()) for name in ("begun", "done")]
+    known, told = (Port(name, "bounds", name, "float32", (2,)) for name in ("bounds", "new_bounds"))
+    gated = replace(train, inputs=(*train.inputs, known), outputs=(*train.outputs, *flags, told))
+    return replace(
+        manifest,
+        state=tuple(replace(t, in_place=t.name == "packed") for t in manifest.state),
+        graphs={**manifest.graphs, "train": gated},
+    )
+
+
 def linear_artifact(folder: Path, *metrics: str) -> Manifest:
     """Write the linear artifact; it names these metrics, of the prediction and y."""
     manifest, files = linear_parts()

@@ -1,0 +1,31 @@
+"""Activation checkpointing as a plain call.
+
+A graph keeps what its backward pass needs. A recomputation during the backward pass would find the
+model without this step's tensors in it, and would draw other dropout masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.utils.checkpoint
+
+from export.rewrites import Replacement
+
+
+def _plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+class _Plain:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+# What ``torch.utils.checkpoint.checkpoint`` looks up when it is called, in both its ways.
+REPLACED: list[Replacement] = [
+    (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _plain),
+    (torch.utils.checkpoint, "CheckpointFunction", _Plain),
+]

@@ -135,7 +135,8 @@ class _LayerNormalise(torch.autograd.Function):
         normal = centred * inverse
         ctx.save_for_backward(normal, inverse)
         ctx.axes = axes
-        return normal
+        # A copy, into which an activation in place may write: torch keeps the input, not this.
+        return normal.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

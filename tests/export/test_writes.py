@@ -206,3 +206,14 @@ def test_what_a_model_keeps_outside_its_buffers_is_refused(by_mean: bool, tmp_pa
             dynamic={}, directory=tmp_path / "a",
         )  # fmt: skip
     assert model[0].calls == 0
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.InstanceNorm2d(3), nn.GroupNorm(3, 3, affine=False), nn.LayerNorm(4, bias=False)]
+)
+def test_an_activation_in_place_behind_a_norm(
+    norm: nn.Module, assert_parity: Callable[..., export.Exported]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 6, 6)
+    assert_parity(nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.LeakyReLU(0.2, True)), {"x": x})

@@ -250,7 +250,13 @@ def _problem(
     others = lay_out_buffers(
         {**buffers, **unused}, axes, trial.unchanged, _frozen(model, trial.used)
     )
-    return replace(problem, optimizer=chosen, slots=(*parameters, *others), unused=tuple(unused))
+    return replace(
+        problem,
+        optimizer=chosen,
+        slots=(*parameters, *others),
+        unused=tuple(unused),
+        written=trial.written,
+    )
 
 
 def _frozen(model: nn.Module, trained: Collection[str]) -> set[str]:
@@ -304,6 +310,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             f"the prediction, without gradients and in evaluation mode: {error.what}",
             operator=error.operator,
             module=error.module,
+            line=error.line,
             instead=error.instead or "predict=lambda model, batch: {'name': model(batch['x'])}",
         ) from error
     judged = None
@@ -317,8 +324,9 @@ def lower(problem: Problem, say: Progress) -> Graphs:
                 problem.model,
             )
     say("lowering")
-    kept = [name for name in step.outputs if not name.startswith("gradient.")]
-    gradients = [name for name in step.outputs if name.startswith("gradient.")]
+    verified = ("gradient.", "written.")
+    kept = [name for name in step.outputs if not name.startswith(verified)]
+    gradients = [name for name in step.outputs if name.startswith(verified)]
     graphs = Graphs(
         train=to_onnx(step, kept, name=problem.name),
         infer=to_onnx(guess, guess.outputs, name=problem.name),

@@ -25,7 +25,9 @@ from export.lowering.graph import (
     used_names,
 )
 from export.lowering.probabilities import probabilities, sigmoid
+from export.lowering.simplify import simplify
 from export.mutation import live_nodes
+from export.origins import of
 from export.threads import several_threads_pay
 from export.trace import Trace
 
@@ -34,23 +36,17 @@ from export.trace import Trace
 _HINTS: tuple[tuple[str, str], ...] = (
     ("replication_pad", "torch.cat of the edge slices, or padding mode 'reflect' or 'constant'"),
     ("as_strided", "slices, reshape or Tensor.unfold"),
-    ("median", "torch.sort and an index"),
-    ("kthvalue", "torch.sort and an index, or torch.topk"),
     ("mode", "counts by one_hot and sum, then argmax"),
-    ("cummax", "an amax over a masked square, or a sort"),
-    ("cummin", "an amin over a masked square, or a sort"),
-    ("logcumsumexp", "torch.log(torch.cumsum(torch.exp(x - x.amax(...)), ...))"),
     ("erfc", "1 - torch.erf(x)"),
     ("erfinv", "values computed before the step, given as a batch input"),
     ("gamma", "values computed before the step, given as a batch input"),
     ("hypot", "torch.sqrt(x * x + y * y)"),
     ("copysign", "torch.where(y < 0, -x.abs(), x.abs())"),
     ("signbit", "torch.where(y < 0, -x.abs(), x.abs())"),
-    ("searchsorted", "torch.bucketize, or comparisons and a sum"),
     ("fake_quant", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
-    ("grid_sampler", "a fixed resampling before the step"),
+    ("grid_sampler", "torch.nn.functional.grid_sample of pictures, bilinear or nearest"),
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
     ("linalg", "products and sums; decompositions belong outside the step"),
     ("svd", "products and sums; decompositions belong outside the step"),
@@ -92,7 +88,7 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     refuses = next((name for name in ("guard", "loss") if name in values), None)
     if refuses is not None:
         values[refuses] = graph.refusing(values[refuses])
-    graph.rename_outputs(values)
+    graph.rename_outputs(simplify(graph, values))
     candidates = {
         input_name: helper.make_tensor_value_info(
             input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)
@@ -120,13 +116,11 @@ class _Lowering:
         self._trace = trace
         self._graph = graph
         self._values: dict[fx.Node, Any] = {}
-        self._index: dict[fx.Node, int] = {}
         self._probabilities: set[fx.Node] = set()
 
     def run(self, outputs: set[str]) -> dict[str, Value]:
         gm = self._trace.graph
         nodes = list(gm.graph.nodes)
-        self._index = {node: i for i, node in enumerate(nodes)}
         self._probabilities = probabilities(nodes)
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
@@ -135,7 +129,7 @@ class _Lowering:
         for node in nodes:
             if node.op == "placeholder":
                 input_name = next(names)
-                self._values[node] = _value(input_name, node.meta["val"])
+                self._values[node] = self._named(input_name, node.meta["val"])
             elif node not in live or node.op == "output":
                 continue
             elif node.op == "get_attr":
@@ -155,7 +149,8 @@ class _Lowering:
         except Exception as error:
             raise ExportError(
                 "a constant tensor of the model has no values while tracing",
-                module=self._path(node),
+                module=of(node).module,
+                line=of(node).line,
                 instead="register_buffer for tensors that the model holds",
             ) from error
         return Value(
@@ -173,7 +168,8 @@ class _Lowering:
                 raise ExportError(
                     "a result is used that the exporter does not compute",
                     operator=str(source.target) if isinstance(source, fx.Node) else "",
-                    module=self._path(node),
+                    module=of(node).module,
+                    line=of(node).line,
                 )
             return chosen
         function = registry.find(_functional(target))
@@ -186,7 +182,8 @@ class _Lowering:
             raise ExportError(
                 "no lowering for this operator",
                 operator=str(target),
-                module=self._path(node),
+                module=of(node).module,
+                line=of(node).line,
                 instead=instead_of(str(target)),
             )
         out = node.meta["val"]
@@ -196,23 +193,28 @@ class _Lowering:
         try:
             result = function(self._graph, out, *args, **kwargs)
         except ExportError as error:
-            if error.module:
-                raise
-            raise error.at(self._path(node), operator=str(target)) from error
+            origin = of(node)
+            raise error.at(origin.module, origin.line, operator=str(target)) from error
         except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
                 operator=str(target),
-                module=self._path(node),
+                module=of(node).module,
+                line=of(node).line,
                 instead=instead_of(str(target)),
             ) from error
         self._bind_sizes(result, out)
         if isinstance(result, (tuple, list)):
             return tuple(
-                None if name is None or name == "" else _value(name, part)
+                None if name is None or name == "" else self._named(name, part)
                 for name, part in zip(result, out, strict=False)
             )
-        return _value(result, out)
+        return self._named(result, out)
+
+    def _named(self, name: str, fake: Any) -> Value:
+        value = _value(name, fake)
+        self._graph.shapes.setdefault(name, value.shape)
+        return value
 
     def _evaluated(self, node: fx.Node) -> Any:
         """What torch computes of constants alone; None where an input or a free size comes in."""
@@ -246,24 +248,10 @@ class _Lowering:
                 raise ExportError(
                     f"dtype {part.dtype} is not supported",
                     operator=str(node.target),
-                    module=self._path(node),
+                    module=of(node).module,
+                    line=of(node).line,
                     instead="float32 or int64: no autocast, no .half(), no complex numbers",
                 )
-
-    def _path(self, node: fx.Node) -> str:
-        """The module that recorded the node; for a gradient, the module of what it is of."""
-        seen: set[fx.Node] = set()
-        queue = [node]
-        while queue:
-            current = queue.pop(0)
-            found = self._trace.paths.at(self._index[current])
-            if found:
-                return found
-            for previous in current.all_input_nodes:
-                if previous not in seen:
-                    seen.add(previous)
-                    queue.append(previous)
-        return ""
 
 
 def _value(name: str, fake: Any) -> Value:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from device_sdk.artifact import MetricSource
+from export.arguments import changed
 from export.axes import Axes, Shape
 from export.draws import drawn_so_far, refuse_draws
 from export.errors import ExportError
@@ -52,6 +52,8 @@ class Problem:
     """Name of the loss that is a metric; None where none is."""
     unused: tuple[str, ...] = ()
     """Names of the parameters that the loss has no gradient for, which stay as they are."""
+    written: frozenset[str] = frozenset()
+    """Names of the trained parameters that the loss itself writes into before the optimizer."""
     held: Mapping[int, str] = field(default_factory=dict)
     """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
 
@@ -66,15 +68,24 @@ def held_tensors(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in own}
 
 
-def _is_size(value: Any) -> bool:
-    """Taken apart and put together, a size would be a tuple, and ``x.new(size)`` a tensor of it."""
-    return isinstance(value, torch.Size)
+_DATA: Any = Tensor.data
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    if tensor.shape != value.shape:
+        raise ExportError(
+            f"a tensor of shape {list(tensor.shape)} is given data of shape {list(value.shape)}",
+            instead="a new tensor of that shape",
+        )
+    with torch.no_grad():
+        tensor.detach().copy_(value)
 
 
 class _Identities(TorchFunctionMode):
     """Inside, a step's tensors stand for the model's own, by whatever way these are reached.
 
-    A list of parameters, a closure, a module that was kept from before.
+    A list of parameters, a closure, a module that was kept from before. What is written by way of
+    ``data`` shows in the version of the tensor itself, and is recorded.
     """
 
     def __init__(self, held: Mapping[int, str], tensors: Mapping[str, Tensor]) -> None:
@@ -84,7 +95,11 @@ class _Identities(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(self._current, (args, kwargs or {}), is_leaf=_is_size)
+        args, kwargs = changed(self._current, (args, kwargs or {}))
+        if func == _DATA.__get__:
+            return args[0].detach()
+        if func == _DATA.__set__:
+            return _set_data(*args)
         return func(*args, **kwargs)
 
     def _current(self, value: Any) -> Any:
@@ -105,7 +120,8 @@ class _Loss(nn.Module):
         result = self._function(self.model, batch)
         # Read here, while the model holds this step's tensors: one that the model set anew
         # (self.count = self.count + 1) is not the tensor that went in.
-        return result, dict(self.model.named_buffers(remove_duplicate=False))
+        left = dict(self.model.named_buffers(remove_duplicate=False))
+        return result, {**left, **dict(self.model.named_parameters(remove_duplicate=False))}
 
 
 def _call(
@@ -114,7 +130,7 @@ def _call(
     tensors: Mapping[str, Tensor],
     batch: Batch,
 ) -> tuple[Result, dict[str, Tensor]]:
-    """What the function returns, and the model's buffers as it left them."""
+    """What the function returns, and the model's buffers and parameters as it left them."""
     named = {
         f"model.{place}": tensors[name] for place, name in _places(problem.model) if name in tensors
     }
@@ -203,14 +219,18 @@ def train_step(
 ) -> dict[str, Tensor]:
     """One step: named inputs (see docs/architecture.md) to named outputs.
 
-    Also returns each parameter slot's gradient as ``gradient.<slot>``, for verification.
+    Also returns, for verification, each parameter slot's gradient as ``gradient.<slot>``, and as
+    ``written.<slot>`` what the optimizer starts from where the loss writes into parameters.
     """
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     for slot in problem.slots:
         target = parameters if slot.kind == "parameter" else buffers
         target.update(slot.unpack(inputs[f"state.{slot.name}"]))
-    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    leaves = {
+        name: (value.clone() if name in problem.written else value).detach().requires_grad_()
+        for name, value in parameters.items()
+    }
     # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
     step = inputs["state.step"]
@@ -227,8 +247,21 @@ def train_step(
             )
     buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
+        written = _written(problem, leaves)
+        inputs = {**inputs, **{f"state.{name}": value for name, value in written.items()}}
         direction = _direction(problem, inputs, losses, gradients)
-        return _finish(problem, inputs, direction, outputs, buffers)
+        found = _finish(problem, inputs, direction, outputs, buffers)
+    return {**found, **{f"written.{name}": value for name, value in written.items()}}
+
+
+def _written(problem: Problem, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameter slots that the loss wrote into: what the optimizer starts from."""
+    values = {name: leaf.detach() for name, leaf in leaves.items()}
+    return {
+        slot.name: slot.pack(values)
+        for slot in problem.parameter_slots
+        if not problem.written.isdisjoint(member.name for member in slot.members)
+    }
 
 
 def _differentiate(
@@ -279,12 +312,18 @@ def _direction(
 class Trial:
     """What a step on the example batch did, by the names of parameters and buffers.
 
-    ``used``: the parameters that have a gradient; torch's optimizers leave others as they are.
+    ``used``: the parameters that have a gradient; torch's optimizers leave others as they are, and
+    those that the model puts another in place of, which it does not know.
     ``unchanged``: what it did not write to, and did not replace.
     """
 
     used: frozenset[str]
     unchanged: frozenset[str]
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The trained parameters that the loss writes into."""
+        return self.used - self.unchanged
 
 
 def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> Trial:
@@ -300,11 +339,12 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
         losses, left = _losses_on_example(problem, held, rewrites)
         used = _reached(losses, leaves)
     except Exception:
-        return Trial(frozenset(trained), frozenset())
+        return Trial(frozenset(trained), frozenset(trained))
     if drawn_so_far() != before:
         refuse_draws(lambda: _losses_on_example(problem, _copies(problem.model), rewrites)[0])
     if getattr(problem.gradient, "all_parameters", False):
         used = set(leaves)
+    used = {name for name in used if left.get(name, held[name]) is held[name]}
     unchanged = {name for name, tensor in held.items() if not _changed(tensor, left.get(name))}
     # With none used at all, recording says so.
     return Trial(frozenset(used or leaves), frozenset(unchanged))
@@ -441,9 +481,9 @@ def _in_evaluation_mode(
     tensors: dict[str, Tensor] = {}
     for slot in problem.slots:
         given = slot.unpack(inputs[f"state.{slot.name}"])
-        # A buffer that the model writes to also in evaluation mode is its own for this call.
-        own = slot.kind == "buffer"
-        tensors.update({n: value.clone() if own else value for n, value in given.items()})
+        # What the model writes to also in evaluation mode is its own for this call.
+        own = set(given) if slot.kind == "buffer" else problem.written
+        tensors.update({n: value.clone() if n in own else value for n, value in given.items()})
     problem.model.eval()
     zero = torch.zeros((), dtype=torch.int64)
     batch = _batch(problem, inputs)
@@ -452,8 +492,7 @@ def _in_evaluation_mode(
     try:
         with rewrites(Randomness(zero, zero)), torch.no_grad():
             if problem.predict is None or with_losses:
-                result, _ = _call(problem, problem.loss, tensors, batch)
-                losses, outputs = _split_loss(problem, result)
+                losses, outputs = _split_loss(problem, _evaluated(problem, tensors, batch))
                 outputs = outputs or losses
             if problem.predict is not None:
                 predicted, _ = _call(problem, problem.predict, tensors, batch)
@@ -463,3 +502,16 @@ def _in_evaluation_mode(
     finally:
         problem.model.train()
     return outputs, losses
+
+
+def _evaluated(problem: Problem, tensors: Mapping[str, Tensor], batch: Batch) -> Result:
+    """The loss function's result, with gradients where it takes some itself (a penalty's)."""
+    try:
+        return _call(problem, problem.loss, tensors, batch)[0]
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    trained = {m.name for slot in problem.parameter_slots for m in slot.members}
+    own = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
+    with torch.enable_grad():
+        return _call(problem, problem.loss, own, batch)[0]

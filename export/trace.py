@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import sympy
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -24,10 +24,12 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from export.axes import Axes, Shape
+from export.counts import Counts
 from export.errors import ExportError
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
+from export.origins import Origins, of
 from export.rewrites.sparse import is_sparse
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -49,7 +51,6 @@ class Trace:
     inputs: dict[str, Spec]
     outputs: list[str]
     symbols: dict[sympy.Symbol, str]
-    paths: ModulePaths
     env: ShapeEnv
 
     def squeezed(self) -> list[dict[str, int]]:
@@ -82,56 +83,6 @@ class Trace:
         return _check_guards(self.env, self.symbols)
 
 
-@dataclass
-class ModulePaths:
-    """Which module of the user's model recorded which node."""
-
-    stack: list[str] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-
-    def mark(self, index: int) -> None:
-        self.starts.append(index)
-        self.names.append(self.stack[-1] if self.stack else "")
-
-    def at(self, index: int) -> str:
-        """The module path of the node with this index, "" outside any module."""
-        place = bisect.bisect_right(self.starts, index) - 1
-        return self.names[place] if place >= 0 else ""
-
-    @property
-    def current(self) -> str:
-        return self.stack[-1] if self.stack else ""
-
-
-@contextmanager
-def _watching(model: nn.Module, paths: ModulePaths) -> Iterator[None]:
-    def position() -> int:
-        mode = get_proxy_mode()
-        return len(mode.tracer.graph.nodes) if mode is not None else 0
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            paths.stack.append(f"{name} ({type(module).__name__})")
-            paths.mark(position())
-
-        return hook
-
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
-        paths.stack.pop()
-        paths.mark(position())
-
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(name or "the model itself")))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @contextmanager
 def _plain_convolution() -> Iterator[None]:
     """Convolutions consider neither oneDNN nor NNPACK, which torch chooses by the batch's size."""
@@ -152,8 +103,11 @@ def record(
     Raises ExportError where the function does something that depends on data. Call ``check_axes``
     when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
-    env = ShapeEnv()
+    origins = Origins()
+    env = _Sizes(origins)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    # Shapes seldom come twice in a step, and what is kept would outlive this one.
+    mode.cache_enabled = False
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}
     symbols: dict[sympy.Symbol, str] = {}
@@ -172,28 +126,50 @@ def record(
     names: list[str] = []
 
     def flat(*tensors: Tensor) -> list[Tensor]:
+        origins.watch(_code_of(flat))
         results = function(dict(zip(inputs, tensors, strict=True)))
         names.extend(results)
         return list(results.values())
 
-    paths = ModulePaths()
     try:
-        with mode, enable_python_dispatcher(), _plain_convolution(), _watching(model, paths):
+        with mode, enable_python_dispatcher(), _plain_convolution(), origins.inside(model):
             graph = make_fx(flat, decomposition_table=decompositions(), tracing_mode="real")(
                 *fakes.values()
             )
-            _refuse_kept_tensors(graph, model, paths)
-            graph, paths = _without_shared_writes(graph, paths, fakes)
+            _refuse_kept_tensors(graph, model)
+            graph = _without_shared_writes(graph, fakes)
     except ExportError as error:
-        if paths.current and not error.module:
-            raise error.at(paths.current) from error
-        raise
+        origin = origins.of_error(error)
+        raise error.at(origins.module, origin.line) from error
     except Exception as error:
-        raise _explained(error, paths, symbols) from error
-    return Trace(graph, dict(inputs), names, symbols, paths, env)
+        origin = origins.of_error(error)
+        raise _explained(error, symbols).at(origin.module, origin.line) from error
+    return Trace(graph, dict(inputs), names, symbols, env)
 
 
-def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModulePaths) -> None:
+def _code_of(function: Any) -> CodeType:
+    code: CodeType = function.__code__
+    return code
+
+
+class _Sizes(Counts):
+    """Sizes that know which line of the user's code assumed something of them."""
+
+    def __init__(self, origins: Origins) -> None:
+        super().__init__()
+        self._origins = origins
+        self.fixed_at: dict[sympy.Symbol, str] = {}
+
+    def _get_sloc(self, framework_loc: str | None = None) -> Any:
+        place = super()._get_sloc(framework_loc)
+        return replace(place, maybe_user_loc=self._origins.here().line or None)
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        self.fixed_at.setdefault(a, self._origins.here().line)
+        super()._set_replacement(a, tgt, msg)
+
+
+def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module) -> None:
     """Refuse parameters and buffers that came in as constants: as views from before the step.
 
     Each step gives the model new values; such a view would keep the old.
@@ -204,7 +180,7 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModuleP
         for name, tensor in source
         if tensor.numel() > 0 and not is_sparse(tensor)
     }
-    for index, node in enumerate(graph.graph.nodes):
+    for node in graph.graph.nodes:
         if node.op != "get_attr":
             continue
         tensor = getattr(graph, str(node.target))
@@ -214,39 +190,33 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module, paths: ModuleP
                 raise ExportError(
                     f"{name!r} is used as a constant: what is used is a view of it from before the "
                     "step",
-                    module=paths.at(index),
+                    module=of(node).module,
+                    line=of(node).line,
                     instead="the parameter or buffer itself, and its views (detach, data, t) made "
                     "where they are used",
                 )
 
 
-def _without_shared_writes(
-    graph: fx.GraphModule, paths: ModulePaths, fakes: Mapping[str, Tensor]
-) -> tuple[fx.GraphModule, ModulePaths]:
+def _without_shared_writes(graph: fx.GraphModule, fakes: Mapping[str, Tensor]) -> fx.GraphModule:
     """Record the graph once more, as plain functions, where it writes into memory that is shared.
 
     ``y[:, 0] = x`` and the like; most graphs have none and stay as they are.
     """
     first = shared_write(graph.graph)
     if first is None:
-        return graph, paths
-    old = {node: paths.at(index) for index, node in enumerate(graph.graph.nodes)}
-    new = ModulePaths()
-
-    def entered(node: fx.Node) -> None:
-        mode = get_proxy_mode()
-        new.stack[:] = [old[node]]
-        new.mark(len(mode.tracer.graph.nodes) if mode is not None else 0)
-
+        return graph
     plain = make_fx(
-        without_writes(graph, entered), decomposition_table=decompositions(), tracing_mode="real"
+        without_writes(graph, Origins().again),
+        decomposition_table=decompositions(),
+        tracing_mode="real",
     )(*fakes.values())
     for name in written_inputs(plain.graph, list(fakes)):
         if name.startswith("state."):
             raise ExportError(
-                "the model writes into its own parameters, which only the optimizer may change",
+                "the model writes into its own parameters, which only a step may change",
                 operator=str(first.target),
-                module=old[first],
+                module=of(first).module,
+                line=of(first).line,
                 instead="a function of the parameter where it is used (w.clamp(...)), or a "
                 "penalty in the loss",
             )
@@ -255,15 +225,14 @@ def _without_shared_writes(
         raise ExportError(
             "an in-place write to memory that is read again through another view",
             operator=str(write.target),
-            module=new.at(list(plain.graph.nodes).index(write)),
+            module=of(write).module,
+            line=of(write).line,
             instead="the out-of-place form (x = x + y, torch.where, torch.cat)",
         )
-    return plain, new
+    return plain
 
 
-def _explained(
-    error: Exception, paths: ModulePaths, symbols: Mapping[sympy.Symbol, str]
-) -> ExportError:
+def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str]) -> ExportError:
     kind = type(error).__name__
     text = str(error).strip().splitlines()
     first = text[0] if text else kind
@@ -272,7 +241,6 @@ def _explained(
         return ExportError(
             f"the model's path or a size depends on data ({first})",
             operator=operator.group(0) if operator else ".item()",
-            module=paths.current,
             instead="torch.where and masks in place of if and boolean indexing; numbers that the "
             "step needs as batch inputs",
         )
@@ -280,7 +248,6 @@ def _explained(
         return ExportError(
             f"torch has no gradient there: {first}",
             operator=first.split("for ")[-1].split(" ")[0].replace("::", "."),
-            module=paths.current,
             instead="x.detach() as its input, where no gradient is wanted",
         )
     named = [axis for symbol, axis in symbols.items() if re.search(rf"\b{symbol}\b", first)]
@@ -289,14 +256,12 @@ def _explained(
     if named and "//" in first and "must match" in first:
         return ExportError(
             f"two sizes that are joined are equal only at some sizes of {named[0]!r} ({first})",
-            module=paths.current,
             instead="sizes made equal inside the model: functional.pad(y, [0, x.shape[3] - "
             "y.shape[3], 0, x.shape[2] - y.shape[2]]), or functional.interpolate(y, "
             f"size=x.shape[2:]); or {named[0]!r} not dynamic",
         )
     return ExportError(
         f"tracing failed: {kind}: {first}",
-        module=paths.current,
         instead=f"sizes taken from tensors (x.shape[0]) where {named[0]!r} is dynamic, and "
         f"embeddings of torch.arange(n) in place of a fixed table's slice (table[:n])"
         if named
@@ -383,18 +348,24 @@ def _least(condition: sympy.Basic, free: Sequence[sympy.Symbol]) -> dict[sympy.S
     return least
 
 
+def _line_of(env: ShapeEnv, symbol: sympy.Symbol) -> str:
+    return env.fixed_at.get(symbol, "") if isinstance(env, _Sizes) else ""
+
+
 def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> dict[str, int]:
     for symbol, value in env.replacements.items():
         if symbol in symbols and value not in symbols:
             raise ExportError(
                 f"axis {symbols[symbol]!r} is named as dynamic, but the model or loss fixes its "
                 "size",
+                line=_line_of(env, symbol),
                 instead="sizes taken from tensors (x.shape[0]) instead of numbers, gather for "
                 "take_along_dim, or no such axis",
             )
         if symbol in symbols and value in symbols and symbols[symbol] != symbols[value]:
             raise ExportError(
                 f"axes {symbols[symbol]!r} and {symbols[value]!r} are forced to be equal",
+                line=_line_of(env, symbol),
                 instead="one name for both",
             )
     least: dict[str, int] = {}
@@ -416,6 +387,7 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> dict[st
                     condition = condition.replace(raw, name)
                 raise ExportError(
                     f"the traced step holds only where {condition}",
+                    line=guard.sloc.maybe_user_loc or "",
                     instead="code that does not branch on the size of a dynamic axis",
                 )
     return {axis: size for axis, size in least.items() if size > 1}

@@ -7,7 +7,6 @@ comparison would say little: rounding errors grow in deep networks whoever makes
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,22 +20,20 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.load import CheckedGraph
 from device_sdk.artifact.onnx_reader import read_onnx
+from export.arguments import changed
 from export.errors import ExportError
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
-from export.rewrites.sparse import is_sparse
 from export.step import (
     Problem,
     apply_optimizer,
     evaluate,
-    held_tensors,
     optimizer_tensors,
     predict,
     train_step,
@@ -149,7 +146,8 @@ class _Widening(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return func(*tree_map(_widened, args), **tree_map(_widened, kwargs or {}))
+        args, kwargs = changed(_widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -525,24 +523,12 @@ def _moved(problem: Problem, exact: Mapping[str, np.ndarray]) -> set[str]:
     }
 
 
-def _copies(model: torch.nn.Module) -> dict[int, Tensor]:
-    """Copies, by identity, of the tensors that torch does not copy with a module.
-
-    What a hook left there (a weight norm's weight), which is no leaf, and sparse ones by rows.
-    """
-    held = [v for m in model.modules() for v in (*vars(m).values(), *m.buffers(recurse=False))]
-    tensors = [tensor for tensor in held if isinstance(tensor, Tensor)]
-    return {id(t): t.detach().clone() for t in tensors if not t.is_leaf or is_sparse(t)}
-
-
 def _in_double(problem: Problem) -> Problem:
     slots = tuple(
         replace(slot, dtype=torch.float64) if slot.dtype == torch.float32 else slot
         for slot in problem.slots
     )
-    model = copy.deepcopy(problem.model, _copies(problem.model)).double()
-    held = {**problem.held, **held_tensors(model)}
-    return replace(problem, model=model, slots=slots, held=held)
+    return replace(problem, slots=slots)
 
 
 def _frozen_state(problem: Problem) -> dict[str, np.ndarray]:
@@ -656,9 +642,15 @@ def _compare(
     # The optimizer on its own: from the graph's gradients, since a rounding error in a gradient
     # near zero may turn an adaptive step around.
     given = [got[f"gradient.{slot.name}"] for slot in problem.parameter_slots]
+    slots = {slot.name: slot for slot in problem.slots}
+    for name in (slot.name for slot in problem.parameter_slots if f"written.{slot.name}" in got):
+        key = f"written.{name}"
+        found += compare_members(
+            slots[name], key + " of ", got[key], single[key], exact[key], where
+        )
+        inputs = {**inputs, f"state.{name}": got[key]}
     update32 = _update(problem, inputs, given)
     update64 = _update(double, inputs, given)
-    slots = {slot.name: slot for slot in problem.slots}
     shared = {held.name for held in optimizer_tensors(problem) if held.like is None}
     for name, expected in update64.items():
         before = inputs[f"state.{name}"]

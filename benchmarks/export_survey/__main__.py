@@ -13,17 +13,21 @@ from benchmarks.export_survey.survey import Outcome, Run, Settings, measure, sou
 from benchmarks.export_survey.table import page, report
 from benchmarks.harness import RESULTS, StoredRuns, progress_line, suite_parser
 
-_EPILOG = """Outcomes are stored a model at a time: stopped, it goes on where it was. One that was
+_REQUIREMENTS = "benchmarks/export_survey/requirements.txt"
+_EPILOG = f"""Outcomes are stored a model at a time: stopped, it goes on where it was. One that was
 found with other code of the exporter, the device runtime or the model is found anew.
 
 Models come from torchvision, timm, transformers, peft, segmentation-models-pytorch,
-torch-geometric and deepctr-torch (pip install -r benchmarks/export_survey/requirements.txt); those
+torch-geometric and deepctr-torch (pip install -r {_REQUIREMENTS}); those
 of a package that is not there are left out, and the table says so. Weights are random: nothing is
-loaded."""
+loaded. Where not one of the models that were asked for could be run, the exit status is 2."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is to be measured, print the table and write it into the page."""
+    """Measure what is to be measured, print the table and write it into the page.
+
+    2 where nothing could be run, else 0.
+    """
     options = _parser().parse_args(arguments)
     settings = Settings(
         limit_seconds=options.limit,
@@ -46,6 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _measured(subject, settings, store, label, options.again)
         except KeyboardInterrupt:
             print("stopped; what was measured is stored", file=sys.stderr)
+    left_out = [one for one in chosen if one.missing]
+    if left_out and not options.table_only:
+        print(
+            f"{len(left_out)} of {len(chosen)} models were left out, whose packages are not "
+            f"installed: pip install -r {_REQUIREMENTS}",
+            file=sys.stderr,
+        )
+        if len(left_out) == len(chosen):
+            return 2
+    if not chosen:
+        print("no model has such a name and kind: see --only and --kind", file=sys.stderr)
+        return 2
     found = {one.name: store.load(_run(one, settings)) for one in everything}
     print(report(chosen, found, against=settings.against is not None))
     if not (options.quick or options.against or options.unverified):

@@ -129,7 +129,8 @@ def _state(trainer: Trainer) -> dict[str, np.ndarray]:
 def _shaken(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if array.dtype != np.float32:
         return array
-    return (array * (1 + ROUNDING * rng.standard_normal(array.shape))).astype(np.float32)
+    moved = array * (1 + ROUNDING * rng.standard_normal(array.shape))
+    return np.asarray(moved, dtype=np.float32)
 
 
 def _moved(state: Arrays, loss: float, after: Arrays) -> dict[str, np.ndarray]:
@@ -137,7 +138,11 @@ def _moved(state: Arrays, loss: float, after: Arrays) -> dict[str, np.ndarray]:
     moved = {"loss": np.array(loss, dtype=np.float64)}
     for name, before in state.items():
         if name in after:
-            moved[name] = after[name].astype(np.float64) - before.astype(np.float64)
+            # Where a mask is infinite, and stays so, it did not move.
+            same = after[name] == before
+            with np.errstate(invalid="ignore"):
+                gap = after[name].astype(np.float64) - before.astype(np.float64)
+            moved[name] = np.where(same, 0.0, gap)
     return moved
 
 

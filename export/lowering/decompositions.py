@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from export.lowering import registry
+from export.lowering import gamma_functions, orderings, registry
 
 aten = torch.ops.aten
 
@@ -201,17 +201,37 @@ def _prims_sum(a: Tensor, dims: Any, *, output_dtype: Any = None) -> Tensor:
 def _diagonal_backward(
     grad: Tensor, sizes: Sequence[Any], offset: int, dim1: int, dim2: int
 ) -> Tensor:
-    """The gradient on the diagonal of zeros, by a mask of the two axes."""
+    """The gradient on the diagonal of zeros."""
+    zero = torch.zeros((), dtype=grad.dtype)
+    return _diagonal_scatter(zero.expand(list(sizes)), grad, offset, dim1, dim2)
+
+
+def _diagonal_scatter(
+    a: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    """``a`` with ``source`` on its diagonal, by a mask of the two axes."""
+    sizes = a.shape
     first, second = dim1 % len(sizes), dim2 % len(sizes)
     rest = [axis for axis in range(len(sizes)) if axis not in (first, second)]
     rows, columns = torch.arange(sizes[first]).unsqueeze(1), torch.arange(sizes[second])
     # The diagonal's element number at each place: its row, or its column below the main one.
     number = (rows if offset >= 0 else columns).expand(sizes[first], sizes[second])
-    last = grad.shape[-1] - 1
-    spread = grad[..., number.clamp(min=0, max=last)]
-    spread = torch.where(columns - rows == offset, spread, 0.0)
+    last = source.shape[-1] - 1
+    spread = source[..., number.clamp(min=0, max=last)]
     order = [*rest, first, second]
+    spread = torch.where(columns - rows == offset, spread, a.permute(order))
     return spread.permute([order.index(axis) for axis in range(len(sizes))])
+
+
+def _slice_scatter(
+    a: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Tensor:
+    """``a`` with ``source`` at every ``step``th place along an axis."""
+    if step == 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    places = torch.arange(a.shape[dim])[start:end:step]
+    written: Tensor = aten.index_put(a, [*[None] * (dim % a.dim()), places], source)
+    return written
 
 
 @cache
@@ -225,12 +245,26 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.index.Tensor: _index,
         aten.index_put.default: _index_put,
         aten.index_put_.default: _index_put_in_place,
+        aten.searchsorted.Tensor: orderings.searchsorted,
+        aten.searchsorted.Scalar: orderings.searchsorted,
+        aten.kthvalue.default: orderings.kthvalue,
+        aten.median.dim: orderings.median_dim,
+        aten.median.default: orderings.median,
+        aten.cummax.default: orderings.cummax,
+        aten.cummin.default: orderings.cummin,
+        aten.logcumsumexp.default: orderings.logcumsumexp,
+        aten.lgamma.default: gamma_functions.lgamma,
+        aten.digamma.default: gamma_functions.digamma,
+        aten.polygamma.default: gamma_functions.polygamma,
         aten.addmv.default: _addmv,
         aten.addbmm.default: _addbmm,
         aten.diagonal_backward.default: _diagonal_backward,
+        aten.diagonal_scatter.default: _diagonal_scatter,
+        aten.slice_scatter.default: _slice_scatter,
         aten.linalg_solve_triangular.default: _solve_triangular,
         torch.ops.prims.broadcast_in_dim.default: _broadcast_in_dim,
         torch.ops.prims.sum.default: _prims_sum,
+        torch.ops.prims.div.default: aten.div.Tensor,
         **{
             getattr(aten, f"replication_pad{rank}d_backward").default: _replication_pad_backward
             for rank in (1, 2, 3)

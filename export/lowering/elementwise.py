@@ -78,6 +78,10 @@ def _binary(op_type: str) -> Any:
                 if isinstance(b, Value)
                 else _times(b, alpha)
             )
+        if len(out.shape) > 0:
+            numbers = [_repeated(g, value, out.dtype) for value in (a, b)]
+            if None not in numbers:
+                return g.op("Expand", g.op(op_type, *numbers), g.shape(out.shape))
         left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
         if op_type in ("Mul", "Div") and _is_one(g, right) and full_shape(a, tuple(out.shape)):
             return left
@@ -86,6 +90,21 @@ def _binary(op_type: str) -> Any:
         return g.op(op_type, left, right)
 
     return lower
+
+
+def _repeated(g: Graph, value: Operand, dtype: torch.dtype) -> str | None:
+    """The number that all elements are, or None where they may differ: a mean's gradient is one."""
+    if not isinstance(value, Value):
+        return g.scalar(value, dtype)
+    if value.rank == 0:
+        return g.cast(value, dtype)
+    producer = g.producer.get(value.name)
+    if producer is None or producer.op_type != "Expand":
+        return None
+    number = producer.input[0]
+    array = g.array(number)
+    shape = g.shapes.get(number) if array is None else array.shape
+    return _cast_name(g, number, value.dtype, dtype) if shape == () else None
 
 
 def _is_one(g: Graph, name: str) -> bool:
@@ -285,11 +304,14 @@ def pow_tensor(g: Graph, out: Any, a: Operand, b: Operand) -> str:
     return g.op("Pow", left, right)
 
 
+_CLIPPED = (torch.float32, torch.float64, torch.int32, torch.int64)
+
+
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> str:
     x = g.cast(a, out.dtype)
     numbers = isinstance(low, (int, float)) and isinstance(high, (int, float))
-    if numbers and low <= high and out.dtype.is_floating_point:
+    if numbers and low <= high and out.dtype in _CLIPPED:
         # One pass in place of two; where low is above high, torch gives high and ONNX low.
         return g.op("Clip", x, g.scalar(low, out.dtype), g.scalar(high, out.dtype))
     for bound, op_type in ((low, "Max"), (high, "Min")):

@@ -261,6 +261,8 @@ class Graph:
             self._symbols: dict[sympy.Symbol, tuple[str, int]] = {}
             self._from_zero: dict[str, Value] = {}
             self._lengths: dict[sympy.Expr, None] = {}
+        self.shapes: dict[str, tuple[Dim, ...]] = {}
+        """Of the values that stand for a recorded operator's result; others are not known."""
         self._dims: dict[sympy.Expr, str] = {}
         self._shapes: dict[tuple[sympy.Expr, ...], str] = {}
 
@@ -476,6 +478,12 @@ class Graph:
                 self.nodes.append(helper.make_node("Identity", [value], [output]))
         for node in self.nodes:
             rename(node, new_name)
+
+    def taken_out(self) -> list[onnx.NodeProto]:
+        """The nodes, for a pass that puts back what it keeps: the graph has none now."""
+        nodes, self.nodes = self.nodes, []
+        self._equal.clear()
+        return nodes
 
     def child(self) -> Graph:
         """The body of a Scan, Loop or If: shares names and constants with this graph."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,9 @@ import torch
 from export.optimizers.momentum import Held, coupled, require_betas
 from export.optimizers.protocol import (
     EachTensor,
+    OptimizerUpdate,
     StateSpec,
+    Tensors,
     bias_correction,
     dot,
     require,
@@ -98,6 +100,172 @@ class AdamW(Adam):
     decoupled: ClassVar[bool] = True
 
     weight_decay: float = 0.01
+
+
+@dataclass(frozen=True)
+class NAdam(_Moments):
+    """``torch.optim.NAdam``, every setting of it (Dozat 2016).
+
+    mu_t = beta1 * (1 - 0.96^(t * momentum_decay) / 2); w <- w - lr * ((1 - mu_t) / (1 - M_t) * g +
+    mu_t+1 / (1 - M_t+1) * m) / (sqrt(v^) + eps), with M_t the product of mu_1 to mu_t.
+    """
+
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+    maximize: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decay = self.momentum_decay
+        require(decay >= 0, f"momentum_decay is {decay}; it must be at least 0")
+
+    def state(self) -> tuple[StateSpec, ...]:
+        # 1 - M_t, which starts at zero as all state does.
+        return (*super().state(), StateSpec("passed", per_parameter=False))
+
+    def _momentum(self, count: torch.Tensor) -> torch.Tensor:
+        power = count.to(torch.float64) * self.momentum_decay
+        return self.betas[0] * (1 - 0.5 * torch.pow(0.96, power))
+
+    def scalars(
+        self, step: torch.Tensor, hyper: Held, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        mu, following, product = (
+            self._momentum(step + 1),
+            self._momentum(step + 2),
+            hyper["product"],
+        )
+        root = torch.sqrt(bias_correction(self.betas[1], step + 1) / (1 - self.betas[1]))
+        rate = hyper["lr"].to(torch.float64) * root
+        found = {
+            "gradient": rate * (1 - mu) / (1 - product),
+            "m": rate * following * (1 - self.betas[0]) / (1 - product * following),
+            "eps": self.eps * root,
+            "shrink": 1 - hyper["lr"] * self.weight_decay,
+        }
+        return {name: value.to(dtype) for name, value in found.items()}
+
+    def one(
+        self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        apart = self.decoupled_weight_decay
+        g = coupled(p, g, 0.0 if apart else self.weight_decay, self.maximize)
+        if apart and self.weight_decay:
+            p = p * scalars["shrink"]
+        new = {"m": held["m"] * self.betas[0] + g, "v": held["v"] * self.betas[1] + g * g}
+        along = g * scalars["gradient"] + new["m"] * scalars["m"]
+        return p - along / (torch.sqrt(new["v"]) + scalars["eps"]), new
+
+    def update(
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        state: Mapping[str, list[torch.Tensor]],
+        step: torch.Tensor,
+        hyper: Held,
+    ) -> OptimizerUpdate:
+        (passed,) = state["passed"]
+        product = (1 - passed.to(torch.float64)) * self._momentum(step + 1)
+        update = super().update(parameters, gradients, state, step, {**hyper, "product": product})
+        return replace(update, state={**update.state, "passed": [(1 - product).to(passed.dtype)]})
+
+
+@dataclass(frozen=True)
+class RAdam(_Moments):
+    """``torch.optim.RAdam``, every setting of it (Liu et al. 2020, algorithm 2).
+
+    w <- w - lr * m^ * r_t / (sqrt(v^) + eps) once the average of squares is worth more than 5 of
+    them (rho_t > 5), and w - lr * m^ before.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
+    maximize: bool = False
+
+    def turns(self) -> set[int]:
+        counts = torch.arange(1, _LATEST)
+        adaptive = (self._worth(counts) > _WORTH).nonzero()
+        return {int(adaptive[0])} if adaptive.numel() else set()
+
+    def _worth(self, count: torch.Tensor) -> torch.Tensor:
+        """rho_t: how many squares the average is worth."""
+        beta = self.betas[1]
+        count = count.to(torch.float64)
+        return self._most - 2 * count * torch.pow(beta, count) / bias_correction(beta, count)
+
+    @property
+    def _most(self) -> float:
+        return 2 / (1 - self.betas[1]) - 1
+
+    def scalars(
+        self, step: torch.Tensor, hyper: Held, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        (beta1, beta2), most, count = self.betas, self._most, step + 1
+        worth = self._worth(count)
+        adaptive = worth > _WORTH
+        shares = (worth - 4) * (worth - 2) * most / ((most - 4) * (most - 2) * worth)
+        size = torch.sqrt(shares * bias_correction(beta2, count) / (1 - beta2))
+        first = hyper["lr"].to(torch.float64) * (1 - beta1) / bias_correction(beta1, count)
+        return {
+            "adaptive": adaptive,
+            "size": (first * torch.where(adaptive, size, 1.0)).to(dtype),
+            "shrink": (1 - hyper["lr"] * self.weight_decay).to(dtype),
+        }
+
+    def one(
+        self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        apart = self.decoupled_weight_decay
+        g = coupled(p, g, 0.0 if apart else self.weight_decay, self.maximize)
+        if apart and self.weight_decay:
+            p = p * scalars["shrink"]
+        new = {"m": held["m"] * self.betas[0] + g, "v": held["v"] * self.betas[1] + g * g}
+        divisor = torch.sqrt(new["v"]) + self.eps / math.sqrt(1 - self.betas[1])
+        divisor = torch.where(scalars["adaptive"], divisor, 1.0)
+        return p - (new["m"] * scalars["size"]) / divisor, new
+
+
+# What RAdam's average of squares has to be worth, and where a search for that ends.
+_WORTH, _LATEST = 5.0, 10_000
+
+
+@dataclass(frozen=True)
+class Adamax(_Moments):
+    """``torch.optim.Adamax``, every setting of it (Kingma and Ba 2015, algorithm 2).
+
+    u <- max(beta2 * u, |d| + eps); w <- w - lr * m^ / u.
+    """
+
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+    def state(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("m", guarded=False), StateSpec("largest"))
+
+    def scalars(
+        self, step: torch.Tensor, hyper: Held, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        beta = self.betas[0]
+        rate = hyper["lr"].to(torch.float64) * (1 - beta) / bias_correction(beta, step + 1)
+        return {"size": rate.to(dtype)}
+
+    def one(
+        self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        g = coupled(p, g, self.weight_decay, self.maximize)
+        m = held["m"] * self.betas[0] + g
+        largest = torch.maximum(held["largest"] * self.betas[1], torch.abs(g) + self.eps)
+        return p - (m * scalars["size"]) / largest, {"m": m, "largest": largest}
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import ExportError
-from export.optimizers.adaptive import Adadelta, Adagrad, Adam, AdamW, RMSprop
+from export.optimizers.adaptive import (
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    RAdam,
+    RMSprop,
+)
+from export.optimizers.factored import Adafactor
 from export.optimizers.groups import Group, Groups
-from export.optimizers.momentum import Sgd
+from export.optimizers.momentum import ASGD, Rprop, Sgd
 from export.optimizers.muon import Muon
 from export.optimizers.protocol import Optimizer
 
@@ -24,6 +34,12 @@ _EQUALS: Mapping[type, Any] = {
     torch.optim.RMSprop: RMSprop,
     torch.optim.Adagrad: Adagrad,
     torch.optim.Adadelta: Adadelta,
+    torch.optim.Adafactor: Adafactor,
+    torch.optim.Adamax: Adamax,
+    torch.optim.ASGD: ASGD,
+    torch.optim.NAdam: NAdam,
+    torch.optim.RAdam: RAdam,
+    torch.optim.Rprop: Rprop,
     # Since torch 2.9.
     getattr(torch.optim, "Muon", type(None)): Muon,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -120,6 +121,97 @@ class Lion(EachTensor):
         return p - scalars["lr"] * coupled(p, u, self.weight_decay), {
             "m": m * beta2 + g * (1 - beta2)
         }
+
+
+@dataclass(frozen=True)
+class ASGD(EachTensor):
+    """``torch.optim.ASGD``, every setting of it (Polyak and Juditsky 1992).
+
+    eta = lr / (1 + lambd * lr * t)^alpha; w <- w * (1 - lambd * eta) - eta * d, after t steps. The
+    state ``average`` holds torch's ``ax``: the mean of the parameters since step ``t0``.
+    """
+
+    lr: float = 1e-2
+    lambd: float = 1e-4
+    alpha: float = 0.75
+    t0: float = 1e6
+    weight_decay: float = 0.0
+    maximize: bool = False
+
+    def __post_init__(self) -> None:
+        require_rate(self.lr, self.weight_decay)
+
+    def state(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("average", guarded=False),)
+
+    def turns(self) -> set[int]:
+        return {math.ceil(self.t0) + 2} if self.t0 < _LATEST_AVERAGE else set()
+
+    def scalars(
+        self, step: torch.Tensor, hyper: Held, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        lr, count = hyper["lr"].to(torch.float64), step.to(torch.float64)
+        eta = lr / torch.pow(1 + lr * (count * self.lambd), self.alpha)
+        share = 1 / torch.clamp(count - self.t0, min=1.0)
+        return {"eta": eta.to(dtype), "share": share.to(dtype)}
+
+    def one(
+        self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        d = coupled(p, g, self.weight_decay, self.maximize)
+        p = p * (1 - self.lambd * scalars["eta"]) - scalars["eta"] * d
+        moved = held["average"] + (p - held["average"]) * scalars["share"]
+        return p, {"average": torch.where(scalars["share"] == 1, p, moved)}
+
+
+# Verification looks at a step behind the start of an average that begins before this one.
+_LATEST_AVERAGE = 100_000
+
+
+@dataclass(frozen=True)
+class Rprop(EachTensor):
+    """``torch.optim.Rprop``, every setting of it (Riedmiller and Braun 1993), for whole batches.
+
+    Each element has a step of its own, ``lr`` at first, times ``etas[1]`` where the gradient keeps
+    its sign and times ``etas[0]``, without moving, where it changes it, within ``step_sizes``.
+    """
+
+    lr: float = 1e-2
+    etas: tuple[float, float] = (0.5, 1.2)
+    step_sizes: tuple[float, float] = (1e-6, 50)
+    maximize: bool = False
+
+    def __post_init__(self) -> None:
+        require_rate(self.lr)
+        require(
+            len(self.etas) == 2 and 0 < self.etas[0] < 1 < self.etas[1],
+            f"etas are {self.etas}; expected a number below 1 and one above",
+        )
+        require(
+            len(self.step_sizes) == 2 and 0 <= self.step_sizes[0] <= self.step_sizes[1],
+            f"step_sizes are {self.step_sizes}; expected the least and the largest",
+        )
+
+    def state(self) -> tuple[StateSpec, ...]:
+        # Guarded: the sign of infinity is finite.
+        return (StateSpec("gradient"), StateSpec("size"))
+
+    def scalars(
+        self, step: torch.Tensor, hyper: Held, dtype: torch.dtype
+    ) -> Mapping[str, torch.Tensor]:
+        return {**hyper, "begins": step == 0}
+
+    def one(
+        self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        g = coupled(p, g, 0.0, self.maximize)
+        turned = g * held["gradient"]
+        size = torch.where(scalars["begins"], scalars["lr"], held["size"])
+        shorter, longer = (size * eta for eta in self.etas)
+        size = torch.where(turned > 0, longer, torch.where(turned < 0, shorter, size))
+        size = torch.clamp(size, *self.step_sizes)
+        g = torch.where(turned < 0, 0.0, g)
+        return p - torch.sign(g) * size, {"gradient": g, "size": size}
 
 
 def require_betas(betas: tuple[float, ...]) -> None:

@@ -272,7 +272,7 @@ class EachTensor(Described):
         step: torch.Tensor,
         hyper: Mapping[str, torch.Tensor],
     ) -> OptimizerUpdate:
-        names = [spec.name for spec in self.state()]
+        names = [spec.name for spec in self.state() if spec.per_parameter]
         scalars = self.scalars(step, hyper, parameters[0].dtype)
         moved: list[torch.Tensor] = []
         new: dict[str, list[torch.Tensor]] = {name: [] for name in names}

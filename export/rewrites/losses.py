@@ -111,7 +111,7 @@ class _Labels:
         self, target: Tensor, like: Tensor, weight: Tensor | None, ignore_index: int
     ) -> None:
         column = target.unsqueeze(1)
-        place = column.clamp(max=like.shape[1] - 1).clamp(min=0)
+        place = column.clamp(0, like.shape[1] - 1)
         self.place = place.to(torch.int64)
         self.ignored = column == ignore_index
         known = torch.where(place == column, 1.0, math.nan)
@@ -208,3 +208,28 @@ def _smoothed(
     if reduction == "mean":
         return losses.sum() / label.weights.sum()
     return _reduced(losses, reduction)
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """``torch.nn.functional.gaussian_nll_loss``; NaN where torch raises for a variance below 0."""
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}; expected 'none', 'mean' or 'sum'")
+    variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if variance.dim() == input.dim() - 1:
+        variance = variance.unsqueeze(-1)
+    # The gradient passes a variance that is raised to eps, as in torch.
+    raised = variance + (variance.clamp(min=eps) - variance).detach()
+    loss = 0.5 * (torch.log(raised) + (input - target) ** 2 / raised)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    loss = torch.where((variance < 0).any(), math.nan, loss)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()

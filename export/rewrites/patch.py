@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import isbuiltin
+from inspect import isbuiltin, signature
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ from export.rewrites import (
     fourier,
     losses,
     normalisation,
+    products,
     quantisation,
     recurrent,
+    sampling,
     sparse,
     tables,
 )
@@ -131,6 +133,31 @@ def embedding_bag(
     if mode == "sum":
         return total
     return total / count.clamp(min=1).unsqueeze(-1)
+
+
+# Ways to the same result that save torch time or memory: gradients of tables without their zeros,
+# logits of many classes by pieces.
+
+
+def _without(own: Callable[..., Any], argument: str) -> Callable[..., Any]:
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        given = signature(own).bind(*args, **kwargs)
+        given.arguments.pop(argument, None)
+        return own(**given.arguments)
+
+    return plain
+
+
+_THE_PLAIN_WAY: dict[Any, Callable[..., Any]] = {
+    own: _without(own, argument)
+    for own, argument in (
+        (functional.embedding, "sparse"),
+        (functional.embedding_bag, "sparse"),
+        # Since torch 2.13.
+        (getattr(functional, "linear_cross_entropy", None), "options"),
+    )
+    if own is not None
+}
 
 
 # torch's checks of its own, which read data: an expectation of values that no graph has while it is
@@ -245,8 +272,11 @@ _EQUALS: dict[Any, Callable[..., Any]] = {
     Tensor.fill_diagonal_: tables.fill_diagonal_,
     **experts.EQUALS,
     **fourier.EQUALS,
+    **products.EQUALS,
     **quantisation.EQUALS,
+    **sampling.EQUALS,
     **sparse.EQUALS,
+    **_THE_PLAIN_WAY,
 }
 
 
@@ -300,6 +330,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
         (functional, "cross_entropy", losses.cross_entropy),
         (functional, "ctc_loss", ctc.ctc_loss),
         (functional, "nll_loss", losses.nll_loss),
+        (functional, "gaussian_nll_loss", losses.gaussian_nll_loss),
     ]
     with (
         _LOCK,
@@ -336,7 +367,7 @@ def seeded(randomness: Randomness) -> Iterator[None]:
         _plain_attention(),
         RandomFunctions(randomness),
         # torch's own exist in float32 only.
-        _Replaced({**experts.EQUALS, **quantisation.EQUALS, **held}),
+        _Replaced({**experts.EQUALS, **quantisation.EQUALS, **_THE_PLAIN_WAY, **held}),
     ):
         yield
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.ao.quantization import FakeQuantize
+from torch.ao.quantization import observer as observers
 
 from export.errors import ExportError
 
@@ -97,11 +98,7 @@ def observed(
     """``torch.fused_moving_avg_obs_fake_quant``: observes, sets the grid and rounds to it."""
     rows = x.shape[ch_axis] if per_row_fake_quant else 1
     if running_min.numel() != rows:
-        raise ExportError(
-            "an observer without ranges yet",
-            operator="fused_moving_avg_obs_fake_quant",
-            instead="one call of the model on an example in training mode before the export",
-        )
+        raise _without_ranges()
     seen = x.detach()
     if per_row_fake_quant:
         seen = seen.movedim(ch_axis, 0).reshape(rows, -1)
@@ -122,18 +119,71 @@ def observed(
     return torch.where(fake_quant_on.reshape(-1)[0] == 1, rounded, x)
 
 
-def _refuse_apart(self: FakeQuantize, X: Tensor) -> Tensor:
-    """``FakeQuantize.forward``, which is overridden where observer and rounding are one."""
-    raise ExportError(
-        f"its {type(self.activation_post_process).__name__} is called apart, and branches on its "
-        "buffers",
-        instead="torch.ao.quantization.FusedMovingAvgObsFakeQuantize, with the same arguments",
+def _ranges(observer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """An observer's least and largest value once it has seen ``x``, as torch's own keeps them."""
+    low, high = observer.min_val, observer.max_val
+    if low.dim() == 0:
+        least, most = x.amin(), x.amax()
+    else:
+        rows = x.movedim(observer.ch_axis, 0).flatten(1)
+        least, most = rows.amin(1), rows.amax(1)
+    if not isinstance(observer, _MOVING):
+        return torch.minimum(least, low), torch.maximum(most, high)
+    share = observer.averaging_constant
+    fresh = low.isinf() & high.isinf() if low.dim() == 0 else torch.zeros((), dtype=torch.bool)
+    return (
+        torch.where(fresh, least, low + share * (least - low)),
+        torch.where(fresh, most, high + share * (most - high)),
+    )
+
+
+_MOVING = (observers.MovingAverageMinMaxObserver, observers.MovingAveragePerChannelMinMaxObserver)
+_OBSERVERS = (observers.MinMaxObserver, observers.PerChannelMinMaxObserver)
+
+
+def _apart(self: FakeQuantize, X: Tensor) -> Tensor:
+    """``FakeQuantize.forward``: observer, grid and rounding apart, its switches read as tensors."""
+    observer: Any = self.activation_post_process
+    ranges = isinstance(observer, _OBSERVERS)
+    if not ranges and not isinstance(observer, observers.FixedQParamsObserver):
+        raise ExportError(
+            f"its {type(observer).__name__} branches on its buffers",
+            instead="a MinMaxObserver or MovingAverageMinMaxObserver, each also per channel, or "
+            "torch.ao.quantization.FusedMovingAvgObsFakeQuantize",
+        )
+    if ranges:
+        watch = self.observer_enabled.reshape(-1)[0] == 1
+        if observer.min_val.numel() == 0:
+            raise _without_ranges()
+        low, high = _ranges(observer, X.detach().to(observer.min_val.dtype))
+        scale, zero = observer._calculate_qparams(low.reshape(-1), high.reshape(-1))
+        if scale.shape != self.scale.shape:
+            raise _without_ranges()
+        held = (observer.min_val, observer.max_val, self.scale, self.zero_point)
+        for old, new in zip(held, (low, high, scale, zero), strict=True):
+            old.copy_(torch.where(watch, new.to(old.dtype), old))
+    ends = observer.quant_min, observer.quant_max
+    if self.is_per_channel:
+        rounded = per_channel(X, self.scale, self.zero_point, self.ch_axis, *ends)
+    else:
+        rounded = per_tensor(X, self.scale, self.zero_point, *ends)
+    return torch.where(self.fake_quant_enabled.reshape(-1)[0] == 1, rounded, X)
+
+
+def _without_ranges() -> ExportError:
+    return ExportError(
+        "an observer without ranges yet",
+        operator="fake quantisation",
+        instead="one call of the model on an example in training mode before the export",
     )
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
-    """What to patch so that layers which cannot be recorded say what can."""
-    return [(FakeQuantize, "forward", _refuse_apart)]
+    """torch's own modules, which read their switches and ranges while they run."""
+    return [
+        (FakeQuantize, "forward", _apart),
+        (observers, "check_min_max_valid", lambda low, high: True),
+    ]
 
 
 EQUALS: dict[Any, Any] = {

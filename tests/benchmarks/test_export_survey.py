@@ -51,6 +51,29 @@ def test_names_are_single_and_a_missing_package_is_said() -> None:
     assert "Away: left out, no_such_package is not installed" in report([away], {"Away": None})
 
 
+@pytest.mark.parametrize(("with_torch_only", "status"), [(False, 2), (True, 0)])
+def test_without_the_packages_it_says_what_to_install(
+    with_torch_only: bool,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = [Subject("Away", "vision", "no_such_package", _never)]
+    if with_torch_only:
+        chosen.append(Subject("Here", "vision", "", _never))
+    monkeypatch.setattr("benchmarks.export_survey.__main__.subjects", lambda: chosen)
+    monkeypatch.setattr(
+        "benchmarks.export_survey.__main__.measure", lambda *asked: Outcome("", {}, {})
+    )
+    assert main(["--quick", "--results", str(tmp_path)]) == status
+    told = capsys.readouterr().err
+    assert "pip install -r benchmarks/export_survey/requirements.txt" in told
+    assert f"1 of {len(chosen)} models were left out" in told
+    assert main(["--only", "nothing of this name", "--results", str(tmp_path)]) == 2
+    assert "--only" in capsys.readouterr().err
+
+
 def test_the_page_takes_the_table_between_its_markers(tmp_path: Path) -> None:
     kind = Kind("text")
     for name in ("One", "Two", "Three"):

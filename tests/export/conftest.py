@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,47 @@ def assert_parity(tmp_path: Path) -> Callable[..., export.Exported]:
         assert moved, "no gradient of this model is ever non-zero: the comparison says nothing"
         for file in exported.directory.glob("*.onnx"):
             refuse_trailing_absences(onnx.load(file).graph)
+        return exported
+
+    return check
+
+
+@pytest.fixture
+def assert_parity_of_each(
+    assert_parity: Callable[..., export.Exported],
+) -> Callable[..., export.Exported]:
+    """As ``assert_parity``, of several models in one export, side by side.
+
+    Each has parameters, a loss and an output of its own, so that each is compared on its own, and
+    a mismatch names it.
+    """
+
+    def check(
+        models: Mapping[str, torch.nn.Module],
+        batch: dict[str, torch.Tensor],
+        losses: Mapping[str, Any] | None = None,
+        *,
+        optimizer: export.Optimizer | None = None,
+    ) -> export.Exported:
+        def loss(together: Any, batch: dict[str, torch.Tensor]) -> Any:
+            total, outputs = torch.zeros(()), {}
+            for name in models:
+                found = (losses[name] if losses else _smooth_loss)(together[name], batch)
+                value, own = found if isinstance(found, tuple) else (found, {"output": found})
+                total, outputs[name] = total + value, own["output"]
+            return total, outputs
+
+        exported = assert_parity(torch.nn.ModuleDict(models), batch, loss=loss, optimizer=optimizer)
+        assert exported.report is not None
+        moved = {
+            c.tensor.removeprefix("gradient of ").partition(".")[0]
+            for c in exported.report.comparisons
+            if c.tensor.startswith("gradient of ") and c.torch_error > 0
+        }
+        compared = {c.tensor for c in exported.report.comparisons}
+        for name in models:
+            assert name in moved, f"no gradient of {name} is ever non-zero"
+            assert {f"output.{name}", f"prediction output.{name}"} <= compared
         return exported
 
     return check

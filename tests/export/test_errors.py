@@ -137,14 +137,15 @@ def test_the_users_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert nn.functional.dropout.__module__ == "torch.nn.functional"
 
 
-def test_writing_into_a_parameter_is_refused(tmp_path: Path) -> None:
+def test_a_prediction_that_writes_into_a_parameter_is_refused(tmp_path: Path) -> None:
     class Clipped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.linear.weight.data.clamp_(-0.1, 0.1)
+            if not self.training:
+                self.linear.weight.data.clamp_(-0.1, 0.1)
             result: torch.Tensor = self.linear(x)
             return result
 
@@ -193,7 +194,10 @@ def test_a_buffer_that_changes_its_shape_is_refused(tmp_path: Path) -> None:
     ("given", "instead"),
     [
         (torch.optim.Adam, "export.Adam(lr=0.001)"),
-        (torch.optim.NAdam([nn.Parameter(torch.zeros(2))]), "export.AdamW(lr=...), export.Sgd"),
+        (
+            torch.optim.SparseAdam([nn.Parameter(torch.zeros(2))]),
+            "export.AdamW(lr=...), export.Sgd",
+        ),
         ("adam", "export.AdamW(lr=...)"),
         (export.Adam, "Adam(lr=...)"),
     ],
@@ -229,3 +233,39 @@ def test_numbers_drawn_beside_torch(tmp_path: Path) -> None:
             exported(loss)
     with pytest.warns(UserWarning, match="one draw for ever"):
         exported(idle)
+
+
+def _scored(m: nn.Module, b: dict[str, Tensor], score: Any) -> Tensor:
+    result: Tensor = score(m(b["x"]), b["x"])
+    return result.sum()
+
+
+def _halved(z: Tensor, x: Tensor) -> Tensor:
+    if x.shape[0] > 100:
+        return z / 2
+    return z
+
+
+@pytest.mark.parametrize(
+    ("score", "line"),
+    [
+        (lambda z, x: z + torch.special.bessel_j0(x), "special.bessel_j0"),
+        (lambda z, x: z if z.sum() > 0 else -z, "if z.sum"),
+        (lambda z, x: z.reshape(6, 4), "z.reshape"),
+        (lambda z, x: next(iter(z)), "next.iter"),
+        (_halved, r"if x.shape\[0\] > 100"),
+    ],
+)
+def test_the_line_in_the_loss_is_named(score: Any, line: str, tmp_path: Path) -> None:
+    """And no module that happens to have run before."""
+    with pytest.raises(ExportError, match=rf"at test_errors\.py:\d+: .*{line}") as caught:
+        _export(lambda x: x, tmp_path, loss=lambda m, b: _scored(m, b, score))
+    assert caught.value.module in ("", "none (the loss or predict= itself)")
+
+
+def test_a_gradient_is_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export.lowering import registry
+
+    monkeypatch.delitem(registry._TABLE, torch.ops.aten.cos.default)
+    with pytest.raises(ExportError, match=r"aten\.cos.*module: 1\.0 \(_Inner\); at test_errors"):
+        _export(torch.sin, tmp_path)

@@ -60,10 +60,12 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_layer_behind_linear(name: str, assert_parity: Any) -> None:
-    model = _seeded(lambda: _after_linear(ACTIVATIONS[name]()))
-    assert_parity(model, {"x": _dense(8, 6)})
+def test_layers_behind_linear_ones(assert_parity_of_each: Any) -> None:
+    models = {
+        name: _seeded(lambda make=make: _after_linear(make()))  # type: ignore[misc]
+        for name, make in ACTIVATIONS.items()
+    }
+    assert_parity_of_each(models, {"x": _dense(8, 6)})
 
 
 @pytest.mark.parametrize(
@@ -117,19 +119,26 @@ def test_embedding_bag(mode: str, weighted: bool, assert_parity: Any) -> None:
     assert_parity(_seeded(Model), batch)
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_multihead_attention(need_weights: bool, dropout: float, assert_parity: Any) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+class _Attention(nn.Module):
+    def __init__(self, need_weights: bool, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+        self._need_weights = need_weights
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.attention(x, x, x, need_weights=need_weights)[0]
-            return result
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.attention(x, x, x, need_weights=self._need_weights)[0]
+        return result
 
-    assert_parity(_seeded(Model), {"x": _dense(4, 5, 8)})
+
+def test_multihead_attention(assert_parity_of_each: Any) -> None:
+    torch.manual_seed(0)
+    models = {
+        "plain": _Attention(False, 0.0),
+        "with_weights": _Attention(True, 0.0),
+        "with_dropout": _Attention(False, 0.2),
+        "with_both": _Attention(True, 0.2),
+    }
+    assert_parity_of_each(models, {"x": _dense(4, 5, 8)})
 
 
 def test_attention_with_mask(assert_parity: Any) -> None:
@@ -150,14 +159,14 @@ def test_attention_with_mask(assert_parity: Any) -> None:
     assert_parity(_seeded(Model), {"x": _dense(4, 5, 8), "hidden": hidden})
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_transformer_layer(norm_first: bool, assert_parity: Any) -> None:
-    model = _seeded(
-        lambda: nn.TransformerEncoderLayer(
-            8, 2, 16, dropout=0.1, batch_first=True, norm_first=norm_first
-        )
-    )
-    assert_parity(model, {"x": _dense(4, 5, 8)}, optimizer=export.Adam(1e-2))
+def test_transformer_layers(assert_parity_of_each: Any) -> None:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"dropout": 0.1, "batch_first": True}
+    models = {
+        "norm_last": nn.TransformerEncoderLayer(8, 2, 16, **settings),
+        "norm_first": nn.TransformerEncoderLayer(8, 2, 16, **settings, norm_first=True),
+    }
+    assert_parity_of_each(models, {"x": _dense(4, 5, 8)}, optimizer=export.Adam(1e-2))
 
 
 def test_linear_on_three_dimensions_keeps_both_axes_free(assert_parity: Any) -> None:
@@ -225,16 +234,20 @@ LOSSES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_loss(name: str, assert_parity: Any) -> None:
-    model = _seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)))
+def test_losses(assert_parity_of_each: Any) -> None:
+    """Each of a model of its own."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
     generator = torch.Generator().manual_seed(3)
     batch = {
         "x": _dense(9, 6),
         "label": torch.randint(4, (9,), generator=generator),
         "soft": torch.softmax(torch.randn(9, 4, generator=generator), -1),
     }
-    assert_parity(model, batch, loss=lambda m, b: LOSSES[name](m(b["x"]), b))
+    losses = {name: lambda m, b, loss=loss: loss(m(b["x"]), b) for name, loss in LOSSES.items()}
+    assert_parity_of_each({name: _seeded(make) for name in LOSSES}, batch, losses)
 
 
 def test_mean_of_cross_entropy_is_not_scaled_by_the_batch(assert_parity: Any) -> None:

@@ -265,3 +265,31 @@ def test_a_wrong_step_long_after_the_first_is_not_exported(
     monkeypatch.setitem(registry._TABLE, remainder, lambda g, out, a, b: right(g, out, a, b + 1))
     with pytest.raises(ExportError, match=r"differs from torch.* at step 6"):
         _export(nn.Sequential(nn.Linear(6, 2)), export.Accumulated(export.Sgd(), 7), tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "ASGD", "Adafactor", "Rprop"])
+def test_torchs_rarer_optimizers_are_taken_over(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+    head = {"params": model[2].parameters(), "lr": 0.03}
+    optimizer = getattr(torch.optim, name)([{"params": model[0].parameters()}, head], lr=0.01)
+
+    def loss(m: torch.nn.Module, b: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (m(b["x"]) - b["y"]).square().mean()
+
+    batch = {"x": torch.randn(8, 4), "y": torch.randn(8, 2)}
+    exported = export.train_step(
+        model, loss, batch, optimizer=optimizer,
+        dynamic={key: {0: "batch"} for key in batch}, directory=tmp_path / "artifact",
+    )  # fmt: skip
+    trainer = Trainer(exported.directory)
+    for _ in range(8):
+        value = loss(model, batch)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        got = trainer.step({key: each.numpy() for key, each in batch.items()})
+        assert got == pytest.approx(value.item(), rel=1e-4)
+    for key, parameter in model.named_parameters():
+        got = torch.from_numpy(trainer.parameters[key])
+        torch.testing.assert_close(got, parameter.detach(), rtol=1e-3, atol=1e-5)

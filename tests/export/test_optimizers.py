@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import export
 from export import schedules
+from export.layout import LayoutMember, LayoutSlot
 from export.optimizers.protocol import bound, turns
 
 SHAPES = [(4, 3), (5,), (2, 6), (3, 2, 2)]
@@ -23,6 +24,7 @@ def run_ours(
 ) -> list[torch.Tensor]:
     """The parameters after these gradients, of an optimizer without groups."""
     values = [value.clone() for value in start]
+    optimizer = bound(optimizer, [_slot(i, value) for i, value in enumerate(values)])
     state = {
         spec.name: [torch.zeros(*spec.lead, *v.shape, dtype=v.dtype) for v in values]
         if spec.per_parameter
@@ -34,6 +36,12 @@ def run_ours(
         update = optimizer.update(values, these, state, torch.tensor(step), hyper)
         values, state = update.parameters, update.state
     return values
+
+
+def _slot(index: int, value: torch.Tensor) -> LayoutSlot:
+    name, shape = f"p{index}", tuple(value.shape)
+    member = LayoutMember(name, shape, 0)
+    return LayoutSlot(name, "parameter", value.dtype, shape, (member,), packed=False)
 
 
 def run_torch(
@@ -72,7 +80,13 @@ def assert_equal(ours: Any, theirs: Any, shapes: list[Any] = SHAPES, seed: int =
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
         start, gradients = problem(dtype, seed, shapes)
         got = run_ours(ours, start, gradients)
-        wanted = run_torch(theirs, start, gradients)
+        # torch keeps some numbers (a product of momenta) in its default dtype.
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            wanted = run_torch(theirs, start, gradients)
+        finally:
+            torch.set_default_dtype(default)
         for a, b, before in zip(got, wanted, start, strict=True):
             moved = (b - before).norm()
             assert moved > 0
@@ -123,6 +137,63 @@ NAMESAKES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "lr_decay": st.sampled_from([0.0, 0.05]),
             "weight_decay": decay,
             "initial_accumulator_value": st.sampled_from([0.0, 0.5]),
+            "maximize": flag,
+        },
+    ),
+    "nadam": (
+        export.NAdam,
+        torch.optim.NAdam,
+        {
+            "betas": betas,
+            "weight_decay": decay,
+            "momentum_decay": st.sampled_from([4e-3, 0.5]),
+            "decoupled_weight_decay": flag,
+            "maximize": flag,
+        },
+    ),
+    "radam": (
+        export.RAdam,
+        torch.optim.RAdam,
+        {
+            "betas": betas,
+            "weight_decay": decay,
+            "decoupled_weight_decay": flag,
+            "maximize": flag,
+        },
+    ),
+    "adamax": (
+        export.Adamax,
+        torch.optim.Adamax,
+        {"betas": betas, "weight_decay": decay, "maximize": flag},
+    ),
+    "asgd": (
+        export.ASGD,
+        torch.optim.ASGD,
+        {
+            "lambd": st.sampled_from([1e-4, 0.1]),
+            "alpha": st.sampled_from([0.75, 0.3]),
+            "t0": st.sampled_from([1e6, 7]),
+            "weight_decay": decay,
+            "maximize": flag,
+        },
+    ),
+    "rprop": (
+        export.Rprop,
+        torch.optim.Rprop,
+        {
+            "etas": st.sampled_from([(0.5, 1.2), (0.3, 1.5)]),
+            "step_sizes": st.sampled_from([(1e-6, 50), (1e-3, 0.1)]),
+            "maximize": flag,
+        },
+    ),
+    "adafactor": (
+        export.Adafactor,
+        torch.optim.Adafactor,
+        {
+            "beta2_decay": st.sampled_from([-0.8, -0.3]),
+            "eps": st.sampled_from([(1e-7, 1e-3), (1e-3, 0.5)]),
+            "d": st.sampled_from([1.0, 2.0]),
+            "weight_decay": decay,
             "maximize": flag,
         },
     ),

@@ -16,7 +16,7 @@ from tests.export.recorded import assert_as_torch
 
 LAYERS = {
     "gru": lambda: nn.GRU(4, 5, batch_first=True),
-    "gru both ways": lambda: nn.GRU(4, 5, 2, batch_first=True, bidirectional=True),
+    "gru both ways": lambda: nn.GRU(4, 5, batch_first=True, bidirectional=True),
     "lstm": lambda: nn.LSTM(4, 5, batch_first=True, bias=False),
     "lstm both ways": lambda: nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True),
     "rnn both ways": lambda: nn.RNN(4, 5, batch_first=True, bidirectional=True),
@@ -30,8 +30,11 @@ def _batch(n: int, *, falling: bool = False) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 7, 4, generator=generator), lengths
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("falling", [False, True], ids=["any order", "sorted"])
+# How they are sorted decides how they are packed, which no layer sees: one kind shows it.
+@pytest.mark.parametrize(
+    ("name", "falling"),
+    [*((name, False) for name in LAYERS), ("gru", True), ("lstm both ways", True)],
+)
 def test_packed(name: str, falling: bool) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]()

@@ -63,10 +63,25 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_trains_as_in_torch(name: str, assert_parity: Parity) -> None:
-    make, sizes = LAYERS[name]
-    assert_parity(_after_convolution(make(), len(sizes)), {"x": _images(3, 2, *sizes)})
+class Cropped(nn.Module):
+    """A layer on the first places along each axis of a volume, and on as many axes as it takes."""
+
+    def __init__(self, layer: nn.Module, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = _after_convolution(layer, len(sizes))
+        self._sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = (*map(slice, self._sizes), *[0] * (3 - len(self._sizes)))
+        found: torch.Tensor = self.layer(x[:, :, *places])
+        return found
+
+
+@pytest.mark.parametrize("kind", ["max", "average", "adaptive"])
+def test_layers_train_as_in_torch(kind: str, assert_parity_of_each: Parity) -> None:
+    chosen = {name: each for name, each in LAYERS.items() if name.startswith(kind)}
+    models = {name: Cropped(make(), sizes) for name, (make, sizes) in chosen.items()}
+    assert_parity_of_each(models, {"x": _images(3, 2, 10, 8, 5)})
 
 
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1)])

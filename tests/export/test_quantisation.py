@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.ao import quantization
 
 import export
+from device_sdk import Trainer
 from export.rewrites import quantisation
 
 
@@ -74,8 +76,60 @@ def test_prepared_for_quantisation_aware_training(assert_parity: Any) -> None:
     assert_parity(prepared, {"x": _numbers(6, 6)})
 
 
-def test_an_observer_apart_is_refused_with_the_one_that_fits(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(6, 4), quantization.FakeQuantize())
+APART = {
+    "average": {"observer": quantization.MovingAverageMinMaxObserver, "quant_min": 0},
+    # Of 255 steps the widest value would lie between two of them, on which side rounding decides.
+    "widest, even": {
+        "observer": quantization.MinMaxObserver,
+        "qscheme": torch.per_tensor_symmetric,
+        "quant_max": 254,
+    },
+    "rows": {
+        "observer": quantization.PerChannelMinMaxObserver,
+        "qscheme": torch.per_channel_affine,
+        "ch_axis": 1,
+    },
+    "rows' average, even": {
+        "observer": quantization.MovingAveragePerChannelMinMaxObserver,
+        "qscheme": torch.per_channel_symmetric,
+        "dtype": torch.qint8,
+        "quant_min": -128,
+        "quant_max": 126,
+        "ch_axis": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_an_observer_apart_from_its_rounding(name: str, tmp_path: Path) -> None:
+    """Also while it is switched off, on the device."""
+    torch.manual_seed(0)
+    given = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8, **APART[name]}
+    model = nn.Sequential(nn.Linear(6, 4), quantization.FakeQuantize(**given)).train()
+    model(_numbers(6, 6))
+    exported = export.train_step(
+        model, lambda m, b: m(b["x"]).sin().sum(), {"x": _numbers(6, 6)},
+        optimizer=export.Sgd(0.1), dynamic={"x": {0: "batch"}}, directory=tmp_path / "artifact",
+    )  # fmt: skip
+    trainer = Trainer(exported.directory)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        if step == 2:
+            model.apply(quantization.disable_observer)
+            trainer.set_parameters({"1.observer_enabled": np.zeros(1, np.uint8)})
+        x = _numbers(5, 6) * (step + 1)
+        loss = model(x).sin().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert trainer.step({"x": x.numpy()}) == pytest.approx(loss.item(), rel=1e-4)
+    for key, value in model[1].named_buffers(prefix="1"):
+        np.testing.assert_allclose(trainer.buffers[key], value.numpy(), rtol=1e-5, err_msg=key)
+
+
+def test_an_observer_that_counts_is_refused_with_those_that_fit(tmp_path: Path) -> None:
+    counting = quantization.FakeQuantize(observer=quantization.HistogramObserver)
+    model = nn.Sequential(nn.Linear(6, 4), counting)
     with pytest.raises(export.ExportError, match=r"1 \(FakeQuantize\).*FusedMovingAvgObs"):
         export.train_step(
             model, lambda m, b: m(b["x"]).square().mean(), {"x": _numbers(6, 6)},

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import export
@@ -61,13 +65,16 @@ def test_masks_are_those_of_earlier_versions(
 
 
 def _drawing(
-    draw: Callable[[Tensor, Tensor], Tensor], like: Tensor, free: Sequence[int], folder: Path
-) -> Any:
-    """Runs a graph whose output is ``draw(parameter, batch entry)``, at any seed and step."""
+    draw: Callable[[Tensor, Tensor], dict[str, Tensor]],
+    like: Tensor,
+    free: Sequence[int],
+    folder: Path,
+) -> Callable[[Tensor, int, int], dict[str, np.ndarray]]:
+    """Runs a graph whose outputs are ``draw(parameter, batch entry)``, at any seed and step."""
     model = nn.Linear(1, 1, bias=False)
     export.train_step(
         model,
-        lambda m, b: ((m.weight**2).sum(), {"drawn": draw(m.weight, b["x"])}),
+        lambda m, b: ((m.weight**2).sum(), draw(m.weight, b["x"])),
         {"x": like},
         optimizer=export.Sgd(0.0),
         dynamic={"x": {axis: f"n{axis}" for axis in free}} if free else {},
@@ -77,7 +84,7 @@ def _drawing(
     graph = onnx.load(folder / "train.onnx")
     session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
-    def run(x: Tensor, seed: int, step: int) -> np.ndarray:
+    def run(x: Tensor, seed: int, step: int) -> dict[str, np.ndarray]:
         feeds = {
             "state.packed": np.ones(1, np.float32),
             "state.step": np.array(step),
@@ -87,8 +94,9 @@ def _drawing(
         }
         names = {port.name for port in session.get_inputs()}
         given = {name: value for name, value in feeds.items() if name in names}
-        drawn: np.ndarray = session.run(["output.drawn"], given)[0]
-        return drawn
+        drawn = [port.name for port in session.get_outputs() if port.name.startswith("output.")]
+        arrays = session.run(drawn, given)
+        return {n.removeprefix("output."): a for n, a in zip(drawn, arrays, strict=True)}
 
     return run
 
@@ -110,9 +118,9 @@ def test_the_graph_draws_the_same_masks(
     shares = (0.5, 0.9, 0.1, 1 / 3, 1 - 1e-9, 1 - 1e-12)
     calls = [share for share in shares for _ in range(repeats)]
 
-    def masks(weight: Tensor, x: Tensor) -> Tensor:
+    def masks(weight: Tensor, x: Tensor) -> dict[str, Tensor]:
         drawn = [torch.nn.functional.dropout(x, 1 - share, True) != 0 for share in calls]
-        return torch.stack(drawn).to(torch.float32)
+        return {"masks": torch.stack(drawn).to(torch.float32)}
 
     run = _drawing(masks, torch.ones(shape), free, tmp_path / "artifact")
     for seed, step in ((0, 0), (-1, 1), (2**31 - 1, 2**31), (2**62 + 11, 2**40 + 5), (77, 3)):
@@ -120,74 +128,157 @@ def test_the_graph_draws_the_same_masks(
         for given in (list(shape), sizes):
             draw = _randomness(seed, step)
             expected = [draw.keep_mask(given, 1 - (1 - share)).numpy() for share in calls]
-            got = run(torch.ones(given), seed, step)
+            got = run(torch.ones(given), seed, step)["masks"]
             np.testing.assert_array_equal(got, np.stack(expected).astype(np.float32))
 
 
 def test_no_64_bit_arithmetic_touches_the_elements(tmp_path: Path) -> None:
     """onnxruntime divides and masks 64-bit numbers several times more slowly."""
     run = _drawing(
-        lambda weight, x: nn.functional.dropout(x, 0.1, True),
+        lambda weight, x: {"drawn": nn.functional.dropout(x, 0.1, True)},
         torch.ones(4, 6),
         (0,),
         tmp_path / "artifact",
     )
-    assert run(torch.ones(9, 6), 1, 1).shape == (9, 6)
+    assert run(torch.ones(9, 6), 1, 1)["drawn"].shape == (9, 6)
     kinds = {node.op_type for node in onnx.load(tmp_path / "artifact" / "train.onnx").graph.node}
     assert kinds.isdisjoint({"Div", "Mod", "BitwiseAnd"})
     trainer = Trainer(tmp_path / "artifact")
     trainer.step({"x": np.ones((3, 6), np.float32)})
 
 
-SAMPLE = 400
-
-DRAWN: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
-    "rand": (lambda w, x: torch.rand(x.shape), 1 / 2, 1 / 12),
-    "rand_like": (lambda w, x: torch.rand_like(x), 1 / 2, 1 / 12),
-    "uniform_": (lambda w, x: torch.empty_like(x).uniform_(-1, 3), 1, 16 / 12),
-    "randn": (lambda w, x: torch.randn(x.shape[0], x.shape[1]), 0, 1),
-    "randn_like": (lambda w, x: torch.randn_like(x), 0, 1),
-    "normal_": (lambda w, x: torch.empty_like(x).normal_(2, 3), 2, 9),
-    "normal": (lambda w, x: torch.normal(x, 2.0), 1, 4),
-    "log_normal_": (lambda w, x: torch.empty_like(x).log_normal_(0, 0.5), 1.1331, 0.3647),
-    "bernoulli": (lambda w, x: torch.bernoulli(x * 0.3), 0.3, 0.21),
-    "bernoulli_": (lambda w, x: torch.empty_like(x).bernoulli_(0.3), 0.3, 0.21),
-    "exponential_": (lambda w, x: torch.empty_like(x).exponential_(2.0), 0.5, 0.25),
-    "geometric_": (lambda w, x: torch.empty_like(x).geometric_(0.5), 2, 2),
-    "randint": (lambda w, x: torch.randint(2, 6, x.shape).float(), 3.5, 1.25),
-    "randint_like": (lambda w, x: torch.randint_like(x, 4), 1.5, 1.25),
-    "randperm": (
-        lambda w, x: torch.stack([torch.randperm(5), torch.randperm(5)]).float() + 0 * x[0, 0],
-        2,
-        2,
-    ),
-    "multinomial": (
-        lambda w, x: torch.multinomial(x * torch.tensor([0.0, 1, 1, 2, 0]), 1, True).float(),
-        2.25,
-        0.6875,
-    ),
-    "multinomial of several": (
-        lambda w, x: torch.multinomial(x * torch.tensor([0.0, 1, 1, 2, 0]), 2).float(),
-        2.09,
-        0.6,
-    ),
-    "torch.dropout": (lambda w, x: torch.dropout(x, 0.25, True), 1, 1 / 3),
-}
+ROWS, SEEDS = 400, range(20)
+LEAST = 1e-4
+"""Of each p-value. With right draws the least of the 300 or so below is about 3e-3."""
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_random_functions_draw_from_their_distribution(name: str, tmp_path: Path) -> None:
-    """In the graph, at another batch size; reproducibly from seed and step."""
-    draw, mean, variance = DRAWN[name]
-    run = _drawing(draw, torch.ones(8, 5), (0,), tmp_path / "artifact")
-    x = torch.ones(SAMPLE, 5)
-    first = run(x, 3, 1)
-    drawn = np.stack([run(x, 3, step) for step in range(1, 9)]).astype(np.float64)
-    np.testing.assert_array_equal(first, drawn[0])
-    assert not np.array_equal(first, run(x, 4, 1))
-    room = 5 / np.sqrt(drawn.size)
-    assert abs(drawn.mean() - mean) <= room * max(np.sqrt(variance), 0.3)
-    assert drawn.var() == pytest.approx(variance, rel=8 * room, abs=0.02)
+@dataclass(frozen=True)
+class Drawn:
+    """A call of torch's, and what it should draw: a distribution, or each value's share."""
+
+    call: Callable[[Tensor, Tensor], Tensor]
+    shares: Mapping[Any, float] = field(default_factory=dict)
+    continuous: Any = None
+
+    def p_value(self, drawn: np.ndarray) -> float:
+        """That right draws were as far off: Kolmogorov and Smirnov's test, or Pearson's."""
+        if self.continuous is not None:
+            return float(stats.kstest(drawn.ravel(), self.continuous.cdf).pvalue)
+        rows = drawn if isinstance(next(iter(self.shares)), tuple) else drawn.reshape(-1, 1)
+        counts = Counter(map(tuple, rows.tolist()))
+        values = [value if isinstance(value, tuple) else (value,) for value in self.shares]
+        assert set(counts) <= set(values), set(counts) - set(values)
+        found = np.array([counts[value] for value in values])
+        return float(stats.chisquare(found, found.sum() * np.array([*self.shares.values()])).pvalue)
+
+
+def _weights(x: Tensor) -> Tensor:
+    return x * torch.tensor([0.0, 1, 1, 2, 0])
+
+
+def _permuted(n: int, places: int) -> dict[tuple[float, ...], float]:
+    every = list(itertools.permutations(map(float, range(n)), places))
+    return dict.fromkeys(every, 1 / len(every))
+
+
+DRAWN = {
+    "rand": Drawn(lambda w, x: torch.rand(x.shape), continuous=stats.uniform()),
+    "rand_like": Drawn(lambda w, x: torch.rand_like(x), continuous=stats.uniform()),
+    "uniform_": Drawn(
+        lambda w, x: torch.empty_like(x).uniform_(-1, 3), continuous=stats.uniform(-1, 4)
+    ),
+    "randn": Drawn(
+        lambda w, x: torch.randn(x.shape[0], x.shape[1]), continuous=stats.norm()
+    ),
+    "randn_like": Drawn(lambda w, x: torch.randn_like(x), continuous=stats.norm()),
+    "normal_": Drawn(
+        lambda w, x: torch.empty_like(x).normal_(2, 3), continuous=stats.norm(2, 3)
+    ),
+    "normal": Drawn(lambda w, x: torch.normal(x, 2.0), continuous=stats.norm(1, 2)),
+    "log_normal_": Drawn(
+        lambda w, x: torch.empty_like(x).log_normal_(0, 0.5), continuous=stats.lognorm(0.5)
+    ),
+    "exponential_": Drawn(
+        lambda w, x: torch.empty_like(x).exponential_(2.0), continuous=stats.expon(scale=0.5)
+    ),
+    "bernoulli": Drawn(lambda w, x: torch.bernoulli(x * 0.3), {0.0: 0.7, 1.0: 0.3}),
+    "bernoulli_": Drawn(
+        lambda w, x: torch.empty_like(x).bernoulli_(0.3), {0.0: 0.7, 1.0: 0.3}
+    ),
+    "dropout": Drawn(lambda w, x: torch.dropout(x, 0.25, True) * 0.75, {0.0: 0.25, 1.0: 0.75}),
+    "geometric_": Drawn(
+        lambda w, x: torch.empty_like(x).geometric_(0.5).clamp(max=8),
+        {float(n): 0.5 ** min(n, 7) for n in range(1, 9)},
+    ),
+    "randint": Drawn(
+        lambda w, x: torch.randint(2, 6, x.shape).float(),
+        dict.fromkeys((2.0, 3.0, 4.0, 5.0), 1 / 4),
+    ),
+    "randint_like": Drawn(
+        lambda w, x: torch.randint_like(x, 4), dict.fromkeys((0.0, 1.0, 2.0, 3.0), 1 / 4)
+    ),
+    # Of a few at once, since a permutation is not as long as the batch.
+    "randperm": Drawn(
+        lambda w, x: torch.stack([torch.randperm(4) for _ in range(8)]).float() + 0 * x[0, 0],
+        _permuted(4, 4),
+    ),
+    "multinomial": Drawn(
+        lambda w, x: torch.multinomial(_weights(x), 1, True).float(),
+        {1.0: 1 / 4, 2.0: 1 / 4, 3.0: 1 / 2},
+    ),
+    "multinomial_of_two": Drawn(
+        lambda w, x: torch.multinomial(_weights(x), 2).float(),
+        {
+            (1.0, 2.0): 1 / 12, (1.0, 3.0): 1 / 6, (2.0, 1.0): 1 / 12,
+            (2.0, 3.0): 1 / 6, (3.0, 1.0): 1 / 4, (3.0, 2.0): 1 / 4,
+        },
+    ),
+}  # fmt: skip
+
+
+def test_random_functions_draw_from_their_distributions(tmp_path: Path) -> None:
+    """In a graph, at another batch size than the export's, for each seed and for all together."""
+    run = _drawing(
+        lambda w, x: {name: each.call(w, x) for name, each in DRAWN.items()},
+        torch.ones(8, 5),
+        (0,),
+        tmp_path / "artifact",
+    )
+    x = torch.ones(ROWS, 5)
+    by_seed = [run(x, seed, 1) for seed in SEEDS]
+    again, later = run(x, SEEDS[0], 1), run(x, SEEDS[0], 2)
+    for name, each in DRAWN.items():
+        np.testing.assert_array_equal(again[name], by_seed[0][name])
+        assert not np.array_equal(later[name], by_seed[0][name]), name
+        assert not np.array_equal(by_seed[1][name], by_seed[0][name]), name
+        drawn = [found[name] for found in by_seed]
+        # Of 8 permutations a seed no share can be told.
+        apart = [] if name == "randperm" else [each.p_value(one) for one in drawn]
+        together = each.p_value(np.concatenate(drawn))
+        assert min([*apart, together]) > LEAST, (name, apart, together)
+        # Draws that are too even are as wrong: right ones have p-values of every size.
+        assert not apart or stats.kstest(apart, "uniform").pvalue > LEAST, (name, apart)
+
+
+def test_draws_depend_on_no_other(tmp_path: Path) -> None:
+    """Of calls one after the other, of neighbouring elements, steps and seeds."""
+    run = _drawing(
+        lambda w, x: {"first": torch.randn_like(x), "second": torch.randn_like(x)},
+        torch.ones(8, 5),
+        (0,),
+        tmp_path / "artifact",
+    )
+    x = torch.ones(ROWS, 5)
+    p_values = []
+    for seed in SEEDS:
+        here = run(x, seed, 1)
+        first = here["first"].ravel()
+        others = (here["second"], run(x, seed, 2)["first"], run(x, seed + 1, 1)["first"])
+        pairs = [(first, other.ravel()) for other in others] + [(first[:-1], first[1:])]
+        # Their squares, too: the size of one must not tell the size of the other.
+        p_values += [stats.pearsonr(a**n, b**n).pvalue for a, b in pairs for n in (1, 2)]
+    assert min(p_values) > LEAST, p_values
+    assert stats.kstest(p_values, "uniform").pvalue > LEAST, p_values
 
 
 class _Noisy(nn.Module):
@@ -248,12 +339,12 @@ NOISES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", NOISES)
 def test_random_layers_train_beside_torch(
-    name: str, assert_parity: Callable[..., export.Exported]
+    assert_parity_of_each: Callable[..., export.Exported],
 ) -> None:
     torch.manual_seed(0)
-    assert_parity(_Noisy(NOISES[name]), {"x": torch.randn(6, 6)})
+    models = {name.replace(".", "_"): _Noisy(noise) for name, noise in NOISES.items()}
+    assert_parity_of_each(models, {"x": torch.randn(6, 6)})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from aggregator.methods.teacher_logits import TeacherLogitsSettings
 from aggregator.task.file import read_task
 from aggregator.task.template import task_template
 from aggregator.task.warm_start import WarmStart
-from device_sdk.artifact import Artifact
+from device_sdk.artifact import Artifact, FileEntry, GraphFile, MetricSource, OptimizerSpec
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph, check_agreement, checked_initial
@@ -39,6 +39,7 @@ from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
 from tests.fakes.handmade.linear import frozen_manifest, linear_parts
+from tests.fakes.handmade.writing import LOSS
 from tests.fuzz.target import Target
 
 if TYPE_CHECKING:
@@ -65,6 +66,25 @@ def _constants(data: bytes) -> None:
     inside = read_onnx(with_constants(CheckedGraph(data, {}, model), frozen).onnx)
     assert {value.name for value in model.inputs} - {v.name for v in inside.inputs} == set(frozen)
     assert inside.initializers == model.initializers | set(frozen)
+
+
+def _whole_manifest() -> Manifest:
+    """One that has every field."""
+    frozen = frozen_manifest()
+    infer = frozen.graphs["infer"]
+    batch = frozen.graphs["train"].select("batch")
+    states = tuple(infer.select("state"))
+    evaluate = GraphFile("evaluate.onnx", (*states, *batch), (LOSS, *infer.outputs))
+    settings = {"clipped.norm": 1.0, "rest.optimizer": "adamw", "rest.betas": [0.9, 0.999]}
+    return replace(
+        frozen,
+        sequential=True,
+        ignored=("row_id",),
+        metrics={"loss": MetricSource(), "mae": MetricSource("prediction", "y")},
+        graphs={**frozen.graphs, "evaluate": evaluate},
+        files={**frozen.files, "evaluate.onnx": FileEntry.of(b"")},
+        optimizer=OptimizerSpec("sgd", {**settings, "rest.parameters": ["linear.weight"]}),
+    )
 
 
 @lru_cache
@@ -130,7 +150,7 @@ FILE_TARGETS = (
     Target(
         "manifest-json",
         _manifest,
-        lambda: [_files()["manifest.json"], frozen_manifest().to_json()],
+        lambda: [_files()["manifest.json"], _whole_manifest().to_json()],
         _REFUSED,
         1 << 14,
     ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from aggregator.simulate.engine import Simulation
 from device_sdk import Trainer
-from device_sdk.artifact import load_artifact
+from device_sdk.artifact import Manifest, load_artifact
 from device_sdk.device import Device
 from device_sdk.errors import NothingLearnt
 from device_sdk.local_data import LocalData
@@ -28,7 +29,7 @@ from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import classed_data, labelled_data, local_data
 from tests.fakes.brisk import BRISK
-from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
+from tests.fakes.handmade import FEATURES, TARGETS, frozen_artifact, linear_artifact
 from tests.fakes.homes import ServeProcess, invite
 from tests.fakes.killed_rounds import (
     DEVICES,
@@ -42,7 +43,7 @@ from tests.fakes.waiting import wait_until
 TRAINING = FedAvgTraining(epochs=2, batch_size=0, learning_rate=0.1)
 
 
-def simulated(folder: Path) -> FedAvgMethod:
+def simulated(folder: Path, training: FedAvgTraining) -> FedAvgMethod:
     """The same rounds without broker, seals, processes and deaths."""
     artifact = load_artifact(folder)
     kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
@@ -50,7 +51,7 @@ def simulated(folder: Path) -> FedAvgMethod:
         {name: array for name, array in artifact.initial.items() if kinds[name] == kind}
         for kind in ("parameter", "buffer")
     )
-    method = FedAvgMethod(parameters, buffers, FedAvgSettings(training=TRAINING))
+    method = FedAvgMethod(parameters, buffers, FedAvgSettings(training=training))
     learners = [
         FedAvgLearner(
             lambda place=place: local_data(place),  # type: ignore[misc]
@@ -66,21 +67,36 @@ def simulated(folder: Path) -> FedAvgMethod:
     return method
 
 
+@pytest.mark.parametrize(
+    ("write", "training"),
+    [
+        (linear_artifact, TRAINING),
+        # What a device keeps between rounds has the frozen state in it, too.
+        (frozen_artifact, replace(TRAINING, optimizer_state="kept")),
+    ],
+    ids=["all trained", "some frozen"],
+)
 def test_killed_devices_and_a_killed_aggregator_make_the_simulators_model(
-    mosquitto: Mosquitto, tmp_path: Path
+    write: Callable[[Path], Manifest],
+    training: FedAvgTraining,
+    mosquitto: Mosquitto,
+    tmp_path: Path,
 ) -> None:
-    linear_artifact(tmp_path / "linear")
-    home = make_home(tmp_path, mosquitto.url, method="fedavg", settings=asdict(TRAINING))
+    manifest = write(tmp_path / "linear")
+    home = make_home(tmp_path, mosquitto.url, method="fedavg", settings=asdict(training))
     homes, states = run_with_deaths(home, mosquitto.url, tmp_path, "measured")
     for status in states:
         assert (status.verdict, status.artifact, status.k) == ("counted", "linear", 1)
         assert (status.trained_round, status.version) == (ROUNDS, ROUNDS)
-    expected = simulated(tmp_path / "linear")
+    expected = simulated(tmp_path / "linear", training)
     np.testing.assert_allclose(
         final_state(home)["model"], expected.state()["model"], rtol=1e-5, atol=1e-6
     )
     # The rounds are over: every device predicts with what all made.
     trainer = Trainer(tmp_path / "linear")
+    frozen = [member.name for tensor, member in manifest.members() if tensor.frozen]
+    for name in frozen:
+        np.testing.assert_array_equal(expected.model[name], trainer.buffers[name])
     trainer.set_parameters(expected.model)
     final = trainer.predict({"x": local_data(0).train["x"]})["prediction"]
     for folder in homes:

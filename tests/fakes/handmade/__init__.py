@@ -4,6 +4,7 @@ from tests.fakes.handmade.factors import factor_artifact, factor_parts
 from tests.fakes.handmade.linear import (
     FEATURES,
     TARGETS,
+    frozen_artifact,
     frozen_manifest,
     linear_artifact,
     linear_parts,
@@ -15,6 +16,7 @@ __all__ = [
     "TARGETS",
     "factor_artifact",
     "factor_parts",
+    "frozen_artifact",
     "frozen_manifest",
     "linear_artifact",
     "linear_parts",

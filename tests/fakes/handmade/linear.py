@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 from device_sdk.artifact import (
@@ -158,16 +159,36 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
     return manifest, files
 
 
-def frozen_manifest() -> Manifest:
-    """What the linear artifact's manifest would be if its mean were frozen."""
-    manifest = linear_parts()[0]
+def frozen_parts() -> tuple[Manifest, dict[str, bytes]]:
+    """The linear artifact with its mean frozen: taken from x, and left as it is by a step."""
+    manifest, files = linear_parts()
     train = manifest.graphs["train"]
     kept = tuple(port for port in train.outputs if port.name != "new.mean")
-    return replace(
+    model = onnx.load_from_string(files["train.onnx"])
+    (outputs,) = [each for each in model.graph.output if each.name == "new.mean"]
+    model.graph.output.remove(outputs)
+    for node in model.graph.node:
+        if node.op_type in ("MatMul", "Transpose"):
+            node.input[0] = node.input[0].replace("batch.x", "centred")
+    centre = helper.make_node("Sub", ["batch.x", "state.mean"], ["centred"])
+    model.graph.node.insert(0, centre)
+    onnx.checker.check_model(model)
+    frozen = replace(
         manifest,
         state=tuple(replace(t, frozen=t.name == "mean") for t in manifest.state),
         graphs={**manifest.graphs, "train": replace(train, outputs=kept)},
     )
+    return frozen, {**files, "train.onnx": model.SerializeToString()}
+
+
+def frozen_manifest() -> Manifest:
+    """That of :func:`frozen_parts`."""
+    return frozen_parts()[0]
+
+
+def frozen_artifact(folder: Path) -> Manifest:
+    """Write the linear artifact with its mean frozen."""
+    return write_artifact(folder, *frozen_parts())
 
 
 def linear_artifact(folder: Path, *metrics: str) -> Manifest:

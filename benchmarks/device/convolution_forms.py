@@ -39,9 +39,11 @@ class Shape:
     width: int
     kernel: int
     stride: int = 1
+    groups: int = 1
 
     def __str__(self) -> str:
         kind = "depthwise" if self.depthwise else f"to {self.outputs}"
+        kind += f" in {self.groups} groups" if self.groups > 1 else ""
         return (
             f"[{self.batch}, {self.channels}, {self.height}, {self.width}], {self.kernel} x "
             f"{self.kernel} {kind}, stride {self.stride}"
@@ -75,6 +77,12 @@ DEPTHWISE: dict[str, Form] = {
 DENSE: dict[str, Form] = {
     "weight": lambda g, x, weight, grad, w: forms.weight_tap_by_tap(g, x, grad, weight, w),
 }
+FEW: dict[str, Form] = {
+    "result": lambda g, x, weight, grad, w: forms.by_one_product(g, x, weight, None, w),
+    "input": lambda g, x, weight, grad, w: forms.input_by_one_product(g, grad, weight, w),
+    "weight": lambda g, x, weight, grad, w: forms.weight_by_one_product(g, x, grad, weight, w),
+}
+FEW_POSITIONS = 16
 SHAPES = (
     Shape(16, 960, 0, 2, 2, 3),
     Shape(16, 576, 0, 4, 4, 3),
@@ -93,6 +101,12 @@ SHAPES = (
     Shape(8, 64, 64, 16, 16, 3),
     Shape(8, 128, 128, 8, 8, 3),
     Shape(8, 256, 256, 4, 4, 3),
+    Shape(8, 512, 512, 2, 2, 3),
+    Shape(8, 256, 512, 4, 4, 3, 2),
+    Shape(8, 128, 32, 4, 4, 3),
+    Shape(8, 128, 32, 2, 2, 3),
+    Shape(8, 440, 440, 2, 2, 3, groups=55),
+    Shape(8, 208, 208, 4, 4, 3, groups=26),
     Shape(16, 144, 24, 16, 16, 1),
     Shape(16, 16, 96, 32, 32, 1),
 )
@@ -103,13 +117,13 @@ def call_of(shape: Shape, form: Form) -> Callable[[], object]:
     pad = shape.kernel // 2
     after = [(s + 2 * pad - shape.kernel) // shape.stride + 1 for s in (shape.height, shape.width)]
     outputs = shape.outputs or shape.channels
+    groups = shape.channels if shape.depthwise else shape.groups
     sizes = {
         "x": [shape.batch, shape.channels, shape.height, shape.width],
-        "weight": [outputs, 1 if shape.depthwise else shape.channels, shape.kernel, shape.kernel],
+        "weight": [outputs, shape.channels // groups, shape.kernel, shape.kernel],
         "grad": [shape.batch, outputs, *after],
     }
     values = {name: Value(name, torch.float32, tuple(size)) for name, size in sizes.items()}
-    groups = shape.channels if shape.depthwise else 1
     w = forms.window_between(
         sizes["x"][2:], after, values["weight"], [shape.stride], [pad], [1], groups
     )
@@ -151,7 +165,8 @@ def main() -> int:
     arguments = parser.parse_args()
     rows = []
     for shape in SHAPES:
-        ours = DEPTHWISE if shape.depthwise else DENSE
+        few = shape.height * shape.width // shape.stride**2 <= FEW_POSITIONS
+        ours = DEPTHWISE if shape.depthwise else FEW if few else DENSE
         for what, form in ours.items():
             pair = [call_of(shape, each) for each in (OWN[what], form)]
             own, mine = lowest(pair, arguments.seconds)

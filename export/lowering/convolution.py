@@ -428,6 +428,11 @@ def convolution(
         return depthwise(g, x, weight, bias, w)
     if not is_thin(w, weight, FEW_FORWARD):
         return g.op("Conv", x, weight, bias, **w.attributes())
+    return by_one_product(g, x, weight, bias, w)
+
+
+def by_one_product(g: Graph, x: Value, weight: Value, bias: Value | None, w: Window) -> str:
+    """weight [o, c * taps] @ columns [c * taps, n * positions]."""
     columns, turned = columns_of(g, x, w)
     product = _product(g, w, _weight_rows(g, weight, w), columns, trans_b=turned)
     if bias is not None:
@@ -520,7 +525,7 @@ def _input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
     if _is_depthwise(w, weight, _WIDEST_ROW):
         return depthwise_input(g, grad, weight, w)
     if w.rank <= 2 and is_thin(w, weight, FEW_OF_INPUT):
-        return _input_by_one_product(g, grad, weight, w)
+        return input_by_one_product(g, grad, weight, w)
     if is_point(w) and w.groups == 1:
         # A plain convolution: 1.1 to 1.3 times as fast as ConvTranspose.
         return g.op("Conv", grad, exchanged(g, weight, weight.rank), kernel_shape=list(w.kernel))
@@ -546,7 +551,7 @@ def _input(g: Graph, grad: Value, weight: Value, w: Window) -> str:
     return g.op("Pad", full, pads, g.scalar(0, grad.dtype))
 
 
-def _input_by_one_product(g: Graph, grad: Value, weight: Value, w: Window) -> str:
+def input_by_one_product(g: Graph, grad: Value, weight: Value, w: Window) -> str:
     """grad^T [n * positions, o] @ weight [o, c * taps], then each tap's share to its place."""
     channels = weight_size(weight, 1)
     rows, columns = _weight_rows(g, weight, w), _output_rows(g, grad, weight, w)
@@ -558,7 +563,7 @@ def _input_by_one_product(g: Graph, grad: Value, weight: Value, w: Window) -> st
     # As narrow as the batch: onnxruntime would turn the whole weight to have it first.
     product = _product(g, w, columns, rows, trans_a=True)
     shares = g.op("Reshape", product, g.ints(_grouped(w, -1, positions, channels, taps)))
-    if positions < _COL2IM_FROM:
+    if positions < _COL2IM_FROM or w.groups > 1:
         k = len(_grouped(w))
         shares = g.op("Transpose", shares, perm=[*range(k), k + 2, k, k + 1, k + 3])
         shares = g.op("Reshape", shares, g.ints([-1, positions * taps]))
@@ -584,10 +589,7 @@ def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     if _is_depthwise(w, weight, _WIDEST_ROW_OF_GRADIENT):
         return depthwise_weight(g, x, grad, weight, w)
     if is_thin(w, weight, FEW_OF_WEIGHT):
-        columns, turned = columns_of(g, x, w)
-        rows = _output_rows(g, grad, weight, w)
-        product = _product(g, w, rows, columns, trans_b=not turned)
-        return g.op("Reshape", product, g.shape(weight.shape))
+        return weight_by_one_product(g, x, grad, weight, w)
     channels = fixed(x.shape[1]) or 0
     known = fixed(grad.shape[1]) is not None and w.fixed_positions() is not None
     if w.groups == 1 and known and channels >= _MANY_CHANNELS:
@@ -595,11 +597,18 @@ def _weight(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     return weight_by_exchange(g, x, grad, weight, w)
 
 
+def weight_by_one_product(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
+    """grad [o, n * positions] @ columns^T [n * positions, c * taps]."""
+    columns, turned = columns_of(g, x, w)
+    product = _product(g, w, _output_rows(g, grad, weight, w), columns, trans_b=not turned)
+    return g.op("Reshape", product, g.shape(weight.shape))
+
+
 def weight_tap_by_tap(g: Graph, x: Value, grad: Value, weight: Value, w: Window) -> str:
     """grad [o, n * positions] @ [n * positions, c] for each tap: channels stay contiguous.
 
     Nothing is laid out side by side before: [4, 32, 64, 64] with 3 x 3 weights 5.2 ms in place of
-    9.8, [8, 64, 16, 16] 2.6 in place of 3.8, [8, 256, 4, 4] 2.1 in place of 2.4.
+    9.8, [8, 64, 16, 16] 2.6 in place of 3.8.
     """
     outputs, channels = weight_size(weight, 0), weight_size(weight, 1)
     if is_point(w):

@@ -301,7 +301,11 @@ def _says_not_one(guard: sympy.Basic) -> bool:
     Whether a size broadcasts, or is empty, is left to the run-time's checks.
     """
     least = {sympy.Ne: 1, sympy.StrictGreaterThan: 1, sympy.GreaterThan: 2}
-    return type(guard) in least and guard.rhs.is_Integer and 0 <= guard.rhs <= least[type(guard)]
+    if type(guard) not in least or not guard.rhs.is_Integer:
+        return False
+    # Of a stride, 60 (n - 1) > 60 says it of n - 1.
+    times = sympy.gcd(guard.lhs.as_content_primitive()[0], guard.rhs) or 1
+    return bool(0 <= guard.rhs / times <= least[type(guard)])
 
 
 # torch's own questions about strides: the order in memory, which no graph has.

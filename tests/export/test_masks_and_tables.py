@@ -161,6 +161,17 @@ FREE_PLACES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+def test_logits_of_all_places_but_the_last() -> None:
+    """Flattened, as a language model's loss has them: torch asks whether n - 1 is 1."""
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        logits = (x @ weight)[:, :-1].reshape(-1, 6)
+        return functional.cross_entropy(logits, x.argmax(-1)[:, 1:].reshape(-1), reduction="none")
+
+    assert_as_torch(run, lambda n: (_numbers(3, n, 4), _numbers(4, 6)))
+    assert_as_torch(run, lambda n: (_numbers(n, n + 1, 4), _numbers(4, 6)))
+
+
 @pytest.mark.parametrize("name", FREE_PLACES)
 def test_places_along_a_free_axis(name: str) -> None:
     assert_as_torch(FREE_PLACES[name], lambda n: (_numbers(n, 5), _numbers(n + 9, 5)))

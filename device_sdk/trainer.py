@@ -428,7 +428,7 @@ class Trainer:
 
         Raises what a step on the CPU does: then nothing is known yet.
         """
-        state, last = self.state, self._banks.head.outputs
+        state, last = self.state, self.outputs
         start = {name: array for name, array in state.items() if name not in self._frozen}
         provider, on_cpu = self._settings.provider, replace(self._settings, provider=CPU)
         session = make_session(self._with_frozen("train", graph, state), self._train.file, on_cpu)

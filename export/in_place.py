@@ -246,10 +246,16 @@ class _Update:
             if f"state.{name}" not in late | aliased and self._read_before_written(name)
         ]
 
+    @property
+    def others(self) -> list[str]:
+        """The graph's results that the branch does not make."""
+        inside = {f"new.{name}" for name in self.cones}
+        return [n for n in self._outputs if n not in inside and not n.startswith("gradient.")]
+
     def _awaited(self) -> set[str]:
         """What the gate's condition depends on."""
         read = {name for node in self.inside for name in node.input}
-        return {"loss", "guard", *(read & set(self.leaves) - self._inputs), *self.numbers}
+        return {*self.others, *(read & set(self.leaves) - self._inputs), *self.numbers}
 
     def _read_before_written(self, name: str) -> bool:
         old, writer = f"state.{name}", self.producer[f"new.{name}"]
@@ -451,7 +457,11 @@ class _GateNodes:
         graph.nodes.append(helper.make_node("Add", ["gate.guard", beyond], ["guard"]))
         most = graph.constant(_float(np.finfo(np.float32).max))
         finite = [graph.op("LessOrEqual", graph.op("Abs", n), most) for n in ("loss", "guard")]
-        graph.nodes.append(helper.make_node("And", finite, ["begun"]))
+        good = graph.op("And", *finite)
+        # Always true, but known only once all else that the step gives is there, or has failed.
+        there = graph.op("Max", *(graph.op("Size", name) for name in update.others))
+        there = graph.op("GreaterOrEqual", there, graph.constant(np.array(0, np.int64)))
+        graph.nodes.append(helper.make_node("And", [good, there], ["begun"]))
         graph.nodes.append(self._branches())
         graph.nodes.append(helper.make_node("And", ["gate.done", "begun"], ["done"]))
         constants = tuple(graph._initializers.values())
@@ -486,7 +496,9 @@ class _GateNodes:
         ends = graph.multi("Split", known, outputs=2 * count, num_outputs=2 * count, axis=0)
         scalars = [graph.op("Reshape", end, graph.ints([])) for end in ends]
         found = dict(zip(self._kinds, zip(scalars[::2], scalars[1::2], strict=True), strict=True))
-        return {**found, "gradient": self._within(graph, "gradient")}
+        if "gradient" in self._leaves:
+            found["gradient"] = self._within(graph, "gradient")
+        return found
 
     def _measured(self) -> onnx.GraphProto:
         graph = self._graph.child()

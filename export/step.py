@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from device_sdk.artifact import MetricSource
 from export.arguments import changed
@@ -81,6 +83,17 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
         tensor.detach().copy_(value)
 
 
+def _numpy(tensor: Tensor, **how: Any) -> Any:
+    """``tensor.numpy()`` of what the model holds beside its state; of what it computes, an error.
+
+    Recording, torch would hand out memory that nobody has written.
+    """
+    if is_fake(tensor):
+        raise RuntimeError(".numpy() is not supported for what a step computes")
+    with _disable_current_modes():
+        return tensor.numpy(**how)
+
+
 class _Identities(TorchFunctionMode):
     """Inside, a step's tensors stand for the model's own, by whatever way these are reached.
 
@@ -96,6 +109,8 @@ class _Identities(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = changed(self._current, (args, kwargs or {}))
+        if func is Tensor.numpy:
+            return _numpy(*args, **kwargs)
         if func == _DATA.__get__:
             return args[0].detach()
         if func == _DATA.__set__:

@@ -183,9 +183,10 @@ class Manifest:
             for port in (*graph.inputs, *graph.outputs):
                 self._check_port(graph, port)
         train = self.graphs["train"]
-        # A buffer that is no output is one that a step leaves as it is, and need not even read.
+        # A buffer that is no output is one that a step leaves as it is, and need not even read; one
+        # that is no input is one that a step writes whole.
         new = {port.of for port in train.new_state}
-        changed = {t.name for t in self.state if t.kind != "buffer"} | new
+        moved = {t.name for t in self.state if t.kind != "buffer"}
         odd = [tensor.name for tensor in self.state if tensor.frozen and tensor.name in new]
         if odd:
             raise ArtifactError(f"{train.file}: changes the frozen state {odd[0]!r}")
@@ -196,7 +197,7 @@ class Manifest:
                 "needs"
             )
         for side, found in (("input", {p.of for p in train.select("state")}), ("output", new)):
-            missing = changed - found
+            missing = moved - found
             if missing:
                 raise ArtifactError(
                     f"{train.file}: state without a matching {side}: {', '.join(sorted(missing))}"

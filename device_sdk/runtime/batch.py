@@ -148,7 +148,7 @@ class BatchMemory:
     """Batch inputs, and the extra outputs once per bank.
 
     Two sets of outputs, so that a step which is dropped leaves the last finished step's alone.
-    Outputs of unknown length are filled in by whoever runs the graph.
+    Outputs of unknown length are none of them: onnxruntime allocates these.
     """
 
     def __init__(self, graph: GraphFile, sizes: Mapping[str, int]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import onnxruntime as ort
 
-from device_sdk.artifact.parts import GraphFile
+from device_sdk.artifact.parts import GraphFile, Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.errors import BatchError, GraphRunError
 from device_sdk.runtime.batch import BatchMemory
@@ -74,6 +74,34 @@ class StepScalars:
 # A train step bound to memory: bound again only where a shape changes, never allocating.
 
 
+class StepOutputs(Mapping[str, Array]):
+    """The extra outputs of a run: in memory of known size, or where onnxruntime has put them.
+
+    The latter are taken when they are looked at, so that nothing is left to do between a run and
+    its commit. They stay until the binding runs again, two steps later.
+    """
+
+    def __init__(
+        self, sized: Mapping[str, Array], unsized: Sequence[Port], binding: ort.IOBinding
+    ) -> None:
+        self._sized = sized
+        # get_outputs lists values in the order in which their names were first bound.
+        self._places = {port.of: place for place, port in enumerate(unsized)}
+        self._binding = binding
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._places:
+            return self._sized[name]
+        array: Array = self._binding.get_outputs()[self._places[name]].numpy()
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._sized, *self._places))
+
+    def __len__(self) -> int:
+        return len(self._sized) + len(self._places)
+
+
 class StepRunner:
     """The train graph bound twice, once per direction between the two banks of state.
 
@@ -122,7 +150,7 @@ class StepRunner:
                 binding.bind_ortvalue_output(self._new_bounds, gate.bounds[1 - bank].value)
             for tensor in self._inputs(bank):
                 binding.bind_ortvalue_input(tensor.name, tensor.value)
-        self.bind_state(self._old)
+        self.bind_state({*self._old, *self._new})
 
     def _inputs(self, bank: int) -> list[HostTensor]:
         """The inputs that are neither state nor batch."""
@@ -158,9 +186,7 @@ class StepRunner:
                     binding.bind_ortvalue_input(entry.name, entry.value)
         for port in self._unsized:
             binding.bind_output(port.name, "cpu")
-        for port in self._unsized:
-            memory.outputs[bank].pop(port.of, None)
-        self._banks.begin(memory.outputs[bank])
+        self._banks.begin(StepOutputs(memory.outputs[bank], self._unsized, binding))
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -170,8 +196,6 @@ class StepRunner:
             ) from error
         if not self._host_only:
             binding.synchronize_outputs()
-        if self._unsized:
-            self._collect_unsized(binding, memory.outputs[bank])
         return self._loss[bank].array.item(), self._guard[bank].array.item()
 
     def _bind_batch(self, memory: BatchMemory) -> None:
@@ -192,9 +216,3 @@ class StepRunner:
             binding.bind_ortvalue_input(entry.name, entry.value)
         for tensor in self._inputs(bank):
             binding.bind_ortvalue_input(tensor.name, tensor.value)
-
-    def _collect_unsized(self, binding: ort.IOBinding, outputs: dict[str, Array]) -> None:
-        # get_outputs lists values in the order in which their names were first bound.
-        values = binding.get_outputs()[: len(self._unsized)]
-        for port, value in zip(self._unsized, values, strict=True):
-            outputs[port.of] = value.numpy().copy()

@@ -31,9 +31,19 @@ class Around(Delegated):
     """An optimizer around another: bears its name, and adds settings and state to its own."""
 
     def __post_init__(self) -> None:
+        if self.holds_torchs:
+            return
         inner = self.optimizer.settings()
         twice = sorted(set(self._own()) & set(inner))
         require(not twice, f"{', '.join(twice)} is set twice: {type(self).__name__} around itself")
+
+    @property
+    def holds_torchs(self) -> bool:
+        """Whether one of torch's is inside: of ours, it becomes an equal with the model known."""
+        inner: object = self.optimizer
+        return isinstance(inner, torch.optim.Optimizer) or (
+            isinstance(inner, Around) and inner.holds_torchs
+        )
 
     def settings(self) -> dict[str, object]:
         return {**super().settings(), **self._own()}
@@ -202,8 +212,8 @@ class Scheduled(Around):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            any(_is_rate(key) for key in self.hyper()),
-            f"{self.name} has no run-time input lr that a schedule could change",
+            self.holds_torchs or any(_is_rate(key) for key in self.hyper()),
+            "the optimizer has no run-time input lr that a schedule could change",
         )
 
     def _own(self) -> dict[str, object]:

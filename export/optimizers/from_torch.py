@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from export.optimizers.adaptive import (
     RAdam,
     RMSprop,
 )
+from export.optimizers.combinators import Around
 from export.optimizers.factored import Adafactor
 from export.optimizers.groups import Group, Groups
 from export.optimizers.momentum import ASGD, Rprop, Sgd
@@ -52,6 +53,9 @@ def as_optimizer(given: object, model: nn.Module) -> Optimizer:
     """
     if isinstance(given, torch.optim.Optimizer) and type(given) in _EQUALS:
         return _converted(given, model)
+    if isinstance(given, Around):
+        around: Any = replace(given, optimizer=as_optimizer(given.optimizer, model))
+        return around  # type: ignore[no-any-return]
     if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
         if not isinstance(given, type):
             return given  # type: ignore[return-value]
@@ -72,6 +76,8 @@ def as_optimizer(given: object, model: nn.Module) -> Optimizer:
 def trained_by(given: object, model: nn.Module) -> set[str]:
     """Names of the parameters that the optimizer moves: of torch's, those that it was given."""
     names = {n: id(p) for n, p in model.named_parameters() if p.requires_grad}
+    if isinstance(given, Around):
+        return trained_by(given.optimizer, model)
     if not isinstance(given, torch.optim.Optimizer):
         return set(names)
     held = {id(parameter) for group in given.param_groups for parameter in group["params"]}

@@ -306,8 +306,7 @@ def test_late_readers_keep_two_banks(
         return _exported(to, export.Adam(1e-2), loss)
 
     manifest = write(tmp_path / "one")
-    if loss is not _pulled:
-        assert W not in _in_place(manifest)
+    assert (W in _in_place(manifest)) is (loss is not _pure_pull)
     two = _in_two_banks(monkeypatch, write, tmp_path / "two")
     one, other = Trainer(tmp_path / "one"), Trainer(two)
     for step in range(5):
@@ -397,6 +396,68 @@ def _digest(trainer: Trainer) -> str:
     return found.hexdigest()
 
 
+class Naming(Dense):
+    """Looks up names, and keeps count of what it was given, beside the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("names", torch.arange(20))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
+def _named(model: Any, batch: Mapping[str, torch.Tensor]) -> Any:
+    return _squares(model, batch), {"name": model.names[batch["i"]] * 2}
+
+
+def _counted(model: Any, batch: Mapping[str, torch.Tensor]) -> Any:
+    model.seen.add_(model.names[batch["i"]].sum())
+    return _squares(model, batch)
+
+
+@pytest.mark.parametrize("loss", [_named, _counted])
+def test_what_fails_beside_the_update_drops_the_step(tmp_path: Path, loss: Any) -> None:
+    """Nothing is written before all that the step gives is there."""
+    manifest = export.train_step(
+        Naming(),
+        loss,
+        {**_example(), "i": torch.arange(8)},
+        optimizer=export.Adam(1e-2),
+        dynamic={name: {0: "batch"} for name in ("x", "y", "i")},
+        directory=tmp_path / "artifact",
+        verify=False,
+    ).manifest
+    assert _in_place(manifest)
+    trainer = Trainer(tmp_path / "artifact")
+    for step in range(3):
+        trainer.step({**_batch(step), "i": np.arange(6)})
+    before = _bits(trainer), _output_bytes(trainer)
+    for _ in range(2):
+        with pytest.raises(GraphRunError, match="dropped"):
+            trainer.step({**_batch(3), "i": np.full(6, 50)})
+        assert (_bits(trainer), _output_bytes(trainer)) == before
+    assert trainer.step_count == 3
+    trainer.step({**_batch(3), "i": np.arange(6)})
+
+
+def test_a_gradient_that_is_the_state_itself(tmp_path: Path) -> None:
+    """Nothing of the update reads a gradient then."""
+    manifest = _exported(tmp_path / "artifact", export.Sgd(1e-2), _pure_pull)
+    assert W not in _in_place(manifest)
+    trainer = Trainer(tmp_path / "artifact")
+    weight = trainer.parameters["wide.weight"]
+    trainer.step(_batch(0))
+    np.testing.assert_allclose(trainer.parameters["wide.weight"], weight * 0.99, rtol=1e-6)
+
+
+def _output_bytes(trainer: Trainer) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in trainer.outputs.items()}
+
+
+def _told_of_unknown_length(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
+    y = model(batch["x"])
+    return _squares(model, batch), {"y": y, "above": y[batch["y"] > 0]}
+
+
 def _interrupting(number: int) -> Callable[[FrameType, str, Any], Any]:
     """A trace function that raises KeyboardInterrupt at this line of a step, counted from 0."""
     lines = iter(range(10**6))
@@ -417,12 +478,12 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_banks: bool
 ) -> None:
     def write(to: Path) -> Manifest:
-        return _exported(to, export.Adam(1e-2), lambda m, b: (_squares(m, b), {"y": m(b["x"])}))
+        return _exported(to, export.Adam(1e-2), _told_of_unknown_length)
 
     folder = tmp_path / "artifact"
     _in_two_banks(monkeypatch, write, folder) if two_banks else write(folder)
     steady, trainer = Trainer(folder), Trainer(folder)
-    whole = [(_digest(steady), None)]
+    whole = [(_digest(steady), _output_bytes(steady))]
     kept, dropped, line = 0, 0, 0
     traced = sys.gettrace()
     while True:
@@ -439,9 +500,8 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step(
         kept, dropped = (kept + 1, dropped) if trainer.step_count > count else (kept, dropped + 1)
         while len(whole) <= trainer.step_count:
             steady.step(_batch(len(whole) - 1))
-            whole.append((_digest(steady), steady.outputs["y"].tobytes()))
-        outputs = trainer.outputs.get("y")
-        told = None if outputs is None else outputs.tobytes()
+            whole.append((_digest(steady), _output_bytes(steady)))
+        told = _output_bytes(trainer)
         assert (_digest(trainer), told) == whole[trainer.step_count]
         # Outputs are still the last step's after one that is dropped.
         with pytest.raises(NonFiniteStep):

@@ -59,6 +59,17 @@ def _assert_trains_alike(
             np.testing.assert_allclose(held[name], value.detach(), rtol=2e-3, atol=2e-5)
 
 
+def test_around_one_of_torchs(tmp_path: Path) -> None:
+    """Clipping and a schedule go around torch's own as around its equal of ours."""
+    model = _model()
+    groups = [{"params": model[3].parameters()}, {"params": model[5].parameters(), "lr": 1e-2}]
+    theirs = export.Clipped(torch.optim.AdamW(groups, lr=1e-3), norm=1.0)
+    exported = _export(model, export.Scheduled(theirs, export.schedules.Cosine(9)), tmp_path / "a")
+    settings = dict(exported.manifest.optimizer.settings)
+    assert settings["clipped.norm"] == 1.0 and settings["scheduled"] == "cosine"
+    assert "0.weight" not in Trainer(exported.directory).parameters
+
+
 def test_torchs_optimizer_with_groups_is_taken_over(tmp_path: Path) -> None:
     """No decay on biases and norms, a rate of its own for the head, and a backbone left alone."""
     model = _model()

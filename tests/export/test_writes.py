@@ -217,3 +217,36 @@ def test_an_activation_in_place_behind_a_norm(
     torch.manual_seed(0)
     x = torch.randn(3, 2, 6, 6)
     assert_parity(nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.LeakyReLU(0.2, True)), {"x": x})
+
+
+class Overwritten(nn.Module):
+    """Keeps what it saw last, and nothing of what was there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("last", torch.zeros(()))
+        self.register_buffer("where", torch.zeros((), dtype=torch.int64))
+
+
+def test_buffers_that_are_overwritten_whole(tmp_path: Path) -> None:
+    def loss(model: Overwritten, batch: dict[str, Tensor]) -> Tensor:
+        found = model.layer(batch["x"]).square().mean()
+        model.last.copy_(found.detach())
+        model.where.copy_(batch["x"].argmax())
+        return found
+
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    export.train_step(
+        Overwritten(),
+        loss,
+        {"x": x},
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={"x": {0: "batch"}},
+        directory=tmp_path / "artifact",
+    )
+    trainer = Trainer(tmp_path / "artifact")
+    for _ in range(3):
+        told = trainer.step({"x": x.numpy()})
+        assert trainer.buffers["last"] == np.float32(told)
+        assert trainer.buffers["where"] == x.argmax().item()

@@ -208,12 +208,15 @@ class _Update:
     @property
     def sums(self) -> dict[str, str]:
         """The guard's terms that are sums of the branch's results, by these results' names."""
-        news = {f"new.{name}" for name in self.cones}
-        return {
-            node.input[0]: node.output[0]
-            for node in self.nodes
-            if node.op_type == "ReduceSum" and node.input[0] in news
-        }
+        sums: dict[str, str] = {}
+        of = {f"new.{name}": f"new.{name}" for name in self.cones}
+        for node in self.nodes:
+            # A long sum has the sums of groups behind it.
+            if node.op_type in ("Reshape", "ReduceSum") and node.input[0] in of:
+                new = of[node.output[0]] = of[node.input[0]]
+                if node.op_type == "ReduceSum":
+                    sums[new] = node.output[0]
+        return sums
 
     def outside(self) -> list[onnx.NodeProto]:
         """What is computed before the branch: all that is not a result of it, but for its sums."""

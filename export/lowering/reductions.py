@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from export.lowering.channels import exchanged, held_first, other_axis
-from export.lowering.graph import Dim, Graph, Value, may_be_empty
+from export.lowering.channels import exchanged, held_first, other_axis, swapped
+from export.lowering.graph import Dim, Graph, Value, expression, fixed, may_be_empty
 from export.lowering.registry import lowers
 
 aten = torch.ops.aten
@@ -19,6 +20,64 @@ def _axes(value: Value, dims: Sequence[int] | int | None) -> list[int]:
         return list(range(value.rank))
     listed = [dims] if isinstance(dims, int) else list(dims)
     return sorted(dim % max(value.rank, 1) for dim in listed)
+
+
+# onnxruntime adds one element after the other, in so many lanes where the last axis is among
+# those reduced: 300,000 rows of 3 are summed with an error of 8e-5, 65,536 numbers with 1e-6.
+_LANES = 16
+# From how many additions in a row on a sum is taken in two stages, each about the root of them.
+_LONG = 2048
+# What an axis without a fixed size is taken to have here, and the least group worth a stage.
+_USUAL, _LEAST_GROUP = 256, 32
+
+
+def _in_stages(g: Graph, op_type: str, value: Value, axes: Sequence[int], keepdims: bool) -> str:
+    """A sum or mean, of groups first where it is long: as exact as torch's, and faster."""
+    if op_type in ("ReduceSum", "ReduceMean") and value.dtype == torch.float32:
+        value = _of_groups(g, op_type, value, axes)
+    return g.op(op_type, value, g.ints(axes), keepdims=int(keepdims))
+
+
+def _of_groups(g: Graph, op_type: str, value: Value, axes: Sequence[int]) -> Value:
+    """The sums or means of groups of neighbours along ``axes``; few values as they are."""
+    shape = value.shape
+    total = math.prod(
+        _multiple(shape[axis]) * (_USUAL ** (fixed(shape[axis]) is None)) for axis in axes
+    )
+    if total // (_LANES if value.rank - 1 in axes else 1) <= _LONG:
+        return value
+    found = [group for group in _groups(shape, axes) if group[0] >= _LEAST_GROUP]
+    if not found:
+        return value
+    size, first, last, part = min(found, key=lambda each: abs(math.log(each[0] ** 2 / total)))
+    kept = (*shape[:first], shape[first] // part, *[1] * (last - first))
+    after = shape[last + 1 :]
+    # Behind axes of size 1, so that a group lies in one row.
+    lined = all(fixed(each) == 1 for each in after)
+    split = (*kept, *after, size) if lined else (*kept, size, *after)
+    axis = len(split) - 1 if lined else last + 1
+    grouped = g.op(op_type, g.reshape(value, split), g.ints([axis]), keepdims=0)
+    return Value(grouped, value.dtype, (*kept, *after))
+
+
+def _groups(shape: Sequence[Dim], axes: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Ways to group neighbours: size, first and last axis, and its part of the first axis."""
+    for last in reversed(axes):
+        inner, first = 1, last
+        while first in axes:
+            whole = _multiple(shape[first])
+            for part in range(1, math.isqrt(whole) + 1):
+                if whole % part == 0:
+                    yield inner * part, first, last, part
+                    yield inner * (whole // part), first, last, whole // part
+            if fixed(shape[first]) is None:
+                break
+            inner, first = inner * whole, first - 1
+
+
+def _multiple(size: Dim) -> int:
+    """The largest number that divides a size, whatever the axes' sizes."""
+    return int(expression(size).as_content_primitive()[0])
 
 
 def reduce(
@@ -43,9 +102,9 @@ def reduce(
         return g.op("Div", total, g.scalar(count, dtype))
     first = held_first(g, name)
     if first is None:
-        return g.op(op_type, name, g.ints(axes), keepdims=int(keepdim))
+        return _in_stages(g, op_type, Value(name, dtype, value.shape), axes, keepdim)
     there = sorted(map(other_axis, axes))
-    result = g.op(op_type, first, g.ints(there), keepdims=int(keepdim))
+    result = _in_stages(g, op_type, Value(first, dtype, swapped(value.shape)), there, keepdim)
     if keepdim:
         return exchanged(g, result, value.rank)
     return result if {0, 1} & set(axes) else exchanged(g, result, value.rank - len(axes))
@@ -75,11 +134,12 @@ for _name, _operators in {
 def variance(
     g: Graph, out: Any, a: Value, dims: Any, correction: float | None = 1, **like: Any
 ) -> str:
-    axes = g.ints(_axes(a, dims))
-    centred = g.op("Sub", a, g.op("ReduceMean", a, axes, keepdims=1))
-    squares = g.op("ReduceSum", g.op("Mul", centred, centred), axes, keepdims=0)
+    axes = _axes(a, dims)
+    centred = g.op("Sub", a, _in_stages(g, "ReduceMean", a, axes, True))
+    squared = Value(g.op("Mul", centred, centred), a.dtype, a.shape)
+    squares = _in_stages(g, "ReduceSum", squared, axes, False)
     count: Any = 1
-    for axis in _axes(a, dims):
+    for axis in axes:
         count = count * a.shape[axis]
     return g.op("Div", squares, g.scalar(count - int(correction or 0), out.dtype))
 

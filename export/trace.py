@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     uninteresting_files,
 )
+from torch.utils._sympy.functions import Min
 
 from export.axes import Axes, Shape
 from export.errors import ExportError
@@ -330,17 +331,26 @@ def _place(guard: Any) -> traceback.FrameSummary | None:
 
 def _is_of_strides(guard: Any) -> bool:
     place = _place(guard)
-    return place is not None and any(
+    if place is None:
+        return False
+    if isinstance(guard.expr, sympy.Ne) and place.name == "__torch_function__":
+        # Asked inside an operator, which has no use for two sizes that differ.
+        return bool(guard.expr.lhs.free_symbols and guard.expr.rhs.free_symbols)
+    return any(
         place.name in names
         for module, names in _ASKING_OF_STRIDES.items()
         if module in place.filename
     )
 
 
-def _is_torchs_check(guard: Any) -> bool:
-    """Whether torch raises where it does not hold: a pooling whose result would be empty."""
+def _has_least(guard: Any) -> bool:
+    """Whether sizes may be refused for it, from the least one on that it holds for.
+
+    Where torch raises (a pooling whose result would be empty), and where a slice has to be as long
+    as was asked for.
+    """
     place = _place(guard)
-    return (
+    return guard.expr.has(Min) or (
         place is not None
         and Path(place.filename).is_relative_to(_TORCH)
         and ("check" in place.name or "_check" in (place.line or ""))
@@ -353,12 +363,19 @@ _TORCH = Path(torch.__file__).parent
 _MOST, _BEYOND = 64, 4099
 
 
+def _fails(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, Any]) -> bool:
+    try:
+        return bool(condition.xreplace(sizes) == sympy.false)
+    except ZeroDivisionError:  # a multiple of a size that is 0
+        return True
+
+
 def _least(condition: sympy.Basic, free: Sequence[sympy.Symbol]) -> dict[sympy.Symbol, int] | None:
     """The sizes from which on a condition holds, whatever the others; None where there are none."""
     beyond = {symbol: sympy.Integer(_BEYOND + 13 * index) for index, symbol in enumerate(free)}
 
     def fails(sizes: Mapping[sympy.Symbol, int]) -> bool:
-        return bool(condition.xreplace({**beyond, **sizes}) == sympy.false)
+        return _fails(condition, {**beyond, **sizes})
 
     least = {}
     for symbol in free:
@@ -398,8 +415,8 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> dict[st
         free = sorted(guard.expr.free_symbols, key=str)
         for probe in _PROBES:
             values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}
-            if guard.expr.xreplace(values) == sympy.false:
-                sizes = _least(guard.expr, free) if _is_torchs_check(guard) else None
+            if _fails(guard.expr, values):
+                sizes = _least(guard.expr, free) if _has_least(guard) else None
                 if sizes is not None and all(symbol in symbols for symbol in sizes):
                     for symbol, size in sizes.items():
                         least[symbols[symbol]] = max(size, least.get(symbols[symbol], 1))

@@ -68,7 +68,9 @@ class _Twin:
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
-        yield from self.model.named_buffers()
+        # A sparse one is a constant of the graph.
+        dense = torch.strided
+        yield from ((n, b) for n, b in self.model.named_buffers() if b.layout == dense)
 
     def step(self, state: Arrays, number: int) -> tuple[float, dict[str, np.ndarray]]:
         """The loss, and parameters and buffers after a step from ``state``."""

@@ -194,6 +194,50 @@ def _solve_triangular(
     return inverse @ b if left else b @ inverse
 
 
+def _trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """Two products, where torch's own multiplies all three element by element."""
+    axes = range(a.dim() + len(expand1))
+    of_a, of_b, of_c, of_result = (
+        {axis for axis in axes if axis not in absent}
+        for absent in (expand1, expand2, expand3, sumdim)
+    )
+
+    def product(x: Tensor, of_x: set[int], y: Tensor, of_y: set[int], wanted: set[int]) -> Tensor:
+        named = [
+            "".join(chr(ord("a") + axis) for axis in sorted(of)) for of in (of_x, of_y, wanted)
+        ]
+        return torch.einsum("{},{}->{}".format(*named), x, y)
+
+    between = (of_a | of_b) & (of_c | of_result)
+    return product(product(a, of_a, b, of_b, between), between, c, of_c, of_result)
+
+
+def _adaptive_avg_pool3d(a: Tensor, output_size: Sequence[Any]) -> Tensor:
+    """Over planes, and then over the depths of their places."""
+    depth, *plane = output_size
+    layers = aten._adaptive_avg_pool2d(a.flatten(0, -4), plane)
+    result: Tensor = aten._adaptive_avg_pool2d(layers.flatten(-2), [depth, plane[0] * plane[1]])
+    return result.reshape([*a.shape[:-3], *output_size])
+
+
+def _adaptive_avg_pool3d_backward(grad: Tensor, a: Tensor) -> Tensor:
+    layers = grad.flatten(0, -4)
+    planes = layers.new_empty([layers.shape[0], a.shape[-3], *grad.shape[-2:]])
+    deep = aten._adaptive_avg_pool2d_backward(layers.flatten(-2), planes.flatten(-2))
+    whole = a.flatten(0, -4)
+    result: Tensor = aten._adaptive_avg_pool2d_backward(deep.reshape(planes.shape), whole)
+    return result.reshape(a.shape)
+
+
 def _prims_sum(a: Tensor, dims: Any, *, output_dtype: Any = None) -> Tensor:
     return aten.sum(a, dims, dtype=output_dtype) if dims else a.clone()
 
@@ -257,7 +301,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.digamma.default: gamma_functions.digamma,
         aten.polygamma.default: gamma_functions.polygamma,
         aten.addmv.default: _addmv,
+        aten._adaptive_avg_pool3d.default: _adaptive_avg_pool3d,
+        aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool3d_backward,
         aten.addbmm.default: _addbmm,
+        aten._trilinear.default: _trilinear,
         aten.diagonal_backward.default: _diagonal_backward,
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.slice_scatter.default: _slice_scatter,

@@ -470,18 +470,64 @@ def max_pool_backward(
     return _max_pool_gradient(g, grad, x, indices, apart)
 
 
-@lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> tuple[str, str]:
-    window = even_window(x, out[0], 2)
-    if window is None:
-        raise ExportError(
-            f"adaptive max pooling of {list(x.shape[-2:])} to {list(sizes)}, which does not divide",
-            operator="aten.adaptive_max_pool2d",
-            instead="torch.nn.MaxPool2d, or an output size that divides the input's",
-        )
-    return max_pool_with_indices(g, out, x, window, window)
+# Where windows of an adaptive maximum have unequal sizes and overlap, each one's places are listed.
+
+
+def _listed_places(sizes: Sequence[int], wanted: Sequence[int]) -> np.ndarray[Any, Any]:
+    """[windows, most places]: each window's places in a plane, in order; the first one repeated."""
+    windows: list[list[int]] = [[0]]
+    for size, want in zip(sizes, wanted, strict=True):
+        along = [range(i * size // want, -(-(i + 1) * size // want)) for i in range(want)]
+        windows = [
+            [p * size + q for p in window for q in each] for window in windows for each in along
+        ]
+    most = max(map(len, windows))
+    return np.array([window + window[:1] * (most - len(window)) for window in windows])
+
+
+@lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> tuple[str, str]:
+    rank = len(sizes)
+    window = even_window(x, out[0], rank)
+    if window is not None:
+        return max_pool_with_indices(g, out, x, window, window)
+    inner = fixed_sizes(x.shape[-rank:], "aten.adaptive_max_pool")
+    places = _listed_places(inner, fixed_sizes(out[0].shape[-rank:], "aten.adaptive_max_pool"))
+    lead = list(x.shape[:-rank])
+    planes = g.op("Reshape", x, g.target([*lead, math.prod(inner)]))
+    seen = g.op("Gather", planes, g.constant(places), axis=-1)
+    # The first of equal ones, as in torch.
+    best = g.op("ArgMax", seen, axis=-1, keepdims=0)
+    listed = np.arange(len(places), dtype=np.int64) * places.shape[1]
+    indices = g.op("Gather", g.constant(places.reshape(-1)), g.op("Add", best, g.constant(listed)))
+    values = g.op("ReduceMax", seen, g.ints([-1]), keepdims=0)
+    return g.reshape(values, out[0].shape), g.reshape(indices, out[1].shape)
+
+
+def _adaptive_max_gradient(g: Graph, grad: Value, x: Value, indices: Value, rank: int) -> str:
+    if even_window(x, grad, rank) is not None:
+        return _max_pool_gradient(g, grad, x, indices, True)
+    lead = list(x.shape[:-rank])
+    plane = math.prod(fixed_sizes(x.shape[-rank:], "aten.adaptive_max_pool"))
+    windows = g.target(
+        [*lead, math.prod(fixed_sizes(grad.shape[-rank:], "aten.adaptive_max_pool"))]
+    )
+    added = g.op(
+        "ScatterElements",
+        g.zeros([*lead, plane], x.dtype),
+        g.op("Reshape", indices, windows),
+        g.op("Reshape", grad, windows),
+        axis=-1,
+        reduction="add",
+    )
+    return g.reshape(added, x.shape)
 
 
 @lowers(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value, indices: Value) -> str:
-    return _max_pool_gradient(g, grad, x, indices, True)
+    return _adaptive_max_gradient(g, grad, x, indices, 2)
+
+
+@lowers(aten.adaptive_max_pool3d_backward.default)
+def adaptive_max_pool3d_backward(g: Graph, out: Any, grad: Value, x: Value, indices: Value) -> str:
+    return _adaptive_max_gradient(g, grad, x, indices, 3)

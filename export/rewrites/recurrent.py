@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.errors import ExportError
 from export.rewrites import Replacement
 from export.rewrites.packed import Packing, last_step, pack_padded, pad_packed, turned
 from export.rewrites.recurrent_layer import Weights, gru_layer, lstm_layer, rnn_layer
@@ -70,20 +69,16 @@ def replacements() -> list[Replacement]:
         ) -> tuple[Tensor, ...]:
             # For packed sequences torch calls with their layout second and no batch_first.
             packing = second if isinstance(second, Packing) else None
-            hx, params, has_biases, num_layers, dropout, train, bidirectional, *first = (
+            hx, params, has_biases, _, dropout, train, bidirectional, *first = (
                 rest if packing else (second, *rest)
             )
             batch_first = first[0] if first else batch_first
-            named = kind.partition("_")[0]
-            stack = _Stack(_weights(named, params, has_biases, num_layers, bidirectional))
             states = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-            if len({state.shape[2] for state in states}) > 1:
-                raise ExportError(
-                    "LSTM with proj_size",
-                    operator="aten.lstm",
-                    instead="proj_size=0 and torch.nn.Linear on the output",
-                )
             layer = with_gradient if torch.is_grad_enabled() else _without_gradient(kind)
+            projected = states[0].shape[2] != states[-1].shape[2]
+            if projected:
+                layer = _projecting(layer)
+            stack = _Stack(_weights(params, has_biases, bidirectional, projected))
             time, units, sequences = (0, 2, 1) if not batch_first else (1, 2, 0)
             given = packing.unpack(input) if packing else input
             x = given.permute(time, units, sequences)
@@ -170,6 +165,34 @@ def _lstm(x: Tensor, states: States, weights: Weights, backwards: bool) -> tuple
     return h, (_last(h, backwards), cell)
 
 
+def _projecting(layer: Layer) -> Layer:
+    """An LSTM whose output R m [P, B] stands for what came of its cell, m [H, B].
+
+    That of m goes on by U R m, U the weights of the state. The first state is no R m of any m: its
+    U h is what P further features give, which are 0 at all steps but the first.
+    """
+
+    def projecting(
+        x: Tensor, states: States, weights: Weights, backwards: bool
+    ) -> tuple[Tensor, States]:
+        h0, c0 = states
+        assert weights.projection is not None
+        steps = torch.arange(x.shape[0])
+        begins = steps == (x.shape[0] - 1 if backwards else 0)
+        given = torch.cat([x, begins.to(x.dtype).reshape(-1, 1, 1) * h0], 1)
+        own = replace(
+            weights,
+            input=torch.cat([weights.input, weights.state], 1),
+            state=weights.state @ weights.projection,
+            projection=None,
+        )
+        m, (_, cell) = layer(given, (torch.zeros_like(c0), c0), own, backwards)
+        h: Tensor = weights.projection @ m
+        return h, (_last(h, backwards), cell)
+
+    return projecting
+
+
 def _last(h: Tensor, backwards: bool) -> Tensor:
     return h[0] if backwards else h[-1]
 
@@ -222,7 +245,7 @@ def _of_lengths(
     outside = (~packing.active).unsqueeze(1)
     given = turned(x, packing) if backwards else x
     if len(first) > 1:
-        units = first[0].shape[0]
+        units = first[1].shape[0]
         gates = torch.tensor([-_SHUT, _SHUT, 0.0, 0.0]).to(x.dtype)
         column = gates.unsqueeze(1).expand(4, units).reshape(-1, 1)
         weights = replace(weights, input=torch.cat([weights.input, column], 1))
@@ -234,20 +257,20 @@ def _of_lengths(
 
 
 def _weights(
-    kind: str, params: Sequence[Tensor], has_biases: bool, num_layers: int, bidirectional: bool
+    params: Sequence[Tensor], has_biases: bool, bidirectional: bool, projected: bool
 ) -> list[list[Weights]]:
     """Weights by layer and direction, from torch's flat order."""
     directions = 2 if bidirectional else 1
-    each = 4 if has_biases else 2
-    if len(params) != num_layers * directions * each:
-        raise ExportError(
-            f"{kind} with {len(params)} weights for {num_layers} layers (proj_size)",
-            operator=f"aten.{kind.lower()}",
-            instead="proj_size=0 and torch.nn.Linear on the output",
-        )
+    each = (4 if has_biases else 2) + projected
     groups = [params[i : i + each] for i in range(0, len(params), each)]
     weights = [
-        Weights(group[0], group[1], *(group[2:] if has_biases else (None, None)))
+        Weights(
+            group[0],
+            group[1],
+            group[2] if has_biases else None,
+            group[3] if has_biases else None,
+            group[-1] if projected else None,
+        )
         for group in groups
     ]
     return [weights[i : i + directions] for i in range(0, len(weights), directions)]

@@ -25,12 +25,16 @@ from export.rewrites.recurrent_scans import (
 
 @dataclass(frozen=True)
 class Weights:
-    """torch's weights of one direction of one layer: [K H, F], [K H, H] and two [K H] or None."""
+    """torch's weights of one direction of one layer: [K H, F], [K H, H] and two [K H] or None.
+
+    Where an LSTM's output is projected to P numbers: [4 H, P] of the state, and [P, H].
+    """
 
     input: Tensor
     state: Tensor
     input_bias: Tensor | None
     state_bias: Tensor | None
+    projection: Tensor | None = None
 
 
 def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -12,6 +12,7 @@ recording has not. Here it is a lookup of one row.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -95,6 +96,10 @@ def sliced(table: Tensor, key: Any) -> Any:
             start = 0 if item.start is None else item.start
             result = _NumberedRows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
             item = slice(None)
+        elif isinstance(item, slice) and _may_end_before(item, result.shape[axis]):
+            start, stop = (_within(place, result.shape[axis]) for place in (item.start, item.stop))
+            result = torch.ops.aten.slice(result, axis, start, stop, item.step or 1)
+            item = slice(None)
         elif _free(item):
             # torch's own brackets make a number of a free size.
             result = result.select(axis, item)
@@ -144,6 +149,24 @@ def _reads_rows(item: slice, size: Any) -> bool:
     if item.step not in (None, 1) or _free(size) or not _free(item.stop):
         return False
     return item.start is None or _free(item.start) or int(item.start) >= 0
+
+
+def _may_end_before(item: slice, size: Any) -> bool:
+    """Whether a slice of a free axis starts or stops at a number that the axis may not reach."""
+    return _free(size) and any(map(_is_beyond_one, (item.start, item.stop)))
+
+
+def _is_beyond_one(place: Any) -> bool:
+    """Whether it is a number of places that an axis may be too short for."""
+    return isinstance(place, int) and 1 < abs(place) < sys.maxsize
+
+
+def _within(place: Any, size: Any) -> Any:
+    """Such a number of places from the start, or below 0 from the end, and not beyond the axis."""
+    if not _is_beyond_one(place):
+        return place
+    reached = torch.sym_min(size, abs(place))
+    return reached if place > 0 else size - reached
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:

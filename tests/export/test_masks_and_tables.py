@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import export
 from device_sdk import GraphRunError, NonFiniteStep, Trainer
-from tests.export.recorded import assert_as_torch
+from tests.export.recorded import assert_as_torch, recorded
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -175,6 +175,34 @@ def test_logits_of_all_places_but_the_last() -> None:
 @pytest.mark.parametrize("name", FREE_PLACES)
 def test_places_along_a_free_axis(name: str) -> None:
     assert_as_torch(FREE_PLACES[name], lambda n: (_numbers(n, 5), _numbers(n + 9, 5)))
+
+
+def test_slices_that_a_short_axis_ends_before() -> None:
+    """Their numbers are torch's at every length, 1 as well, where less than was asked for is."""
+
+    def run(x: Tensor) -> list[Tensor]:
+        ends = [x[:, -3:] + x[:, -3:] ** 2, x[-6:] ** 2, x[..., -2:, :] ** 3, x[:, -3::2] * 2]
+        ends.append(x[:, -6:].reshape(-1, 3) ** 2)
+        starts = [
+            x[:, :3] ** 2,
+            (x[:, :-1][:, :6] ** 2).sum(1),
+            torch.cat([x[:, :2], x[:, -2:]], 1),
+        ]
+        return [*ends, *starts, (x[:, 3:] ** 2).sum(1), (x[:, -5:-2] ** 2).sum(1)]
+
+    assert_as_torch(run, lambda n: (_numbers(2, n, 3),), sizes=(1, 2, 3, 4, 7))
+    assert_as_torch(run, lambda n: (_numbers(n, n, 3),), sizes=(1, 2, 3, 4, 7))
+
+
+def test_a_slice_that_has_to_be_of_its_length_sets_a_least_size() -> None:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return x[:, -3:].reshape(-1, 9) @ weight
+
+    def make(n: int) -> tuple[Tensor, Tensor]:
+        return _numbers(2, n, 3), _numbers(9, 2)
+
+    assert recorded(run, make)[1].check_axes() == {"n4_7": 3}
+    assert_as_torch(run, make, sizes=(3, 4, 7))
 
 
 def test_a_selection_that_may_not_be_empty_refuses_the_step(tmp_path: Path) -> None:

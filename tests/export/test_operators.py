@@ -45,6 +45,9 @@ def _adaptive(x: Tensor) -> Any:
     mean = aten._adaptive_avg_pool2d(one, [2, 2])
     value, index = aten.adaptive_max_pool2d(one, [2, 2])
     back = aten.adaptive_max_pool2d_backward(value * 2, one, index)
+    deep = one.unsqueeze(2)
+    highest, index = aten.adaptive_max_pool3d(deep, [1, 2, 2])
+    back = back + aten.adaptive_max_pool3d_backward(highest * 2, deep, index).squeeze(2)
     return value, back, mean, aten._adaptive_avg_pool2d_backward(mean * 2, one)
 
 

@@ -19,6 +19,7 @@ LAYERS = {
     "gru both ways": lambda: nn.GRU(4, 5, batch_first=True, bidirectional=True),
     "lstm": lambda: nn.LSTM(4, 5, batch_first=True, bias=False),
     "lstm both ways": lambda: nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True),
+    "lstm projected": lambda: nn.LSTM(4, 5, 2, batch_first=True, bidirectional=True, proj_size=3),
     "rnn both ways": lambda: nn.RNN(4, 5, batch_first=True, bidirectional=True),
 }
 

@@ -59,7 +59,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "adaptive_average_larger": (lambda: nn.AdaptiveAvgPool2d((3, 7)), (2, 5)),
     "adaptive_average_one": (lambda: nn.AdaptiveAvgPool2d(1), (4, 5)),
     "adaptive_average_sequence": (lambda: nn.AdaptiveAvgPool1d(4), (10,)),
+    "adaptive_average_volume": (lambda: nn.AdaptiveAvgPool3d((2, 3, 2)), (5, 3, 4)),
     "adaptive_max_even": (lambda: nn.AdaptiveMaxPool2d((2, 3)), (6, 6)),
+    "adaptive_max_uneven": (lambda: nn.AdaptiveMaxPool2d((3, 3)), (8, 7)),
+    "adaptive_max_larger": (lambda: nn.AdaptiveMaxPool2d((3, 7)), (2, 5)),
+    "adaptive_max_sequence": (lambda: nn.AdaptiveMaxPool1d(4), (10,)),
+    "adaptive_max_volume": (lambda: nn.AdaptiveMaxPool3d((2, 3, 2)), (5, 3, 4)),
 }  # fmt: skip
 
 
@@ -95,9 +100,22 @@ def test_a_tie_gives_its_gradient_to_torchs_choice(layer: nn.Module, assert_pari
     assert_parity(model, {"x": x}, optimizer=export.Sgd(lr=0.0))
 
 
-def test_adaptive_maximum_that_does_not_divide_is_refused(assert_parity: Parity) -> None:
-    with pytest.raises(export.ExportError, match="does not divide"):
-        assert_parity(_after_convolution(nn.AdaptiveMaxPool2d(3)), {"x": _images(3, 2, 5, 5)})
+def test_ties_and_places_of_adaptive_maxima() -> None:
+    """Windows that overlap, repeat and differ in size: the first of the largest, as in torch."""
+    two = torch.nn.functional.adaptive_max_pool2d
+    three = torch.nn.functional.adaptive_max_pool3d
+
+    def pooled(x: torch.Tensor) -> list[torch.Tensor]:
+        x = torch.cat([x, x - 2 * x.abs()], 1)
+        found = [two(x, wanted, return_indices=True) for wanted in ((3, 3), (2, 5), (9, 1))]
+        deep = [three(x.unsqueeze(2), (2, 3, 5)), two(x[:, 0], (3, 2))]
+        deep.append(three(x, (3, 3, 5)))
+        return [*deep, *(each * (1 + place) for each, place in found)]
+
+    random = torch.Generator().manual_seed(3)
+    assert_as_torch(
+        pooled, lambda n: (torch.randint(-1, 2, (n, 2, 8, 7), generator=random).float(),)
+    )
 
 
 @settings(

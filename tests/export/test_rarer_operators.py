@@ -50,6 +50,20 @@ def test_orderings(name: str) -> None:
     assert_as_torch(ORDERED[name], lambda n: (_numbers(n, 5),))
 
 
+def test_bilinear_forms() -> None:
+    def run(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.bilinear(x, y, weight, bias) + functional.bilinear(x, y, weight[:1])
+
+    shapes = (3,), (5,)
+    for lead in ((), (2,)):
+        assert_as_torch(
+            run,
+            lambda n, lead=lead: (  # type: ignore[misc]
+                *(_numbers(*lead, n, *shape) for shape in shapes), _numbers(4, 3, 5), _numbers(4),
+            ),
+        )  # fmt: skip
+
+
 def test_gamma_functions() -> None:
     """Also near their poles, at large arguments and where the logarithm is 0."""
     some = torch.cat([

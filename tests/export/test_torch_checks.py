@@ -34,7 +34,12 @@ def test_a_transformer_takes_its_mask(assert_parity: Callable[..., export.Export
     assert_parity(Model(), {"x": torch.randn(3, 4, 8)})
 
 
-def test_distributions_are_not_validated(assert_parity: Callable[..., export.Exported]) -> None:
+def test_distributions_are_not_validated(
+    assert_parity: Callable[..., export.Exported], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torch.compile, once called in a process, turns torch's checks off.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -2,8 +2,8 @@
 
 A step reads one bank of state and writes the other, so that a bad step changes nothing; for large
 tensors the second bank is memory. Here the update of these moves into the branch of an ``If``
-whose condition is that loss and guard are finite. All that reads the old values elsewhere the
-condition depends on, so it has run before; inside, a tensor is listed as written in place only
+whose condition is that loss and guard are finite, and that all else the step gives is there. What
+reads the old values for these has run before; inside, a tensor is listed as written in place only
 where every node that reads its old value comes before the one that writes the new (or is that one,
 which works element by element). The others of the branch keep two banks.
 

@@ -44,7 +44,7 @@ class Sizes(ShapeEnv):
             asked = _asking()
             answer = self._answer_without_raise(orig_expr)
             if answer is None and asked.f_code.co_filename.startswith((_TORCH, _OURS)):
-                answers = {_at(orig_expr, probe) for probe in _PROBES}
+                answers = {_at(orig_expr, probe) for probe in PROBES}
                 answer = answers.pop() if len(answers) == 1 else None
             elif answer is None:
                 answer = self._if_not_empty(orig_expr)
@@ -93,7 +93,8 @@ _BOUNDS = (sympy.LessThan, sympy.StrictLessThan, sympy.GreaterThan, sympy.Strict
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 # What lies between a question and who asks it.
 _BETWEEN = (f"{_TORCH}/fx/experimental", f"{_TORCH}/__init__.py", __file__)
-_PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
+# At these a question has to have one answer; 0 and 1 are left to the run-time's checks.
+PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
 
 
 def _asking() -> FrameType:

@@ -33,7 +33,7 @@ from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
 from export.origins import Origins, of
 from export.rewrites.sparse import is_sparse
-from export.sizes import Sizes
+from export.sizes import PROBES, Sizes
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -292,9 +292,6 @@ def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str]) -> ExportE
 # Up to which a size is tried that may make another one of 1.
 _LARGEST_HALVED = 65
 
-# Sizes at which a traced assumption has to hold; 0 and 1 are left to the run-time's checks.
-_PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
-
 
 def _says_not_one(guard: sympy.Basic) -> bool:
     """Whether an assumption only says that a size is neither 0 nor 1.
@@ -382,7 +379,7 @@ def _least(condition: sympy.Basic, free: Sequence[sympy.Symbol]) -> dict[sympy.S
         wrong = [size for size in range(1, _MOST + 1) if fails({symbol: sympy.Integer(size)})]
         least[symbol] = max(wrong, default=0) + 1
     tried = [*({symbol: size} for symbol, size in least.items()), least]
-    tried += [{symbol: max(probe, least[symbol]) for symbol in free} for probe in _PROBES]
+    tried += [{symbol: max(probe, least[symbol]) for symbol in free} for probe in PROBES]
     if any(fails({symbol: sympy.Integer(size) for symbol, size in one.items()}) for one in tried):
         return None
     return least
@@ -413,7 +410,7 @@ def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> dict[st
         if _says_not_one(guard.expr) or _is_of_strides(guard):
             continue
         free = sorted(guard.expr.free_symbols, key=str)
-        for probe in _PROBES:
+        for probe in PROBES:
             values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}
             if _fails(guard.expr, values):
                 sizes = _least(guard.expr, free) if _has_least(guard) else None

@@ -37,6 +37,10 @@ class _Moments(EachTensor):
     def state(self) -> tuple[StateSpec, ...]:
         return (StateSpec("m", guarded=False), StateSpec("v"))
 
+    def _moved(self, g: torch.Tensor, held: Held) -> dict[str, torch.Tensor]:
+        """Both moments after a step."""
+        return {"m": held["m"] * self.betas[0] + g, "v": held["v"] * self.betas[1] + g * g}
+
     def _rates(
         self, step: torch.Tensor, rate: torch.Tensor, dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
@@ -81,10 +85,7 @@ class Adam(_Moments):
         self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         g = coupled(p, g, 0.0 if self.decoupled else self.weight_decay, self.maximize)
-        new = {
-            "m": held["m"] * self.betas[0] + g,
-            "v": held["v"] * self.betas[1] + g * g,
-        }
+        new = self._moved(g, held)
         if "shrink" in scalars:
             p = p * scalars["shrink"]
         size = new["v"]
@@ -156,7 +157,7 @@ class NAdam(_Moments):
         g = coupled(p, g, 0.0 if apart else self.weight_decay, self.maximize)
         if apart and self.weight_decay:
             p = p * scalars["shrink"]
-        new = {"m": held["m"] * self.betas[0] + g, "v": held["v"] * self.betas[1] + g * g}
+        new = self._moved(g, held)
         along = g * scalars["gradient"] + new["m"] * scalars["m"]
         return p - along / (torch.sqrt(new["v"]) + scalars["eps"]), new
 
@@ -226,7 +227,7 @@ class RAdam(_Moments):
         g = coupled(p, g, 0.0 if apart else self.weight_decay, self.maximize)
         if apart and self.weight_decay:
             p = p * scalars["shrink"]
-        new = {"m": held["m"] * self.betas[0] + g, "v": held["v"] * self.betas[1] + g * g}
+        new = self._moved(g, held)
         divisor = torch.sqrt(new["v"]) + self.eps / math.sqrt(1 - self.betas[1])
         divisor = torch.where(scalars["adaptive"], divisor, 1.0)
         return p - (new["m"] * scalars["size"]) / divisor, new
@@ -291,14 +292,13 @@ class Lamb(_Moments):
     def one(
         self, p: torch.Tensor, g: torch.Tensor, held: Held, scalars: Held
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        m = held["m"] * self.betas[0] + g
-        v = held["v"] * self.betas[1] + g * g
-        u = (m * scalars["size"]) / (torch.sqrt(v) + scalars["eps"])
+        new = self._moved(g, held)
+        u = (new["m"] * scalars["size"]) / (torch.sqrt(new["v"]) + scalars["eps"])
         u = coupled(p, u, self.weight_decay)
         weight, length = torch.sqrt(dot([p], [p])), torch.sqrt(dot([u], [u]))
         known = (weight > 0) & (length > 0)
         trust = torch.where(known, weight / torch.where(known, length, 1.0), 1.0)
-        return p - u * (scalars["lr"] * trust), {"m": m, "v": v}
+        return p - u * (scalars["lr"] * trust), new
 
 
 @dataclass(frozen=True)

@@ -61,3 +61,27 @@ def test_buffers_that_change_alike_change_as_one_vector(tmp_path: Path) -> None:
     # One Split of the parameters and one Concat of their gradients; one Concat of statistics.
     assert operators["Split"] == 1
     assert operators["Concat"] == 2
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_parts_joined_along_another_axis_are_not_the_whole(axis: int, tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+
+    def joined(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        rows = model(batch["x"])
+        heads = torch.cat([part.reshape(-1) for part in rows.split(2, dim=-1)])
+        return torch.cat([torch.cat(rows.split(2, dim=1), dim=axis).reshape(-1), heads])
+
+    folder = export.train_step(
+        model,
+        lambda model, batch: joined(model, batch).pow(2).mean(),
+        {"x": torch.randn(3, 4, 4)},
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={"x": {0: "batch"}},
+        predict=lambda model, batch: {"joined": joined(model, batch)},
+        directory=tmp_path,
+        verify=False,
+    ).directory
+    batch = {"x": torch.randn(5, 4, 4)}
+    ours = Trainer(folder, providers="cpu", threads=1).predict({"x": batch["x"].numpy()})
+    np.testing.assert_allclose(ours["joined"], joined(model, batch).detach(), atol=1e-6)

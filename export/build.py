@@ -109,8 +109,9 @@ def export_train_step(
 ) -> Exported:
     """Write an artifact folder that trains and predicts on stock onnxruntime.
 
-    model: parameters of float32, which those of float16 and bfloat16 are in the step; those with ``requires_grad=False`` are kept as they are,
-        and cost a step no gradient, no update and no second copy.
+    model: parameters of float32, which those of float16 and bfloat16 are in the step; those with
+        ``requires_grad=False`` are kept as they are, and cost a step no gradient, no update and
+        no second copy.
     loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
     optimizer: ``export.Sgd(...)``, ``export.AdamW(...)``, ``export.Groups(...)`` or any other

@@ -247,10 +247,10 @@ def adaptive_avg_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value) -> s
 # Maximum pooling and its gradient.
 
 # What gives -inf of no finite numbers, or by overflow only.
-_FINITE = frozenset(
-    ("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "Relu", "Sigmoid", "HardSigmoid", "Tanh")
-    + ("Softplus", "Softmax", "Exp", "Abs", "Erf", "Cast", "Shape", "LSTM", "GRU", "RNN")
-)
+_FINITE = {
+    "Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Relu", "Sigmoid",
+    "HardSigmoid", "Tanh", "Softplus", "Softmax", "Exp", "Abs", "Erf", "Cast", "Shape",
+}  # fmt: skip
 
 
 def _may_hold_least(g: Graph, name: str) -> bool:
@@ -273,7 +273,6 @@ def _may_hold_least(g: Graph, name: str) -> bool:
             queue += sources
             seen |= sources
     return False
-
 
 
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)

@@ -125,5 +125,5 @@ def test_the_bits_of_reduced_precision_are_refused(
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * x.view(torch.bfloat16)[:, :4].float()
 
-    with pytest.raises(export.ExportError, match="bits of a tensor are read as torch.bfloat16"):
+    with pytest.raises(export.ExportError, match="bits of a tensor are read as"):
         assert_parity(Bits(6, 4), {"x": torch.randn(4, 6)})

@@ -88,7 +88,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 def slogdet(A: Tensor) -> Any:
     """``torch.linalg.slogdet``."""
-    return torch.return_types.linalg_slogdet(_inverse(A)[1:])
+    return torch.return_types.linalg_slogdet(_inverse(A)[1:])  # type: ignore[attr-defined]
 
 
 def logdet(input: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("fake_quant", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
-    ("grid_sampler", "torch.nn.functional.grid_sample of pictures, bilinear or nearest"),
+    ("grid_sampler", "torch.nn.functional.grid_sample"),
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
     ("linalg", "products and sums; decompositions belong outside the step"),
     ("svd", "products and sums; decompositions belong outside the step"),

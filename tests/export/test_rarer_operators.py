@@ -90,6 +90,9 @@ def test_gamma_functions() -> None:
         ("bilinear", "border", True),
         ("nearest", "zeros", True),
         ("nearest", "border", False),
+        ("bilinear", "reflection", True),
+        ("bicubic", "zeros", True),
+        ("bicubic", "reflection", False),
     ],
 )
 def test_sampling_by_a_grid(mode: str, padding: str, aligned: bool) -> None:
@@ -103,6 +106,21 @@ def test_sampling_by_a_grid(mode: str, padding: str, aligned: bool) -> None:
         run,
         lambda n: (_numbers(n, 2, 5, 4), _numbers(n, 3, 4, 2), turn.expand(n, 2, 3).clone()),
         sizes=(1, 7),
+    )
+
+
+def test_sampling_of_volumes() -> None:
+    def run(x: Tensor, grid: Tensor, turn: Tensor) -> Tensor:
+        moved = functional.affine_grid(turn, [*x.shape], align_corners=True) * 1.5
+        middle = functional.grid_sample(x, moved, padding_mode="reflection", align_corners=False)
+        return functional.grid_sample(middle, grid, align_corners=False) + functional.grid_sample(
+            middle, grid, "nearest", "border", align_corners=True
+        )
+
+    assert_as_torch(
+        run,
+        lambda n: (_numbers(2, 2, 3, n, 4), _numbers(2, n, 2, 3, 3), _numbers(2, 3, 4)),
+        sizes=(2, 7),
     )
 
 

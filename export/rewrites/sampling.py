@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.errors import ExportError
+
+_Tap = tuple[Tensor, Tensor]
+"""A whole place, and the weight of what is there."""
 
 
 def grid_sample(
@@ -42,20 +44,28 @@ def grid_sample(
         # The grid's gradient is zero in torch, not none: decay acts on what it is made of.
         nothing = torch.where(torch.zeros((), dtype=torch.bool), sum(places), 0.0)
         return _read(input, [torch.round(place) for place in places]) + nothing.unsqueeze(1)
-    taps = [_cubic(place) if mode == "bicubic" else _linear(place) for place in places]
-    total: Any = 0
-    for chosen in itertools.product(*taps):
-        at, weights = zip(*chosen, strict=True)
-        if mode == "bicubic":
-            at = _bounded(at, sizes, padding_mode, corners)
-        total = total + _read(input, at) * math.prod(weights).unsqueeze(1)
-    result: Tensor = total
+    # All taps at once: [n, taps of an axis, ..., places], axis after axis.
+    rank, ways = len(places), _cubic if mode == "bicubic" else _linear
+    along = [_stacked(ways(place), axis, rank) for axis, place in enumerate(places)]
+    whole = [at for at, _ in along]
+    if mode == "bicubic":
+        whole = _bounded(whole, sizes, padding_mode, corners)
+    weight: Any = math.prod(weights for _, weights in along)
+    result: Tensor = (_read(input, whole) * weight.unsqueeze(1)).sum(list(range(2, 2 + rank)))
     return result
+
+
+def _stacked(taps: Sequence[_Tap], axis: int, rank: int) -> _Tap:
+    """Taps along one of the axes behind the first, of size 1 where other axes' taps are."""
+    at, weights = (torch.stack(each, 1) for each in zip(*taps, strict=True))
+    shape = [at.shape[0], *[1] * axis, len(taps), *[1] * (rank - 1 - axis), *at.shape[2:]]
+    return at.reshape(shape), weights.reshape(shape)
 
 
 def _place(x: Tensor, size: Any, align_corners: bool) -> Tensor:
     """Numbers from -1 to 1 as places of elements."""
-    return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+    found: Tensor = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+    return found
 
 
 def _bounded(
@@ -64,9 +74,9 @@ def _bounded(
     """Places none of which is outside, where there is a border or reflection."""
     if padding_mode == "zeros":
         return list(places)
-    pairs = zip(places, sizes, strict=True)
     if padding_mode == "reflection":
-        pairs = ((_reflected(x, size, align_corners), size) for x, size in pairs)
+        pairs = zip(places, sizes, strict=True)
+        places = [_reflected(x, size, align_corners) for x, size in pairs]
     # No gradient on the border itself, as in torch.
     return [
         torch.where(
@@ -74,7 +84,7 @@ def _bounded(
             x,
             x.detach().clamp(min=0).minimum(x.new_ones(()) * (size - 1)),
         )
-        for x, size in pairs
+        for x, size in zip(places, sizes, strict=True)
     ]
 
 
@@ -86,10 +96,6 @@ def _reflected(x: Tensor, size: Any, align_corners: bool) -> Tensor:
     times = torch.floor(x.detach() / span)
     rest = x - times * span
     return torch.where(times - 2 * torch.floor(times / 2) == 0, rest, span - rest) + low
-
-
-_Tap = tuple[Tensor, Tensor]
-"""A whole place, and the weight of what is there."""
 
 
 def _linear(x: Tensor) -> list[_Tap]:
@@ -113,7 +119,7 @@ def _cubic(x: Tensor) -> list[_Tap]:
 
 
 def _read(input: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """The elements at whole places [n, ...], zero outside: [n, c, ...]."""
+    """The elements at whole places [n, ...], which broadcast, zero outside: [n, c, ...]."""
     n, channels, *sizes = input.shape
     inside, flat = None, None
     for x, size in zip(places, sizes, strict=True):

@@ -91,7 +91,6 @@ def test_gamma_functions() -> None:
         ("nearest", "zeros", True),
         ("nearest", "border", False),
         ("bilinear", "reflection", True),
-        ("bicubic", "zeros", True),
         ("bicubic", "reflection", False),
     ],
 )

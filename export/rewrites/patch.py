@@ -29,6 +29,7 @@ from export.rewrites import (
     lengths,
     losses,
     normalisation,
+    numbers,
     plain_ways,
     pooling,
     products,
@@ -52,12 +53,14 @@ _REPLACED: Sequence[Replacement] = (
     *lengths.REPLACED,
     *losses.REPLACED,
     *normalisation.REPLACED,
+    *numbers.REPLACED,
     *upsampling.REPLACED,
 )
 _EQUALS: Equals = {
     **distances.EQUALS,
     **experts.EQUALS,
     **fourier.EQUALS,
+    **numbers.EQUALS,
     **plain_ways.EQUALS,
     **pooling.EQUALS,
     **products.EQUALS,

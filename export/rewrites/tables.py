@@ -230,6 +230,20 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.where(mask, source.reshape(-1)[number].reshape(input.shape), input)
 
 
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """``torch.bincount``: of ``minlength`` classes, or as many as there are.
+
+    Where there are more than ``minlength``, torch's result is longer; the device refuses the step.
+    """
+    classes = minlength or input.max().to(torch.int64).item() + 1
+    if weights is None:
+        ones = torch.ones_like(input, dtype=torch.int64)
+    else:
+        single = weights.dtype == torch.float32
+        ones = weights.detach().to(torch.float32 if single else torch.float64)
+    return torch.zeros(classes, dtype=ones.dtype).index_add(0, input, ones)
+
+
 def fill_diagonal_(input: Tensor, value: float, wrap: bool = False) -> Tensor:
     """``Tensor.fill_diagonal_``: where all of a place's indices are equal.
 
@@ -257,4 +271,6 @@ EQUALS: Equals = {
     Tensor.masked_scatter: masked_scatter,
     torch.masked_scatter: masked_scatter,
     Tensor.fill_diagonal_: fill_diagonal_,
+    Tensor.bincount: bincount,
+    torch.bincount: bincount,
 }

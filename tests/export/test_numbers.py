@@ -132,6 +132,12 @@ def _lengths(x: Tensor, y: Tensor) -> list[Tensor]:
     return [torch.roll(x, -int(y[1]), 0), pooled.pow(2).sum(), inside.float().sum(1)]
 
 
+def _counts(x: Tensor, y: Tensor) -> list[Tensor]:
+    counted = torch.bincount(y, minlength=5)
+    weighed = y.bincount(weights=y / 2)
+    return [x.mean() / counted.clamp(min=1), weighed, counted, F.one_hot(y).sum(0).pow(2).sum() * x]
+
+
 def _arithmetic(x: Tensor, y: Tensor) -> list[Tensor]:
     total = 0.0
     for i in range(3):
@@ -158,7 +164,7 @@ def _checks(x: Tensor, y: Tensor) -> Tensor:
     return shifted
 
 
-@pytest.mark.parametrize("function", [_slices, _lengths, _arithmetic])
+@pytest.mark.parametrize("function", [_slices, _lengths, _counts, _arithmetic])
 def test_numbers_that_a_step_reads(function: Callable[..., Any]) -> None:
     assert_as_torch(function, _batch)
 

@@ -235,7 +235,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
     Where there are more than ``minlength``, torch's result is longer; the device refuses the step.
     """
-    classes = minlength or input.max().to(torch.int64).item() + 1
+    classes: Any = minlength or input.max().to(torch.int64).item() + 1
     if weights is None:
         ones = torch.ones_like(input, dtype=torch.int64)
     else:

@@ -34,7 +34,7 @@ class ReadInFile(BaseException):
         self.file = file
 
 
-class _Type(type):
+class _ReadType(type):
     """What is asked of a number's type is asked of Python's own."""
 
     own: type
@@ -72,15 +72,15 @@ def _real(value: Any) -> Any:
     return torch.sym_float(value)
 
 
-class _Int(int, metaclass=_Type):
+class _ReadInt(int, metaclass=_ReadType):
     own, made = int, _whole
 
 
-class _Float(float, metaclass=_Type):
+class _ReadFloat(float, metaclass=_ReadType):
     own, made = float, _real
 
 
-_EQUALS = {"int": _Int, "float": _Float}
+_EQUALS = {"int": _ReadInt, "float": _ReadFloat}
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def shared_write(graph: fx.Graph) -> fx.Node | None:
     write is right as a plain function only where no other view of it is read afterwards.
     """
     nodes: list[fx.Node] = list(graph.nodes)
-    live = live_nodes(set(nodes[-1].all_input_nodes))
+    live = live_nodes({nodes[-1]})
     order = {node: i for i, node in enumerate(nodes)}
     group: dict[fx.Node, int] = {}
     members: dict[int, list[fx.Node]] = {}

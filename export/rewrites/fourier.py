@@ -26,7 +26,7 @@ _BOTH = {
     "reshape", "view", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze",
     "flatten", "unflatten", "contiguous", "clone", "detach", "sum", "mean", "expand", "repeat",
     "index_select", "gather", "roll", "flip", "narrow", "select", "cat", "stack", "t", "mT",
-    "fftshift", "fft_fftshift", "fft_ifftshift", "pad", "zeros_like",
+    "fftshift", "fft_fftshift", "fft_ifftshift", "pad", "zeros_like", "chunk", "split", "unbind",
 }  # fmt: skip
 
 
@@ -47,7 +47,8 @@ class Pair:
         name = getattr(function, "__name__", str(function))
         given = kwargs or {}
         if name in _BOTH:
-            return Pair(function(*_parts(args, 0), **given), function(*_parts(args, 1), **given))
+            real, imag = (function(*_parts(args, part), **given) for part in (0, 1))
+            return _pairs(real, imag)
         if name == "einsum":
             return _einsum(function, *args)
         if name == "where":
@@ -67,9 +68,9 @@ class Pair:
                 instead="the real and the imaginary part (.real, .imag), two tensors",
             )
 
-        def both(*args: Any, **kwargs: Any) -> Pair:
+        def both(*args: Any, **kwargs: Any) -> Any:
             real, imag = getattr(self.real, name), getattr(self.imag, name)
-            return Pair(real(*args, **kwargs), imag(*args, **kwargs))
+            return _pairs(real(*args, **kwargs), imag(*args, **kwargs))
 
         return both
 
@@ -92,6 +93,9 @@ class Pair:
 
     def to(self, *args: Any, **kwargs: Any) -> Pair:
         return self
+
+    def ones_like(self) -> Pair:
+        return Pair(torch.ones_like(self.real), torch.zeros_like(self.imag))
 
     def __getitem__(self, key: Any) -> Pair:
         return Pair(self.real[key], self.imag[key])
@@ -204,6 +208,11 @@ def _paired(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return run
+
+
+def _pairs(real: Any, imag: Any) -> Any:
+    """Each real part with its imaginary one: of a tensor, or of several."""
+    return Pair(real, imag) if isinstance(real, Tensor) else tuple(map(Pair, real, imag))
 
 
 def _parts(value: Any, part: int) -> Any:

@@ -70,6 +70,7 @@ _EQUALS: Equals = {
     **sampling.EQUALS,
     **sparse.EQUALS,
     **tables.EQUALS,
+    **bags.EQUALS,  # in place of the plain way to look rows up
 }
 _REFUSING: Equals = {**activations.EQUALS, **classes.EQUALS}
 # While torch computes what a step is compared with: all else is its own.

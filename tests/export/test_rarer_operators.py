@@ -168,6 +168,20 @@ def test_a_table_with_sparse_gradients(assert_parity: Any) -> None:
     assert_parity(Model(), {"x": torch.arange(18).reshape(6, 3) % 7})
 
 
+def test_a_table_whose_rows_are_shortened(assert_parity: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(7, 4, max_norm=1.0)
+            self.bag = nn.EmbeddingBag(7, 4, mode="sum", max_norm=0.5, norm_type=1.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows: Tensor = self.table(x).sum(1) * self.bag(x).tanh() + self.table.weight[0]
+            return rows
+
+    assert_parity(Model(), {"x": torch.arange(18).reshape(6, 3) % 5})
+
+
 def test_a_normal_likelihood_checks_its_variance(tmp_path: Path) -> None:
     def loss(m: nn.Module, b: dict[str, Tensor]) -> Tensor:
         mean = m(b["x"])

@@ -93,6 +93,8 @@ class Pair:
     def to(self, *args: Any, **kwargs: Any) -> Pair:
         return self
 
+    type = to
+
     def __getitem__(self, key: Any) -> Pair:
         return Pair(self.real[key], self.imag[key])
 
@@ -201,6 +203,18 @@ def _paired(function: Any) -> Any:
         if any(map(is_complex, args)):
             pairs = [pair(each) if is_complex(each) else each for each in args]
             return Pair.__torch_function__(function, (), tuple(pairs), kwargs)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _cast(function: Any) -> Any:
+    """``Tensor.to`` or ``Tensor.type``, which give a pair where a complex type is asked for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+        if any(dtype.is_complex for dtype in given):
+            return pair(args[0])
         return function(*args, **kwargs)
 
     return run
@@ -429,6 +443,7 @@ _MEETING = (
 
 EQUALS: dict[Any, Any] = {
     **{function: _paired(function) for function in _MEETING},
+    **{function: _cast(function) for function in (Tensor.to, Tensor.type)},
     torch.fft.fft: fft,
     torch.fft.ifft: ifft,
     torch.fft.rfft: rfft,

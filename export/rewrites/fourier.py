@@ -94,6 +94,8 @@ class Pair:
     def to(self, *args: Any, **kwargs: Any) -> Pair:
         return self
 
+    type = to
+
     def ones_like(self) -> Pair:
         return Pair(torch.ones_like(self.real), torch.zeros_like(self.imag))
 
@@ -213,6 +215,18 @@ def _paired(function: Any) -> Any:
 def _pairs(real: Any, imag: Any) -> Any:
     """Each real part with its imaginary one: of a tensor, or of several."""
     return Pair(real, imag) if isinstance(real, Tensor) else tuple(map(Pair, real, imag))
+
+
+def _cast(function: Any) -> Any:
+    """``Tensor.to`` or ``Tensor.type``, which give a pair where a complex type is asked for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+        if any(dtype.is_complex for dtype in given):
+            return pair(args[0])
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _parts(value: Any, part: int) -> Any:
@@ -438,6 +452,7 @@ _MEETING = (
 
 EQUALS: dict[Any, Any] = {
     **{function: _paired(function) for function in _MEETING},
+    **{function: _cast(function) for function in (Tensor.to, Tensor.type)},
     torch.fft.fft: fft,
     torch.fft.ifft: ifft,
     torch.fft.rfft: rfft,

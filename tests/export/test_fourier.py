@@ -93,6 +93,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "angles": lambda x: (fft.rfft(x) + 9).angle(),
     "numbers": lambda x: _parts((torch.exp(torch.complex(x, -x)) / (2 + 1j)) ** 2 - 1j),
     "pairs": lambda x: torch.view_as_real(fft.rfft(x).transpose(1, 2)).sum((1, 2)),
+    "casts": lambda x: _parts(x.type(torch.cfloat) * (1j * x).exp().type(torch.cfloat)),
     "polar": lambda x: _parts(torch.polar(x.abs() + 1, x) / torch.complex(x, x + 3)),
     "frames": lambda x: _frames(x.flatten(1)).abs(),
     "frames there and back": lambda x: torch.istft(

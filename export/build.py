@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from device_sdk.artifact import Manifest
 from export.axes import Axes, Shape, parse_axes
-from export.convert import to_onnx
+from export.convert import WAY, lowered, to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
 from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
@@ -29,8 +29,10 @@ from export.rewrites.sparse import is_sparse
 from export.step import (
     LossesFunction,
     LossFunction,
+    NotAsTried,
     PredictFunction,
     Problem,
+    Trial,
     evaluate,
     held_tensors,
     optimizer_tensors,
@@ -83,6 +85,8 @@ class Graphs:
     """Sizes of axes at which the step keeps an axis that a ``squeeze()`` drops in torch."""
     least: Mapping[str, int] = field(default_factory=dict)
     """The least sizes of axes that need one above 1."""
+    ways: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """The ways that a step can take, in words, by the numbers that ``gradients`` gives."""
 
     @property
     def in_evaluation_mode(self) -> dict[str, onnx.ModelProto]:
@@ -140,11 +144,17 @@ def export_train_step(
         torch.inference_mode(False),
         held_in_float32(model),
     ):
-        problem = _problem(
-            model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
-            metrics or {},
-        )  # fmt: skip
-        graphs = lower(problem, say)
+        beyond: list[NotAsTried] = []
+        while True:
+            problem = _problem(
+                model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
+                metrics or {}, beyond,
+            )  # fmt: skip
+            try:
+                graphs = lower(problem, say)
+                break
+            except NotAsTried as found:
+                beyond.append(found)
         if metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
@@ -158,6 +168,7 @@ def export_train_step(
                     graphs.in_evaluation_mode,
                     graphs.gradients,
                     squeezed=graphs.squeezed,
+                    ways=graphs.ways,
                     say=say,
                 )
         else:
@@ -203,7 +214,9 @@ def _problem(
     directory: str | Path,
     name: str | None,
     metrics: MetricSpecs,
+    beyond: Sequence[NotAsTried] = (),
 ) -> Problem:
+    """``beyond``: what some ways of the step turned out to do that the example batch did not."""
     if not batch:
         raise ExportError("the example batch is empty", instead="a dict of named tensors")
     for key, tensor in batch.items():
@@ -244,6 +257,8 @@ def _problem(
     )
     with left_as_it_was(model):
         trial = try_step(problem, trained, trainable)
+    for found in beyond:
+        trial = Trial(trial.used | found.used, trial.unchanged - found.changed)
     parameters, chosen = _laid_out(chosen, trained, trial.used, axes)
     unused = {name: value for name, value in trained.items() if name not in trial.used}
     others = lay_out_buffers(
@@ -255,6 +270,7 @@ def _problem(
         slots=(*parameters, *others),
         unused=tuple(unused),
         written=trial.written,
+        branches=bool(beyond),
     )
 
 
@@ -323,7 +339,9 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     verified = ("gradient.", "written.")
     kept = [name for name in step.outputs if not name.startswith(verified)]
     gradients = [name for name in step.outputs if name.startswith(verified)]
-    large = _large_state(problem)
+    beside = lowered(step, [*gradients, *([WAY] if step.others else [])], name=problem.name)
+    # The gate's proof does not look into branches.
+    large = [] if step.others else _large_state(problem)
     parameters = [f"gradient.{each.name}" for each in large if each.kind == "parameter"]
     train = gated(
         to_onnx(step, [*kept, *parameters], name=problem.name), large, problem.optimizer.hyper()
@@ -331,10 +349,11 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     graphs = Graphs(
         train=train.model,
         infer=to_onnx(guess, guess.outputs, name=problem.name),
-        gradients=to_onnx(step, gradients, name=problem.name),
+        gradients=beside.model,
         evaluate=None if judged is None else to_onnx(judged, judged.outputs, name=problem.name),
         in_place=train.in_place,
         squeezed=step.squeezed(),
+        ways=beside.ways,
         least=_least([step, guess, *([judged] if judged else [])]),
     )
     require_ports(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx
 import sympy
 import torch
@@ -27,6 +29,7 @@ from export.lowering.graph import (
 )
 from export.lowering.probabilities import probabilities, sigmoid
 from export.lowering.simplify import simplify
+from export.lowering.ways import Way, chosen, said, tree_of
 from export.mutation import live_nodes
 from export.origins import of
 from export.sizes import numbers_in
@@ -70,40 +73,109 @@ def instead_of(operator: str) -> str:
     return "other operators (`tessera-export operators` lists those that can be exported)"
 
 
+WAY = "way"
+"""The output that says which way a step took, by its number: for verification."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model, and the ways that a step can take in it: what was asked, and the answers."""
+
+    model: onnx.ModelProto
+    ways: Mapping[int, Sequence[str]]
+
+
 def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelProto:
     """The model that computes ``outputs`` (names of the trace's results).
 
     Inputs that these outputs do not depend on are left out. Raises ExportError for an operator
     without a lowering.
     """
-    graph = Graph(several_threads=several_threads_pay(trace.graph.graph.nodes))
-    axis_of = {axis: symbol for symbol, axis in trace.symbols.items()}
-    for input_name, spec in trace.inputs.items():
-        for dim, size in enumerate(spec.shape):
-            if isinstance(size, str):
-                graph.bind_symbol(axis_of[size], input_name, dim)
-    results = _Lowering(trace, graph).run(set(outputs))
+    return lowered(trace, outputs, name=name).model
+
+
+def lowered(trace: Trace, outputs: Sequence[str], *, name: str) -> Lowered:
+    """As ``to_onnx``; ``WAY`` may be among the outputs of a trace in several ways."""
+    recordings = trace.ways
+    several = any(several_threads_pay(each.graph.graph.nodes) for each in recordings)
+    graph = Graph(several_threads=several)
+    ways = [_way(each, number, graph, outputs) for number, each in enumerate(recordings)]
     trace.check_axes()
-    ends = [_output(output, results[output], trace.symbols) for output in outputs]
-    values = {output: results[output].name for output in outputs}
-    refuses = next((name for name in ("guard", "loss") if name in values), None)
-    needed = list(filter(graph.knows, trace.env.needed))
-    if refuses is not None:
-        values[refuses] = graph.refusing(values[refuses], needed)
-    elif needed:
-        first = next(iter(values))
-        values[first] = graph.stopping(values[first], needed)
-    graph.rename_outputs(simplify(graph, values))
+    tree = tree_of(ways) if trace.others else 0
+    if isinstance(tree, int):
+        way = ways[tree]
+        values, infos = simplify(graph, way.values), way.infos
+    else:
+        ways = _simplified(graph, ways)
+        tree = tree_of(ways)
+        values, infos = chosen(graph, ways, tree)
+    graph.rename_outputs(values)
     candidates = {
         input_name: helper.make_tensor_value_info(
             input_name, ONNX_DTYPE[spec.dtype], list(spec.shape)
         )
         for input_name, spec in trace.inputs.items()
     }
-    model = graph.model(name, [], ends, metadata={})
+    model = graph.model(name, [], [infos[output] for output in outputs], metadata={})
     used = used_names(model.graph.node)
     model.graph.input.extend(info for key, info in candidates.items() if key in used)
-    return model
+    return Lowered(model, said(tree))
+
+
+def _way(trace: Trace, number: int, graph: Graph, outputs: Sequence[str]) -> Way:
+    """One recording, lowered into the graph beside the others."""
+    graph.begin_way()
+    axis_of = {axis: symbol for symbol, axis in trace.symbols.items()}
+    for input_name, spec in trace.inputs.items():
+        for dim, size in enumerate(spec.shape):
+            if isinstance(size, str):
+                graph.bind_symbol(axis_of[size], input_name, dim)
+    questions = trace.env.questions
+    # Whether two ways are one is asked of all that they compute.
+    wanted = trace.outputs if questions else outputs
+    results = _Lowering(trace, graph).run(set(wanted))
+    infos = {output: _output(output, results[output], trace.symbols) for output in wanted}
+    values = {output: results[output].name for output in outputs if output != WAY}
+    key = [results[output].name for output in wanted]
+    refuses = next((name for name in ("guard", "loss") if name in values), None)
+    needed = list(filter(graph.knows, trace.env.needed))
+    if refuses is not None:
+        values[refuses] = graph.refusing(values[refuses], needed)
+        key.append(values[refuses])
+    elif needed:
+        first = next(iter(values))
+        values[first] = graph.stopping(values[first], needed)
+        key.append(values[first])
+    if WAY in outputs:
+        values[WAY] = graph.constant(np.array(number))
+        infos[WAY] = helper.make_tensor_value_info(WAY, onnx.TensorProto.INT64, [])
+    return Way(
+        tuple(key),
+        [question.answer for question in questions],
+        [question.line for question in questions],
+        [graph.truth(question.condition) for question in questions],
+        values,
+        infos,
+    )
+
+
+def _simplified(graph: Graph, ways: Sequence[Way]) -> list[Way]:
+    """The ways in the graph made simpler."""
+    ends = {
+        (number, part, place): name
+        for number, way in enumerate(ways)
+        for part, names in (("value", way.values), ("condition", dict(enumerate(way.conditions))))
+        for place, name in names.items()
+    }
+    left = simplify(graph, ends)
+    return [
+        replace(
+            way,
+            conditions=[left[number, "condition", i] for i in range(len(way.conditions))],
+            values={name: left[number, "value", name] for name in way.values},
+        )
+        for number, way in enumerate(ways)
+    ]
 
 
 def _output(name: str, value: Value, symbols: Mapping[sympy.Symbol, str]) -> onnx.ValueInfoProto:
@@ -129,7 +201,9 @@ class _Lowering:
         self._probabilities = probabilities(nodes)
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
-        asked = {symbol for size in self._trace.env.needed for symbol in size.free_symbols}
+        env = self._trace.env
+        known = (*env.needed, *(question.condition for question in env.questions))
+        asked = {symbol for each in known for symbol in each.free_symbols}
         live = live_nodes({ends[name] for name in outputs} | _deciding(nodes, asked))
         names = iter(self._trace.inputs)
         for node in nodes:

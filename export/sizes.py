@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import CodeType, FrameType
@@ -12,10 +13,25 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import maybe_get_fake_mode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import Mod, PythonMod
+
+from export.errors import ExportError
+
+MOST_WAYS = 16
+"""In how many ways a step may be recorded."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A condition on data that the author's code branches on, and the answer recorded."""
+
+    condition: sympy.Basic
+    answer: bool
+    line: str
 
 
 class Sizes(ShapeEnv):
@@ -27,10 +43,16 @@ class Sizes(ShapeEnv):
     Where code raises by a bound on a size, the size is taken to be within it; where a model asks
     whether a number that data decide is 0, it is taken not to be. ``needed`` notes what has to be
     at least 0 for that: a step in which it is not has to be refused.
+
+    Where the author's code branches on data otherwise, ``answers`` are given, in order, and then
+    yes; ``questions`` has them all. ``way`` numbers the recordings of one step, which differ by
+    the last of ``answers``: up to there their symbols are the same, and from there on no two are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answers: Sequence[bool] = (), way: int = 0) -> None:
         super().__init__()
+        self.questions: list[Question] = []
+        self._given, self._way = answers, way
         self.needed: dict[sympy.Expr, None] = {}
         self._answers: dict[tuple[CodeType, int], bool | None] = {}
         self._truths: set[sympy.Symbol] = set()
@@ -52,6 +74,9 @@ class Sizes(ShapeEnv):
         }
         if given:
             self.needed = {size.xreplace(given): None for size in self.needed}
+            self.questions = [
+                replace(each, condition=each.condition.xreplace(given)) for each in self.questions
+            ]
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         """As torch's, save where the code raises, and for all selections but an empty one."""
@@ -63,16 +88,35 @@ class Sizes(ShapeEnv):
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
             self.instead = _instead(_asking())
-            if not _is_of_whole_numbers(orig_expr):
-                raise
-            answer = self._answer_without_raise(orig_expr)
+            whole = _is_of_whole_numbers(orig_expr)
+            answer = self._answer_without_raise(orig_expr) if whole else None
             if answer is None and _asking().f_code.co_filename.startswith((_TORCH, _OURS)):
-                answer = self._whatever_the_size(orig_expr)
+                answer = self._whatever_the_size(orig_expr) if whole else None
             elif answer is None:
-                answer = self._if_not_empty(orig_expr)
+                answer = self._if_not_empty(orig_expr) if whole else None
+                if answer is None and self.instead is _OF_BRANCHES:
+                    answer = self._of_this_way(orig_expr)
             if answer not in (sympy.true, sympy.false):
                 raise
             return answer
+
+    def _of_this_way(self, condition: sympy.Basic) -> sympy.Basic:
+        """The answer that this recording goes by; others of the step have the other."""
+        for asked in self.questions:
+            if condition in (asked.condition, sympy.Not(asked.condition)):
+                return sympy.sympify(asked.answer == (condition == asked.condition))
+        number = len(self.questions)
+        if number >= MOST_WAYS - 1:
+            raise too_many_ways()
+        answer = self._given[number] if number < len(self._given) else True
+        self.questions.append(Question(condition, answer, self._line()))
+        if number + 1 == len(self._given):
+            self.unbacked_symint_counter += _SYMBOLS_OF_A_WAY * self._way
+            self.unbacked_symfloat_counter += _SYMBOLS_OF_A_WAY * self._way
+        return sympy.sympify(answer)
+
+    def _line(self) -> str:
+        return ""
 
     def _whatever_the_size(self, question: sympy.Basic) -> sympy.Basic | None:
         """The one answer to a question of torch's own; a number that was read is at least 0."""
@@ -119,6 +163,26 @@ class Sizes(ShapeEnv):
             return None
         self.needed.update(dict.fromkeys(needed))
         return sympy.true if answer else sympy.false
+
+
+# More than any recording makes.
+_SYMBOLS_OF_A_WAY = 1_000_000
+
+
+def too_many_ways() -> ExportError:
+    """What is raised where a step would be recorded in more ways than ``MOST_WAYS``."""
+    return ExportError(
+        f"the step branches on data in more than {MOST_WAYS} ways in all, or in a loop whose "
+        "rounds data count",
+        instead=_OF_BRANCHES,
+    )
+
+
+def questions_of(tensor: Tensor) -> Sequence[Question]:
+    """What was asked so far in the recording that a tensor is part of; () outside of any."""
+    mode: Any = maybe_get_fake_mode(tensor)
+    sizes = getattr(mode, "shape_env", None)
+    return sizes.questions if isinstance(sizes, Sizes) else ()
 
 
 def numbers_in(value: Any) -> list[sympy.Expr]:
@@ -181,12 +245,13 @@ def _instead(asking: FrameType) -> str:
         return _OF_SIZES
     before = [each for each in dis.get_instructions(code) if each.offset <= asking.f_lasti]
     what = before[-1].opname
-    if "JUMP" in what or what in ("UNARY_NOT", "TO_BOOL", "CONTAINS_OP"):
+    line = before[-1].positions and before[-1].positions.lineno
+    names = {each.argval for each in before if each.positions and each.positions.lineno == line}
+    of_truth = "JUMP" in what or what in ("UNARY_NOT", "TO_BOOL", "CONTAINS_OP")
+    if of_truth or ("CALL" in what and "bool" in names):
         return _OF_BRANCHES
     if "SUBSCR" in what:
         return "torch.stack(items)[number] of a tensor, where a list has Python's numbers only"
-    line = before[-1].positions and before[-1].positions.lineno
-    names = {each.argval for each in before if each.positions and each.positions.lineno == line}
     if "CALL" in what and "range" in names:
         return (
             "as many rounds as there are at most, each with torch.where(i < n, new, old) of a "

@@ -5,6 +5,8 @@ The same functions run eagerly (in float32 or float64, as the reference) and und
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
 from export.rewrites.randomness import Randomness
+from export.sizes import Question, questions_of
 
 Batch = dict[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -56,12 +59,26 @@ class Problem:
     """Names of the parameters that the loss has no gradient for, which stay as they are."""
     written: frozenset[str] = frozenset()
     """Names of the trained parameters that the loss itself writes into before the optimizer."""
+    branches: bool = False
+    """Whether the step branches on data: then ``unused`` is so in every way that was recorded."""
     held: Mapping[int, str] = field(default_factory=dict)
     """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:
         return [slot for slot in self.slots if slot.kind == "parameter"]
+
+
+class NotAsTried(BaseException):
+    """One way of a branch on data does what the step on the example batch did not.
+
+    It has gradients for parameters that were ``used`` by none, or it ``changed`` what was left
+    alone: the state has to be laid out, and the step recorded, anew. No error that code catches.
+    """
+
+    def __init__(self, used: Collection[str] = (), changed: Collection[str] = ()) -> None:
+        super().__init__("not as on the example batch")
+        self.used, self.changed = frozenset(used), frozenset(changed)
 
 
 def held_tensors(model: nn.Module) -> dict[int, str]:
@@ -251,24 +268,33 @@ def train_step(
     }
     # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
+    watched = {n: buffers[n].requires_grad_() for n in problem.unused} if problem.branches else {}
     step = inputs["state.step"]
     problem.model.train()
     with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
         result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
         losses, outputs = _split_loss(problem, result)
-        gradients = _differentiate(problem, losses, leaves)
-    for name in {member.name for slot in problem.slots if slot.kept for member in slot.members}:
-        if _changed(buffers[name], left.get(name)):
-            raise ExportError(
-                f"the step changes {name!r}, which it left alone on the example batch",
-                instead="a step that always does the same",
-            )
+        gradients, reached = _differentiate(problem, losses, leaves, watched)
+    kept = {member.name for slot in problem.slots if slot.kept for member in slot.members}
+    changed = {name for name in kept if _changed(buffers[name], left.get(name))}
+    questions = questions_of(step)
+    if questions and (changed or reached & set(watched) or (problem.unused and not watched)):
+        raise NotAsTried(reached & set(watched), changed)
+    for name in changed:
+        raise ExportError(
+            f"the step changes {name!r}, which it left alone on the example batch",
+            instead="a step that always does the same",
+        )
     buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
         written = _written(problem, leaves)
         inputs = {**inputs, **{f"state.{name}": value for name, value in written.items()}}
         direction = _direction(problem, inputs, losses, gradients)
         found = _finish(problem, inputs, direction, outputs, buffers)
+    without = set(leaves) - reached
+    if questions and without and not _passes_over(problem):
+        _say_refused(questions, without)
+        found["guard"] = torch.full_like(found["guard"], torch.nan)
     return {**found, **{f"written.{name}": value for name, value in written.items()}}
 
 
@@ -282,24 +308,63 @@ def _written(problem: Problem, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
     }
 
 
+def _passes_over(problem: Problem) -> bool:
+    """Whether what has a gradient of 0 stays as it is, as torch leaves what has none."""
+
+    def some(shape: Shape) -> Tensor:
+        sizes = problem.axes.concrete(shape, problem.axes.example)
+        return torch.linspace(0.5, 1.5, math.prod(sizes)).reshape(sizes)
+
+    with _disable_current_modes(), torch.no_grad():
+        state = {f"state.{slot.name}": some(slot.shape) for slot in problem.parameter_slots}
+        per_parameter = [each for each in optimizer_tensors(problem) if each.like is not None]
+        for each in optimizer_tensors(problem):
+            state[f"state.{each.name}"] = some(each.shape).to(each.dtype)
+        hyper = {f"hyper.{n}": torch.tensor(v) for n, v in problem.optimizer.hyper().items()}
+        inputs = {**state, **hyper, "state.step": torch.tensor(3)}
+        gradients = [torch.zeros_like(state[f"state.{s.name}"]) for s in problem.parameter_slots]
+        new = apply_optimizer(problem, inputs, gradients)
+    names = [*(slot.name for slot in problem.parameter_slots), *(e.name for e in per_parameter)]
+    return all(torch.equal(new[name], state[f"state.{name}"]) for name in names)
+
+
+def _say_refused(questions: Sequence[Question], without: Collection[str]) -> None:
+    where = ", ".join(f"`{question.line}` is {question.answer}" for question in questions)
+    names = sorted(without)
+    warnings.warn(
+        f"where {where}, {len(names)} parameters ({', '.join(names[:3])}) have no gradient: "
+        "torch's optimizers then pass over them, their counts included; the exported step cannot, "
+        "and a device refuses it. To train on it: a term of weight 0 (0 * prediction.sum()) there",
+        stacklevel=3,
+    )
+
+
 def _differentiate(
-    problem: Problem, losses: Losses, leaves: Mapping[str, Tensor]
-) -> dict[str, list[Tensor]]:
-    """The packed gradients of each loss."""
+    problem: Problem,
+    losses: Losses,
+    leaves: Mapping[str, Tensor],
+    watched: Mapping[str, Tensor],
+) -> tuple[dict[str, list[Tensor]], set[str]]:
+    """The packed gradients of each loss; the names of leaves, and others, that have one."""
     gradients: dict[str, list[Tensor]] = {}
+    reached: set[str] = set()
     for name, loss in losses.items():
         if not loss.requires_grad:
             which = "the loss" if len(losses) == 1 else f"the loss {name!r}"
             raise ExportError(f"{which} does not depend on any parameter")
+        every = {**leaves, **watched}
         found = torch.autograd.grad(
-            loss, list(leaves.values()), allow_unused=True, retain_graph=len(losses) > 1
+            loss, list(every.values()), allow_unused=True, retain_graph=len(losses) > 1
         )
+        reached |= {n for n, gradient in zip(every, found, strict=True) if gradient is not None}
         named = {
             leaf_name: torch.zeros_like(leaf) if gradient is None else gradient
-            for (leaf_name, leaf), gradient in zip(leaves.items(), found, strict=True)
+            for (leaf_name, leaf), gradient in zip(leaves.items(), found, strict=False)
         }
         gradients[name] = [slot.pack(named) for slot in problem.parameter_slots]
-    return gradients
+    if getattr(problem.gradient, "all_parameters", False):
+        reached |= set(leaves)
+    return gradients, reached
 
 
 def _direction(

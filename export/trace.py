@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,7 +34,7 @@ from export.mutation import shared_write, without_writes, written_inputs
 from export.origins import Origins, of
 from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.sparse import is_sparse
-from export.sizes import PROBES, Sizes
+from export.sizes import MOST_WAYS, PROBES, Sizes, too_many_ways
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -56,6 +56,13 @@ class Trace:
     outputs: list[str]
     symbols: dict[sympy.Symbol, str]
     env: Sizes
+    others: list[Trace] = field(default_factory=list)
+    """Recordings of the same function that answered its branches on data otherwise."""
+
+    @property
+    def ways(self) -> list[Trace]:
+        """This recording and the others."""
+        return [self, *self.others]
 
     def squeezed(self) -> list[dict[str, int]]:
         """The axes' sizes at which a ``squeeze()`` without an axis drops one more axis in torch.
@@ -63,7 +70,7 @@ class Trace:
         Such a size is 1, or makes a size of 1 (of the half, at 2 and 3).
         """
         found: list[dict[str, int]] = []
-        for node in self.graph.graph.nodes:
+        for node in (each for way in self.ways for each in way.graph.graph.nodes):
             if node.target is torch.ops.aten.squeeze.default:
                 for size in node.args[0].meta["val"].shape:
                     named = self._where_one(expression(size))
@@ -84,7 +91,11 @@ class Trace:
 
         Raises ExportError where tracing or lowering assumed something else of an axis's size.
         """
-        return _check_guards(self.env, self.symbols)
+        least: dict[str, int] = {}
+        for way in self.ways:
+            for axis, size in _check_guards(way.env, way.symbols).items():
+                least[axis] = max(size, least.get(axis, 1))
+        return least
 
 
 @contextmanager
@@ -104,16 +115,43 @@ def record(
 ) -> Trace:
     """Trace ``function`` on fake tensors; no arithmetic is done and no memory is taken.
 
-    Raises ExportError where the function does something that depends on data. Call ``check_axes``
-    when all is lowered: it finds assumptions on the size of a dynamic axis.
+    Where the author's code branches on data, it is traced once for each combination of answers.
+    Raises ExportError where the function does something else that depends on data. Call
+    ``check_axes`` when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
     files: list[File] = []
-    while True:
-        try:
-            with left_as_it_was(model), read_in(files):
-                return _recorded(function, inputs, axes, model)
-        except ReadInFile as asked:
-            files.append(asked.file)
+
+    def recorded(answers: Sequence[bool], way: int) -> Trace:
+        while True:
+            try:
+                with left_as_it_was(model), read_in(files):
+                    return _recorded(function, inputs, axes, model, answers, way)
+            except ReadInFile as asked:
+                files.append(asked.file)
+
+    first = recorded((), 0)
+    left = _otherwise(first, 0)
+    while left:
+        if len(first.ways) == MOST_WAYS:
+            question = first.env.questions[-1]
+            raise too_many_ways().at("", question.line)
+        answers = left.pop()
+        other = recorded(answers, len(first.ways))
+        if other.outputs != first.outputs:
+            raise ExportError(
+                "the ways of a branch on data give outputs of different names",
+                line=other.env.questions[len(answers) - 1].line,
+                instead="the same outputs in both",
+            )
+        first.others.append(other)
+        left += _otherwise(other, len(answers))
+    return first
+
+
+def _otherwise(trace: Trace, given: int) -> list[tuple[bool, ...]]:
+    """The answers of the recordings that differ from this one by one of those not given to it."""
+    answers = tuple(question.answer for question in trace.env.questions)
+    return [(*answers[:number], False) for number in range(given, len(answers))]
 
 
 @contextmanager
@@ -129,10 +167,15 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _recorded(
-    function: NamedFunction, inputs: Mapping[str, Spec], axes: Axes, model: nn.Module
+    function: NamedFunction,
+    inputs: Mapping[str, Spec],
+    axes: Axes,
+    model: nn.Module,
+    answers: Sequence[bool],
+    way: int,
 ) -> Trace:
     origins = Origins()
-    env = _Sizes(origins)
+    env = _Sizes(origins, answers, way)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     # Shapes seldom come twice in a step, and what is kept would outlive this one.
     mode.cache_enabled = False
@@ -183,8 +226,8 @@ def _code_of(function: Any) -> CodeType:
 class _Sizes(Sizes):
     """Sizes that know which line of the user's code assumed something of them."""
 
-    def __init__(self, origins: Origins) -> None:
-        super().__init__()
+    def __init__(self, origins: Origins, answers: Sequence[bool], way: int) -> None:
+        super().__init__(answers, way)
         self._origins = origins
         self.fixed_at: dict[sympy.Symbol, str] = {}
 
@@ -201,6 +244,9 @@ class _Sizes(Sizes):
             place = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name)
         line = self._origins.here().line or None
         return replace(super()._get_sloc(""), framework_loc=place, maybe_user_loc=line)
+
+    def _line(self) -> str:
+        return self._origins.here().line
 
     def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
         self.fixed_at.setdefault(a, self._origins.here().line)

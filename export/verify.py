@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 STEPS = 3
 ROUNDING = 3e-7
 ROUNDING_DRAWS = 8
+SOUGHT = 32
+"""So many batches are drawn to see every way that a step's branches can take."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +303,7 @@ def verify_artifact(
     seed: int = 0,
     steps: int = STEPS,
     squeezed: Sequence[Mapping[str, int]] = (),
+    ways: Mapping[int, Sequence[str]] = MappingProxyType({}),
     say: Callable[[str], None] = lambda text: None,
 ) -> Verification:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
@@ -309,7 +313,9 @@ def verify_artifact(
     cannot take these, they are its rows as they stand. At the first sizes there are also steps at
     which the optimizer does something new (an accumulated step, a schedule's end).
     ``squeezed``: sizes of axes at which torch drops an axis by ``squeeze()``, which the graphs
-    keep. ``say`` is told of the progress.
+    keep. ``ways``: the ways that a step can take, in words, by the numbers in the graph's output
+    ``way``: batches are sought that take each, and a warning names answers that none gave. ``say``
+    is told of the progress.
     """
     rng, shaking = np.random.default_rng(seed).spawn(2)
     double = _in_double(problem)
@@ -347,6 +353,10 @@ def verify_artifact(
             # Rows that depend on each other are compared at the sizes that the author gave.
             if index == 0:
                 raise unfit.error from unfit.error.__cause__
+    if len(ways) > 1:
+        say("verifying: the ways of its branches")
+        beside.seek(every[0][0], ways)
+        _say_unseen(ways, beside.ways)
     for few in squeezed:
         _check_squeezed(beside, {**problem.axes.example, **few}, few)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
@@ -363,6 +373,18 @@ def verify_artifact(
             instead="please report this model; verify=False would hide a wrong graph",
         )
     return report
+
+
+def _say_unseen(ways: Mapping[int, Sequence[str]], seen: Collection[int]) -> None:
+    """Warn of answers that no step gave."""
+    given = {answer for number in seen if number in ways for answer in ways[number]}
+    never = {answer: None for answers in ways.values() for answer in answers if answer not in given}
+    if never:
+        warnings.warn(
+            f"verification saw no step in which {', nor one in which '.join(never)}: that way is "
+            "not compared with torch. An example batch would do whose rows take each way",
+            stacklevel=4,
+        )
 
 
 def _check_squeezed(beside: _Beside, sizes: dict[str, int], few: Mapping[str, int]) -> None:
@@ -413,13 +435,31 @@ class _Beside:
         self._in_order = False
         self.found: list[Comparison] = []
         self.moved: set[str] = set()
+        self.ways: set[int] = set()
 
     def step(
         self, state: Mapping[str, np.ndarray], sizes: Mapping[str, int], step: int
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Compare one step from ``state``: its inputs, and the state after it."""
         inputs, single, exact, first = self._taken(state, sizes)
+        self._compare(inputs, single, exact, first, (step, 1, sizes))
+        new = {
+            name: first.get("new." + name.removeprefix("state."), value)
+            for name, value in state.items()
+        }
+        return inputs, new
+
+    def _compare(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        single: Mapping[str, np.ndarray],
+        exact: Mapping[str, np.ndarray],
+        first: Mapping[str, np.ndarray],
+        where: Where,
+    ) -> None:
+        step, _, sizes = where
         self.moved |= _moved(self._double, exact)
+        self.ways |= _way(first)
         yardstick = _Yardstick(self._problem, self._double, inputs, exact, self._shaking)
         these: list[Comparison] = []
         for count, opened in self._sessions.items():
@@ -431,11 +471,44 @@ class _Beside:
                 these = _compare(self._problem, self._double, inputs, got, single, exact, where)
                 these = yardstick.allow(these)
             self.found += these
-        new = {
-            name: first.get("new." + name.removeprefix("state."), value)
-            for name, value in state.items()
-        }
-        return inputs, new
+
+    def seek(self, sizes: Mapping[str, int], ways: Collection[int]) -> None:
+        """Compare steps that take ways which none took so far, where such are found."""
+        opened = next(iter(self._sessions.values()))
+        for number in range(SOUGHT):
+            if self.ways >= set(ways):
+                return
+            state = initial_state(self._problem, sizes, self._rng)
+            batch = draw_batch(self._problem, sizes, self._rng, in_order=self._in_order)
+            inputs = {**state, **batch, **draw_scalars(self._problem, self._rng)}
+            inputs = _unusual(inputs, number, self._rng)
+            try:
+                if _way(_run(opened.gradients, inputs)) <= self.ways:
+                    continue
+                single, exact, first = self._done(inputs, sizes)
+            except (_Unfit, ExportError):
+                continue
+            self._compare(inputs, single, exact, first, (0, 1, sizes))
+
+    def _done(
+        self, inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]
+    ) -> tuple[dict[str, np.ndarray], ...]:
+        """What torch, float64 torch and the graph make of a step's inputs."""
+        single, exact = (
+            _finite(_reference(each, inputs), sizes) for each in (self._problem, self._double)
+        )
+        first = next(iter(self._sessions.values())).step(inputs)
+        if _way(first) and not np.isfinite(first["guard"]):
+            self.ways |= _way(first)
+            raise _Unfit(
+                ExportError(
+                    "the step refuses rows of the example batch: with them it takes a way in which "
+                    "parameters that it trains otherwise have no gradient, or that raises",
+                    instead="a term of weight 0 (0 * prediction.sum()) in the way without a "
+                    "gradient, or an example batch that takes another",
+                )
+            )
+        return single, exact, first
 
     def differs(self, sizes: dict[str, int]) -> str:
         """The first tensor of a step at these sizes that differs from torch's, "" if none does.
@@ -458,17 +531,12 @@ class _Beside:
 
         Raises _Unfit where torch takes none, ExportError where only the graph fails.
         """
-        opened = next(iter(self._sessions.values()))
         scalars = draw_scalars(self._problem, self._rng)
         for in_order in (False, True) if not self._in_order else (True,):
             batch = draw_batch(self._problem, sizes, self._rng, in_order=in_order)
             inputs = {**state, **batch, **scalars}
             try:
-                single, exact = (
-                    _finite(_reference(each, inputs), sizes)
-                    for each in (self._problem, self._double)
-                )
-                return inputs, single, exact, opened.step(inputs)
+                return inputs, *self._done(inputs, sizes)
             except (_Unfit, ExportError):
                 if in_order:
                     raise
@@ -492,6 +560,28 @@ class _Beside:
                     )
                     for key in got
                 ]
+
+
+def _way(got: Mapping[str, np.ndarray]) -> set[int]:
+    """The way that a step took; none of a step that has but one."""
+    return {int(got["way"])} if "way" in got else set()
+
+
+def _unusual(
+    inputs: Mapping[str, np.ndarray], number: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """A step's inputs made such as may take another way: by turns as they are, or all of a kind.
+
+    Counts and places in the state are moved, and what is in the batch is 0, or of the other sign.
+    """
+    changed = dict(inputs)
+    for name, array in inputs.items():
+        of_state = name.startswith("state.")
+        if of_state and array.dtype.kind == "i" and number % 2 and name != "state.step":
+            changed[name] = np.array(array + rng.integers(0, 2 + number, array.shape))
+        elif name.startswith("batch.") and array.dtype == np.float32:
+            changed[name] = np.array(array * np.float32((1, 1, 0, -1)[number // 2 % 4]))
+    return changed
 
 
 def _identical(got: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> bool:

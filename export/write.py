@@ -30,7 +30,7 @@ from device_sdk.artifact import (
 from export.errors import ExportError
 from export.in_place import NEW_BOUNDS
 from export.layout import LayoutSlot
-from export.lowering.graph import OPSET
+from export.lowering.graph import OPSET, every_node
 from export.step import Problem, optimizer_tensors
 
 _ROLES = {"new": "state", NEW_BOUNDS: "bounds"}
@@ -92,7 +92,7 @@ def adds_by_scatter(model: onnx.ModelProto) -> bool:
     return any(
         node.op_type == "ScatterND"
         and any(a.name == "reduction" and a.s != b"none" for a in node.attribute)
-        for node in model.graph.node
+        for node in every_node(model.graph)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -57,6 +57,15 @@ def used_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return names
 
 
+def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The graph's nodes and those of its branches and loops."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from every_node(attribute.g)
+
+
 def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
     needed = set(outputs)
     kept: list[onnx.NodeProto] = []
@@ -66,6 +75,14 @@ def live_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[
             needed |= used_names([node])
     kept.reverse()
     return kept
+
+
+def without_indices(nodes: Iterable[onnx.NodeProto], used: Collection[str]) -> None:
+    """Leave out a maximum's indices that nobody asks for: they are ten times its work."""
+    for node in nodes:
+        if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1] not in used:
+            del node.output[1]
+            node.name = ""
 
 
 # Symbolic sizes as nodes that compute them at run time.
@@ -93,6 +110,17 @@ _REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
     (torch_sympy.FloatPow, "Pow"),
     (torch_sympy.Max, "Max"),
     (torch_sympy.Min, "Min"),
+)
+
+
+_LOGIC: tuple[tuple[Any, str], ...] = ((sympy.And, "And"), (sympy.Or, "Or"))
+
+_COMPARISONS: tuple[tuple[Any, str], ...] = (
+    (sympy.Eq, "Equal"),
+    (sympy.StrictLessThan, "Less"),
+    (sympy.LessThan, "LessOrEqual"),
+    (sympy.StrictGreaterThan, "Greater"),
+    (sympy.GreaterThan, "GreaterOrEqual"),
 )
 
 
@@ -131,13 +159,17 @@ def _is_whole(expr: sympy.Expr) -> bool:
     return isinstance(expr, whole) and all(part.is_Integer or _is_whole(part) for part in expr.args)
 
 
+def _joined(graph: Graph, parts: list[str], op_type: str) -> str:
+    return reduce(partial(graph.op, op_type), parts)
+
+
 def _folded(
     graph: Graph, expr: sympy.Expr, parts: list[str], kinds: Sequence[tuple[Any, str]]
 ) -> str | None:
     """The parts joined by the expression's operator, where it is one of these kinds."""
     for kind, op_type in kinds:
         if isinstance(expr, kind):
-            return reduce(partial(graph.op, op_type), parts)
+            return _joined(graph, parts, op_type)
     return None
 
 
@@ -476,6 +508,33 @@ class Graph:
         if not never_negative(length) or self.has_numbers(length):
             self._root._lengths[length] = None
 
+    def begin_way(self) -> None:
+        """What refuses a step is noted anew: another recording of the same step begins."""
+        self._from_zero.clear()
+        self._lengths.clear()
+
+    def truth(self, condition: sympy.Basic) -> str:
+        """A condition on sizes and numbers that data decide, as a bool tensor of shape [].
+
+        Raises ExportError where it has no form in the graph.
+        """
+        if isinstance(condition, (sympy.Not, sympy.Ne)):
+            return self.op("Not", self.truth(sympy.Not(condition)))
+        for kind, op_type in _LOGIC:
+            if isinstance(condition, kind):
+                parts = [self.truth(part) for part in condition.args]
+                return _joined(self, parts, op_type)
+        for kind, op_type in _COMPARISONS:
+            if isinstance(condition, kind):
+                sides = condition.args
+                exact = all(side.is_integer for side in sides)
+                values = [self.size(side) if exact else fraction(self, side) for side in sides]
+                return self.op("Reshape", self.op(op_type, *values), self.ints([]))
+        raise ExportError(
+            f"a branch on {condition}, which has no form in the graph",
+            instead="comparisons of numbers, with sums, products and quotients of them",
+        )
+
     def stopping(self, value: str, sizes: Iterable[sympy.Expr]) -> str:
         """The value; onnxruntime stops, at a row that is not there, where a size is below 0."""
         least = self.op("Min", *[self.size(size) for size in sizes], self.ints([0]))
@@ -567,11 +626,7 @@ class Graph:
         """The finished model: only what the outputs need, in default-domain operators."""
         nodes = live_nodes(self.nodes, [output.name for output in outputs])
         used = used_names(nodes) | {output.name for output in outputs}
-        for node in nodes:
-            # Indices that nobody asks for are ten times the work of the maximum.
-            if node.op_type == "MaxPool" and len(node.output) > 1 and node.output[1] not in used:
-                del node.output[1]
-                node.name = ""
+        without_indices(nodes, used)
         constants = [t for n, t in self._root._initializers.items() if n in used]
         graph = helper.make_graph(nodes, name, list(inputs), list(outputs), constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])

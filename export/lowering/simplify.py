@@ -9,7 +9,8 @@ the whole of it (batch norm's running statistics and counters).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 import onnx
 
@@ -18,29 +19,29 @@ from export.lowering.graph import Dim, Graph, live_nodes, rename, same_shape, us
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
 
 
-def simplify(g: Graph, outputs: Mapping[str, str]) -> dict[str, str]:
+Key = TypeVar("Key")
+
+
+def simplify(g: Graph, outputs: Mapping[Key, str]) -> dict[Key, str]:
     """Make the graph's nodes fewer; the outputs' values, of which some may have other names now."""
-    return _Simpler(g, outputs).outputs()
+    names = _Simpler(g, outputs.values()).names
+    return {output: names.get(name, name) for output, name in outputs.items()}
 
 
 class _Simpler:
-    def __init__(self, g: Graph, outputs: Mapping[str, str]) -> None:
+    def __init__(self, g: Graph, ends: Collection[str]) -> None:
         self._g = g
-        self._outputs = outputs
-        self._names: dict[str, str] = {}
-        before = live_nodes(g.taken_out(), outputs.values())
+        self.names: dict[str, str] = {}
+        before = live_nodes(g.taken_out(), ends)
         self._uses = Counter(name for node in before for name in used_names([node]))
-        self._uses.update(outputs.values())
+        self._uses.update(ends)
         for node in before:
-            rename(node, self._names)
+            rename(node, self.names)
             instead = self._reshape(node) or self._concat(node)
             if instead is None:
                 g.nodes.append(node)
             else:
-                self._names[node.output[0]] = instead
-
-    def outputs(self) -> dict[str, str]:
-        return {output: self._names.get(name, name) for output, name in self._outputs.items()}
+                self.names[node.output[0]] = instead
 
     def _reshape(self, node: onnx.NodeProto) -> str | None:
         source = node.input[0] if node.op_type == "Reshape" else ""

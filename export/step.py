@@ -269,6 +269,7 @@ def train_step(
     # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
     watched = {n: buffers[n].requires_grad_() for n in problem.unused} if problem.branches else {}
+    versions = {name: leaf._version for name, leaf in leaves.items()}
     step = inputs["state.step"]
     problem.model.train()
     with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
@@ -278,6 +279,10 @@ def train_step(
     kept = {member.name for slot in problem.slots if slot.kept for member in slot.members}
     changed = {name for name in kept if _changed(buffers[name], left.get(name))}
     questions = questions_of(step)
+    if questions:
+        moved = {name for name, leaf in leaves.items() if leaf._version > versions[name]}
+        changed |= moved - problem.written
+        _refuse_replaced(questions, leaves, left)
     if questions and (changed or reached & set(watched) or (problem.unused and not watched)):
         raise NotAsTried(reached & set(watched), changed)
     for name in changed:
@@ -306,6 +311,19 @@ def _written(problem: Problem, leaves: Mapping[str, Tensor]) -> dict[str, Tensor
         for slot in problem.parameter_slots
         if not problem.written.isdisjoint(member.name for member in slot.members)
     }
+
+
+def _refuse_replaced(
+    questions: Sequence[Question], leaves: Mapping[str, Tensor], left: Mapping[str, Tensor]
+) -> None:
+    for name, leaf in leaves.items():
+        if left.get(name, leaf) is not leaf:
+            raise ExportError(
+                f"the step puts another tensor in place of the parameter {name!r} in one way of a "
+                "branch on data",
+                line=questions[-1].line,
+                instead="what it writes into the parameter (p.data.copy_)",
+            )
 
 
 def _passes_over(problem: Problem) -> bool:

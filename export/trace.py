@@ -132,10 +132,9 @@ def record(
     first = recorded((), 0)
     left = _otherwise(first, 0)
     while left:
-        if len(first.ways) == MOST_WAYS:
-            question = first.env.questions[-1]
-            raise too_many_ways().at("", question.line)
-        answers = left.pop()
+        if len(first.ways) + len(left) > MOST_WAYS:
+            raise too_many_ways().at("", first.env.questions[-1].line)
+        answers = left.pop(0)
         other = recorded(answers, len(first.ways))
         if other.outputs != first.outputs:
             raise ExportError(

@@ -40,12 +40,18 @@ def _export(function: Any, directory: Path, **changes: Any) -> export.Exported:
     return export.train_step(**{**given, **changes})
 
 
+def _until_small(x: Tensor) -> Tensor:
+    while x.sum() > 1:
+        x = x / 2
+    return x
+
+
 REFUSED = {
     "rounds": (
         lambda x: sum(x * i for i in range(int(x.sum()))),
         r"depends on data.*in module: 1\.0 \(_Inner\).*rounds",
     ),
-    "branch": (lambda x: x if x.sum() > 0 else -x, r"depends on data.*in module: 1\.0.*both ways"),
+    "loop": (_until_small, r"branches on data.*16 ways.*in module: 1\.0.*both ways"),
     "list": (lambda x: [x, -x][int(x.argmax() % 2)], r"depends on data.*1\.0.*torch\.stack"),
     "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "svd": (lambda x: torch.linalg.svd(x).S, "svd.*in module: 1.0 "),
@@ -254,7 +260,7 @@ def _halved(z: Tensor, x: Tensor) -> Tensor:
     ("score", "line"),
     [
         (lambda z, x: z + torch.special.bessel_j0(x), "special.bessel_j0"),
-        (lambda z, x: z if z.sum() > 0 else -z, "if z.sum"),
+        (lambda z, x: z * [1, 2][int(z.sum() > 0)], "z.sum"),
         (lambda z, x: z.reshape(6, 4), "z.reshape"),
         (lambda z, x: next(iter(z)), "next.iter"),
         (_halved, r"if x.shape\[0\] > 100"),

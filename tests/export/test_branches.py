@@ -1,0 +1,291 @@
+"""Branches on data that choose between two values: recorded both ways, taken as the data say."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import export
+from device_sdk import Trainer
+from device_sdk.errors import DeviceError
+from tests.export.recorded import assert_as_torch
+
+PLACES = 6
+
+
+def _batch(n: int) -> tuple[Tensor]:
+    return (torch.randn(n + 4, 4, generator=torch.Generator().manual_seed(n)),)
+
+
+def _written(x: Tensor) -> Tensor:
+    """Either way's slices fit in that way only; what only logs changes nothing."""
+    at = int((x[:, 0] > 0).sum())
+    written = x * 2
+    if at + 2 >= x.shape[0]:
+        written[at:] = x[: x.shape[0] - at] * 3
+    else:
+        written[at : at + 2] = x[:2].exp()
+    if torch.isnan(written).any():
+        print("not a number")
+    return written * x
+
+
+def _in_turn(x: Tensor) -> Tensor:
+    """One question after another, of which the second is asked in one way only."""
+    spread = x.softmax(0)
+    for _ in range(2):
+        spread = spread / spread.sum(1, keepdim=True)
+        if (spread.sum(0) - spread.mean()).abs().max() < 2.0:
+            break
+    if x.mean().item() > 0.1 and bool(x[0, 0] < x[0, 1]):
+        return spread * x
+    return spread - x
+
+
+def _asked_again(x: Tensor) -> Tensor:
+    """The same is asked three times: there are two ways, and one of them divides by 0."""
+    chosen = x[:, 0] > 1
+    count = chosen.sum()
+    y = x.exp() if count == 0 else x / count + x[chosen].mean()
+    if not count == 0:
+        y = y * 2
+    return y * 3 if chosen.sum() == 0 else y
+
+
+@pytest.mark.parametrize(
+    ("function", "branches"), [(_written, 1), (_in_turn, 5), (_asked_again, 1)]
+)
+def test_each_way_is_as_in_torch(function: Callable[[Tensor], Tensor], branches: int) -> None:
+    model = assert_as_torch(function, _batch, sizes=range(1, 7))
+    every = list(_nodes(model.graph))
+    assert sum(node.op_type == "If" for node in every) <= branches
+    assert sum(node.op_type == "Softmax" for node in every) <= 1, "what is shared is there once"
+
+
+def _nodes(graph: onnx.GraphProto) -> Any:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            yield from _nodes(attribute.g)
+
+
+def test_what_only_logs_leaves_no_branch() -> None:
+    def logged(x: Tensor) -> Tensor:
+        if x.max() > 3:
+            print("large")
+        return x.exp()
+
+    model = assert_as_torch(logged, _batch, sizes=(2,))
+    assert not any(node.op_type in ("If", "Greater") for node in model.graph.node)
+
+
+class Agent(nn.Module):
+    """A network, one that is set to it at every second step, and a queue that begins anew."""
+
+    count: Tensor
+    queue: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 3)
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("queue", torch.zeros(PLACES, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def loss(self, x: Tensor) -> Tensor:
+        found = self.net(x)
+        wanted = self.target(x + self.queue.mean(0))
+        loss = F.smooth_l1_loss(found, wanted + 1)
+        with torch.no_grad():
+            self.count += 1
+            if self.count.item() % 2 == 0:
+                self.target.load_state_dict(self.net.state_dict())
+            at, n = int(self.place), x.shape[0]
+            if at + n >= PLACES:
+                self.queue[at:] = x[: PLACES - at]
+                self.place[0] = 0
+            else:
+                self.queue[at : at + n] = x
+                self.place[0] = at + n
+        return loss
+
+
+def _export(
+    model: nn.Module,
+    loss: Callable[[Any, Tensor], Tensor],
+    x: Tensor,
+    directory: Path,
+    optimizer: Any = None,
+    **more: Any,
+) -> export.Exported:
+    return export.train_step(
+        copy.deepcopy(model), lambda m, b: loss(m, b["x"]), {"x": x},
+        optimizer=optimizer or export.Sgd(0.1), dynamic={},
+        predict=lambda m, b: {"y": next(m.parameters()).sum()}, directory=directory, **more,
+    )  # fmt: skip
+
+
+def _assert_trained(
+    model: Any, loss: Callable[[Any, Tensor], Tensor], optimizer: Any, trainer: Trainer, x: Tensor
+) -> None:
+    optimizer.zero_grad()
+    expected = loss(model, x)
+    expected.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert trainer.step({"x": x.numpy()}) == pytest.approx(expected.item(), rel=1e-5)
+    held = {**trainer.parameters, **trainer.buffers}
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_allclose(held[name], tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_five_steps_that_take_each_way(tmp_path: Path) -> None:
+    """Optimizer state, and buffers that the example batch's way leaves alone, are as torch's."""
+    model = Agent()
+    draw = torch.Generator().manual_seed(1)
+    batches = [torch.randn(2, 4, generator=draw) for _ in range(5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # verification finds batches for each way
+        _export(model, Agent.loss, batches[0], tmp_path / "agent", export.Adam(lr=0.05))
+    trainer = Trainer(tmp_path / "agent", seed=0)
+    optimizer = torch.optim.Adam(model.net.parameters(), lr=0.05)
+    for x in batches:
+        _assert_trained(model, Agent.loss, optimizer, trainer, x)
+
+
+class Heads(nn.Module):
+    """Trains one head or the other, by the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def loss(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return F.dropout(self.first(x), 0.0).exp().mean()
+        return self.second(x).exp().mean()
+
+
+def test_parameters_that_one_way_has_a_gradient_for(tmp_path: Path) -> None:
+    """Which of them the example batch trains makes no difference."""
+    model, x = Heads(), torch.ones(3, 4)
+    _export(model, Heads.loss, x, tmp_path / "heads")
+    trainer = Trainer(tmp_path / "heads", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for sign in (1, -1, -1):
+        _assert_trained(model, Heads.loss, optimizer, trainer, x * sign)
+
+
+def test_weights_that_one_way_writes_into(tmp_path: Path) -> None:
+    """The optimizer starts from them, with its state; the example batch leaves them alone."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 2)), torch.ones(3, 4)
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        if x.sum() < 0:
+            model[0].weight.data.clamp_(-0.3, 0.3)
+        return (model(x) if x[0, 0] < 1.5 else model(x) * 2).exp().mean()
+
+    _export(model, loss, x, tmp_path / "clipped", export.Sgd(0.1, momentum=0.9))
+    trainer = Trainer(tmp_path / "clipped", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for sign in (1, -1, 2, -1, 1):
+        _assert_trained(model, loss, optimizer, trainer, x * sign)
+
+
+def test_a_prediction_that_branches(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        export.train_step(
+            model, lambda m, b: m(b["x"]).exp().mean(), {"x": torch.randn(3, 4)},
+            optimizer=export.Sgd(0.1), dynamic={"x": {0: "batch"}},
+            predict=lambda m, b: {"y": m(b["x"]) if b["x"].sum() > 0 else b["x"]},
+            directory=tmp_path / "guess",
+        )  # fmt: skip
+    trainer = Trainer(tmp_path / "guess", seed=0)
+    for sign in (1, -1):
+        x = torch.ones(2, 4) * sign
+        expected = model(x).detach() if sign > 0 else x
+        got = trainer.predict({"x": x.numpy()})["y"]
+        np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5)
+
+
+def test_a_way_that_the_optimizer_passes_over_is_refused(tmp_path: Path) -> None:
+    """torch's Adam counts the steps of each parameter; what is refused is said."""
+    model, x = Heads(), torch.ones(3, 4)
+
+    def loss(model: Heads, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return model.loss(x) + model.second(x).mean()
+        return model.second(x).exp().mean()
+
+    with pytest.warns(UserWarning, match=r"x.sum.. > 0:` is False, 2 parameters \(first.bias"):
+        _export(model, loss, x, tmp_path / "heads", export.Adam(lr=0.1))
+    trainer = Trainer(tmp_path / "heads", seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    _assert_trained(model, loss, optimizer, trainer, x)
+    before = trainer.parameters
+    with pytest.raises(DeviceError):
+        trainer.step({"x": -x.numpy()})
+    for name, value in trainer.parameters.items():
+        np.testing.assert_array_equal(value, before[name])
+    _assert_trained(model, loss, optimizer, trainer, x)
+
+
+def _forced(model: nn.Module, x: Tensor) -> Tensor:
+    """One way draws more than the other before both draw."""
+    y = model(x)
+    if torch.rand(()) < 0.5:
+        y = F.dropout(y, 0.5) + torch.rand(2)
+    return (y * torch.randn(2)).exp().mean()
+
+
+def test_numbers_drawn_in_one_way_only(tmp_path: Path) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    exported = _export(nn.Linear(4, 2), _forced, x, tmp_path / "forced")
+    assert exported.report is not None and exported.report.worst.excess <= 1
+
+
+def test_a_way_that_no_batch_takes_is_named(tmp_path: Path) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return y.exp().mean() if (x * x).sum() < 1e9 else y.mean()
+
+    with pytest.warns(UserWarning, match=r"no step in which `test_.*1e9 else y.mean\(\)` is False"):
+        _export(nn.Linear(4, 2), loss, torch.randn(3, 4), tmp_path / "rare")
+
+
+def test_a_sum_in_a_branch_that_races_runs_in_one_thread(tmp_path: Path) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        rows = torch.tensor([0, 2, 0])
+        y = model(x)
+        return y[rows].exp().mean() if x.sum() > 0 else y.mean()
+
+    exported = _export(nn.Linear(4, 2), loss, torch.randn(3, 4), tmp_path / "rows", verify=False)
+    assert exported.manifest.sequential
+    Trainer(tmp_path / "rows", seed=0).step({"x": np.ones((3, 4), np.float32)})
+
+
+def test_more_ways_than_can_be_recorded_are_refused(tmp_path: Path) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        for i in range(5):
+            y = y.exp() if y[0, 0] > i else y.tanh()
+        return y.mean()
+
+    with pytest.raises(export.ExportError, match=r"more than 16 ways.*at test_branches.py:\d+: "):
+        _export(nn.Linear(4, 2), loss, torch.randn(3, 4), tmp_path / "loop", verify=False)

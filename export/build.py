@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -139,6 +140,13 @@ def export_train_step(
             metrics or {},
         )  # fmt: skip
         graphs = lower(problem, say)
+        for axis, size in graphs.least.items():
+            if problem.axes.example[axis] < size:
+                raise ExportError(
+                    f"axis {axis!r} is {problem.axes.example[axis]} in the example batch, and the "
+                    f"model needs at least {size} of it",
+                    instead="a larger example batch, or code that does not branch on that size",
+                )
         if metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
@@ -152,7 +160,14 @@ def export_train_step(
                     graphs.in_evaluation_mode,
                     graphs.gradients,
                     squeezed=graphs.squeezed,
+                    least=graphs.least,
                     say=say,
+                )
+            for axis, size in report.least.items():
+                warnings.warn(
+                    f"axis {axis!r}: the artifact takes sizes from {size} on; at {size - 1} it is "
+                    "not what torch makes of this model",
+                    stacklevel=2,
                 )
         else:
             for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
@@ -162,7 +177,7 @@ def export_train_step(
             problem,
             {"train": graphs.train, **graphs.in_evaluation_mode},
             Path(directory),
-            graphs.least,
+            {**graphs.least, **(report.least if report else {})},
             graphs.in_place,
         )
     return Exported(Path(directory), manifest, report)

@@ -58,12 +58,15 @@ class Sizes(ShapeEnv):
         return answer
 
     def _users_ask(self) -> bool:
-        """Whether a question is the user's own, and not that of an operator that it calls."""
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(_BETWEEN):
+        """Whether a question is the user's own, or about where a slice begins and ends.
+
+        Not that of an operator that is called.
+        """
+        frame, code = sys._getframe(), _asking().f_code
+        while frame.f_back is not None and frame.f_back.f_code is not code:
             frame = frame.f_back
         by_python = frame.f_code.co_filename == torch.__file__  # as SymBool.__bool__ is
-        return by_python and self._origins.is_users(_asking().f_code)
+        return code.co_name == _OF_SLICES or (by_python and self._origins.is_users(code))
 
     def _answer(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         if isinstance(orig_expr, _BOUNDS) and self._is_open(orig_expr):

@@ -80,6 +80,11 @@ def test_rows_are_counted_and_the_counts_compared(tmp_path: Path) -> None:
     assert report is not None
 
 
+def _set(x: Tensor, rows: slice) -> Tensor:
+    x[rows] = 0.5
+    return x
+
+
 # What a model asks of a size n whose answer at 1 (or 2) is another, and the size from which on the
 # recorded one holds.
 ASKED: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
@@ -89,6 +94,9 @@ ASKED: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "a maximum": (lambda x: x / max(x.shape[0] - 1, 1), 2),
     "a shape": (lambda x: x if x.shape == (1, 3) else x * 2, 2),
     "the number of elements": (lambda x: x * 2 if x.numel() > 3 else x, 2),
+    "a slice that is set": (lambda x: _set(x * 2, slice(-3, None)), 3),
+    "two rows set": (lambda x: _set(x * 2, slice(-2, None)), 2),
+    "one row set": (lambda x: _set(x * 2, slice(-1, None)), 1),
     "nothing that differs": (lambda x: x if x.shape[0] == 0 else x * max(x.shape[0], 1), 1),
 }
 

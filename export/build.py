@@ -26,6 +26,7 @@ from export.optimizers.from_torch import as_optimizer, trained_by
 from export.optimizers.protocol import bound, packs
 from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
+from export.rewrites.precision import held_in_float32
 from export.rewrites.sparse import is_sparse
 from export.step import (
     LossesFunction,
@@ -109,8 +110,9 @@ def export_train_step(
 ) -> Exported:
     """Write an artifact folder that trains and predicts on stock onnxruntime.
 
-    model: float32 parameters; those with ``requires_grad=False`` are kept as they are,
-        and cost a step no gradient, no update and no second copy.
+    model: parameters of float32, which those of float16 and bfloat16 are in the step; those with
+        ``requires_grad=False`` are kept as they are, and cost a step no gradient, no update and
+        no second copy.
     loss: ``loss(model, batch) -> Tensor`` (a scalar), or ``(Tensor, dict of outputs)``.
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
     optimizer: ``export.Sgd(...)``, ``export.AdamW(...)``, ``export.Groups(...)`` or any other
@@ -134,7 +136,12 @@ def export_train_step(
     tensor and its error where verification fails; nothing is written then.
     """
     # Another thread's export of the same model holds its parameters while it runs the step.
-    with reported(progress) as say, one_at_a_time(), torch.inference_mode(False):
+    with (
+        reported(progress) as say,
+        one_at_a_time(),
+        torch.inference_mode(False),
+        held_in_float32(model),
+    ):
         problem = _problem(
             model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
             metrics or {},

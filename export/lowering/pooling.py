@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,34 @@ def adaptive_avg_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value) -> s
 
 # Maximum pooling and its gradient.
 
+# What gives -inf of no finite numbers, or by overflow only.
+_FINITE = {
+    "Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Relu", "Sigmoid",
+    "HardSigmoid", "Tanh", "Softplus", "Softmax", "Exp", "Abs", "Erf", "Cast", "Shape",
+}  # fmt: skip
+
+
+def _may_hold_least(g: Graph, name: str) -> bool:
+    """Whether a value may hold -inf: of the batch, of constants (masks), or of logarithms."""
+    queue, seen = [name], {name}
+    while queue:
+        current = queue.pop()
+        node, known = g.producer.get(current), g.array(current)
+        if known is not None:
+            if known.dtype.kind == "f" and bool((known == -np.inf).any()):
+                return True
+        elif node is None:
+            if not current.startswith("state."):
+                return True
+        elif node.op_type == "Log":
+            return True
+        elif node.op_type not in _FINITE:
+            # Of a choice, what it goes by is none of its values.
+            sources = set(node.input[node.op_type == "Where" :]) - seen
+            queue += sources
+            seen |= sources
+    return False
+
 
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 def max_pool_with_indices(
@@ -275,15 +304,20 @@ def max_pool_with_indices(
             )
         ]
     batched = with_batch(g, x, rank)
-    values, flat = g.multi(
+    pooled = partial(
+        g.multi,
         "MaxPool",
-        batched,
-        outputs=2,
         kernel_shape=window,
         strides=steps,
         pads=[*begins, *ends],
         dilations=spread if set(spread) != {1} else None,
     )
+    values, flat = pooled(batched, outputs=2)
+    if x.dtype == torch.float32 and _may_hold_least(g, x.name):
+        # onnxruntime 1.31 has a window of -inf alone as float32's least number. Of halves no number
+        # is that low, and only that one is -inf when doubled.
+        (values,) = pooled(g.op("Mul", batched, g.scalar(0.5, x.dtype)), outputs=1)
+        values = g.op("Mul", values, g.scalar(2.0, x.dtype))
     # ONNX counts indices through the whole tensor, torch within an image's channel.
     plane: Dim = 1
     for size in sizes:
@@ -462,7 +496,9 @@ def max_pool_backward(
     positions = [fixed(size) for size in grad.shape[-rank:]]
     known = [size for size in (*sizes, *positions) if size is not None]
     large = math.prod(known[:rank]) > SMALL_IMAGE or set(steps) == {1}
-    if len(known) == 2 * rank and max(window) <= _MOST_TAPS and large:
+    taps = len(known) == 2 * rank and max(window) <= _MOST_TAPS
+    # Comparisons would take the padding for the first of a window of -inf alone.
+    if taps and large and not (any(begins) and _may_hold_least(g, x.name)):
         numbers = zip(known[:rank], known[rank:], window, steps, begins, spread, strict=True)
         axes = [_Axis(x.rank - rank + i, *each) for i, each in enumerate(numbers)]
         return _axis_by_axis(g, grad, x, axes)

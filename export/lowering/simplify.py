@@ -52,13 +52,16 @@ class _Simpler:
         reduction = self._g.producer.get(source)
         if reduction is None or reduction.op_type != "ReduceSum" or self._uses[source] > 1:
             return None
+        kept = all(a.i for a in reduction.attribute if a.name == "keepdims")
         axes = self._g.array(reduction.input[1])
-        if axes is None or not same_shape(_without(before, axes.tolist()), after):
+        if not kept or axes is None or not same_shape(_without(before, axes.tolist()), after):
             return None
         return self._g.op("ReduceSum", *reduction.input, keepdims=0)
 
     def _concat(self, node: onnx.NodeProto) -> str | None:
-        return self._whole(node.input) if node.op_type == "Concat" else None
+        if node.op_type != "Concat" or not self._is_vector(node.output[0]):
+            return None
+        return self._whole(node.input)
 
     def _whole(self, parts: Sequence[str]) -> str | None:
         """The vector of these values' elements one after the other, where parts of it made them."""
@@ -68,7 +71,8 @@ class _Simpler:
             return None
         nodes = [maker for maker in makers if maker is not None]
         if first.op_type == "Split":
-            return first.input[0] if list(first.output) == list(parts) else None
+            cut = self._is_vector(first.input[0]) and list(first.output) == list(parts)
+            return first.input[0] if cut else None
         if first.op_type == "Reshape":
             return self._whole([node.input[0] for node in nodes])
         if first.op_type not in _ELEMENTWISE or any(self._uses[part] > 1 for part in parts):
@@ -94,14 +98,16 @@ class _Simpler:
 
     def _joined(self, side: Sequence[str], parts: Sequence[str]) -> str | None:
         vectors = all(
-            self._alike(a, b) and len(self._shape(a) or ()) == 1
-            for a, b in zip(side, parts, strict=True)
+            self._alike(a, b) and self._is_vector(a) for a, b in zip(side, parts, strict=True)
         )
         return self._g.op("Concat", *side, axis=0) if vectors else None
 
     def _alike(self, a: str, b: str) -> bool:
         one, other = self._shape(a), self._shape(b)
         return one is not None and other is not None and same_shape(one, other)
+
+    def _is_vector(self, name: str) -> bool:
+        return len(self._shape(name) or ()) == 1
 
     def _shape(self, name: str) -> tuple[Dim, ...] | None:
         return self._g.shapes.get(name)

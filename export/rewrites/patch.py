@@ -16,7 +16,6 @@ from export.rewrites import (
     Replacement,
     activations,
     attention,
-    autocast,
     bags,
     checkpointing,
     checks,
@@ -31,6 +30,7 @@ from export.rewrites import (
     normalisation,
     plain_ways,
     pooling,
+    precision,
     products,
     quantisation,
     recurrent,
@@ -44,7 +44,6 @@ from export.rewrites.randomness import RandomFunctions, Randomness
 # While a step is recorded; what files say of themselves.
 _REPLACED: Sequence[Replacement] = (
     *attention.REPLACED,
-    *autocast.REPLACED,
     *bags.REPLACED,
     *checkpointing.REPLACED,
     *checks.REPLACED,
@@ -52,6 +51,7 @@ _REPLACED: Sequence[Replacement] = (
     *lengths.REPLACED,
     *losses.REPLACED,
     *normalisation.REPLACED,
+    *precision.REPLACED,
     *upsampling.REPLACED,
 )
 _EQUALS: Equals = {
@@ -69,9 +69,9 @@ _EQUALS: Equals = {
 _REFUSING: Equals = {**activations.EQUALS, **classes.EQUALS}
 # While torch computes what a step is compared with: all else is its own.
 _REPLACED_BESIDE: Sequence[Replacement] = (
-    *autocast.QUIETLY,
     *checkpointing.REPLACED,
     *checks.REPLACED,
+    *precision.QUIETLY,
 )
 # torch's own of experts and quantisation exist in float32 only.
 _EQUALS_BESIDE: Equals = {**experts.EQUALS, **plain_ways.EQUALS, **quantisation.EQUALS}
@@ -105,7 +105,8 @@ def recordable(randomness: Randomness) -> Iterator[None]:
     """Inside, torch's functions that cannot be recorded are replaced by equals that can."""
     drawing = dropout.replacements(randomness)
     layers = (*recurrent.replacements(), *quantisation.replacements())
-    with _in_place(randomness, drawing, (*layers, *_REPLACED), _EQUALS):
+    full = precision.FullPrecision(saying=True)
+    with _in_place(randomness, drawing, (*layers, *_REPLACED), _EQUALS), full:
         yield
 
 
@@ -121,7 +122,8 @@ def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, torch draws the numbers that the exported graph draws; all else is torch's own."""
     drawing = dropout.replacements(randomness, own_attention=True)
     replaced = (*recurrent.seeded_replacements(), *_REPLACED_BESIDE)
-    with _in_place(randomness, drawing, replaced, _EQUALS_BESIDE):
+    full = precision.FullPrecision(saying=False)
+    with _in_place(randomness, drawing, replaced, _EQUALS_BESIDE), full:
         yield
 
 

@@ -100,6 +100,21 @@ def test_a_tie_gives_its_gradient_to_torchs_choice(layer: nn.Module, assert_pari
     assert_parity(model, {"x": x}, optimizer=export.Sgd(lr=0.0))
 
 
+def test_a_window_of_minus_infinity_alone_is_minus_infinity() -> None:
+    def pooled(x: torch.Tensor) -> list[torch.Tensor]:
+        least = torch.where(x > 1, x, torch.finfo(torch.float32).min)
+        layers = (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2), nn.MaxPool2d((1, 3), 1))
+        flat = (nn.MaxPool1d(2)(x[:, 0]), nn.AdaptiveMaxPool1d(10)(x[:, 0, 0]))
+        return [layer(each) for layer in layers for each in (x, least)] + list(flat)
+
+    x = torch.randn(7, 2, 20, 20, generator=torch.Generator().manual_seed(4))
+    masked = torch.where(x > 1.2, x, -torch.inf)
+    masked[:, :, :9] = -torch.inf
+    with torch.no_grad():
+        assert all(bool(each.isinf().any()) for each in pooled(masked)[::2])
+    assert_as_torch(pooled, lambda n: (masked[:n],))
+
+
 def test_ties_and_places_of_adaptive_maxima() -> None:
     """Windows that overlap, repeat and differ in size: the first of the largest, as in torch."""
     two = torch.nn.functional.adaptive_max_pool2d
@@ -153,11 +168,12 @@ def test_ties_of_large_images_go_where_torch_sends_them(data: st.DataObject) -> 
     pool = [torch.max_pool1d, torch.max_pool2d, torch.max_pool3d][len(sizes) - 1]
 
     def pooled(x: torch.Tensor) -> torch.Tensor:
-        return pool(x, kernel, stride, padding, dilation, ceil)
+        # Of a batch as it stands the maximum might be of -inf.
+        return pool(torch.relu(x) - 2, kernel, stride, padding, dilation, ceil)
 
     random = torch.Generator().manual_seed(3)
     assert_as_torch(
-        pooled, lambda n: (torch.randint(-1, 2, (n, 2, *sizes), generator=random).float(),)
+        pooled, lambda n: (torch.randint(1, 4, (n, 2, *sizes), generator=random).float(),)
     )
 
 

@@ -61,3 +61,36 @@ def test_buffers_that_change_alike_change_as_one_vector(tmp_path: Path) -> None:
     # One Split of the parameters and one Concat of their gradients; one Concat of statistics.
     assert operators["Split"] == 1
     assert operators["Concat"] == 2
+
+
+def _rearranged(x: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        torch.cat(x.chunk(2, 1), 0),
+        torch.cat(x.chunk(2, 0), 1),
+        torch.cat([part.reshape(-1) for part in x.chunk(2, 1)]),
+        torch.cat([part.unsqueeze(1) for part in x.chunk(2, 0)], 1),
+        x.unsqueeze(1).repeat(1, 3, 1),
+    ]
+
+
+def test_parts_joined_otherwise_than_they_were_cut_are_moved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 6)
+    weights = [torch.randn(tensor.numel()) for tensor in _rearranged(torch.zeros(4, 6))]
+    batch = {"x": torch.randn(4, 6)}
+
+    def loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        parts = _rearranged(model(batch["x"]))
+        return torch.stack(
+            [part.reshape(-1).tanh() @ w for part, w in zip(parts, weights, strict=True)]
+        ).sum()
+
+    folder = export.train_step(
+        model, loss, batch, optimizer=export.Sgd(lr=1.0), dynamic={}, directory=tmp_path / "a"
+    ).directory
+    trainer = Trainer(folder, providers="cpu", threads=1)
+    expected = loss(model, batch)
+    (gradient,) = torch.autograd.grad(expected, [model.weight])
+    assert trainer.step({"x": batch["x"].numpy()}) == pytest.approx(float(expected), rel=1e-4)
+    moved = (model.weight - gradient).detach().numpy()
+    np.testing.assert_allclose(trainer.parameters["weight"], moved, rtol=1e-3, atol=1e-5)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import export
+from device_sdk import Trainer
 
 
 def test_a_transformer_takes_its_mask(assert_parity: Callable[..., export.Exported]) -> None:
@@ -81,3 +83,47 @@ def test_autocast_is_left_out_and_said(
     assert all("float32" in each for each in about)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.is_autocast_enabled("cpu")
+
+
+class Reduced(nn.Module):
+    """Casts of all kinds, a constant that is rounded, and a buffer of bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(6, 4), nn.Linear(4, 3).bfloat16()
+        self.register_buffer("scale", torch.tensor(50**0.5, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x.to(torch.bfloat16).float()).half().type(torch.float32)
+        y = (y * self.scale.type(y.dtype)).bfloat16() * torch.tensor(0.3, dtype=torch.float16)
+        y = torch.softmax(y, -1, dtype=torch.bfloat16) + torch.ones(4, dtype=torch.bfloat16)
+        found: Tensor = self.last(y.to(self.last.weight.dtype)).float()
+        return found
+
+
+def test_reduced_precision_is_float32_and_said_once(
+    assert_parity: Callable[..., export.Exported],
+) -> None:
+    torch.manual_seed(0)
+    model, x = Reduced(), torch.randn(4, 6)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        exported = assert_parity(model, {"x": x})
+    about = [str(each.message) for each in said if "float32 throughout" in str(each.message)]
+    assert "'last.weight', torch.bfloat16 (and 2 more of the model's), is" in about.pop(0)
+    assert [each.split()[5] for each in about] == ["torch.bfloat16", "torch.float16"]
+    assert model.scale.dtype == model.last.weight.dtype == torch.bfloat16
+    trainer = Trainer(exported.directory)
+    assert trainer.buffers["scale"] == np.float32(7.0625)  # of 50 ** 0.5, rounded
+    assert trainer.parameters["last.weight"].dtype == np.float32
+
+
+def test_the_bits_of_reduced_precision_are_refused(
+    assert_parity: Callable[..., export.Exported],
+) -> None:
+    class Bits(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * x.view(torch.bfloat16)[:, :4].float()
+
+    with pytest.raises(export.ExportError, match="bits of a tensor are read as"):
+        assert_parity(Bits(6, 4), {"x": torch.randn(4, 6)})

@@ -1,0 +1,123 @@
+"""Reduced precision left out, autocast and casts: a device's step is float32 throughout."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from export.arguments import changed
+from export.errors import ExportError
+from export.rewrites import Replacement
+
+_REDUCED = (torch.bfloat16, torch.float16)
+
+
+# What one export has said.
+_SAID: set[str] = set()
+
+
+def _say(what: str, stacklevel: int) -> None:
+    if what not in _SAID:
+        _SAID.add(what)
+        text = f"{what} the exported step, which computes in float32 throughout"
+        warnings.warn(text, stacklevel=stacklevel + 1)
+
+
+def _enter(self: torch.autocast) -> torch.autocast:
+    return self
+
+
+def _enter_and_say(self: torch.autocast) -> torch.autocast:
+    if self._enabled:
+        _say("autocast is left out of", 2)
+    return self
+
+
+def _leave(self: torch.autocast, *error: Any) -> None:
+    """Nothing was entered."""
+
+
+QUIETLY: list[Replacement] = [
+    (torch.autocast, "__enter__", _enter),
+    (torch.autocast, "__exit__", _leave),
+]
+# With a warning for who asked for it.
+REPLACED: list[Replacement] = [(torch.autocast, "__enter__", _enter_and_say), QUIETLY[1]]
+
+
+class FullPrecision(TorchFunctionMode):
+    """Inside, what is asked for in float16 or bfloat16 is float32, which it says if ``saying``.
+
+    Numbers that the code itself gives (``torch.tensor(0.1, dtype=torch.bfloat16)``) are rounded.
+    """
+
+    def __init__(self, *, saying: bool) -> None:
+        super().__init__()
+        self._saying = saying
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        reduced: Any = {Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}.get(func)
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+        reduced = next((dtype for dtype in given if dtype in _REDUCED), reduced)
+        if reduced is None:
+            return func(*args, **kwargs)
+        if func is Tensor.view:
+            raise ExportError(
+                f"the bits of a tensor are read as {reduced}, which a float32 step has not",
+                operator="view",
+                instead="a cast (x.to(...)), which the step leaves out",
+            )
+        if self._saying:
+            _say(f"what the model computes as {reduced} is float32 in", 2)
+        if func in (Tensor.half, Tensor.bfloat16):
+            return args[0].float()
+        args, kwargs = changed(_wider, (args, kwargs))
+        if func is torch.tensor:
+            args = (changed(lambda number: _rounded(number, reduced), args[0]), *args[1:])
+        return func(*args, **kwargs)
+
+
+def _wider(value: Any) -> Any:
+    return torch.float32 if isinstance(value, torch.dtype) and value in _REDUCED else value
+
+
+def _rounded(number: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(number, float):
+        return number
+    with _disable_current_modes():
+        return torch.tensor(number, dtype=dtype).item()
+
+
+@contextmanager
+def held_in_float32(model: nn.Module) -> Iterator[None]:
+    """Inside, parameters and buffers of float16 or bfloat16 are float32, of the same values.
+
+    One export is inside: what is left out of it is said once.
+    """
+    reduced = [
+        (name, tensor, tensor.data)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if tensor.dtype in _REDUCED
+    ]
+    try:
+        for _, tensor, values in reduced:
+            tensor.data = values.float()
+        if reduced:
+            name, _, values = reduced[0]
+            more = f" (and {len(reduced) - 1} more of the model's)" if len(reduced) > 1 else ""
+            _say(f"{name!r}, {values.dtype}{more}, is float32 in", 4)
+        yield
+    finally:
+        _SAID.clear()
+        for _, tensor, values in reduced:
+            tensor.data = values

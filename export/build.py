@@ -128,7 +128,8 @@ def export_train_step(
         about: ``{"loss": "loss", "accuracy": ("logits", "label"), "auc": ("clicked", "click",
         "probabilities")}``. Outputs are those of ``Trainer.predict``.
     verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
-        gradient, update and output with float64 torch, and refuse where they differ.
+        gradient, update and output with float64 torch, and refuse where they differ. Where they do
+        at an axis's least size, 1 as a rule, a larger one becomes the least, with a warning.
     progress: is told of each phase and step as it begins; by default a line on standard error, if
         that is a terminal.
 

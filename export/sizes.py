@@ -140,12 +140,10 @@ class Sizes(ShapeEnv):
         """
         self._refuse_fixed(symbols)
         least: dict[str, int] = {}
-        for condition, line, may_refuse in self._assumed():
-            free = sorted(condition.free_symbols, key=str)
-            sizes = _least(condition, free) if may_refuse else None
+        for condition, line, sizes in self._assumed():
             if sizes is None or not symbols.keys() >= sizes.keys():
                 named = str(condition)
-                for symbol in free:
+                for symbol in sorted(condition.free_symbols, key=str):
                     named = named.replace(str(symbol), symbols.get(symbol, str(symbol)))
                 raise ExportError(
                     f"the traced step holds only where {named}",
@@ -156,14 +154,21 @@ class Sizes(ShapeEnv):
                 least[symbols[symbol]] = max(size, least.get(symbols[symbol], 1))
         return {axis: size for axis, size in least.items() if size > 1}
 
-    def _assumed(self) -> Iterator[tuple[sympy.Basic, str, bool]]:
-        """What does not hold at every size, who assumed it, and whether sizes may be refused."""
+    def _assumed(self) -> Iterator[tuple[sympy.Basic, str, dict[sympy.Symbol, int] | None]]:
+        """What does not hold at every size, who assumed it, and the least sizes that make it hold.
+
+        None where no size may be refused for it.
+        """
         for guard in self.guards:
             if not (_says_not_one(guard.expr) or _is_of_strides(guard) or _holds(guard.expr)):
-                yield guard.expr, guard.sloc.maybe_user_loc or "", _has_least(guard)
+                sizes = _least(guard.expr) if _has_least(guard) else None
+                yield guard.expr, guard.sloc.maybe_user_loc or "", sizes
         for condition, line in self._asked.items():
             if _says_not_one(condition) or _holds(condition):
-                yield condition, line, True
+                sizes = _least(condition)
+                # Which of two sizes is the larger one is not asked here.
+                if sizes is not None or len(condition.free_symbols) == 1:
+                    yield condition, line, sizes
 
     def _refuse_fixed(self, symbols: Mapping[sympy.Symbol, str]) -> None:
         for symbol, value in self.replacements.items():
@@ -321,8 +326,9 @@ def _holds(condition: sympy.Basic) -> bool:
     return all(_at(condition, probe) != sympy.false for probe in PROBES)
 
 
-def _least(condition: sympy.Basic, free: Sequence[sympy.Symbol]) -> dict[sympy.Symbol, int] | None:
+def _least(condition: sympy.Basic) -> dict[sympy.Symbol, int] | None:
     """The sizes from which on a condition holds, whatever the others; None where there are none."""
+    free = sorted(condition.free_symbols, key=str)
 
     def fails(sizes: Mapping[sympy.Symbol, int]) -> bool:
         return bool(_with(condition, {**beyond, **least, **sizes}) == sympy.false)

@@ -120,10 +120,10 @@ def test_torchs_own_questions_refuse_no_size() -> None:
     assert recorded(run, make)[1].check_axes() == {}
 
 
-def _exported(loss: Any, directory: Path) -> Trainer:
+def _exported(loss: Any, directory: Path, *, verify: bool = True) -> Trainer:
     export.train_step(
         nn.Linear(3, 2), loss, {"x": torch.randn(5, 3)}, optimizer=export.Sgd(0.1),
-        dynamic={"x": {0: "rows"}}, directory=directory,
+        dynamic={"x": {0: "rows"}}, directory=directory, verify=verify,
     )  # fmt: skip
     return Trainer(directory)
 
@@ -145,3 +145,12 @@ def test_verification_finds_the_least_size(tmp_path: Path) -> None:
 def test_an_example_below_the_least_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(export.ExportError, match=r"axis .rows. is 5 .* needs at least 6"):
         _exported(lambda m, b: m(b["x"])[-6:].reshape(-1, 12).pow(2).mean(), tmp_path / "artifact")
+
+
+def test_windows_that_do_not_fit_refuse_the_step(tmp_path: Path) -> None:
+    trainer = _exported(
+        lambda m, b: m(b["x"]).unfold(0, 3, 1).sum(), tmp_path / "artifact", verify=False
+    )
+    trainer.step({"x": np.ones((3, 3), np.float32)})
+    with pytest.raises(NonFiniteStep):
+        trainer.step({"x": np.ones((2, 3), np.float32)})

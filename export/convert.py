@@ -50,7 +50,6 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
     ("linalg", "products and sums; decompositions belong outside the step"),
     ("svd", "products and sums; decompositions belong outside the step"),
-    ("inverse", "products and sums; decompositions belong outside the step"),
     ("fft", "torch.nn.Conv1d with fixed weights"),
     ("nonzero", "torch.where, or multiplying by a mask"),
     ("masked_select", "torch.where, or multiplying by a mask"),

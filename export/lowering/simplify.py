@@ -59,9 +59,8 @@ class _Simpler:
         return self._g.op("ReduceSum", *reduction.input, keepdims=0)
 
     def _concat(self, node: onnx.NodeProto) -> str | None:
-        if node.op_type != "Concat" or not self._is_vector(node.output[0]):
-            return None
-        return self._whole(node.input)
+        vectors = node.op_type == "Concat" and all(map(self._vector, node.input))
+        return self._whole(node.input) if vectors else None
 
     def _whole(self, parts: Sequence[str]) -> str | None:
         """The vector of these values' elements one after the other, where parts of it made them."""
@@ -71,8 +70,8 @@ class _Simpler:
             return None
         nodes = [maker for maker in makers if maker is not None]
         if first.op_type == "Split":
-            cut = self._is_vector(first.input[0]) and list(first.output) == list(parts)
-            return first.input[0] if cut else None
+            source = first.input[0]
+            return source if list(first.output) == list(parts) and self._vector(source) else None
         if first.op_type == "Reshape":
             return self._whole([node.input[0] for node in nodes])
         if first.op_type not in _ELEMENTWISE or any(self._uses[part] > 1 for part in parts):
@@ -98,7 +97,7 @@ class _Simpler:
 
     def _joined(self, side: Sequence[str], parts: Sequence[str]) -> str | None:
         vectors = all(
-            self._alike(a, b) and self._is_vector(a) for a, b in zip(side, parts, strict=True)
+            self._alike(a, b) and self._vector(a) for a, b in zip(side, parts, strict=True)
         )
         return self._g.op("Concat", *side, axis=0) if vectors else None
 
@@ -106,7 +105,7 @@ class _Simpler:
         one, other = self._shape(a), self._shape(b)
         return one is not None and other is not None and same_shape(one, other)
 
-    def _is_vector(self, name: str) -> bool:
+    def _vector(self, name: str) -> bool:
         return len(self._shape(name) or ()) == 1
 
     def _shape(self, name: str) -> tuple[Dim, ...] | None:

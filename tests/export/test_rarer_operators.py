@@ -64,6 +64,28 @@ def test_bilinear_forms() -> None:
         )  # fmt: skip
 
 
+def _of_squares(a: Tensor, b: Tensor) -> list[Tensor]:
+    sign, log = torch.linalg.slogdet(a)
+    return [
+        torch.linalg.inv(a),
+        torch.linalg.solve(a, b),
+        a[0].inverse() @ b[0, :, 0],
+        torch.linalg.solve(a, b[..., 0]),
+        sign * log,
+        a.det(),
+        (a @ a.mT).logdet(),
+    ]
+
+
+def test_inverses_and_determinants() -> None:
+    """Also of matrices whose diagonal is 0, and of one row."""
+    apart = 1 - torch.eye(4)
+    assert_as_torch(_of_squares, lambda n: (_numbers(n, 4, 4) * apart, _numbers(n, 4, 2)))
+    assert_as_torch(
+        lambda a: torch.inverse(a).sum() + torch.slogdet(a)[1], lambda n: (_numbers(n, 1, 1),)
+    )
+
+
 def test_gamma_functions() -> None:
     """Also near their poles, at large arguments and where the logarithm is 0."""
     some = torch.cat([

@@ -91,6 +91,6 @@ def test_parts_joined_otherwise_than_they_were_cut_are_moved(tmp_path: Path) -> 
     trainer = Trainer(folder, providers="cpu", threads=1)
     expected = loss(model, batch)
     (gradient,) = torch.autograd.grad(expected, [model.weight])
-    assert trainer.step({"x": batch["x"].numpy()}) == pytest.approx(float(expected), rel=1e-4)
+    assert trainer.step({"x": batch["x"].numpy()}) == pytest.approx(expected.item(), rel=1e-4)
     moved = (model.weight - gradient).detach().numpy()
     np.testing.assert_allclose(trainer.parameters["weight"], moved, rtol=1e-3, atol=1e-5)

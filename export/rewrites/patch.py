@@ -29,6 +29,7 @@ from export.rewrites import (
     lengths,
     losses,
     normalisation,
+    numbers,
     plain_ways,
     pooling,
     precision,
@@ -52,6 +53,7 @@ _REPLACED: Sequence[Replacement] = (
     *lengths.REPLACED,
     *losses.REPLACED,
     *normalisation.REPLACED,
+    *numbers.REPLACED,
     *precision.REPLACED,
     *upsampling.REPLACED,
 )
@@ -60,6 +62,7 @@ _EQUALS: Equals = {
     **experts.EQUALS,
     **fourier.EQUALS,
     **inverses.EQUALS,
+    **numbers.EQUALS,
     **plain_ways.EQUALS,
     **pooling.EQUALS,
     **products.EQUALS,
@@ -67,6 +70,7 @@ _EQUALS: Equals = {
     **sampling.EQUALS,
     **sparse.EQUALS,
     **tables.EQUALS,
+    **bags.EQUALS,  # in place of the plain way to look rows up
 }
 _REFUSING: Equals = {**activations.EQUALS, **classes.EQUALS}
 # While torch computes what a step is compared with: all else is its own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,14 @@ def _stretched(model: nn.Module, batch: Batch) -> Tensor:
     return places.pow(3).mean()
 
 
+def _shown(model: nn.Module, batch: Batch) -> tuple[Tensor, Batch]:
+    """Nothing reads what was written but whoever looks at the outputs."""
+    h = model(batch["x"])
+    shown = h * 1.0
+    shown[1:] *= 2.0
+    return h.square().mean(), {"shown": shown}
+
+
 def _decorrelated(model: nn.Module, batch: Batch) -> Tensor:
     h = model(batch["x"])
     c = h.t() @ h / h.shape[0]
@@ -133,9 +142,9 @@ def _penalised(model: nn.Module, batch: Batch) -> Tensor:
     return slope.pow(2).sum(1).mean()
 
 
-@pytest.mark.parametrize("loss", [_stretched, _decorrelated, _penalised])
+@pytest.mark.parametrize("loss", [_stretched, _shown, _decorrelated, _penalised])
 def test_views_are_written_and_gradients_taken(
-    loss: Callable[[nn.Module, Batch], Tensor], assert_parity: Callable[..., export.Exported]
+    loss: Callable[[nn.Module, Batch], Any], assert_parity: Callable[..., export.Exported]
 ) -> None:
     torch.manual_seed(0)
     assert_parity(nn.Linear(4, 3), ROWS, loss=loss)

@@ -85,9 +85,10 @@ class Sizes(ShapeEnv):
         Not that of an operator that is called.
         """
         frame, code = sys._getframe(), _asking().f_code
-        while frame.f_back is not None and frame.f_back.f_code is not code:
+        by_python = False  # as SymBool.__bool__ is
+        while frame.f_back is not None and frame.f_code is not code:
+            by_python = by_python or frame.f_code.co_filename == torch.__file__
             frame = frame.f_back
-        by_python = frame.f_code.co_filename == torch.__file__  # as SymBool.__bool__ is
         return code.co_name == _OF_SLICES or (by_python and self._origins.is_users(code))
 
     def _answer(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
@@ -267,7 +268,12 @@ _BOUNDS = (sympy.LessThan, sympy.StrictLessThan, sympy.GreaterThan, sympy.Strict
 
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 # What lies between a question and who asks it.
-_BETWEEN = (f"{_TORCH}/fx/experimental", f"{_TORCH}/__init__.py", __file__)
+_BETWEEN = (
+    f"{_TORCH}/fx/experimental",
+    f"{_TORCH}/__init__.py",
+    __file__,
+    f"{_OURS}/rewrites/numbers.py",
+)
 # At these a question has to have one answer; 0 and 1 are left to the run-time's checks.
 PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
 

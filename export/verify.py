@@ -280,7 +280,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 STEPS = 3
 # So many sizes are tried one by one before the example's is the least.
 LARGEST_SMALL = 8
-ROUNDING = 3e-7
+# Each draw moves by more than the one before, at last by 3e-6: so far do a deep network's own
+# rounding errors carry an activation.
+ROUNDING, ROUNDING_GROWTH = 3e-7, 1.4
 ROUNDING_DRAWS = 8
 
 
@@ -771,8 +773,9 @@ class _Yardstick:
     def _drawn(self) -> Iterator[bool]:
         # First what earlier comparisons of the same step have shown.
         yield True
-        for _ in range(ROUNDING_DRAWS):
-            moved = _moved_by_rounding(self._problem, self._inputs, self._rng)
+        for draw in range(ROUNDING_DRAWS):
+            size = ROUNDING * ROUNDING_GROWTH**draw
+            moved = _moved_by_rounding(self._problem, self._inputs, self._rng, size)
             for problem in (self._problem, self._double):
                 try:
                     shaken = _reference(problem, moved)
@@ -785,9 +788,9 @@ class _Yardstick:
 
 
 def _moved_by_rounding(
-    problem: Problem, inputs: Mapping[str, np.ndarray], rng: np.random.Generator
+    problem: Problem, inputs: Mapping[str, np.ndarray], rng: np.random.Generator, size: float
 ) -> dict[str, np.ndarray]:
-    """The inputs with parameters, and what is continuous in batch and buffers, slightly moved.
+    """The inputs with parameters, and what is continuous in batch and buffers, moved by ``size``.
 
     A whole number may be a label, an identity or a mask, and stays; a fraction stays within what
     its tensor holds (a probability of at most 1).
@@ -798,7 +801,7 @@ def _moved_by_rounding(
     for name, array in inputs.items():
         if array.dtype != np.float32 or not (name in continuous or name.startswith("batch.")):
             continue
-        factor = (1 + ROUNDING * rng.standard_normal(array.shape)).astype(np.float32)
+        factor = (1 + size * rng.standard_normal(array.shape)).astype(np.float32)
         moved[name] = array * factor
         if name not in parameters and array.size:
             with np.errstate(invalid="ignore"):

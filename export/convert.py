@@ -199,7 +199,7 @@ class _Lowering:
         except ExportError as error:
             origin = of(node)
             raise error.at(origin.module, origin.line, operator=str(target)) from error
-        except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
+        except (TypeError, KeyError, ValueError, ArithmeticError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
                 operator=str(target),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from export.step import (
     train_step,
     try_step,
 )
-from export.trace import Spec, Trace, record
+from export.trace import Spec, Trace, left_as_it_was, record
 from export.verify import Verification, open_session, run_on_example, verify_artifact
 from export.write import write_artifact
 
@@ -152,7 +151,7 @@ def export_train_step(
             try_metrics(metrics, problem.metrics, got, batch)
         report = None
         if verify:
-            with _left_as_it_was(model):
+            with left_as_it_was(model):
                 report = verify_artifact(
                     problem,
                     graphs.train,
@@ -173,18 +172,6 @@ def export_train_step(
             graphs.in_place,
         )
     return Exported(Path(directory), manifest, report)
-
-
-@contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Takes back what recording a step leaves in the model: modes, and attributes it sets."""
-    before = [(module, dict(module.__dict__)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -255,7 +242,7 @@ def _problem(
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
     )
-    with _left_as_it_was(model):
+    with left_as_it_was(model):
         trial = try_step(problem, trained, trainable)
     parameters, chosen = _laid_out(chosen, trained, trial.used, axes)
     unused = {name: value for name, value in trained.items() if name not in trial.used}
@@ -300,23 +287,21 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     """Trace and lower the train step and the prediction; every model passes onnx.checker."""
     specs = input_specs(problem)
     say("tracing the step")
-    with _left_as_it_was(problem.model):
-        step = record(
-            lambda inputs: train_step(problem, inputs, trainable),
-            specs,
-            problem.axes,
-            problem.model,
-        )
+    step = record(
+        lambda inputs: train_step(problem, inputs, trainable),
+        specs,
+        problem.axes,
+        problem.model,
+    )
     given = {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")}
     say("tracing the prediction")
     try:
-        with _left_as_it_was(problem.model):
-            guess = record(
-                lambda inputs: predict(problem, inputs, recordable),
-                given,
-                problem.axes,
-                problem.model,
-            )
+        guess = record(
+            lambda inputs: predict(problem, inputs, recordable),
+            given,
+            problem.axes,
+            problem.model,
+        )
     except ExportError as error:
         raise ExportError(
             f"the prediction, without gradients and in evaluation mode: {error.what}",
@@ -328,13 +313,12 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     judged = None
     if problem.evaluated_loss is not None:
         say("tracing the evaluation")
-        with _left_as_it_was(problem.model):
-            judged = record(
-                lambda inputs: evaluate(problem, inputs, trainable),
-                given,
-                problem.axes,
-                problem.model,
-            )
+        judged = record(
+            lambda inputs: evaluate(problem, inputs, trainable),
+            given,
+            problem.axes,
+            problem.model,
+        )
     say("lowering")
     verified = ("gradient.", "written.")
     kept = [name for name in step.outputs if not name.startswith(verified)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -11,6 +11,7 @@ import sympy
 import torch
 from onnx import helper
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_map
 
 import export.lowering  # noqa: F401  (fills the registry)
@@ -28,6 +29,7 @@ from export.lowering.probabilities import probabilities, sigmoid
 from export.lowering.simplify import simplify
 from export.mutation import live_nodes
 from export.origins import of
+from export.sizes import numbers_in
 from export.threads import several_threads_pay
 from export.trace import Trace
 
@@ -46,11 +48,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("fake_quant", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
-    ("grid_sampler", "torch.nn.functional.grid_sample of pictures, bilinear or nearest"),
+    ("grid_sampler", "torch.nn.functional.grid_sample"),
     ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
     ("linalg", "products and sums; decompositions belong outside the step"),
     ("svd", "products and sums; decompositions belong outside the step"),
-    ("inverse", "products and sums; decompositions belong outside the step"),
     ("fft", "torch.nn.Conv1d with fixed weights"),
     ("nonzero", "torch.where, or multiplying by a mask"),
     ("masked_select", "torch.where, or multiplying by a mask"),
@@ -86,7 +87,7 @@ def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelPro
     ends = [_output(output, results[output], trace.symbols) for output in outputs]
     values = {output: results[output].name for output in outputs}
     refuses = next((name for name in ("guard", "loss") if name in values), None)
-    needed = [size for size in trace.env.needed if all(map(graph.place_of, size.free_symbols))]
+    needed = list(filter(graph.knows, trace.env.needed))
     if refuses is not None:
         values[refuses] = graph.refusing(values[refuses], needed)
     elif needed:
@@ -128,7 +129,8 @@ class _Lowering:
         self._probabilities = probabilities(nodes)
         final = nodes[-1].args[0]
         ends = dict(zip(self._trace.outputs, final, strict=True))
-        live = live_nodes({ends[name] for name in outputs})
+        asked = {symbol for size in self._trace.env.needed for symbol in size.free_symbols}
+        live = live_nodes({ends[name] for name in outputs} | _deciding(nodes, asked))
         names = iter(self._trace.inputs)
         for node in nodes:
             if node.op == "placeholder":
@@ -138,8 +140,11 @@ class _Lowering:
                 continue
             elif node.op == "get_attr":
                 self._values[node] = self._attribute(node)
-            elif isinstance(node.meta.get("val"), (torch.SymInt, int, float, torch.SymFloat)):
+            elif isinstance(node.meta.get("val"), _NUMBERS):
                 self._values[node] = node.meta["val"]
+                if node.target is torch.ops.aten._local_scalar_dense.default:
+                    for symbol in _symbols(node):
+                        self._graph.bind_number(symbol, self._values[node.args[0]])
             else:
                 self._values[node] = self._node(node)
         return {name: self._values[node] for name, node in ends.items() if name in outputs}
@@ -199,6 +204,14 @@ class _Lowering:
         except ExportError as error:
             origin = of(node)
             raise error.at(origin.module, origin.line, operator=str(target)) from error
+        except GuardOnDataDependentSymNode as error:
+            raise ExportError(
+                "a number that depends on data stands where the operator takes a fixed one",
+                operator=str(target),
+                module=of(node).module,
+                line=of(node).line,
+                instead="the tensor itself, with operators that take it (x * scale)",
+            ) from error
         except (TypeError, KeyError, ValueError, ArithmeticError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
@@ -256,6 +269,26 @@ class _Lowering:
                     line=of(node).line,
                     instead="float32 or int64: no autocast, no .half(), no complex numbers",
                 )
+
+
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _symbols(node: fx.Node) -> set[sympy.Symbol]:
+    """The symbols of a node's sizes, or of the number that it is."""
+    sizes = numbers_in(node.meta.get("val"))
+    return {symbol for size in sizes for symbol in size.free_symbols}
+
+
+def _deciding(nodes: Sequence[fx.Node], symbols: Collection[sympy.Symbol]) -> set[fx.Node]:
+    """The nodes that these symbols come from: the first that each of them occurs at."""
+    left, found = set(symbols), set()
+    for node in nodes:
+        new = left & _symbols(node) if left else left
+        if new:
+            found.add(node)
+            left -= new
+    return found
 
 
 def _value(name: str, fake: Any) -> Value:

@@ -54,14 +54,19 @@ def shared_write(graph: fx.Graph) -> fx.Node | None:
 
 
 def without_writes(
-    module: fx.GraphModule, entered: Callable[[fx.Node], None]
+    module: fx.GraphModule, entered: Callable[[fx.Node], None], left: Callable[[fx.Node, Any], None]
 ) -> Callable[..., Sequence[Tensor]]:
-    """The recorded graph as a function without in-place writes; ``entered`` hears of each node."""
+    """The recorded graph as a function without in-place writes.
+
+    ``entered`` hears of each node before, ``left`` of the node and its result.
+    """
 
     class Replay(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             entered(n)
-            return super().run_node(n)
+            result = super().run_node(n)
+            left(n, result)
+            return result
 
     def run(*tensors: Tensor) -> Any:
         return Replay(module).run(*tensors)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import sympy
 import torch
+from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils._pytree import tree_leaves
+from torch.utils._sympy.functions import Mod, PythonMod
 
 
 class Sizes(ShapeEnv):
@@ -29,31 +33,63 @@ class Sizes(ShapeEnv):
         super().__init__()
         self.needed: dict[sympy.Expr, None] = {}
         self._answers: dict[tuple[CodeType, int], bool | None] = {}
+        self._truths: set[sympy.Symbol] = set()
+        self.instead = ""
+        """What to use where the last question could not be answered."""
+
+    def create_unbacked_symbool(self) -> torch.SymBool:
+        """A truth value that data decide: whether a symbol, 0 or 1, is 1."""
+        made = super().create_unbacked_symbool()
+        self._truths |= made.node.expr.free_symbols
+        return made
+
+    def again(self, node: fx.Node, result: Any) -> None:
+        """What data decide has new symbols in a second recording: those of this result."""
+        given = {
+            old: new
+            for old, new in zip(numbers_in(node.meta.get("val")), numbers_in(result), strict=False)
+            if isinstance(old, sympy.Symbol) and old != new
+        }
+        if given:
+            self.needed = {size.xreplace(given): None for size in self.needed}
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         """As torch's, save where the code raises, and for all selections but an empty one."""
-        if isinstance(orig_expr, _BOUNDS) and self._is_open(orig_expr):
+        if _is_condition(orig_expr) and self._is_open(orig_expr):
             allowed = self._answer_without_raise(orig_expr)
             if allowed is not None:
                 return allowed
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
-            if not orig_expr.free_symbols <= self.size_like | self.backed_var_to_val.keys():
+            self.instead = _instead(_asking())
+            if not _is_of_whole_numbers(orig_expr):
                 raise
-            asked = _asking()
             answer = self._answer_without_raise(orig_expr)
-            if answer is None and asked.f_code.co_filename.startswith((_TORCH, _OURS)):
-                answers = {_at(orig_expr, probe) for probe in PROBES}
-                answer = answers.pop() if len(answers) == 1 else None
+            if answer is None and _asking().f_code.co_filename.startswith((_TORCH, _OURS)):
+                answer = self._whatever_the_size(orig_expr)
             elif answer is None:
                 answer = self._if_not_empty(orig_expr)
             if answer not in (sympy.true, sympy.false):
                 raise
             return answer
 
+    def _whatever_the_size(self, question: sympy.Basic) -> sympy.Basic | None:
+        """The one answer to a question of torch's own; a number that was read is at least 0."""
+        read = sorted(
+            question.free_symbols - self.size_like - self.backed_var_to_val.keys(), key=str
+        )
+        few = [dict(zip(read, each, strict=True)) for each in product((0, 1), repeat=len(read))]
+        answers = {_at(question.xreplace(known), probe) for known in (*few, {}) for probe in PROBES}
+        if len(answers) > 1:
+            return None
+        self.needed.update(dict.fromkeys(read))
+        return answers.pop()
+
     def _if_not_empty(self, question: sympy.Basic) -> sympy.Basic | None:
         decided = question.free_symbols & self.size_like
+        if not question.free_symbols <= decided | self.backed_var_to_val.keys():
+            return None
         ones = {size: 1 + sympy.Dummy(integer=True, nonnegative=True) for size in decided}
         answer = sympy.simplify(question.xreplace(ones))
         if answer not in (sympy.true, sympy.false):
@@ -71,21 +107,50 @@ class Sizes(ShapeEnv):
         if place not in self._answers:
             self._answers[place] = _answer_without_raise(*place)
         answer = self._answers[place]
-        needed = None if answer is None else _needed(question if answer else sympy.Not(question))
-        if needed is None:
+        if answer is None:
+            return None
+        if question.free_symbols <= self._truths:
+            (symbol,) = question.free_symbols
+            is_one = bool(question.xreplace({symbol: sympy.S.One}))
+            needed = [symbol - 1 if is_one == answer else -symbol]
+        else:
+            needed = _needed(question if answer else sympy.Not(question))
+        if not needed:
             return None
         self.needed.update(dict.fromkeys(needed))
         return sympy.true if answer else sympy.false
 
 
-def _needed(condition: sympy.Basic) -> list[sympy.Expr] | None:
-    """What is at least 0 where the condition holds, and only there; None for other conditions."""
+def numbers_in(value: Any) -> list[sympy.Expr]:
+    """The sizes of tensors, or the numbers that it is, as expressions; of a truth its symbol."""
+    found: list[sympy.Expr] = []
+    for leaf in tree_leaves(value):
+        for part in leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,):
+            if isinstance(part, torch.SymBool):
+                found += part.node.expr.free_symbols
+            elif isinstance(part, (torch.SymInt, torch.SymFloat)):
+                found.append(part.node.expr)
+    return found
+
+
+def _is_condition(question: sympy.Basic) -> bool:
+    """Whether it asks for a bound on a size, or for a multiple (``assert 512 % n == 0``)."""
+    of_multiples = isinstance(question, (sympy.Eq, sympy.Ne)) and question.has(Mod, PythonMod)
+    return of_multiples or isinstance(question, _BOUNDS)
+
+
+def _is_of_whole_numbers(question: sympy.Basic) -> bool:
+    return all(symbol.is_integer for symbol in question.free_symbols)
+
+
+def _needed(condition: sympy.Basic) -> list[sympy.Expr]:
+    """What is at least 0 where the condition holds, and only there; [] for other conditions."""
     if isinstance(condition, sympy.Eq):
         return [condition.lhs - condition.rhs, condition.rhs - condition.lhs]
     if isinstance(condition, _BOUNDS):
         strict = isinstance(condition, (sympy.StrictLessThan, sympy.StrictGreaterThan))
         return [condition.gts - condition.lts - int(strict)]
-    return None
+    return []
 
 
 _BOUNDS = (sympy.LessThan, sympy.StrictLessThan, sympy.GreaterThan, sympy.StrictGreaterThan)
@@ -99,9 +164,45 @@ PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
 
 def _asking() -> FrameType:
     frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame.f_back is not None and _is_between(frame.f_code):
         frame = frame.f_back
     return frame
+
+
+def _is_between(code: CodeType) -> bool:
+    own = code.co_filename.startswith((_TORCH, _OURS))
+    return code.co_filename.startswith(_BETWEEN) or (own and code.co_name == "__torch_function__")
+
+
+def _instead(asking: FrameType) -> str:
+    """What does without the answer, by what the code that asks does with it."""
+    code = asking.f_code
+    if code.co_filename.startswith((_TORCH, _OURS)):
+        return _OF_SIZES
+    before = [each for each in dis.get_instructions(code) if each.offset <= asking.f_lasti]
+    what = before[-1].opname
+    if "JUMP" in what or what in ("UNARY_NOT", "TO_BOOL", "CONTAINS_OP"):
+        return _OF_BRANCHES
+    if "SUBSCR" in what:
+        return "torch.stack(items)[number] of a tensor, where a list has Python's numbers only"
+    line = before[-1].positions and before[-1].positions.lineno
+    names = {each.argval for each in before if each.positions and each.positions.lineno == line}
+    if "CALL" in what and "range" in names:
+        return (
+            "as many rounds as there are at most, each with torch.where(i < n, new, old) of a "
+            "tensor n"
+        )
+    return _OF_SIZES
+
+
+_OF_BRANCHES = (
+    "torch.where(condition, one, other) or a product with a mask, which compute both ways; what "
+    "only logs or counts belongs outside the step (a condition one way of which raises may stay)"
+)
+_OF_SIZES = (
+    "a mask over the longest there may be, or torch.gather; or the number given from outside, as a "
+    "size of a batch input"
+)
 
 
 def _at(question: sympy.Basic, probe: int) -> sympy.Basic:

@@ -32,6 +32,7 @@ from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
 from export.origins import Origins, of
+from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.sparse import is_sparse
 from export.sizes import PROBES, Sizes
 
@@ -106,6 +107,30 @@ def record(
     Raises ExportError where the function does something that depends on data. Call ``check_axes``
     when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
+    files: list[File] = []
+    while True:
+        try:
+            with left_as_it_was(model), read_in(files):
+                return _recorded(function, inputs, axes, model)
+        except ReadInFile as asked:
+            files.append(asked.file)
+
+
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Takes back what recording a step leaves in the model: modes, and attributes it sets."""
+    before = [(module, dict(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+
+def _recorded(
+    function: NamedFunction, inputs: Mapping[str, Spec], axes: Axes, model: nn.Module
+) -> Trace:
     origins = Origins()
     env = _Sizes(origins)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
@@ -140,13 +165,13 @@ def record(
                 *fakes.values()
             )
             _refuse_kept_tensors(graph, model)
-            graph = _without_shared_writes(graph, fakes)
+            graph = _without_shared_writes(graph, fakes, env)
     except ExportError as error:
         origin = origins.of_error(error)
         raise error.at(origins.module, origin.line) from error
     except Exception as error:
         origin = origins.of_error(error)
-        raise _explained(error, symbols).at(origin.module, origin.line) from error
+        raise _explained(error, symbols, env).at(origin.module, origin.line) from error
     return Trace(graph, dict(inputs), names, symbols, env)
 
 
@@ -210,7 +235,9 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module) -> None:
                 )
 
 
-def _without_shared_writes(graph: fx.GraphModule, fakes: Mapping[str, Tensor]) -> fx.GraphModule:
+def _without_shared_writes(
+    graph: fx.GraphModule, fakes: Mapping[str, Tensor], env: Sizes
+) -> fx.GraphModule:
     """Record the graph once more, as plain functions, where it writes into memory that is shared.
 
     ``y[:, 0] = x`` and the like; most graphs have none and stay as they are.
@@ -219,7 +246,7 @@ def _without_shared_writes(graph: fx.GraphModule, fakes: Mapping[str, Tensor]) -
     if first is None:
         return graph
     plain = make_fx(
-        without_writes(graph, Origins().again),
+        without_writes(graph, Origins().again, env.again),
         decomposition_table=decompositions(),
         tracing_mode="real",
     )(*fakes.values())
@@ -245,7 +272,7 @@ def _without_shared_writes(graph: fx.GraphModule, fakes: Mapping[str, Tensor]) -
     return plain
 
 
-def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str]) -> ExportError:
+def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str], env: Sizes) -> ExportError:
     kind = type(error).__name__
     text = str(error).strip().splitlines()
     first = text[0] if text else kind
@@ -254,9 +281,9 @@ def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str]) -> ExportE
         return ExportError(
             f"the model's path or a size depends on data ({first})",
             operator=operator.group(0) if operator else ".item()",
-            instead="torch.where and masks in place of if and boolean indexing; numbers that the "
-            "step needs given from outside: as batch inputs, as a size (torch-geometric's "
-            "global_mean_pool(x, batch, size=graphs), num_nodes=nodes)",
+            instead=env.instead
+            or "torch.where and masks in place of boolean indexing; numbers that the step needs "
+            "given from outside: as batch inputs, or as a size",
         )
     if ".numpy() is not supported" in first:
         return ExportError(

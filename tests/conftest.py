@@ -32,6 +32,9 @@ __all__ = [
     "store_url",
 ]
 
+# What modules make while they are imported stays: nothing is gained by looking for garbage in it.
+gc.disable()
+
 # A busy machine is not a bug, so no profile has a deadline per example.
 settings.register_profile(
     "dev", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -57,6 +60,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -30,14 +30,16 @@ class ResNet(nn.Module):
     """[b, 3, h, w] float32 (h and w multiples of 32) to [b, classes] logits.
 
     He et al. 2016, Deep residual learning for image recognition, table 1, 18 layers;
-    ``width`` is the channels of the first stage (64 there), doubled at each of the other three.
+    ``width`` is the channels of the first stage (64 there), doubled at each of the other ``stages``
+    (4 there in all).
     """
 
-    def __init__(self, classes: int = 10, width: int = 64) -> None:
+    def __init__(self, classes: int = 10, width: int = 64, stages: int = 4) -> None:
         super().__init__()
-        if classes < 2 or width < 1:
+        if classes < 2 or width < 1 or stages < 1:
             raise ValueError(
-                f"classes is {classes} and width {width}; expected at least 2 and at least 1"
+                f"classes is {classes}, width {width} and stages {stages}; "
+                "expected at least 2, 1 and 1"
             )
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 7, 2, 3, bias=False),
@@ -47,7 +49,7 @@ class ResNet(nn.Module):
         )
         blocks: list[nn.Module] = []
         channels = width
-        for stage in range(4):
+        for stage in range(stages):
             outputs = width * 2**stage
             blocks.append(ResidualBlock(channels, outputs, 1 if stage == 0 else 2))
             blocks.append(ResidualBlock(outputs, outputs, 1))

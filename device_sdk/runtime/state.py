@@ -25,6 +25,10 @@ _TORN = (
     "a step failed while it wrote new state over the old, so that the state is neither: restore a "
     "checkpoint, set the whole state, or reset"
 )
+_IN_A_STEP = (
+    "a step is being run, by another thread, and writes new state over the old: a trainer is for "
+    "one thread at a time"
+)
 
 
 class Slot(Protocol):
@@ -196,6 +200,7 @@ class StateBanks:
         self._head = Head()
         # What is current once the step that runs is done.
         self._next: Head | None = None
+        self._running = False
 
     @property
     def head(self) -> Head:
@@ -223,14 +228,18 @@ class StateBanks:
 
         Raises StateError where the last one has torn the state.
         """
-        if self.torn:
-            raise StateError(_TORN)
+        self._refuse_torn()
         head = self.head
         self._next = None
         if self.gate is not None:
             self.gate.begun.array[...] = False
             self.gate.done.array[...] = False
         self._next = Head(1 - head.bank, head.steps + 1, outputs)
+        self._running = True
+
+    def end(self) -> None:
+        """The step runs no more, whether it was done or failed."""
+        self._running = False
 
     def commit(self) -> None:
         """Make what the step has written the current state."""
@@ -250,7 +259,7 @@ class StateBanks:
         return self._banks[bank][name].value
 
     def current_value(self, name: str) -> ort.OrtValue:
-        """The current contents where they lie. Raises StateError where they are torn."""
+        """The current contents where they lie. Raises StateError as ``read``."""
         return self._whole(name).value
 
     def host_value(self, name: str) -> ort.OrtValue:
@@ -260,19 +269,23 @@ class StateBanks:
     def read(self, name: str) -> Array:
         """The current contents, as a view where that is possible.
 
-        Raises StateError where they are torn.
+        Raises StateError where they are torn, or a step is writing them.
         """
         return self._whole(name).read()
 
     def _whole(self, name: str) -> Slot:
-        if name in self._in_place and self.torn:
-            raise StateError(_TORN)
+        if name in self._in_place:
+            self._refuse_torn()
         return self._banks[self.current][name]
 
     def require_whole(self, given: Collection[str]) -> None:
         """Raises StateError where state is torn that is not given anew."""
-        if self.torn and not self._in_place <= set(given):
-            raise StateError(_TORN)
+        if self._running or not self._in_place <= set(given):
+            self._refuse_torn()
+
+    def _refuse_torn(self) -> None:
+        if self.torn:
+            raise StateError(_IN_A_STEP if self._running else _TORN)
 
     def write(self, name: str, array: Array) -> bool:
         """Replace a state tensor. True where the shape changes, so that it must be bound again."""

@@ -170,7 +170,8 @@ class StepRunner:
         """Run a step from the current bank into the other; returns loss and guard.
 
         `arrays` are the batch's, in the graph's order, of the shapes that `memory` is for. Raises
-        GraphRunError when onnxruntime fails, StateError where it failed before and tore the state.
+        GraphRunError when onnxruntime fails, StateError where it failed before and tore the state,
+        or another thread is in a step.
         """
         for entry, array in zip(memory.inputs, arrays, strict=True):
             entry.take(array)
@@ -194,6 +195,8 @@ class StepRunner:
             raise GraphRunError(
                 f"onnxruntime failed inside the train step, {after}: {error}"
             ) from error
+        finally:
+            self._banks.end()
         if not self._host_only:
             binding.synchronize_outputs()
         return self._loss[bank].array.item(), self._guard[bank].array.item()

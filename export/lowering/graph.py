@@ -91,6 +91,16 @@ _REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
     (torch_sympy.IntTrueDiv, "Div"),
     (torch_sympy.FloatTrueDiv, "Div"),
     (torch_sympy.FloatPow, "Pow"),
+    (torch_sympy.Max, "Max"),
+    (torch_sympy.Min, "Min"),
+)
+
+
+_ROUNDING: tuple[tuple[Any, str], ...] = (
+    (torch_sympy.TruncToInt, ""),
+    (torch_sympy.FloorToInt, "Floor"),
+    (torch_sympy.CeilToInt, "Ceil"),
+    (torch_sympy.RoundToInt, "Round"),
 )
 
 
@@ -106,16 +116,19 @@ _SIGNED_BY: Mapping[str, slice] = {
 
 
 def never_negative(size: sympy.Expr) -> bool:
-    """Whether a size is at least 0 for axes of every length from 1 up."""
-    more = {n: sympy.Dummy(integer=True, nonnegative=True) + 1 for n in size.free_symbols}
+    """Whether a size is at least 0 for axes of every length from 1 up, and numbers from 0 up."""
+    more = {
+        n: sympy.Dummy(integer=True, nonnegative=True) + int(not _by_data(n))
+        for n in size.free_symbols
+    }
     return bool(sympy.expand(size.xreplace(more)).is_nonnegative)
 
 
 def _is_whole(expr: sympy.Expr) -> bool:
+    if isinstance(expr, sympy.Symbol):
+        return bool(expr.is_integer)
     whole = tuple(kind for kind, _ in _ARITHMETIC)
-    return isinstance(expr, whole) and all(
-        part.is_Integer or isinstance(part, sympy.Symbol) or _is_whole(part) for part in expr.args
-    )
+    return isinstance(expr, whole) and all(part.is_Integer or _is_whole(part) for part in expr.args)
 
 
 def _folded(
@@ -133,6 +146,9 @@ def whole(graph: Graph, expr: sympy.Expr) -> str:
 
     Raises ExportError where it depends on data or has no exact integer form.
     """
+    number = graph.number(expr, torch.int64)
+    if number is not None:
+        return number
     if isinstance(expr, sympy.Symbol):
         where = graph.place_of(expr)
         if where is None:
@@ -141,7 +157,16 @@ def whole(graph: Graph, expr: sympy.Expr) -> str:
                 instead="fixed sizes, or a mask instead of a selection",
             )
         return graph.op("Shape", where[0], start=where[1], end=where[1] + 1)
+    for kind, rounding in _ROUNDING:
+        if isinstance(expr, kind):
+            real = fraction(graph, expr.args[0])
+            return graph.op(
+                "Cast", graph.op(rounding, real) if rounding else real, to=TensorProto.INT64
+            )
     parts = [graph.size(part) for part in expr.args]
+    if isinstance(expr, torch_sympy.FloorDiv) and graph.has_numbers(expr.args[0]):
+        # ONNX's quotient is rounded towards 0.
+        parts[0] = graph.op("Sub", parts[0], graph.op("Mod", *parts))
     result = _folded(graph, expr, parts, _ARITHMETIC)
     if result is not None:
         return result
@@ -157,7 +182,10 @@ def fraction(graph: Graph, expr: sympy.Expr) -> str:
     """A size expression with real quotients, as a float64 tensor of shape [1]."""
     if expr.is_number:
         return graph.constant(np.asarray([float(expr)], dtype=np.float64))
-    if isinstance(expr, sympy.Symbol) or _is_whole(expr):
+    number = graph.number(expr, torch.float64)
+    if number is not None:
+        return number
+    if _is_whole(expr):
         return graph.op("Cast", graph.size(expr), to=TensorProto.DOUBLE)
     parts = [fraction(graph, part) for part in expr.args]
     result = _folded(graph, expr, parts, _REAL_ARITHMETIC)
@@ -225,9 +253,11 @@ def same(a: Dim, b: Dim) -> bool:
 
 def may_be_empty(size: Dim) -> bool:
     """Whether data decide a size: how many elements a mask selects."""
-    return any(
-        symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression(size).free_symbols
-    )
+    return any(_by_data(symbol) for symbol in expression(size).free_symbols)
+
+
+def _by_data(symbol: sympy.Symbol) -> bool:
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -259,6 +289,7 @@ class Graph:
             self._arrays: dict[str, np.ndarray[Any, Any]] = {}
             self._count = 0
             self._symbols: dict[sympy.Symbol, tuple[str, int]] = {}
+            self._numbers: dict[sympy.Symbol, Value] = {}
             self._from_zero: dict[str, Value] = {}
             self._lengths: dict[sympy.Expr, None] = {}
         self.shapes: dict[str, tuple[Dim, ...]] = {}
@@ -353,6 +384,25 @@ class Graph:
         """Where a symbolic size is read from at run time."""
         self._root._symbols.setdefault(symbol, (input_name, axis))
 
+    def bind_number(self, symbol: sympy.Symbol, value: Value) -> None:
+        """The tensor of one element that a Python number is read from at run time."""
+        self._root._numbers.setdefault(symbol, value)
+
+    def number(self, expr: sympy.Expr, dtype: torch.dtype) -> str | None:
+        """A Python number that was read from a tensor, as [1]; None of other expressions."""
+        value = self._root._numbers.get(expr)
+        if value is None:
+            return None
+        return self.op("Reshape", self.cast(value, dtype), self.ints([1]))
+
+    def has_numbers(self, size: sympy.Expr) -> bool:
+        """Whether a number that was read from a tensor is part of it: one below 0, perhaps."""
+        return not self._root._numbers.keys().isdisjoint(size.free_symbols)
+
+    def knows(self, size: sympy.Expr) -> bool:
+        """Whether the graph can compute a size: all that it depends on has been bound."""
+        return all(each in self._symbols or each in self._numbers for each in size.free_symbols)
+
     def place_of(self, symbol: sympy.Symbol) -> tuple[str, int] | None:
         """The input and the axis of it that a symbolic size is read from."""
         return self._root._symbols.get(symbol)
@@ -423,7 +473,7 @@ class Graph:
 
     def at_least_zero(self, length: sympy.Expr) -> None:
         """Note a length that torch raises for below 0, and ONNX takes for 0."""
-        if not never_negative(length):
+        if not never_negative(length) or self.has_numbers(length):
             self._root._lengths[length] = None
 
     def stopping(self, value: str, sizes: Iterable[sympy.Expr]) -> str:

@@ -1,4 +1,4 @@
-"""Bags of embeddings as a lookup and a sum."""
+"""Bags of embeddings as a lookup and a sum, and lookups that first shorten the rows they read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Replacement
+from export.rewrites import Equals, Replacement
 
 
 def embedding_bag(
@@ -33,13 +33,13 @@ def embedding_bag(
             operator="embedding_bag",
             instead="bags of one length [bags, n], with padding_idx in the places left over",
         )
-    if max_norm is not None or scale_grad_by_freq:
+    if scale_grad_by_freq:
         raise ExportError(
-            "max_norm and scale_grad_by_freq change the table outside the optimizer",
+            "an embedding's gradient scaled by frequency",
             operator="embedding_bag",
-            instead="a penalty in the loss",
+            instead="scale_grad_by_freq=False",
         )
-    rows = functional.embedding(input, weight)
+    rows = embedding(input, weight, max_norm=max_norm, norm_type=norm_type)
     counted = torch.ones_like(input).to(weight.dtype)
     if padding_idx is not None:
         counted = (input != padding_idx % weight.shape[0]).to(weight.dtype)
@@ -75,4 +75,26 @@ def _largest(rows: Tensor, counted: Tensor) -> Tensor:
     return found * counted.any(1)
 
 
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """``torch.nn.functional.embedding``; ``max_norm`` shortens the table's rows, as torch does."""
+    if max_norm is not None:
+        with torch.no_grad():
+            places = input.reshape(-1)
+            rows = functional.embedding(places, weight)
+            norms = torch.linalg.vector_norm(rows, norm_type, 1, keepdim=True)
+            # torch's own term against a division by zero.
+            shorter = rows * (max_norm / (norms + 1e-7))
+            weight[places] = torch.where(norms > max_norm, shorter, rows)
+    return functional.embedding(input, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+
+
+EQUALS: Equals = {functional.embedding: embedding}
 REPLACED: list[Replacement] = [(functional, "embedding_bag", embedding_bag)]

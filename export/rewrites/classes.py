@@ -14,7 +14,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
     As a lookup first, it refuses what torch refuses.
     """
-    classes = torch.arange(num_classes)
+    classes = torch.arange(input.max().item() + 1 if num_classes == -1 else num_classes)
     return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
 
 

@@ -26,7 +26,7 @@ _BOTH = {
     "reshape", "view", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze",
     "flatten", "unflatten", "contiguous", "clone", "detach", "sum", "mean", "expand", "repeat",
     "index_select", "gather", "roll", "flip", "narrow", "select", "cat", "stack", "t", "mT",
-    "fftshift", "fft_fftshift", "fft_ifftshift", "pad", "zeros_like",
+    "fftshift", "fft_fftshift", "fft_ifftshift", "pad", "zeros_like", "chunk", "split", "unbind",
 }  # fmt: skip
 
 
@@ -47,7 +47,8 @@ class Pair:
         name = getattr(function, "__name__", str(function))
         given = kwargs or {}
         if name in _BOTH:
-            return Pair(function(*_parts(args, 0), **given), function(*_parts(args, 1), **given))
+            real, imag = (function(*_parts(args, part), **given) for part in (0, 1))
+            return _pairs(real, imag)
         if name == "einsum":
             return _einsum(function, *args)
         if name == "where":
@@ -67,9 +68,9 @@ class Pair:
                 instead="the real and the imaginary part (.real, .imag), two tensors",
             )
 
-        def both(*args: Any, **kwargs: Any) -> Pair:
+        def both(*args: Any, **kwargs: Any) -> Any:
             real, imag = getattr(self.real, name), getattr(self.imag, name)
-            return Pair(real(*args, **kwargs), imag(*args, **kwargs))
+            return _pairs(real(*args, **kwargs), imag(*args, **kwargs))
 
         return both
 
@@ -92,6 +93,11 @@ class Pair:
 
     def to(self, *args: Any, **kwargs: Any) -> Pair:
         return self
+
+    type = to
+
+    def ones_like(self) -> Pair:
+        return Pair(torch.ones_like(self.real), torch.zeros_like(self.imag))
 
     def __getitem__(self, key: Any) -> Pair:
         return Pair(self.real[key], self.imag[key])
@@ -201,6 +207,23 @@ def _paired(function: Any) -> Any:
         if any(map(is_complex, args)):
             pairs = [pair(each) if is_complex(each) else each for each in args]
             return Pair.__torch_function__(function, (), tuple(pairs), kwargs)
+        return function(*args, **kwargs)
+
+    return run
+
+
+def _pairs(real: Any, imag: Any) -> Any:
+    """Each real part with its imaginary one: of a tensor, or of several."""
+    return Pair(real, imag) if isinstance(real, Tensor) else tuple(map(Pair, real, imag))
+
+
+def _cast(function: Any) -> Any:
+    """``Tensor.to`` or ``Tensor.type``, which give a pair where a complex type is asked for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+        if any(dtype.is_complex for dtype in given):
+            return pair(args[0])
         return function(*args, **kwargs)
 
     return run
@@ -429,6 +452,7 @@ _MEETING = (
 
 EQUALS: dict[Any, Any] = {
     **{function: _paired(function) for function in _MEETING},
+    **{function: _cast(function) for function in (Tensor.to, Tensor.type)},
     torch.fft.fft: fft,
     torch.fft.ifft: ifft,
     torch.fft.rfft: rfft,

@@ -7,10 +7,13 @@ sequences reach each step) depend on data; a ``Packing`` stands in their place.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from export.errors import ExportError
 
 
 class _Longest:
@@ -42,6 +45,12 @@ class Packing:
     def __getitem__(self, step: int) -> Any:
         """How many sequences reach the first step: all."""
         return self.lengths.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ExportError(
+            "code that goes through a packed sequence's batch_sizes depends on data",
+            instead="steps of the padded sequences, and a mask of the lengths",
+        )
 
     def size(self, axis: int) -> Any:
         """The longest sequence's length, for ``pad_packed_sequence``."""

@@ -25,9 +25,11 @@ from export.rewrites import (
     dropout,
     experts,
     fourier,
+    inverses,
     lengths,
     losses,
     normalisation,
+    numbers,
     plain_ways,
     pooling,
     precision,
@@ -51,6 +53,7 @@ _REPLACED: Sequence[Replacement] = (
     *lengths.REPLACED,
     *losses.REPLACED,
     *normalisation.REPLACED,
+    *numbers.REPLACED,
     *precision.REPLACED,
     *upsampling.REPLACED,
 )
@@ -58,6 +61,8 @@ _EQUALS: Equals = {
     **distances.EQUALS,
     **experts.EQUALS,
     **fourier.EQUALS,
+    **inverses.EQUALS,
+    **numbers.EQUALS,
     **plain_ways.EQUALS,
     **pooling.EQUALS,
     **products.EQUALS,
@@ -65,6 +70,7 @@ _EQUALS: Equals = {
     **sampling.EQUALS,
     **sparse.EQUALS,
     **tables.EQUALS,
+    **bags.EQUALS,  # in place of the plain way to look rows up
 }
 _REFUSING: Equals = {**activations.EQUALS, **classes.EQUALS}
 # While torch computes what a step is compared with: all else is its own.

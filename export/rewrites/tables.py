@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.lowering.graph import expression, never_negative
+from export.lowering.graph import expression, may_be_empty, never_negative
 from export.rewrites import Equals
 from export.rewrites.fourier import Pair, pair
 
@@ -29,10 +29,7 @@ class _NumberedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, axis: int, start: Any, stop: Any) -> Tensor:
         ctx.place = axis, table.shape[axis], start, stop
-        rows = torch.arange(start, stop)
-        if not all(never_negative(expression(each)) for each in (start, stop - start)):
-            rows = rows + _refusal(torch.sym_min(start, stop - start))
-        return table.index_select(axis, rows)
+        return table.index_select(axis, _numbers(start, stop))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -53,6 +50,35 @@ def _refusal(size: Any) -> Tensor:
 
 def _free(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def _by_data(number: Any) -> bool:
+    """Whether it is a number that was read out of a tensor."""
+    return _free(number) and may_be_empty(number)
+
+
+def _at(number: Any) -> Tensor:
+    return torch.scalar_tensor(number, dtype=torch.int64).reshape(1)
+
+
+def _is_decided(item: Any) -> bool:
+    """Whether it is a slice from or up to a place that was read out of a tensor."""
+    if not isinstance(item, slice) or item.step not in (None, 1):
+        return False
+    return _by_data(item.start) or _by_data(item.stop)
+
+
+def _numbers(start: Any, stop: Any) -> Tensor:
+    """The rows' numbers from a start to a stop; the step is refused where there are no such."""
+    rows = torch.arange(stop - start) + start if _by_data(start) else torch.arange(start, stop)
+    lengths = (start, stop - start)
+    if any(map(_by_data, lengths)) or not all(never_negative(expression(n)) for n in lengths):
+        rows = rows + _refusal(torch.sym_min(*lengths))
+    return rows
+
+
+def _ends(item: slice, size: Any) -> tuple[Any, Any]:
+    return 0 if item.start is None else item.start, size if item.stop is None else item.stop
 
 
 def _takes_one_axis(item: Any) -> bool:
@@ -92,20 +118,23 @@ def sliced(table: Tensor, key: Any) -> Any:
             continue
         if not _takes_one_axis(item):
             return table[key]
-        if isinstance(item, slice) and _reads_rows(item, table.shape[axis]):
-            start = 0 if item.start is None else item.start
-            result = _NumberedRows.apply(result, axis, start, item.stop)  # type: ignore[no-untyped-call]
+        before: list[Any] = [slice(None)] * axis
+        if isinstance(item, slice) and _reads_rows(item, result.shape[axis]):
+            start, stop = _ends(item, result.shape[axis])
+            result = _NumberedRows.apply(result, axis, start, stop)  # type: ignore[no-untyped-call]
             item = slice(None)
         elif isinstance(item, slice) and _may_end_before(item, result.shape[axis]):
             start, stop = (_within(place, result.shape[axis]) for place in (item.start, item.stop))
             result = torch.ops.aten.slice(result, axis, start, stop, item.step or 1)
             item = slice(None)
+        elif _by_data(item):
+            result, item = result[(*before, _at(item))], 0
         elif _free(item):
             # torch's own brackets make a number of a free size.
             result = result.select(axis, item)
             continue
         elif _is_place(item):
-            result, item = result[(*[slice(None)] * axis, item.reshape(1))], 0
+            result, item = result[(*before, item.reshape(1))], 0
         rest.append(item)
         axis += 1
     return table[key] if result is table else result[tuple(rest)]
@@ -113,7 +142,17 @@ def sliced(table: Tensor, key: Any) -> Any:
 
 def assigned(x: Tensor, key: Any, value: Any) -> None:
     """``x[key] = value``: at a number that a tensor holds, through a mask of that place."""
+    value = torch.scalar_tensor(value, dtype=x.dtype) if _free(value) else value
     items = list(key) if isinstance(key, tuple) else [key]
+    items = [_at(item).reshape(()) if _by_data(item) else item for item in items]
+    if sum(map(_is_decided, items)) == 1 and all(map(_takes_whole_axis, items)):
+        x[
+            tuple(
+                _numbers(*_ends(item, size)) if _is_decided(item) else item
+                for item, size in zip(items, x.shape, strict=False)
+            )
+        ] = value
+        return
     if not any(map(_is_place, items)) or not all(map(_takes_part, items)):
         x[key] = value
         return
@@ -140,12 +179,18 @@ def assigned(x: Tensor, key: Any, value: Any) -> None:
     view.copy_(torch.where(mask, filled, view))
 
 
+def _takes_whole_axis(item: Any) -> bool:
+    return _takes_one_axis(item) and not _is_place(item)
+
+
 def _takes_part(item: Any) -> bool:
     return item is None or item is Ellipsis or _takes_one_axis(item)
 
 
 def _reads_rows(item: slice, size: Any) -> bool:
-    """Whether a slice of a fixed axis goes from a number, or a free size, up to a free size."""
+    """Whether a slice ends at what data decide, or of a fixed axis from there to a free size."""
+    if _is_decided(item):
+        return True
     if item.step not in (None, 1) or _free(size) or not _free(item.stop):
         return False
     return item.start is None or _free(item.start) or int(item.start) >= 0
@@ -185,6 +230,20 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.where(mask, source.reshape(-1)[number].reshape(input.shape), input)
 
 
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """``torch.bincount``: of ``minlength`` classes, or as many as there are.
+
+    Where there are more than ``minlength``, torch's result is longer; the device refuses the step.
+    """
+    classes: Any = minlength or input.max().to(torch.int64).item() + 1
+    if weights is None:
+        ones = torch.ones_like(input, dtype=torch.int64)
+    else:
+        single = weights.dtype == torch.float32
+        ones = weights.detach().to(torch.float32 if single else torch.float64)
+    return torch.zeros(classes, dtype=ones.dtype).index_add(0, input, ones)
+
+
 def fill_diagonal_(input: Tensor, value: float, wrap: bool = False) -> Tensor:
     """``Tensor.fill_diagonal_``: where all of a place's indices are equal.
 
@@ -212,4 +271,6 @@ EQUALS: Equals = {
     Tensor.masked_scatter: masked_scatter,
     torch.masked_scatter: masked_scatter,
     Tensor.fill_diagonal_: fill_diagonal_,
+    Tensor.bincount: bincount,
+    torch.bincount: bincount,
 }

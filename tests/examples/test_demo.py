@@ -40,10 +40,11 @@ def small_ml_100k(root: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("broker", "devices"), [("auto", 8), ("amqtt", 4)])
+@pytest.mark.parametrize(("broker", "devices", "rounds"), [("auto", 8, 4), ("amqtt", 4, 2)])
 def test_a_small_fleet_learns_and_is_reported(
     broker: str,
     devices: int,
+    rounds: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -56,7 +57,7 @@ def test_a_small_fleet_learns_and_is_reported(
     before = psutil.Process().children(recursive=True)
     out = tmp_path / "out"
     command = ["--data", str(tmp_path / "none"), "--out", str(out), "--broker", broker]
-    size = ["--devices", f"{devices}", "--processes", f"{devices // 4}", "--rounds", "4"]
+    size = ["--devices", f"{devices}", "--processes", f"{devices // 4}", "--rounds", f"{rounds}"]
     assert demo.main([*command, *size]) == 0
     whole = capfd.readouterr()
     assert whole.err == ""
@@ -66,7 +67,7 @@ def test_a_small_fleet_learns_and_is_reported(
     printed = " ".join(whole.out.split())
     assert "SYNTHETIC DATA" in printed
     assert "no network in this test" in printed
-    assert f"4 of 4 rounds, {4 * devices} updates counted" in printed
+    assert f"{rounds} of {rounds} rounds, {rounds * devices} updates counted" in printed
     assert "refused by the aggregator: 0" in printed
     assert printed.count("recommended") == 3
     assert "Synthetic item" in printed

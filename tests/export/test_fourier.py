@@ -46,6 +46,15 @@ def _chosen_modes(x: Tensor, weight: Tensor) -> Tensor:
     return fft.irfft(out, n=12)
 
 
+def _filtered(x: Tensor) -> list[Tensor]:
+    """Koopa's: a spectrum without some of its frequencies; then in parts."""
+    spectrum = fft.rfft(x)
+    kept = torch.ones_like(spectrum)
+    kept[..., [0, 2]] = 0
+    parts = [*(spectrum * kept).chunk(2, -1), *torch.split(spectrum, 2, -1), *spectrum.unbind(-1)]
+    return [part for number in parts for part in _parts(number)]
+
+
 # A rotation of each place by a constant, as a model makes it once.
 _TURNS = torch.polar(torch.ones(9, 3), torch.outer(torch.arange(9.0), 0.3 ** torch.arange(3.0)))
 
@@ -75,6 +84,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "fnet": lambda x: fft.fft(fft.fft(x, dim=-1), dim=-2).real,
     "fft2": lambda x: fft.fft2(x, norm="forward").real + fft.fftn(x).imag,
     "rfft2": lambda x: fft.irfft2(fft.rfft2(x) * 2, s=x.shape[-2:]),
+    "filtered": _filtered,
     "cropped": lambda x: fft.irfft(fft.rfft(x)[..., :3], n=13),
     "lengths": lambda x: (fft.rfft(x).abs() + fft.rfft(x * 0).abs()).log1p(),
     "lengths by Python's abs": lambda x: abs(fft.rfft(x, dim=1)).mean(-1),
@@ -83,6 +93,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "angles": lambda x: (fft.rfft(x) + 9).angle(),
     "numbers": lambda x: _parts((torch.exp(torch.complex(x, -x)) / (2 + 1j)) ** 2 - 1j),
     "pairs": lambda x: torch.view_as_real(fft.rfft(x).transpose(1, 2)).sum((1, 2)),
+    "casts": lambda x: _parts(x.type(torch.cfloat) * (1j * x).exp().type(torch.cfloat)),
     "polar": lambda x: _parts(torch.polar(x.abs() + 1, x) / torch.complex(x, x + 3)),
     "frames": lambda x: _frames(x.flatten(1)).abs(),
     "frames there and back": lambda x: torch.istft(

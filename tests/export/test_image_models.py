@@ -28,7 +28,7 @@ def test_documented_sizes_and_seeded_weights(name: str, parameters: int) -> None
 
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
-    [("lenet", 3, 64), ("resnet", 1, 28), ("vgg", 3, 64), ("alexnet", 1, 28)],
+    [("lenet", 3, 36), ("resnet", 1, 20), ("vgg", 3, 32), ("alexnet", 1, 28)],
 )
 def test_every_network_exports_and_learns(
     tmp_path: Path, name: str, channels: int, size: int

@@ -572,6 +572,7 @@ class _Failing:
         self._real = trainer._runner._session
         self._gate = trainer._banks.gate
         self._begun = begun
+        self._trainer, self._before = trainer, trainer.parameters
 
     def run_with_iobinding(self, binding: ort.IOBinding) -> None:
         if self._begun:
@@ -579,6 +580,13 @@ class _Failing:
             self._real.run_with_iobinding(binding)
             assert self._gate.begun.array and self._gate.done.array
             self._gate.done.array[...] = False
+            # What another thread is told meanwhile.
+            for use in (
+                lambda: self._trainer.parameters,
+                lambda: self._trainer.set_parameters(self._before),
+            ):
+                with pytest.raises(StateError, match="a step is being run, by another thread"):
+                    use()
         raise RuntimeError("out of memory")
 
 

@@ -27,6 +27,9 @@ CASES: dict[str, tuple[Shape, Callable[[Tensor], Tensor]]] = {
     "all but channels": (lambda n: (9000, 3, 16), lambda x: x.sum((0, 2))),
     "variances": (lambda n: (60000, 3), lambda x: x.var(0, keepdim=True)),
     "rows by halves of odd length": (lambda n: (3, 20001, 3), lambda x: x.sum((0, 1))),
+    "rows by a product": (lambda n: (128, 2, 64), lambda x: x.sum((0, 1))),
+    "a mean of rows by a product": (lambda n: (128, 128), lambda x: x.mean(0, keepdim=True)),
+    "free rows by a product": (lambda n: (n, 16, 256), lambda x: x.sum((0, 1), keepdim=True)),
     "free rows": (lambda n: (n, 8192, 3), lambda x: x.sum((0, 1))),
     "all of free rows": (lambda n: (n, 65536), lambda x: x.mean()),
     "free rows, flat": (lambda n: (n, 8192, 3), lambda x: x.reshape(-1, 3).sum(0)),
@@ -55,3 +58,12 @@ def test_a_long_sum_is_exact(name: str) -> None:
 def test_a_short_sum_is_one_node() -> None:
     model, _ = recorded(lambda x: x.detach().mean(), lambda n: [torch.rand(n, 64)])
     assert [node.op_type for node in model.graph.node] == ["ReduceMean"]
+
+
+def test_rows_are_summed_by_a_product_where_onnxruntime_is_slow() -> None:
+    def operators(*shape: int) -> list[str]:
+        model, _ = recorded(lambda x: x.detach().sum(0), lambda n: [torch.rand(shape)])
+        return [node.op_type for node in model.graph.node]
+
+    assert "MatMul" in operators(256, 64)
+    assert operators(32, 64) == operators(512, 64) == operators(64, 512) == ["ReduceSum"]

@@ -133,6 +133,26 @@ def test_ties_and_places_of_adaptive_maxima() -> None:
     )
 
 
+def test_adaptive_pooling_of_free_sizes() -> None:
+    f, random = torch.nn.functional, torch.Generator().manual_seed(3)
+
+    def pooled(x: torch.Tensor) -> list[torch.Tensor]:
+        masked = torch.where(x < 0, -torch.inf, x)
+        largest, place = f.adaptive_max_pool2d(x, (3, None), return_indices=True)
+        return [
+            nn.AdaptiveAvgPool2d((3, 4))(torch.max_pool2d(x, 2)),
+            f.adaptive_avg_pool1d(x[0], 3),
+            f.adaptive_avg_pool3d(x, (3, 2, None)),
+            f.adaptive_max_pool3d(masked, (1, 2, 3)),
+            largest * (1 + place),
+        ]
+
+    def make(n: int) -> tuple[torch.Tensor]:
+        return (torch.randint(-1, 3, (2, 3, n, 2 * n + 3), generator=random).float(),)
+
+    assert_as_torch(pooled, make, sizes=(2, 7, 12))
+
+
 @settings(
     max_examples=10,
     deadline=None,

@@ -64,6 +64,28 @@ def test_bilinear_forms() -> None:
         )  # fmt: skip
 
 
+def _of_squares(a: Tensor, b: Tensor) -> list[Tensor]:
+    sign, log = torch.linalg.slogdet(a)
+    return [
+        torch.linalg.inv(a),
+        torch.linalg.solve(a, b),
+        a[0].inverse() @ b[0, :, 0],
+        torch.linalg.solve(a, b[..., 0]),
+        sign * log,
+        a.det(),
+        (a @ a.mT).logdet(),
+    ]
+
+
+def test_inverses_and_determinants() -> None:
+    """Also of matrices whose diagonal is 0, and of one row."""
+    apart = 1 - torch.eye(4)
+    assert_as_torch(_of_squares, lambda n: (_numbers(n, 4, 4) * apart, _numbers(n, 4, 2)))
+    assert_as_torch(
+        lambda a: torch.inverse(a).sum() + torch.slogdet(a)[1], lambda n: (_numbers(n, 1, 1),)
+    )
+
+
 def test_gamma_functions() -> None:
     """Also near their poles, at large arguments and where the logarithm is 0."""
     some = torch.cat([
@@ -90,6 +112,8 @@ def test_gamma_functions() -> None:
         ("bilinear", "border", True),
         ("nearest", "zeros", True),
         ("nearest", "border", False),
+        ("bilinear", "reflection", True),
+        ("bicubic", "reflection", False),
     ],
 )
 def test_sampling_by_a_grid(mode: str, padding: str, aligned: bool) -> None:
@@ -103,6 +127,21 @@ def test_sampling_by_a_grid(mode: str, padding: str, aligned: bool) -> None:
         run,
         lambda n: (_numbers(n, 2, 5, 4), _numbers(n, 3, 4, 2), turn.expand(n, 2, 3).clone()),
         sizes=(1, 7),
+    )
+
+
+def test_sampling_of_volumes() -> None:
+    def run(x: Tensor, grid: Tensor, turn: Tensor) -> Tensor:
+        moved = functional.affine_grid(turn, [*x.shape], align_corners=True) * 1.5
+        middle = functional.grid_sample(x, moved, padding_mode="reflection", align_corners=False)
+        return functional.grid_sample(middle, grid, align_corners=False) + functional.grid_sample(
+            middle, grid, "nearest", "border", align_corners=True
+        )
+
+    assert_as_torch(
+        run,
+        lambda n: (_numbers(2, 2, 3, n, 4), _numbers(2, n, 2, 3, 3), _numbers(2, 3, 4)),
+        sizes=(2, 7),
     )
 
 
@@ -127,6 +166,20 @@ def test_a_table_with_sparse_gradients(assert_parity: Any) -> None:
             return self.table(x).sum(1) * self.bag(x).tanh()
 
     assert_parity(Model(), {"x": torch.arange(18).reshape(6, 3) % 7})
+
+
+def test_a_table_whose_rows_are_shortened(assert_parity: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(7, 4, max_norm=1.0)
+            self.bag = nn.EmbeddingBag(7, 4, mode="sum", max_norm=0.5, norm_type=1.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows: Tensor = self.table(x).sum(1) * self.bag(x).tanh() + self.table.weight[0]
+            return rows
+
+    assert_parity(Model(), {"x": torch.arange(18).reshape(6, 3) % 5})
 
 
 def test_a_normal_likelihood_checks_its_variance(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""Python numbers that are made of tensors and of free sizes: each step makes them anew.
+
+``item()`` gives such a number. ``int()`` and ``float()`` cannot: Python's own have to return a
+number that is known. A recording that meets one of them ends, and begins again with equals of both
+in that file (``ReadInFile``); files that ask for none are left alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from export.rewrites import Equals, Replacement
+
+File = dict[str, Any]
+"""A module's globals."""
+
+
+class ReadInFile(BaseException):
+    """A file's code makes a number of what is known in a step only; no error that code catches."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__("int() or float() of what only a step knows")
+        self.file = file
+
+
+class _ReadType(type):
+    """What is asked of a number's type is asked of Python's own."""
+
+    own: type
+    made: Callable[[Any], Any]
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.own)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.own)
+
+    def __eq__(cls, other: Any) -> bool:
+        return other is cls or other is cls.own
+
+    def __hash__(cls) -> int:
+        return hash(cls.own)
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        if len(given) == 1 and isinstance(given[0], (Tensor, *_SYMBOLIC)):
+            return cls.made(given[0])
+        return cls.own(*given, **named)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, torch.SymFloat):
+        return torch.sym_int(value)
+    if isinstance(value, Tensor):
+        return value.detach().to(torch.int64).item()
+    return value
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to(torch.promote_types(value.dtype, torch.float32)).item()
+    return torch.sym_float(value)
+
+
+class _ReadInt(int, metaclass=_ReadType):
+    own, made = int, _whole
+
+
+class _ReadFloat(float, metaclass=_ReadType):
+    own, made = float, _real
+
+
+_EQUALS = {"int": _ReadInt, "float": _ReadFloat}
+
+
+@contextmanager
+def read_in(files: list[File]) -> Iterator[None]:
+    """Inside, ``int()`` and ``float()`` in these files make numbers of what only a step knows."""
+    try:
+        for file in files:
+            file.update(_EQUALS)
+        yield
+    finally:
+        for file in files:
+            for name in _EQUALS:
+                del file[name]
+
+
+def _ask_anew(frame: FrameType | None) -> None:
+    """End the recording, where the file that this code is of is not read by our equals yet."""
+    file = frame.f_globals if frame is not None else _EQUALS
+    if not _EQUALS.keys() & file.keys():
+        raise ReadInFile(file)
+
+
+def _user(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and _is_not_the_users(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _is_not_the_users(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0] in ("torch", "export")
+
+
+def _of_tensor(own: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def converted(tensor: Tensor) -> Any:
+        if is_fake(tensor):
+            _ask_anew(_user(sys._getframe()))
+        return own(tensor)
+
+    return converted
+
+
+def _int_of_size(size: torch.SymInt | torch.SymFloat) -> int:
+    asking = sys._getframe(1)
+    if not size.node.expr.is_number and not _is_not_the_users(asking):
+        _ask_anew(asking)
+    return int(_INT_OF_SIZE[type(size)](size))
+
+
+def _text(value: Any, spec: str) -> str:
+    """What a log says of a number that only a step knows."""
+    return str(value) if isinstance(value, _SYMBOLIC) or is_fake(value) else _FORMAT(value, spec)
+
+
+def _extreme(own: Callable[..., Any], of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def extreme(*given: Any, **named: Any) -> Any:
+        if named:
+            return own(*given, **named)
+        values = given if len(given) > 1 else list(*given)
+        return reduce(of_two, values) if any(map(_is_read, values)) else own(values)
+
+    return extreme
+
+
+def _is_read(value: Any) -> bool:
+    """Whether it is a Python number that was read from a tensor of the step."""
+    return isinstance(value, _SYMBOLIC) and any(
+        symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+        for symbol in value.node.expr.free_symbols
+    )
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_FORMAT: Any = Tensor.__format__
+_INT_OF_SIZE: dict[type, Any] = {kind: kind.__int__ for kind in _SYMBOLIC}
+
+EQUALS: Equals = {
+    Tensor.__int__: _of_tensor(Tensor.__int__),
+    Tensor.__float__: _of_tensor(Tensor.__float__),
+    _FORMAT: _text,
+}
+REPLACED: tuple[Replacement, ...] = (
+    *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
+    *((kind, "__format__", _text) for kind in _SYMBOLIC),
+    (builtins, "max", _extreme(max, torch.sym_max)),
+    (builtins, "min", _extreme(min, torch.sym_min)),
+)

@@ -11,7 +11,7 @@ from tests.fuzz.train_steps.programs import Held, Program, draw_program
 
 
 def test_random_steps_are_torchs_or_refused() -> None:
-    outcomes = [each for seed in range(6) for _, each in tried_by_parts(draw_program(seed))]
+    outcomes = [each for seed in range(5) for _, each in tried_by_parts(draw_program(seed))]
     assert [each for each in outcomes if each.found] == []
     assert sum(each.kind == "right" for each in outcomes) >= 3
 

@@ -24,7 +24,7 @@ from device_sdk import Trainer
 from device_sdk.errors import DeviceError
 from device_sdk.runtime.step import step_seed
 from export.rewrites.patch import seeded
-from export.step import Randomness
+from export.rewrites.randomness import Randomness
 from export.verify import in_double
 from tests.fuzz.train_steps.programs import OPTIMIZERS, Program
 

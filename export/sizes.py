@@ -77,6 +77,10 @@ class Sizes(ShapeEnv):
             if answer not in (sympy.true, sympy.false):
                 holds = sympy.Eq(orig_expr, answer)
             self._asked.setdefault(holds, self._origins.here().line)
+            if isinstance(holds, sympy.Ne) and len(named) > 1:
+                # Recorded as unequal; a step where two sizes happen to be equal is refused.
+                apart = holds.lhs - holds.rhs
+                self.needed[sympy.Max(apart, -apart) - 1] = None
         return answer
 
     def _users_ask(self) -> bool:

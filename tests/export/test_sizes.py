@@ -53,6 +53,30 @@ def test_a_bound_beyond_which_code_raises(name: str, tmp_path: Path) -> None:
         trainer.step({"x": np.ones((12, 3), np.float32)})
 
 
+def test_sizes_that_are_compared_are_not_equal_in_any_step(tmp_path: Path) -> None:
+    """The step is recorded with two that differ; at equal ones torch would take the other way."""
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        x = m(b["x"])
+        square = x.shape[0] == x.shape[1]
+        return (x.mT if square else x).mean() + (0 if square else x.pow(2).mean())
+
+    export.train_step(
+        nn.Linear(3, 2),
+        loss,
+        {"x": torch.ones(4, 5, 3)},
+        optimizer=export.Sgd(0.1),
+        dynamic={"x": {0: "high", 1: "wide"}},
+        directory=tmp_path / "artifact",
+        verify=False,
+    )
+    trainer = Trainer(tmp_path / "artifact")
+    for high, wide in ((2, 5), (5, 2), (3, 4)):
+        trainer.step({"x": np.ones((high, wide, 3), np.float32)})
+    with pytest.raises(NonFiniteStep):
+        trainer.step({"x": np.ones((4, 4, 3), np.float32)})
+
+
 def test_a_branch_is_no_bound(tmp_path: Path) -> None:
     check = _checked("x = x * 2 if n > 11 else x")
     with pytest.raises(export.ExportError, match="holds only where"):

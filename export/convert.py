@@ -149,11 +149,13 @@ def _way(trace: Trace, number: int, graph: Graph, outputs: Sequence[str]) -> Way
     if WAY in outputs:
         values[WAY] = graph.constant(np.array(number))
         infos[WAY] = helper.make_tensor_value_info(WAY, onnx.TensorProto.INT64, [])
+    asked = [graph.asked(question.condition, question.answer) for question in questions]
     return Way(
         tuple(key),
-        [question.answer for question in questions],
+        [answer for _, answer in asked],
         [question.line for question in questions],
-        [graph.truth(question.condition) for question in questions],
+        [answer != question.answer for (_, answer), question in zip(asked, questions, strict=True)],
+        [condition for condition, _ in asked],
         values,
         infos,
     )
@@ -286,7 +288,7 @@ class _Lowering:
                 line=of(node).line,
                 instead="the tensor itself, with operators that take it (x * scale)",
             ) from error
-        except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
+        except (TypeError, KeyError, ValueError, ArithmeticError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
                 operator=str(target),

@@ -513,11 +513,21 @@ class Graph:
         self._from_zero.clear()
         self._lengths.clear()
 
+    def asked(self, condition: sympy.Basic, answer: bool) -> tuple[str, bool]:
+        """A condition as ``truth`` gives it, without negations, and the answer to that."""
+        name = self.truth(condition)
+        while name in self.producer and self.producer[name].op_type == "Not":
+            name, answer = self.producer[name].input[0], not answer
+        return name, answer
+
     def truth(self, condition: sympy.Basic) -> str:
         """A condition on sizes and numbers that data decide, as a bool tensor of shape [].
 
         Raises ExportError where it has no form in the graph.
         """
+        read = self._root._numbers.get(condition.args[0])
+        if condition == sympy.Eq(condition.args[0], 1) and read and read.dtype == torch.bool:
+            return self.reshape(read, ())
         if isinstance(condition, (sympy.Not, sympy.Ne)):
             return self.op("Not", self.truth(sympy.Not(condition)))
         for kind, op_type in _LOGIC:

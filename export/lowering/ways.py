@@ -23,12 +23,14 @@ class Way:
     """One recording in the graph.
 
     ``key`` is equal where two ways compute the same; ``conditions`` are names of bool scalars,
-    which this way has ``answers`` to; ``values`` and ``infos`` are those of its results.
+    which this way has ``answers`` to (``negated``: the code in that line asked for the opposite);
+    ``values`` and ``infos`` are those of its results.
     """
 
     key: Hashable
     answers: Sequence[bool]
     lines: Sequence[str]
+    negated: Sequence[bool]
     conditions: Sequence[str]
     values: Mapping[str, str]
     infos: Mapping[str, onnx.ValueInfoProto]
@@ -40,6 +42,7 @@ class Split:
 
     condition: str
     line: str
+    negated: bool
     yes: Tree
     no: Tree
 
@@ -67,7 +70,7 @@ def tree_of(ways: Sequence[Way]) -> Tree:
             for answer in (True, False)
         )
         same = _key(ways, yes) == _key(ways, no)
-        return yes if same else Split(condition, first.lines[depth], yes, no)
+        return yes if same else Split(condition, first.lines[depth], first.negated[depth], yes, no)
 
     return build(range(len(ways)), 0, {})
 
@@ -83,7 +86,7 @@ def said(tree: Tree) -> dict[int, list[str]]:
     if isinstance(tree, int):
         return {tree: []}
     return {
-        number: [f"`{tree.line}` is {answer}", *rest]
+        number: [f"`{tree.line}` is {answer != tree.negated}", *rest]
         for answer, side in ((True, tree.yes), (False, tree.no))
         for number, rest in said(side).items()
     }

@@ -57,7 +57,7 @@ def _asked_again(x: Tensor) -> Tensor:
     chosen = x[:, 0] > 1
     count = chosen.sum()
     y = x.exp() if count == 0 else x / count + x[chosen].mean()
-    if not count == 0:
+    if count != 0:
         y = y * 2
     return y * 3 if chosen.sum() == 0 else y
 

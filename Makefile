@@ -56,6 +56,10 @@ tested: $(STAMP)
 fuzz: $(STAMP) ## every decoder against coverage-guided bytes (MINUTES=5, or ARGS=--help)
 	$(RUN) -m tests.fuzz --minutes $(or $(MINUTES),5) $(ARGS)
 
+.PHONY: fuzz-export
+fuzz-export: $(STAMP) ## random train steps, exported and trained beside torch (MINUTES=10, or ARGS=--help)
+	$(RUN) -m tests.fuzz.train_steps --minutes $(or $(MINUTES),10) $(ARGS)
+
 .PHONY: models
 models: ## the protocol's models searched by spin, old rules and new (ARGS=--quick, ARGS=--trails)
 	"$(PYTHON)" docs/models/check.py $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,7 +127,8 @@ def export_train_step(
         about: ``{"loss": "loss", "accuracy": ("logits", "label"), "auc": ("clicked", "click",
         "probabilities")}``. Outputs are those of ``Trainer.predict``.
     verify: train a few steps beside torch (two batch sizes, one and two threads), compare each
-        gradient, update and output with float64 torch, and refuse where they differ.
+        gradient, update and output with float64 torch, and refuse where they differ. Where they do
+        at an axis's least size, 1 as a rule, a larger one becomes the least, with a warning.
     progress: is told of each phase and step as it begins; by default a line on standard error, if
         that is a terminal.
 
@@ -145,6 +147,13 @@ def export_train_step(
             metrics or {},
         )  # fmt: skip
         graphs = lower(problem, say)
+        for axis, size in graphs.least.items():
+            if problem.axes.example[axis] < size:
+                raise ExportError(
+                    f"axis {axis!r} is {problem.axes.example[axis]} in the example batch, and the "
+                    f"model needs at least {size} of it",
+                    instead="a larger example batch, or code that does not branch on that size",
+                )
         if metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
@@ -158,7 +167,14 @@ def export_train_step(
                     graphs.in_evaluation_mode,
                     graphs.gradients,
                     squeezed=graphs.squeezed,
+                    least=graphs.least,
                     say=say,
+                )
+            for axis, size in report.least.items():
+                warnings.warn(
+                    f"axis {axis!r}: the artifact takes sizes from {size} on; at {size - 1} it is "
+                    "not what torch makes of this model",
+                    stacklevel=2,
                 )
         else:
             for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
@@ -168,7 +184,7 @@ def export_train_step(
             problem,
             {"train": graphs.train, **graphs.in_evaluation_mode},
             Path(directory),
-            graphs.least,
+            {**graphs.least, **(report.least if report else {})},
             graphs.in_place,
         )
     return Exported(Path(directory), manifest, report)

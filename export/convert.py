@@ -212,7 +212,7 @@ class _Lowering:
                 line=of(node).line,
                 instead="the tensor itself, with operators that take it (x * scale)",
             ) from error
-        except (TypeError, KeyError, ValueError, OverflowError, IndexError) as error:
+        except (TypeError, KeyError, ValueError, ArithmeticError, IndexError) as error:
             raise ExportError(
                 f"this use of the operator is not supported ({error})",
                 operator=str(target),

@@ -106,7 +106,7 @@ class Origins:
 
     def _of_frames(self, frame: FrameType | None) -> Origin:
         while frame is not None and frame.f_code is not self._end:
-            if self._is_users(frame.f_code):
+            if self.is_users(frame.f_code):
                 return Origin(self.module or NO_MODULE, frame.f_code.co_filename, frame.f_lineno)
             frame = frame.f_back
         return Origin()
@@ -117,12 +117,12 @@ class Origins:
         step: TracebackType | None = error.__traceback__
         while step is not None:
             code = step.tb_frame.f_code
-            if self._is_users(code):
+            if self.is_users(code):
                 found = Origin(self.module or NO_MODULE, code.co_filename, step.tb_lineno)
             step = step.tb_next
         return found
 
-    def _is_users(self, code: CodeType) -> bool:
+    def is_users(self, code: CodeType) -> bool:
         if code not in self._users:
             name = code.co_filename
             own = name.startswith(_NOT_OF_THE_USER) and not name.startswith(_LIKE_THE_USERS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import CodeType, FrameType
@@ -13,9 +15,16 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    uninteresting_files,
+)
 from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.functions import Mod, PythonMod
+from torch.utils._sympy.functions import Min, Mod, PythonMod
+
+from export.errors import ExportError
+from export.origins import Origins
 
 
 class Sizes(ShapeEnv):
@@ -27,12 +36,18 @@ class Sizes(ShapeEnv):
     Where code raises by a bound on a size, the size is taken to be within it; where a model asks
     whether a number that data decide is 0, it is taken not to be. ``needed`` notes what has to be
     at least 0 for that: a step in which it is not has to be refused.
+
+    torch takes every named axis to be of 2 and more. What the model's own code asks of it is noted,
+    for at 1 the answer may be another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Origins) -> None:
         super().__init__()
         self.needed: dict[sympy.Expr, None] = {}
+        self._origins = origins
         self._answers: dict[tuple[CodeType, int], bool | None] = {}
+        self._asked: dict[sympy.Basic, str] = {}
+        self._fixed_at: dict[sympy.Symbol, str] = {}
         self._truths: set[sympy.Symbol] = set()
         self.instead = ""
         """What to use where the last question could not be answered."""
@@ -55,6 +70,32 @@ class Sizes(ShapeEnv):
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         """As torch's, save where the code raises, and for all selections but an empty one."""
+        answer = self._answer(orig_expr, *args, **kwargs)
+        named = orig_expr.free_symbols
+        if named and named <= self.backed_var_to_val.keys() and self._users_ask():
+            holds = orig_expr if answer == sympy.true else sympy.Not(orig_expr)
+            if answer not in (sympy.true, sympy.false):
+                holds = sympy.Eq(orig_expr, answer)
+            self._asked.setdefault(holds, self._origins.here().line)
+            if isinstance(holds, sympy.Ne) and len(named) > 1:
+                # Recorded as unequal; a step where two sizes happen to be equal is refused.
+                apart = holds.lhs - holds.rhs
+                self.needed[sympy.Max(apart, -apart) - 1] = None
+        return answer
+
+    def _users_ask(self) -> bool:
+        """Whether a question is the user's own, or about where a slice begins and ends.
+
+        Not that of an operator that is called.
+        """
+        frame, code = sys._getframe(), _asking().f_code
+        by_python = False  # as SymBool.__bool__ is
+        while frame.f_back is not None and frame.f_code is not code:
+            by_python = by_python or frame.f_code.co_filename == torch.__file__
+            frame = frame.f_back
+        return code.co_name == _OF_SLICES or (by_python and self._origins.is_users(code))
+
+    def _answer(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         if _is_condition(orig_expr) and self._is_open(orig_expr):
             allowed = self._answer_without_raise(orig_expr)
             if allowed is not None:
@@ -120,6 +161,80 @@ class Sizes(ShapeEnv):
         self.needed.update(dict.fromkeys(needed))
         return sympy.true if answer else sympy.false
 
+    def _get_sloc(self, framework_loc: str | None = None) -> Any:
+        """Where something is assumed: in torch, and in the user's code."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and (
+            frame.f_code.co_filename in uninteresting_files()
+            or Path(frame.f_code.co_filename).parent == Path(__file__).parent
+        ):
+            frame = frame.f_back
+        place: Any = framework_loc
+        if place is None and frame is not None:
+            code = frame.f_code
+            place = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name)
+        line = self._origins.here().line or None
+        return replace(super()._get_sloc(""), framework_loc=place, maybe_user_loc=line)
+
+    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
+        self._fixed_at.setdefault(a, self._origins.here().line)
+        super()._set_replacement(a, tgt, msg)
+
+    def least_sizes(self, symbols: Mapping[sympy.Symbol, str]) -> dict[str, int]:
+        """The least sizes of axes that need one above 1; ``symbols``: the axes' names.
+
+        Raises ExportError where tracing or lowering assumed something else of an axis's size.
+        """
+        self._refuse_fixed(symbols)
+        least: dict[str, int] = {}
+        for condition, line, sizes in self._assumed():
+            if sizes is None or not symbols.keys() >= sizes.keys():
+                named = str(condition)
+                for symbol in sorted(condition.free_symbols, key=str):
+                    named = named.replace(str(symbol), symbols.get(symbol, str(symbol)))
+                raise ExportError(
+                    f"the traced step holds only where {named}",
+                    line=line,
+                    instead="code that does not branch on the size of a dynamic axis",
+                )
+            for symbol, size in sizes.items():
+                least[symbols[symbol]] = max(size, least.get(symbols[symbol], 1))
+        return {axis: size for axis, size in least.items() if size > 1}
+
+    def _assumed(self) -> Iterator[tuple[sympy.Basic, str, dict[sympy.Symbol, int] | None]]:
+        """What does not hold at every size, who assumed it, and the least sizes that make it hold.
+
+        None where no size may be refused for it.
+        """
+        for guard in self.guards:
+            if not (_says_not_one(guard.expr) or _is_of_strides(guard) or _holds(guard.expr)):
+                sizes = _least(guard.expr) if _has_least(guard) else None
+                yield guard.expr, guard.sloc.maybe_user_loc or "", sizes
+        for condition, line in self._asked.items():
+            if _says_not_one(condition) or _holds(condition):
+                sizes = _least(condition)
+                # Which of two sizes is the larger one is not asked here.
+                if sizes is not None or len(condition.free_symbols) == 1:
+                    yield condition, line, sizes
+
+    def _refuse_fixed(self, symbols: Mapping[sympy.Symbol, str]) -> None:
+        for symbol, value in self.replacements.items():
+            line = self._fixed_at.get(symbol, "")
+            if symbol in symbols and value not in symbols:
+                raise ExportError(
+                    f"axis {symbols[symbol]!r} is named as dynamic, but the model or loss fixes "
+                    "its size",
+                    line=line,
+                    instead="sizes taken from tensors (x.shape[0]) instead of numbers, gather for "
+                    "take_along_dim, or no such axis",
+                )
+            if symbol in symbols and value in symbols and symbols[symbol] != symbols[value]:
+                raise ExportError(
+                    f"axes {symbols[symbol]!r} and {symbols[value]!r} are forced to be equal",
+                    line=line,
+                    instead="one name for both",
+                )
+
 
 def numbers_in(value: Any) -> list[sympy.Expr]:
     """The sizes of tensors, or the numbers that it is, as expressions; of a truth its symbol."""
@@ -157,7 +272,12 @@ _BOUNDS = (sympy.LessThan, sympy.StrictLessThan, sympy.GreaterThan, sympy.Strict
 
 _TORCH, _OURS = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 # What lies between a question and who asks it.
-_BETWEEN = (f"{_TORCH}/fx/experimental", f"{_TORCH}/__init__.py", __file__)
+_BETWEEN = (
+    f"{_TORCH}/fx/experimental",
+    f"{_TORCH}/__init__.py",
+    __file__,
+    f"{_OURS}/rewrites/numbers.py",
+)
 # At these a question has to have one answer; 0 and 1 are left to the run-time's checks.
 PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)
 
@@ -207,7 +327,14 @@ _OF_SIZES = (
 
 def _at(question: sympy.Basic, probe: int) -> sympy.Basic:
     free = sorted(question.free_symbols, key=str)
-    return question.xreplace({n: sympy.Integer(probe + 13 * i) for i, n in enumerate(free)})
+    return _with(question, {symbol: probe + 13 * i for i, symbol in enumerate(free)})
+
+
+def _with(question: sympy.Basic, sizes: Mapping[sympy.Symbol, int]) -> sympy.Basic:
+    try:
+        return question.xreplace({symbol: sympy.Integer(n) for symbol, n in sizes.items()})
+    except ZeroDivisionError:  # whether it is a multiple of a size that is 0
+        return sympy.false
 
 
 def _answer_without_raise(code: CodeType, offset: int) -> bool | None:
@@ -233,3 +360,94 @@ def _raises(code: Sequence[dis.Instruction]) -> bool:
         if "JUMP" in each.opname or each.opname.startswith(("RETURN", "STORE", "FOR_ITER", "SEND")):
             return False
     return False
+
+
+def _says_not_one(guard: sympy.Basic) -> bool:
+    """Whether an assumption only says that a size is neither 0 nor 1.
+
+    Whether a size broadcasts, or is empty, is left to the run-time's checks.
+    """
+    least = {sympy.Ne: 1, sympy.StrictGreaterThan: 1, sympy.GreaterThan: 2}
+    if type(guard) not in least or not guard.rhs.is_Integer:
+        return False
+    # Of a stride, 60 (n - 1) > 60 says it of n - 1.
+    times = sympy.gcd(guard.lhs.as_content_primitive()[0], guard.rhs) or 1
+    return bool(0 <= guard.rhs / times <= least[type(guard)])
+
+
+# torch's own questions about strides: the order in memory, which no graph has.
+_ASKING_OF_STRIDES = {
+    "_prims_common": {
+        "check_contiguous_sizes_strides",
+        "is_channels_last_contiguous_2d",
+        "is_channels_last_contiguous_3d",
+        "should_swap",
+        "ge",
+        "__lt__",
+    },
+    "fake_impls": {"convert"},
+    "_meta_registrations": {"meta_copy_"},
+}
+
+
+def _place(guard: Any) -> traceback.FrameSummary | None:
+    """The place in torch that an assumption was made at."""
+    place = guard.sloc.framework_loc
+    return place if isinstance(place, traceback.FrameSummary) else None
+
+
+def _is_of_strides(guard: Any) -> bool:
+    place = _place(guard)
+    if place is None:
+        return False
+    if isinstance(guard.expr, sympy.Ne) and place.name == "__torch_function__":
+        # Asked inside an operator, which has no use for two sizes that differ.
+        return bool(guard.expr.lhs.free_symbols and guard.expr.rhs.free_symbols)
+    return any(
+        place.name in names
+        for module, names in _ASKING_OF_STRIDES.items()
+        if module in place.filename
+    )
+
+
+_OF_SLICES = "_compute_slice_index"
+
+
+def _has_least(guard: Any) -> bool:
+    """Whether sizes may be refused for it, from the least one on that it holds for.
+
+    Where torch raises (a pooling whose result would be empty), and where a slice has to be as long
+    as was asked for, or is written to.
+    """
+    place = _place(guard)
+    return guard.expr.has(Min) or (
+        place is not None
+        and Path(place.filename).is_relative_to(_TORCH)
+        and ("check" in place.name or "_check" in (place.line or "") or place.name == _OF_SLICES)
+    )
+
+
+# The largest least size that an axis may have, and a size beyond all of them.
+_MOST, _BEYOND = 64, 4099
+
+
+def _holds(condition: sympy.Basic) -> bool:
+    """Whether a condition is true at all of ``PROBES``."""
+    return all(_at(condition, probe) != sympy.false for probe in PROBES)
+
+
+def _least(condition: sympy.Basic) -> dict[sympy.Symbol, int] | None:
+    """The sizes from which on a condition holds, whatever the others; None where there are none."""
+    free = sorted(condition.free_symbols, key=str)
+
+    def fails(sizes: Mapping[sympy.Symbol, int]) -> bool:
+        return bool(_with(condition, {**beyond, **least, **sizes}) == sympy.false)
+
+    beyond = {symbol: _BEYOND + 13 * index for index, symbol in enumerate(free)}
+    least: dict[sympy.Symbol, int] = {}
+    for symbol in free:
+        wrong = [size for size in range(1, _MOST + 1) if fails({symbol: size})]
+        least[symbol] = max(wrong, default=0) + 1
+    tried = [{**beyond, symbol: size} for symbol, size in least.items()]
+    tried += [{symbol: max(probe, least[symbol]) for symbol in free} for probe in PROBES]
+    return None if any(map(fails, [*tried, least])) else least

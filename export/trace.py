@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import CodeType, FrameType
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import sympy
@@ -20,11 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
-    ShapeEnv,
     StatelessSymbolicContext,
-    uninteresting_files,
 )
-from torch.utils._sympy.functions import Min
 
 from export.axes import Axes, Shape
 from export.errors import ExportError
@@ -34,7 +28,7 @@ from export.mutation import shared_write, without_writes, written_inputs
 from export.origins import Origins, of
 from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.sparse import is_sparse
-from export.sizes import PROBES, Sizes
+from export.sizes import Sizes
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -84,7 +78,7 @@ class Trace:
 
         Raises ExportError where tracing or lowering assumed something else of an axis's size.
         """
-        return _check_guards(self.env, self.symbols)
+        return self.env.least_sizes(self.symbols)
 
 
 @contextmanager
@@ -132,7 +126,7 @@ def _recorded(
     function: NamedFunction, inputs: Mapping[str, Spec], axes: Axes, model: nn.Module
 ) -> Trace:
     origins = Origins()
-    env = _Sizes(origins)
+    env = Sizes(origins)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     # Shapes seldom come twice in a step, and what is kept would outlive this one.
     mode.cache_enabled = False
@@ -178,33 +172,6 @@ def _recorded(
 def _code_of(function: Any) -> CodeType:
     code: CodeType = function.__code__
     return code
-
-
-class _Sizes(Sizes):
-    """Sizes that know which line of the user's code assumed something of them."""
-
-    def __init__(self, origins: Origins) -> None:
-        super().__init__()
-        self._origins = origins
-        self.fixed_at: dict[sympy.Symbol, str] = {}
-
-    def _get_sloc(self, framework_loc: str | None = None) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and (
-            frame.f_code.co_filename in uninteresting_files()
-            or Path(frame.f_code.co_filename).parent == Path(__file__).parent
-        ):
-            frame = frame.f_back
-        place: Any = framework_loc
-        if place is None and frame is not None:
-            code = frame.f_code
-            place = traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name)
-        line = self._origins.here().line or None
-        return replace(super()._get_sloc(""), framework_loc=place, maybe_user_loc=line)
-
-    def _set_replacement(self, a: sympy.Symbol, tgt: sympy.Expr, msg: str) -> None:
-        self.fixed_at.setdefault(a, self._origins.here().line)
-        super()._set_replacement(a, tgt, msg)
 
 
 def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module) -> None:
@@ -318,140 +285,3 @@ def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str], env: Sizes
 
 # Up to which a size is tried that may make another one of 1.
 _LARGEST_HALVED = 65
-
-
-def _says_not_one(guard: sympy.Basic) -> bool:
-    """Whether an assumption only says that a size is neither 0 nor 1.
-
-    Whether a size broadcasts, or is empty, is left to the run-time's checks.
-    """
-    least = {sympy.Ne: 1, sympy.StrictGreaterThan: 1, sympy.GreaterThan: 2}
-    if type(guard) not in least or not guard.rhs.is_Integer:
-        return False
-    # Of a stride, 60 (n - 1) > 60 says it of n - 1.
-    times = sympy.gcd(guard.lhs.as_content_primitive()[0], guard.rhs) or 1
-    return bool(0 <= guard.rhs / times <= least[type(guard)])
-
-
-# torch's own questions about strides: the order in memory, which no graph has.
-_ASKING_OF_STRIDES = {
-    "_prims_common": {
-        "check_contiguous_sizes_strides",
-        "is_channels_last_contiguous_2d",
-        "is_channels_last_contiguous_3d",
-        "should_swap",
-        "ge",
-        "__lt__",
-    },
-    "fake_impls": {"convert"},
-}
-
-
-def _place(guard: Any) -> traceback.FrameSummary | None:
-    """The place in torch that an assumption was made at."""
-    place = guard.sloc.framework_loc
-    return place if isinstance(place, traceback.FrameSummary) else None
-
-
-def _is_of_strides(guard: Any) -> bool:
-    place = _place(guard)
-    if place is None:
-        return False
-    if isinstance(guard.expr, sympy.Ne) and place.name == "__torch_function__":
-        # Asked inside an operator, which has no use for two sizes that differ.
-        return bool(guard.expr.lhs.free_symbols and guard.expr.rhs.free_symbols)
-    return any(
-        place.name in names
-        for module, names in _ASKING_OF_STRIDES.items()
-        if module in place.filename
-    )
-
-
-def _has_least(guard: Any) -> bool:
-    """Whether sizes may be refused for it, from the least one on that it holds for.
-
-    Where torch raises (a pooling whose result would be empty), and where a slice has to be as long
-    as was asked for.
-    """
-    place = _place(guard)
-    return guard.expr.has(Min) or (
-        place is not None
-        and Path(place.filename).is_relative_to(_TORCH)
-        and ("check" in place.name or "_check" in (place.line or ""))
-    )
-
-
-_TORCH = Path(torch.__file__).parent
-
-# The largest least size that an axis may have, and a size beyond all of them.
-_MOST, _BEYOND = 64, 4099
-
-
-def _fails(condition: sympy.Basic, sizes: Mapping[sympy.Symbol, Any]) -> bool:
-    try:
-        return bool(condition.xreplace(sizes) == sympy.false)
-    except ZeroDivisionError:  # a multiple of a size that is 0
-        return True
-
-
-def _least(condition: sympy.Basic, free: Sequence[sympy.Symbol]) -> dict[sympy.Symbol, int] | None:
-    """The sizes from which on a condition holds, whatever the others; None where there are none."""
-    beyond = {symbol: sympy.Integer(_BEYOND + 13 * index) for index, symbol in enumerate(free)}
-
-    def fails(sizes: Mapping[sympy.Symbol, int]) -> bool:
-        return _fails(condition, {**beyond, **sizes})
-
-    least = {}
-    for symbol in free:
-        wrong = [size for size in range(1, _MOST + 1) if fails({symbol: sympy.Integer(size)})]
-        least[symbol] = max(wrong, default=0) + 1
-    tried = [*({symbol: size} for symbol, size in least.items()), least]
-    tried += [{symbol: max(probe, least[symbol]) for symbol in free} for probe in PROBES]
-    if any(fails({symbol: sympy.Integer(size) for symbol, size in one.items()}) for one in tried):
-        return None
-    return least
-
-
-def _line_of(env: ShapeEnv, symbol: sympy.Symbol) -> str:
-    return env.fixed_at.get(symbol, "") if isinstance(env, _Sizes) else ""
-
-
-def _check_guards(env: ShapeEnv, symbols: Mapping[sympy.Symbol, str]) -> dict[str, int]:
-    for symbol, value in env.replacements.items():
-        if symbol in symbols and value not in symbols:
-            raise ExportError(
-                f"axis {symbols[symbol]!r} is named as dynamic, but the model or loss fixes its "
-                "size",
-                line=_line_of(env, symbol),
-                instead="sizes taken from tensors (x.shape[0]) instead of numbers, gather for "
-                "take_along_dim, or no such axis",
-            )
-        if symbol in symbols and value in symbols and symbols[symbol] != symbols[value]:
-            raise ExportError(
-                f"axes {symbols[symbol]!r} and {symbols[value]!r} are forced to be equal",
-                line=_line_of(env, symbol),
-                instead="one name for both",
-            )
-    least: dict[str, int] = {}
-    for guard in env.guards:
-        if _says_not_one(guard.expr) or _is_of_strides(guard):
-            continue
-        free = sorted(guard.expr.free_symbols, key=str)
-        for probe in PROBES:
-            values = {symbol: probe + 13 * index for index, symbol in enumerate(free)}
-            if _fails(guard.expr, values):
-                sizes = _least(guard.expr, free) if _has_least(guard) else None
-                if sizes is not None and all(symbol in symbols for symbol in sizes):
-                    for symbol, size in sizes.items():
-                        least[symbols[symbol]] = max(size, least.get(symbols[symbol], 1))
-                    break
-                named = {str(symbol): symbols.get(symbol, str(symbol)) for symbol in free}
-                condition = str(guard.expr)
-                for raw, name in named.items():
-                    condition = condition.replace(raw, name)
-                raise ExportError(
-                    f"the traced step holds only where {condition}",
-                    line=guard.sloc.maybe_user_loc or "",
-                    instead="code that does not branch on the size of a dynamic axis",
-                )
-    return {axis: size for axis, size in least.items() if size > 1}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,12 @@ class Verification:
 
     ``unmoved`` names the parameters whose gradient was zero in every batch (never used, behind a
     dead ReLU, a row that no index of the example batch picks): nothing is known of theirs.
+    ``least``: the least sizes of axes at whose smaller ones the graphs are not torch's.
     """
 
     comparisons: tuple[Comparison, ...]
     unmoved: tuple[str, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def worst(self) -> Comparison:
@@ -115,7 +117,8 @@ def compare(
 ) -> Comparison:
     step, threads, sizes = where
     if got.shape != exact.shape:
-        return Comparison(f"{name} (shape)", step, threads, sizes, float("inf"), 0.0)
+        what = "shape" if got.size == exact.size else "size"
+        return Comparison(f"{name} ({what})", step, threads, sizes, float("inf"), 0.0)
     reference = exact.astype(np.float64, copy=False).ravel()
     scale = max(float(np.linalg.norm(reference)), floor, 1e-30)
 
@@ -174,12 +177,12 @@ def in_double() -> Iterator[None]:
 # Random states and batches for verification, at more than one size of each axis.
 
 
-def size_sets(problem: Problem) -> list[dict[str, int]]:
+def size_sets(problem: Problem, least: Mapping[str, int]) -> list[dict[str, int]]:
     """The example's sizes, and others: smaller batches, larger parameters (indices stay valid)."""
     example = dict(problem.axes.example)
     of_state = {s for slot in problem.slots for s in slot.shape if isinstance(s, str)}
     other = {
-        axis: size + 3 if axis in of_state or size < 4 else size // 2 + 1
+        axis: size + 3 if axis in of_state or size < 4 else max(size // 2 + 1, least.get(axis, 1))
         for axis, size in example.items()
     }
     return [example, other] if example else [{}]
@@ -275,7 +278,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 STEPS = 3
-ROUNDING = 3e-7
+# So many sizes are tried one by one before the example's is the least.
+LARGEST_SMALL = 8
+# Each draw moves by more than the one before, at last by 3e-6: so far do a deep network's own
+# rounding errors carry an activation.
+ROUNDING, ROUNDING_GROWTH = 3e-7, 1.4
 ROUNDING_DRAWS = 8
 
 
@@ -300,6 +307,7 @@ def verify_artifact(
     seed: int = 0,
     steps: int = STEPS,
     squeezed: Sequence[Mapping[str, int]] = (),
+    least: Mapping[str, int] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Verification:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
@@ -309,8 +317,10 @@ def verify_artifact(
     cannot take these, they are its rows as they stand. At the first sizes there are also steps at
     which the optimizer does something new (an accumulated step, a schedule's end).
     ``squeezed``: sizes of axes at which torch drops an axis by ``squeeze()``, which the graphs
-    keep. ``say`` is told of the progress.
+    keep. ``least``: axes' least sizes above 1. Each axis is tried at its least size, too: torch
+    records as of sizes from 2 on. ``say`` is told of the progress.
     """
+    least = least or {}
     rng, shaking = np.random.default_rng(seed).spawn(2)
     double = _in_double(problem)
     counts = (1,) if adds_by_scatter(train) else (1, 2)
@@ -330,7 +340,7 @@ def verify_artifact(
     usual = range(steps)
     later = sorted(turns(problem.optimizer).difference(usual))
     every: list[tuple[dict[str, int], Sequence[int]]] = [
-        (sizes, usual) for sizes in size_sets(problem)
+        (sizes, usual) for sizes in size_sets(problem, least)
     ]
     every[0] = (every[0][0], (*usual, *later))
     total, done = sum(len(numbers) for _, numbers in every), 0
@@ -362,7 +372,10 @@ def verify_artifact(
             f"{dict(worst.sizes)}",
             instead="please report this model; verify=False would hide a wrong graph",
         )
-    return report
+    say("verifying: least sizes")
+    found = {axis: beside.least(axis, least.get(axis, 1)) for axis in problem.axes.example}
+    larger = {axis: size for axis, size in found.items() if size > least.get(axis, 1)}
+    return replace(report, least=larger)
 
 
 def _check_squeezed(beside: _Beside, sizes: dict[str, int], few: Mapping[str, int]) -> None:
@@ -442,12 +455,41 @@ class _Beside:
 
         An output's own shape does not count.
         """
+        return self._wrong(
+            lambda: self.step(initial_state(self._problem, sizes, self._rng), sizes, 0)
+        )
+
+    def least(self, axis: str, size: int) -> int:
+        """The first size of an axis, from this one on, at which nothing differs from torch."""
+        example = self._problem.axes.example
+        for length in range(size, min(size + LARGEST_SMALL, example[axis])):
+            if self._fits({**example, axis: length}):
+                return length
+        return example[axis]
+
+    def _fits(self, sizes: dict[str, int]) -> bool:
+        """Whether nothing differs of what torch takes at these sizes, in either mode."""
+        state = initial_state(self._problem, sizes, self._rng)
+        batch = draw_batch(self._problem, sizes, self._rng, in_order=True)
+        for compared in (
+            lambda: self.step(state, sizes, 0),
+            lambda: self.evaluate({**state, **batch}, sizes, 0),
+        ):
+            with suppress(_Unfit), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if self._wrong(compared):
+                    return False
+        return True
+
+    def _wrong(self, compared: Callable[[], object]) -> str:
+        """What differs in one comparison, which is not kept."""
         before = len(self.found)
         try:
-            self.step(initial_state(self._problem, sizes, self._rng), sizes, 0)
+            compared()
         except ExportError:
             return "the step fails"
-        these, self.found = self.found[before:], self.found[:before]
+        finally:
+            these, self.found = self.found[before:], self.found[:before]
         wrong = (c.tensor for c in these if c.excess > 1 and not c.tensor.endswith("(shape)"))
         return next(wrong, "")
 
@@ -562,7 +604,8 @@ def open_session(
     # As on a device: opening a large graph takes a fraction of the time, and each is run seldom.
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False
-    options.log_severity_level = 3
+    # What fails is raised.
+    options.log_severity_level = 4
     try:
         if external:
             options.add_external_initializers_from_files_in_memory(
@@ -730,8 +773,9 @@ class _Yardstick:
     def _drawn(self) -> Iterator[bool]:
         # First what earlier comparisons of the same step have shown.
         yield True
-        for _ in range(ROUNDING_DRAWS):
-            moved = _moved_by_rounding(self._problem, self._inputs, self._rng)
+        for draw in range(ROUNDING_DRAWS):
+            size = ROUNDING * ROUNDING_GROWTH**draw
+            moved = _moved_by_rounding(self._problem, self._inputs, self._rng, size)
             for problem in (self._problem, self._double):
                 try:
                     shaken = _reference(problem, moved)
@@ -744,9 +788,9 @@ class _Yardstick:
 
 
 def _moved_by_rounding(
-    problem: Problem, inputs: Mapping[str, np.ndarray], rng: np.random.Generator
+    problem: Problem, inputs: Mapping[str, np.ndarray], rng: np.random.Generator, size: float
 ) -> dict[str, np.ndarray]:
-    """The inputs with parameters, and what is continuous in batch and buffers, slightly moved.
+    """The inputs with parameters, and what is continuous in batch and buffers, moved by ``size``.
 
     A whole number may be a label, an identity or a mask, and stays; a fraction stays within what
     its tensor holds (a probability of at most 1).
@@ -757,7 +801,7 @@ def _moved_by_rounding(
     for name, array in inputs.items():
         if array.dtype != np.float32 or not (name in continuous or name.startswith("batch.")):
             continue
-        factor = (1 + ROUNDING * rng.standard_normal(array.shape)).astype(np.float32)
+        factor = (1 + size * rng.standard_normal(array.shape)).astype(np.float32)
         moved[name] = array * factor
         if name not in parameters and array.size:
             with np.errstate(invalid="ignore"):

@@ -130,6 +130,7 @@ def unfold(g: Graph, out: Any, a: Value, dim: int, size: int, step: int) -> str:
     axis = dim % max(a.rank, 1)
     count = fixed(out.shape[axis])
     if count is None:
+        g.at_least_zero(expression(a.shape[axis]) - size)
         first = arange_between(g, 0, out.shape[axis], 1, torch.empty(0, dtype=torch.int64))
         starts = g.op("Unsqueeze", g.op("Mul", first, g.scalar(step, torch.int64)), g.ints([1]))
         places = g.op("Add", starts, g.ints(range(size)))

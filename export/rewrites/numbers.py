@@ -123,10 +123,18 @@ def _of_tensor(own: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
 
 
 def _int_of_size(size: torch.SymInt | torch.SymFloat) -> int:
-    asking = sys._getframe(1)
+    _ask_for_size(size, sys._getframe(1))
+    return int(_INT_OF_SIZE[type(size)](size))
+
+
+def _float_of_size(size: torch.SymInt | torch.SymFloat) -> float:
+    _ask_for_size(size, sys._getframe(1))
+    return float(_FLOAT_OF_SIZE[type(size)](size))
+
+
+def _ask_for_size(size: torch.SymInt | torch.SymFloat, asking: FrameType) -> None:
     if not size.node.expr.is_number and not _is_not_the_users(asking):
         _ask_anew(asking)
-    return int(_INT_OF_SIZE[type(size)](size))
 
 
 def _text(value: Any, spec: str) -> str:
@@ -155,6 +163,11 @@ def _is_read(value: Any) -> bool:
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 _FORMAT: Any = Tensor.__format__
 _INT_OF_SIZE: dict[type, Any] = {kind: kind.__int__ for kind in _SYMBOLIC}
+# A SymInt has none: Python takes its whole number.
+_FLOAT_OF_SIZE: dict[type, Any] = {
+    torch.SymInt: torch.SymInt.__int__,
+    torch.SymFloat: torch.SymFloat.__float__,
+}
 
 EQUALS: Equals = {
     Tensor.__int__: _of_tensor(Tensor.__int__),
@@ -163,6 +176,7 @@ EQUALS: Equals = {
 }
 REPLACED: tuple[Replacement, ...] = (
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
+    *((kind, "__float__", _float_of_size) for kind in _SYMBOLIC),
     *((kind, "__format__", _text) for kind in _SYMBOLIC),
     (builtins, "max", _extreme(max, torch.sym_max)),
     (builtins, "min", _extreme(min, torch.sym_min)),

@@ -55,6 +55,7 @@ _REPLACED: Sequence[Replacement] = (
     *normalisation.REPLACED,
     *numbers.REPLACED,
     *precision.REPLACED,
+    *sparse.REPLACED,
     *upsampling.REPLACED,
 )
 _EQUALS: Equals = {
@@ -78,6 +79,7 @@ _REPLACED_BESIDE: Sequence[Replacement] = (
     *checkpointing.REPLACED,
     *checks.REPLACED,
     *precision.QUIETLY,
+    *sparse.REPLACED_BESIDE,
 )
 # torch's own of experts and quantisation exist in float32 only.
 _EQUALS_BESIDE: Equals = {**experts.EQUALS, **plain_ways.EQUALS, **quantisation.EQUALS}
@@ -156,14 +158,21 @@ def _in_place(
 
 @contextmanager
 def _patched(replacements: Sequence[Replacement]) -> Iterator[None]:
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    # What an owner has of its own: it inherits or finds the others again.
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in replacements]
     try:
         for owner, name, function in replacements:
             setattr(owner, name, function)
         yield
     finally:
-        for owner, name, function in before:
-            setattr(owner, name, function)
+        for owner, name, own in before:
+            if own is not _ABSENT:
+                setattr(owner, name, own)
+            elif name in vars(owner):
+                delattr(owner, name)
+
+
+_ABSENT = object()
 
 
 @contextmanager

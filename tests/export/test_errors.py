@@ -61,6 +61,10 @@ REFUSED = {
     "8 bits": (lambda x: x.to(torch.float8_e5m2).float(), r"float8_e5m2.*module: 1\.0 "),
     "complex": (lambda x: torch.complex(x, x).sin().real, "'sin' of complex.*module: 1.0 .*two"),
     "no gradient": (lambda x: x * (x // 0.3), "floor_divide.*detach"),
+    "an axis of a number": (
+        lambda x: x * x.sum().index_select(0, torch.zeros(1).long()),
+        "not supported.*in module: 1.0 ",
+    ),
     "batch fixed": (lambda x: x.reshape(6, 4) * 2, r"size 4\*batch.*module: 1\.0 .*x\.shape"),
     "branch on batch": (lambda x: x * 2 if x.shape[0] > 100 else x, "only where"),
 }

@@ -149,7 +149,7 @@ def _arithmetic(x: Tensor, y: Tensor) -> list[Tensor]:
         x * (below // 2),
         x / (below % 3 + 1),
         x * x.mean().item(),
-        x * min(below, -2),
+        x * min(below, -2) / float(len(y)),
     ]
 
 

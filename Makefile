@@ -42,15 +42,15 @@ $(STAMP): pyproject.toml constraints.txt
 .PHONY: test
 # The tests start hundreds of processes: each would compile our modules again.
 test: export PYTHONDONTWRITEBYTECODE :=
-# One process collects while another one checks types: what pytest makes of each test file is then
-# on the disk for all workers, and an error in any is said before the first test runs.
+# Types are checked beside the tests. One process collects before there are several: what pytest makes
+# of each test file is then on the disk for all, and an error in any is said before the first test.
 test: lint ## linters, type checker and every test
-	$(MAKE) --no-print-directory --jobs 2 types collected
-	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=ci --durations=15 $(ARGS)
+	$(MAKE) --no-print-directory --jobs 2 types tested
 
-.PHONY: collected
-collected: $(STAMP)
+.PHONY: tested
+tested: $(STAMP)
 	@said="$$($(RUN) -m pytest --collect-only -qq $(ARGS))" || { echo "$$said"; exit 1; }
+	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=ci --durations=15 $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## every decoder against coverage-guided bytes (MINUTES=5, or ARGS=--help)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 
 # Before any test module can import onnxruntime, torch or numpy. `make test` has more workers
@@ -44,14 +45,23 @@ settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=
 settings.load_profile("dev")
 
 
-# Of tests that take half a minute each; all others end within seconds, most of them at once.
-_LONG = ("faults", "fuzz", "packaging", "test_models.py")
+def _is_slow(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return item.get_closest_marker("slow") is not None or folder in ("faults", "packaging")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long ones first: the last worker to end then ends soon after the others."""
-    here = Path(__file__).parent
-    items.sort(key=lambda item: item.path.relative_to(here).parts[0] not in _LONG)
+    """Slow ones first, with every other worker: most of them wait, while the others compute."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if _is_slow(item)]
+    others = iter([item for item in items if not _is_slow(item)])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        # What "worksteal" gives each at first, of which the others take from the end.
+        size = (len(items) - len(ordered)) // (workers - worker)
+        own = slow[worker // 2 :: (workers + 1) // 2] if worker % 2 == 0 else []
+        ordered += [*own, *islice(others, max(0, size - len(own)))]
+    items[:] = [*ordered, *others]
 
 
 def pytest_collection_finish() -> None:

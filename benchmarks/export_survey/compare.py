@@ -33,7 +33,8 @@ LEAST_ALLOWED = 1e-4
 TIMES_TORCH = 10.0
 SHAKES = 16
 """At most: where a step jumps (ReLU6 at an edge), few of them meet the jump."""
-ROUNDING = 3e-7
+ROUNDING, GROWTH = 3e-7, 1.2
+"""The first one's size, and each one's against the last's: a deep network adds up its errors."""
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -109,9 +110,10 @@ def compared(subject: Subject, folder: Path) -> Worst:
         found = _worst(errors, worth, number)
         if found.excess > 1:
             after = copy.deepcopy(single.optimizer.state_dict())
-            for _ in range(SHAKES):
+            for shake in range(SHAKES):
+                size = ROUNDING * GROWTH**shake
                 single.optimizer.load_state_dict(copy.deepcopy(memory))
-                shaken = {name: _shaken(array, rng) for name, array in state.items()}
+                shaken = {name: _shaken(array, rng, size) for name, array in state.items()}
                 _raise(worth, _errors(_moved(shaken, *single.step(shaken, number)), reference))
                 found = _worst(errors, worth, number)
                 if found.excess <= 1:
@@ -131,10 +133,10 @@ def _state(trainer: Trainer) -> dict[str, np.ndarray]:
     return {**trainer.parameters, **trainer.buffers}
 
 
-def _shaken(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _shaken(array: np.ndarray, rng: np.random.Generator, size: float) -> np.ndarray:
     if array.dtype != np.float32:
         return array
-    moved = array * (1 + ROUNDING * rng.standard_normal(array.shape))
+    moved = array * (1 + size * rng.standard_normal(array.shape))
     return np.asarray(moved, dtype=np.float32)
 
 

@@ -137,6 +137,49 @@ def _ask_for_size(size: torch.SymInt | torch.SymFloat, asking: FrameType) -> Non
         _ask_anew(asking)
 
 
+def _tensor(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.tensor`` or ``as_tensor``, of numbers that may be free sizes or read from tensors."""
+
+    def tensor(data: Any, dtype: Any = None, device: Any = None, **named: Any) -> Tensor:
+        if not any(isinstance(each, _SYMBOLIC) for each in _numbers(data)):
+            return own(data, dtype=dtype, device=device, **named)
+        return _stacked(data, dtype or reduce(torch.promote_types, _types(data)))
+
+    return tensor
+
+
+def _new_tensor(like: Tensor, data: Any, dtype: torch.dtype | None = None, **named: Any) -> Tensor:
+    if not any(isinstance(each, _SYMBOLIC) for each in _numbers(data)):
+        return like.new_tensor(data, dtype=dtype, **named)
+    return _stacked(data, dtype or like.dtype)
+
+
+def _numbers(data: Any) -> Iterator[Any]:
+    """The numbers in lists in lists."""
+    if isinstance(data, (list, tuple)):
+        for each in data:
+            yield from _numbers(each)
+    else:
+        yield data
+
+
+def _types(data: Any) -> Iterator[torch.dtype]:
+    for number in _numbers(data):
+        if isinstance(number, Tensor):
+            yield number.dtype
+        else:
+            whole = isinstance(number, (int, torch.SymInt))
+            yield torch.int64 if whole else torch.get_default_dtype()
+
+
+def _stacked(data: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stacked(each, dtype) for each in data])
+    if isinstance(data, Tensor):
+        return data.detach().to(dtype)
+    return torch.scalar_tensor(data, dtype=dtype)
+
+
 def _text(value: Any, spec: str) -> str:
     """What a log says of a number that only a step knows."""
     return str(value) if isinstance(value, _SYMBOLIC) or is_fake(value) else _FORMAT(value, spec)
@@ -173,6 +216,9 @@ EQUALS: Equals = {
     Tensor.__int__: _of_tensor(Tensor.__int__),
     Tensor.__float__: _of_tensor(Tensor.__float__),
     _FORMAT: _text,
+    torch.tensor: _tensor(torch.tensor),
+    torch.as_tensor: _tensor(torch.as_tensor),
+    Tensor.new_tensor: _new_tensor,
 }
 REPLACED: tuple[Replacement, ...] = (
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),

@@ -338,6 +338,36 @@ def made(indices: Any, values: Any, size: Any = None, **named: Any) -> Sparse:
     return Sparse(tuple(places), elements, tuple(size), coalesced, coalesced)
 
 
+class _Old(type):
+    """``torch.sparse.FloatTensor``, which makes matrices and is asked whether something is one."""
+
+    make: Callable[..., Any]
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        return cls.make(*given, **named)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return is_sparse(instance)
+
+
+class _Recorded(metaclass=_Old):
+    make = made
+
+
+class _Beside(metaclass=_Old):
+    """torch's own takes float32 only, also where a step is computed in double."""
+
+    make = torch.sparse_coo_tensor
+
+
+def _by_rows(*given: Any, **named: Any) -> Sparse:
+    raise ExportError(
+        "a sparse matrix made by rows or by blocks",
+        operator="aten.sparse_compressed_tensor",
+        instead="torch.sparse_coo_tensor(indices, values, (n, m))",
+    )
+
+
 def _to_sparse(dense: Tensor, *layout: Any) -> Sparse:
     """``dense.to_sparse()`` [n, m], or [n]: what is not zero."""
     if is_sparse(dense) or not is_fake(dense):
@@ -396,6 +426,8 @@ _APPLY: Any = Function.__dict__["apply"].__func__
 
 EQUALS: Equals = {
     torch.sparse_coo_tensor: made,
+    torch.sparse_csr_tensor: _by_rows,
+    torch.sparse_compressed_tensor: _by_rows,
     Tensor.to_sparse: _to_sparse,
     Tensor.to_sparse_coo: _to_sparse,
     _T.__get__: _transposed,
@@ -441,10 +473,9 @@ EQUALS: Equals = {
     },
 }
 REPLACED: tuple[Replacement, ...] = (
-    (torch.sparse, "FloatTensor", made),
+    (torch.sparse, "FloatTensor", _Recorded),
     (Function, "apply", classmethod(_applied)),
     (FunctionCtx, "save_for_backward", _save),
     (BackwardCFunction, "saved_tensors", property(_saved)),
 )
-# Beside a step, torch's old constructor, which takes float32 only.
-REPLACED_BESIDE: tuple[Replacement, ...] = ((torch.sparse, "FloatTensor", torch.sparse_coo_tensor),)
+REPLACED_BESIDE: tuple[Replacement, ...] = ((torch.sparse, "FloatTensor", _Beside),)

@@ -184,7 +184,7 @@ def test_opens_recorded_before_a_restart_shut_nobody_out_after_it(stage: Stage) 
     device, other = stage.devices[:2]
     device.kill()
     device.start()
-    trained, others, until = device.jobs, other.jobs, stage.now_seconds + 1800.0
+    trained, others, until = device.jobs, other.jobs, stage.now_seconds + 700.0
     place = 0
     while stage.now_seconds < until:
         stage.broker.publish(stage.up_topic(0), recorded[place % len(recorded)])

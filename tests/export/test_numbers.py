@@ -150,6 +150,7 @@ def _arithmetic(x: Tensor, y: Tensor) -> list[Tensor]:
         x / (below % 3 + 1),
         x * x.mean().item(),
         x * min(below, -2) / float(len(y)),
+        x @ torch.tensor([[total], (len(x),), [below], [0.5]]) + x.new_tensor([len(y)]),
     ]
 
 

@@ -154,7 +154,7 @@ def test_adaptive_pooling_of_free_sizes() -> None:
 
 
 @settings(
-    max_examples=10,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -175,7 +175,7 @@ def test_random_windows(data: st.DataObject, assert_parity: Parity) -> None:
     assert_parity(_after_convolution(layer), {"x": _images(3, 2, *sizes)})
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_ties_of_large_images_go_where_torch_sends_them(data: st.DataObject) -> None:
     sizes = [data.draw(st.sampled_from([1, 7, 16, 17, 20])) for _ in range(data.draw(_RANKS))]

@@ -100,17 +100,15 @@ def test_relu_rnn_matches_torch(assert_parity: Parity) -> None:
     assert_parity(model, _sequences(4, 7))
 
 
+# Layers above each other and both ways are in OPTIONS.
 @settings(max_examples=2)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     features=st.integers(1, 9),
     units=st.integers(1, 17),
-    layers=st.integers(1, 2),
-    bidirectional=st.booleans(),
     bias=st.booleans(),
     batch_first=st.booleans(),
     learned_state=st.booleans(),
-    dropout=st.sampled_from([0.0, 0.25]),
     batch=st.integers(1, 9),
     steps=st.integers(1, 12),
 )
@@ -118,12 +116,9 @@ def test_any_configuration_matches_torch(
     kind: str,
     features: int,
     units: int,
-    layers: int,
-    bidirectional: bool,
     bias: bool,
     batch_first: bool,
     learned_state: bool,
-    dropout: float,
     batch: int,
     steps: int,
     tmp_path_factory: pytest.TempPathFactory,
@@ -133,12 +128,9 @@ def test_any_configuration_matches_torch(
         KINDS[kind],
         features=features,
         units=units,
-        num_layers=layers,
-        bidirectional=bidirectional,
         bias=bias,
         batch_first=batch_first,
         learned_state=learned_state,
-        dropout=dropout if layers > 1 else 0.0,
     )
     exported = export.train_step(
         model,
@@ -151,12 +143,11 @@ def test_any_configuration_matches_torch(
     assert exported.report is not None and exported.report.worst.excess <= 1
 
 
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_time_may_be_a_named_axis(kind: str, assert_parity: Parity) -> None:
+def test_time_may_be_a_named_axis(assert_parity: Parity) -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = KINDS[kind](3, 6, bidirectional=True, batch_first=True)
+            self.layer = nn.LSTM(3, 6, bidirectional=True, batch_first=True)
 
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.layer(x)[0]

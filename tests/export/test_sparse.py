@@ -125,6 +125,7 @@ def test_elements_of_a_constant() -> None:
         (lambda a, x: a.values(), "not coalesced"),
         (lambda a, x: torch.relu(a).to_dense(), "'relu' of a sparse matrix"),
         (lambda a, x: a.index_select(0, torch.arange(2)) @ x, "'index_select'"),
+        (lambda a, x: torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), x[:3, 0]), "rows"),
         (lambda a, x: _Given.apply(a, x), "given to _Given"),
     ],
 )
@@ -158,6 +159,7 @@ class _Recommender(nn.Module):
         edges = FIXED._indices()
         kept = torch.rand(edges.shape[1]) < 0.8 if self.training else self.weights > -1
         a = torch.sparse.FloatTensor(edges[:, kept], self.weights[kept] / 0.8, FIXED.size())
+        assert all(isinstance(each, torch.sparse.FloatTensor) for each in (a, FIXED))
         first = torch.sparse.mm(a, self.nodes.weight)
         second = torch.sparse.mm(FIXED, torch.tanh(first))
         return (first + second)[users]

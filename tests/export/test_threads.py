@@ -30,7 +30,7 @@ class _Words(nn.Module):
         return result
 
 
-def _exported(inner: int, folder: Path) -> export.Exported:
+def _exported(inner: int, folder: Path, *, verify: bool = True) -> export.Exported:
     torch.manual_seed(0)
     return export.train_step(
         _Words(inner),
@@ -39,6 +39,7 @@ def _exported(inner: int, folder: Path) -> export.Exported:
         optimizer=export.Sgd(lr=0.1),
         dynamic={"words": {0: "batch"}},
         directory=folder,
+        verify=verify,
     )
 
 
@@ -47,7 +48,7 @@ def test_a_step_of_small_products_runs_with_one_thread(tmp_path: Path) -> None:
 
 
 def test_a_step_of_large_products_is_the_same_at_any_number_of_threads(tmp_path: Path) -> None:
-    assert not _exported(8192, tmp_path / "large").manifest.sequential
+    assert not _exported(8192, tmp_path / "large", verify=False).manifest.sequential
     # Rows times width are far above where onnxruntime's ScatterND adds in several threads.
     words = np.random.default_rng(0).integers(ROWS, size=(1024, 4))
     moved = []
@@ -92,7 +93,7 @@ SUMS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_fifty_runs_at_any_number_of_threads_add_in_one_order(
+def test_twenty_runs_at_any_number_of_threads_add_in_one_order(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients to the last bit, of graphs that are to run with several threads."""
@@ -108,6 +109,6 @@ def test_fifty_runs_at_any_number_of_threads_add_in_one_order(
         session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         fed = {port.name: port.name.removeprefix("batch.") for port in session.get_inputs()}
         given = {port: tensors[int(number)].numpy() for port, number in fed.items()}
-        for _ in range(1 if threads == 1 else 50):
+        for _ in range(1 if threads == 1 else 20):
             found.add(b"".join(array.tobytes() for array in session.run(None, given)))
     assert len(found) == 1

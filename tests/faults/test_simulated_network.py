@@ -181,6 +181,6 @@ def test_the_promise_over_a_network_without_scruples() -> None:
     run_state_machine_as_test(
         NetworkMachine,
         settings=settings(
-            max_examples=8, stateful_step_count=40, phases=[Phase.explicit, Phase.generate]
+            max_examples=5, stateful_step_count=40, phases=[Phase.explicit, Phase.generate]
         ),
     )

@@ -22,7 +22,7 @@ from tests.fakes.sealed_rounds import Bodies, Device, Played, SealedRounds, play
 from tests.servers.fixtures import MakeDatabase
 
 FEW, FEW_ROUNDS = 60, 3
-MANY, MANY_ROUNDS = 1000, 10
+MANY, MANY_ROUNDS = 1000, 4
 BROKER = "mqtt://127.0.0.1:1"
 ADAM = '[scatter.optimizer]\nname = "adam"'
 

@@ -354,7 +354,7 @@ class _Recorded(metaclass=_Old):
     make = made
 
 
-class _Beside(metaclass=_Old):
+class _OldBeside(metaclass=_Old):
     """torch's own takes float32 only, also where a step is computed in double."""
 
     make = torch.sparse_coo_tensor
@@ -478,4 +478,4 @@ REPLACED: tuple[Replacement, ...] = (
     (FunctionCtx, "save_for_backward", _save),
     (BackwardCFunction, "saved_tensors", property(_saved)),
 )
-REPLACED_BESIDE: tuple[Replacement, ...] = ((torch.sparse, "FloatTensor", _Beside),)
+REPLACED_BESIDE: tuple[Replacement, ...] = ((torch.sparse, "FloatTensor", _OldBeside),)

@@ -37,7 +37,7 @@ def test_labels_and_identities_stay_valid() -> None:
     drawn = verify.draw_batch(problem, problem.axes.example, rng, in_order=True)
     inputs = {**state, **drawn}
     for _ in range(50):
-        moved = verify._moved_by_rounding(problem, inputs, rng)
+        moved = verify._moved_by_rounding(problem, inputs, rng, verify.ROUNDING)
         np.testing.assert_array_equal(moved["batch.id"], inputs["batch.id"])
         np.testing.assert_array_equal(moved["batch.label"][:2], inputs["batch.label"][:2])
         assert moved["batch.label"].max() <= 1

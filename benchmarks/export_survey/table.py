@@ -16,11 +16,14 @@ Found = Mapping[str, Outcome | None]
 
 
 def report(subjects: Sequence[Subject], found: Found, *, against: bool = False) -> str:
-    """A summary of the kinds, a row a subject, and what was not right."""
+    """A summary of the kinds, a row a subject that was run, and what was not right."""
+    run = [one for one in subjects if found.get(one.name) is not None or one.missing]
+    left = len(subjects) - len(run)
     parts = [
         _kinds(subjects, found, against),
-        _rows(subjects, found, against),
-        _said(subjects, found),
+        f"{left} of {len(subjects)} models were not run yet." if left else "",
+        _rows(run, found, against) if run else "",
+        _said(run, found),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -108,7 +108,7 @@ def test_the_page_takes_the_table_between_its_markers(tmp_path: Path) -> None:
     text = file.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| 1/2" in text and "1.50, 1.75" in text and "Two: refused: no lowering" in text
-    assert "not run" in text
+    assert "1 of 3 models were not run yet." in text and "Three" not in text
     file.write_text("no markers")
     with pytest.raises(ValueError, match="no lines"):
         page(file, kind.subjects, found)

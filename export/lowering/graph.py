@@ -113,8 +113,6 @@ _REAL_ARITHMETIC: tuple[tuple[Any, str], ...] = (
 )
 
 
-_LOGIC: tuple[tuple[Any, str], ...] = ((sympy.And, "And"), (sympy.Or, "Or"))
-
 _COMPARISONS: tuple[tuple[Any, str], ...] = (
     (sympy.Eq, "Equal"),
     (sympy.StrictLessThan, "Less"),
@@ -159,17 +157,13 @@ def _is_whole(expr: sympy.Expr) -> bool:
     return isinstance(expr, whole) and all(part.is_Integer or _is_whole(part) for part in expr.args)
 
 
-def _joined(graph: Graph, parts: list[str], op_type: str) -> str:
-    return reduce(partial(graph.op, op_type), parts)
-
-
 def _folded(
     graph: Graph, expr: sympy.Expr, parts: list[str], kinds: Sequence[tuple[Any, str]]
 ) -> str | None:
     """The parts joined by the expression's operator, where it is one of these kinds."""
     for kind, op_type in kinds:
         if isinstance(expr, kind):
-            return _joined(graph, parts, op_type)
+            return reduce(partial(graph.op, op_type), parts)
     return None
 
 
@@ -530,10 +524,9 @@ class Graph:
             return self.reshape(read, ())
         if isinstance(condition, (sympy.Not, sympy.Ne)):
             return self.op("Not", self.truth(sympy.Not(condition)))
-        for kind, op_type in _LOGIC:
-            if isinstance(condition, kind):
-                parts = [self.truth(part) for part in condition.args]
-                return _joined(self, parts, op_type)
+        if isinstance(condition, (sympy.And, sympy.Or)):
+            op_type = "And" if isinstance(condition, sympy.And) else "Or"
+            return reduce(partial(self.op, op_type), [self.truth(part) for part in condition.args])
         for kind, op_type in _COMPARISONS:
             if isinstance(condition, kind):
                 sides = condition.args

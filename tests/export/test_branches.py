@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 import export
 from device_sdk import Trainer
 from device_sdk.errors import DeviceError
+from export.lowering.graph import every_node
 from tests.export.recorded import assert_as_torch
 
 PLACES = 6
@@ -67,16 +67,9 @@ def _asked_again(x: Tensor) -> Tensor:
 )
 def test_each_way_is_as_in_torch(function: Callable[[Tensor], Tensor], branches: int) -> None:
     model = assert_as_torch(function, _batch, sizes=range(1, 7))
-    every = list(_nodes(model.graph))
+    every = list(every_node(model.graph))
     assert sum(node.op_type == "If" for node in every) <= branches
     assert sum(node.op_type == "Softmax" for node in every) <= 1, "what is shared is there once"
-
-
-def _nodes(graph: onnx.GraphProto) -> Any:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            yield from _nodes(attribute.g)
 
 
 def test_what_only_logs_leaves_no_branch() -> None:

@@ -32,7 +32,7 @@ from export.lowering.simplify import simplify
 from export.lowering.ways import Way, chosen, said, tree_of
 from export.mutation import live_nodes
 from export.origins import of
-from export.sizes import numbers_in
+from export.sizes import symbols_in
 from export.threads import several_threads_pay
 from export.trace import Trace
 
@@ -219,7 +219,7 @@ class _Lowering:
             elif isinstance(node.meta.get("val"), _NUMBERS):
                 self._values[node] = node.meta["val"]
                 if node.target is torch.ops.aten._local_scalar_dense.default:
-                    for symbol in _symbols(node):
+                    for symbol in symbols_in(node.meta["val"]):
                         self._graph.bind_number(symbol, self._values[node.args[0]])
             else:
                 self._values[node] = self._node(node)
@@ -350,17 +350,11 @@ class _Lowering:
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _symbols(node: fx.Node) -> set[sympy.Symbol]:
-    """The symbols of a node's sizes, or of the number that it is."""
-    sizes = numbers_in(node.meta.get("val"))
-    return {symbol for size in sizes for symbol in size.free_symbols}
-
-
 def _deciding(nodes: Sequence[fx.Node], symbols: Collection[sympy.Symbol]) -> set[fx.Node]:
     """The nodes that these symbols come from: the first that each of them occurs at."""
     left, found = set(symbols), set()
     for node in nodes:
-        new = left & _symbols(node) if left else left
+        new = left & symbols_in(node.meta.get("val")) if left else left
         if new:
             found.add(node)
             left -= new

@@ -79,11 +79,7 @@ class Sizes(ShapeEnv):
 
     def again(self, node: fx.Node, result: Any) -> None:
         """What data decide has new symbols in a second recording: those of this result."""
-        given = {
-            old: new
-            for old, new in zip(numbers_in(node.meta.get("val")), numbers_in(result), strict=False)
-            if isinstance(old, sympy.Symbol) and old != new
-        }
+        given = renamed(node.meta.get("val"), result)
         if given:
             self.needed = {size.xreplace(given): None for size in self.needed}
             self.questions = [
@@ -306,6 +302,17 @@ def numbers_in(value: Any) -> list[sympy.Expr]:
     return found
 
 
+def symbols_in(value: Any) -> set[sympy.Symbol]:
+    """The symbols of a tensor's sizes, or of the number that it is."""
+    return {symbol for size in numbers_in(value) for symbol in size.free_symbols}
+
+
+def renamed(value: Any, again: Any) -> dict[sympy.Symbol, sympy.Expr]:
+    """Other symbols for those that a value has, by the same value in another recording."""
+    pairs = zip(numbers_in(value), numbers_in(again), strict=False)
+    return {old: new for old, new in pairs if isinstance(old, sympy.Symbol) and old != new}
+
+
 def _is_condition(question: sympy.Basic) -> bool:
     """Whether it asks for a bound on a size, or for a multiple (``assert 512 % n == 0``)."""
     of_multiples = isinstance(question, (sympy.Eq, sympy.Ne)) and question.has(Mod, PythonMod)
@@ -427,6 +434,8 @@ def _says_not_one(guard: sympy.Basic) -> bool:
     Whether a size broadcasts, or is empty, is left to the run-time's checks.
     """
     least = {sympy.Ne: 1, sympy.StrictGreaterThan: 1, sympy.GreaterThan: 2}
+    if isinstance(guard, sympy.Rel) and guard.lhs.is_Integer:
+        guard = guard.reversed
     if type(guard) not in least or not guard.rhs.is_Integer:
         return False
     # Of a stride, 60 (n - 1) > 60 says it of n - 1.

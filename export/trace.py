@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -16,7 +16,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     StatelessSymbolicContext,
@@ -28,10 +29,11 @@ from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
 from export.origins import Origins, of
+from export.rewrites import Replacement
 from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.patch import patched
 from export.rewrites.sparse import is_sparse
-from export.sizes import MOST_WAYS, Sizes, too_many_ways
+from export.sizes import MOST_WAYS, Sizes, renamed, symbols_in, too_many_ways
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -172,8 +174,6 @@ def _recorded(
     origins = Origins()
     env = Sizes(origins, answers)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    # Shapes seldom come twice in a step, and what is kept would outlive this one.
-    mode.cache_enabled = False
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}
     symbols: dict[sympy.Symbol, str] = {}
@@ -208,6 +208,8 @@ def _recorded(
     except Exception as error:
         origin = origins.of_error(error)
         raise _explained(error, symbols, env).at(origin.module, origin.line) from error
+    finally:
+        FakeTensorMode.cache_clear()  # what is of fixed shapes would outlive this recording
     return Trace(graph, dict(inputs), names, symbols, env)
 
 
@@ -215,7 +217,7 @@ def _graph(function: Callable[..., Any], fakes: Mapping[str, Tensor]) -> fx.Grap
     """What the function does to these tensors, without what torch notes for its compilers.
 
     They ask each result for its order in memory, each node for the torch function it comes from,
-    and the graph for Python code: a tenth of the time of recording.
+    each size for the nodes that compute it, and the graph for Python code.
     """
     recording = make_fx(
         function,
@@ -223,9 +225,65 @@ def _graph(function: Callable[..., Any], fakes: Mapping[str, Tensor]) -> fx.Grap
         tracing_mode="real",
         _disable_torch_fn_metadata_mode=True,
     )
-    order = (proxy_tensor, "_extract_tensor_metadata", lambda tensor: None)
-    with patched([order]), _use_lazy_graph_module(True):
+    with patched(_NOT_NOTED), _use_lazy_graph_module(True):
         return recording(*fakes.values())
+
+
+def _tracked(tensor: Tensor, proxy: fx.Proxy, *, constant: Any, tracer: Any) -> None:
+    proxy_tensor.set_proxy_slot(tensor, tracer, proxy_tensor._ProxyTensor(proxy, constant))
+
+
+def _taken_numbers(tracer: PythonKeyTracer) -> Callable[[Any], Any]:
+    """What a node is given for a size: one node for each, that says how it is computed.
+
+    That of a size which data decide is made of the nodes that decide it.
+    """
+    numbers: dict[Any, fx.Proxy] = vars(tracer).setdefault("numbers", {})
+
+    def taken(number: Any) -> Any:
+        node = number.node
+        if node.constant is not None:
+            return node.constant
+        if node.expr.is_number:
+            return node.pytype(node.expr)
+        key = type(number), node.expr
+        if key not in numbers:
+            by_data = node.expr.free_symbols - node.shape_env.backed_var_to_val.keys()
+            numbers[key] = _number(number, by_data, tracer)
+        return numbers[key]
+
+    return taken
+
+
+def _number(number: Any, by_data: Collection[sympy.Symbol], tracer: PythonKeyTracer) -> fx.Proxy:
+    nodes = tracer.graph.nodes
+    makers = dict.fromkeys(
+        next(made for made in nodes if symbol in symbols_in(made.meta.get("val")))
+        for symbol in sorted(by_data, key=str)
+    )
+
+    def number_of(*made: Any) -> Any:
+        given: dict[sympy.Symbol, sympy.Expr] = {}
+        for maker, value in zip(makers, made, strict=True):
+            given |= renamed(maker.meta["val"], value)
+        if not given:
+            return number
+        node = number.node
+        return type(number)(SymNode(node.expr.xreplace(given), node.shape_env, node.pytype, None))
+
+    proxies = tuple(fx.Proxy(maker, tracer) for maker in makers)
+    proxy = tracer.create_proxy("call_function", number_of, proxies, {})
+    proxy.node.meta["val"] = number
+    return proxy
+
+
+_NOT_NOTED: Sequence[Replacement] = (
+    (proxy_tensor, "_extract_tensor_metadata", lambda tensor: None),
+    # Whom arithmetic on sizes asks whether it is recorded.
+    (proxy_tensor, "get_proxy_mode", lambda: None),
+    (proxy_tensor, "fetch_sym_proxy", _taken_numbers),
+    (proxy_tensor, "track_tensor", _tracked),
+)
 
 
 def _code_of(function: Any) -> CodeType:

@@ -68,12 +68,6 @@ ONCE = (
         "if False:",
     ),
     Defect(
-        "index_copy along an axis from the end",
-        _INDEXING,
-        "index_put(g, out, a, [*[None] * (dim % a.rank), index], source)",
-        "index_put(g, out, a, [*[None] * dim, index], source)",
-    ),
-    Defect(
         "index_fill along an axis from the end",
         _INDEXING,
         "[*[None] * (dim % a.rank), index], Value(name",
@@ -90,12 +84,6 @@ ONCE = (
         "export/step.py",
         "strict=True) if g is not None}",
         "strict=True)}",
-    ),
-    Defect(
-        "whole numbers have no Relu",
-        _ELEMENTWISE,
-        'g.op("Relu", a) if a.dtype.is_floating_point else',
-        'g.op("Relu", a) if True else',
     ),
 )
 

@@ -286,6 +286,7 @@ VIEWS = (
     "torch.cat([b.unsqueeze({0|1|-1}) for b in {vector}.chunk({2|3})], {0|1|-1})",
     "{x}.unsqueeze({new}).{repeat|tile}(({times}, {1|2|3}))",
     "{x}[None].expand(2, *{shape}).expand(3, 2, *{shape})",
+    "a = {x}[None]; out = a.expand(3, *{shape}) * a.cos().expand(3, *{shape})",
     "{any}.permute({order}).transpose({dim}, {dim})",
     "{any}.permute({order}).reshape(-1)",
     "{x}.permute({order}).contiguous().view(-1, {1|2|3})",

@@ -25,7 +25,7 @@ from device_sdk import Trainer
 from device_sdk.runtime.step import step_seed
 from export.rewrites.patch import seeded
 from export.step import Randomness
-from export.verify import in_double
+from export.verify import in_double, rounded_anew
 
 STEPS = 5
 LEAST_ALLOWED = 1e-4
@@ -114,7 +114,9 @@ def compared(subject: Subject, folder: Path) -> Worst:
                 size = ROUNDING * GROWTH**shake
                 single.optimizer.load_state_dict(copy.deepcopy(memory))
                 shaken = {name: _shaken(array, rng, size) for name, array in state.items()}
-                _raise(worth, _errors(_moved(shaken, *single.step(shaken, number)), reference))
+                with rounded_anew(rng):
+                    moved = _moved(shaken, *single.step(shaken, number))
+                _raise(worth, _errors(moved, reference))
                 found = _worst(errors, worth, number)
                 if found.excess <= 1:
                     break

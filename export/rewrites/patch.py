@@ -148,7 +148,7 @@ def _in_place(
     held = {own: function for own, function in by_own.items() if isbuiltin(own)}
     with (
         _LOCK,
-        _patched((*drawing, *replaced)),
+        patched((*drawing, *replaced)),
         _plain_attention(),
         RandomFunctions(randomness),
         _Replaced({**equals, **held}),
@@ -157,7 +157,8 @@ def _in_place(
 
 
 @contextmanager
-def _patched(replacements: Sequence[Replacement]) -> Iterator[None]:
+def patched(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Inside, each owner's attribute of that name is another one."""
     # What an owner has of its own: it inherits or finds the others again.
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in replacements]
     try:

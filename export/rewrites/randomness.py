@@ -132,6 +132,10 @@ class RandomFunctions(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = _draws(randomness)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what asks torch.compile to keep out costs as much as the call itself
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

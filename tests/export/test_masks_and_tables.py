@@ -44,7 +44,11 @@ def _without_itself(x: Tensor) -> Tensor:
     scores.fill_diagonal_(-9.0)
     tall = (x[0, :2] * torch.ones(7, 2)).fill_diagonal_(0.5, wrap=True)
     cube = (x[0, 0] * torch.ones(3, 3, 3)).fill_diagonal_(2.0)
-    return scores.logsumexp(1) / len(x) + torch.arange(len(x)) + tall.sum() + (cube**2).sum()
+    row = x[:1] * 1.0
+    row.diagonal(-1).mul_(2.0)  # of no elements
+    filled = torch.empty(3, 3).copy_(0.5).sum()
+    rest = tall.sum() + (cube**2).sum() + row.sum() + filled
+    return scores.logsumexp(1) / len(x) + torch.arange(len(x)) + rest
 
 
 def _set_by_two(x: Tensor) -> Tensor:

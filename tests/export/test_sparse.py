@@ -174,11 +174,11 @@ def test_a_step_with_dropped_edges(assert_parity: Any) -> None:
 
 
 def test_values_that_only_a_sparse_product_uses_are_trained(tmp_path: Path) -> None:
-    model = nn.ParameterDict({"values": torch.ones(2), "rows": torch.ones(3, 2)})
+    model = nn.ParameterDict({"weights": torch.ones(2), "rows": torch.ones(3, 2)})
     edges = torch.tensor([[0, 2], [1, 2]])
     export.train_step(
         model,
-        lambda m, b: (torch.sparse_coo_tensor(b["edges"], m["values"], (3, 3)) @ m["rows"]).sum(),
+        lambda m, b: (torch.sparse_coo_tensor(b["edges"], m["weights"], (3, 3)) @ m["rows"]).sum(),
         {"edges": edges},
         optimizer=export.Sgd(0.1),
         dynamic={},
@@ -187,4 +187,4 @@ def test_values_that_only_a_sparse_product_uses_are_trained(tmp_path: Path) -> N
     )
     trainer = Trainer(tmp_path / "edges")
     trainer.step({"edges": edges.numpy()})
-    np.testing.assert_allclose(trainer.parameters["values"], [0.8, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(trainer.parameters["weights"], [0.8, 0.8], rtol=1e-6)

@@ -147,11 +147,10 @@ def _moved(state: Arrays, loss: float, after: Arrays) -> dict[str, np.ndarray]:
     moved = {"loss": np.array(loss, dtype=np.float64)}
     for name, before in state.items():
         if name in after:
-            # Where a mask is infinite, and stays so, it did not move.
-            same = after[name] == before
-            with np.errstate(invalid="ignore"):
-                gap = after[name].astype(np.float64) - before.astype(np.float64)
-            moved[name] = np.where(same, 0.0, gap)
+            # From what is infinite (a mask, a range that nothing was seen of) there is no way.
+            start = np.where(np.isfinite(before), before, 0).astype(np.float64)
+            end = np.where(after[name] == before, start, after[name])
+            moved[name] = end - start
     return moved
 
 

@@ -61,7 +61,8 @@ class _Twin:
         step = subject.step()
         self._arithmetic = in_double if double else nullcontext
         self._loss = step.loss
-        self.model = step.model.double() if double else step.model
+        # As exported: what is kept in 16 bits is in 32.
+        self.model = step.model.double() if double else step.model.float()
         self._batch = {
             name: t.double() if double and t.is_floating_point() else t
             for name, t in step.batch.items()

@@ -60,6 +60,10 @@ fuzz: $(STAMP) ## every decoder against coverage-guided bytes (MINUTES=5, or ARG
 fuzz-export: $(STAMP) ## random train steps, exported and trained beside torch (MINUTES=10, or ARGS=--help)
 	$(RUN) -m tests.fuzz.train_steps --minutes $(or $(MINUTES),10) $(ARGS)
 
+.PHONY: fuzz-export-power
+fuzz-export-power: $(STAMP) ## which defects of the exporter random train steps find (ARGS=--help)
+	$(RUN) -m tests.fuzz.train_steps.power $(ARGS)
+
 .PHONY: models
 models: ## the protocol's models searched by spin, old rules and new (ARGS=--quick, ARGS=--trails)
 	"$(PYTHON)" docs/models/check.py $(ARGS)

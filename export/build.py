@@ -319,12 +319,15 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     """Trace and lower the train step and the prediction; every model passes onnx.checker."""
     specs = input_specs(problem)
     say("tracing the step")
+    trained: set[str] = set()
     step = record(
-        lambda inputs: train_step(problem, inputs, trainable),
+        lambda inputs: train_step(problem, inputs, trainable, trained),
         specs,
         problem.axes,
         problem.model,
     )
+    if not trained:
+        raise ExportError("the loss does not depend on any parameter")
     given = {k: v for k, v in specs.items() if k.split(".")[0] in ("state", "batch")}
     say("tracing the prediction")
     try:

@@ -88,7 +88,8 @@ class Lowered:
 def to_onnx(trace: Trace, outputs: Sequence[str], *, name: str) -> onnx.ModelProto:
     """The model that computes ``outputs`` (names of the trace's results).
 
-    Inputs that these outputs do not depend on are left out. Raises ExportError for an operator
+    Inputs that these outputs do not depend on are left out, but for those that alone have an axis
+    of a least size. Raises ExportError for an operator
     without a lowering.
     """
     return lowered(trace, outputs, name=name).model
@@ -100,7 +101,7 @@ def lowered(trace: Trace, outputs: Sequence[str], *, name: str) -> Lowered:
     several = any(several_threads_pay(each.graph.graph.nodes) for each in recordings)
     graph = Graph(several_threads=several)
     ways = [_way(each, number, graph, outputs) for number, each in enumerate(recordings)]
-    trace.check_axes()
+    least = trace.check_axes()
     tree = tree_of(ways) if trace.others else 0
     if isinstance(tree, int):
         way = ways[tree]
@@ -118,6 +119,10 @@ def lowered(trace: Trace, outputs: Sequence[str], *, name: str) -> Lowered:
     }
     model = graph.model(name, [], [infos[output] for output in outputs], metadata={})
     used = used_names(model.graph.node)
+    known = {axis for key in used & set(candidates) for axis in trace.inputs[key].shape}
+    for axis in set(least) - known:
+        # The code asked for its length: taken, so that a device can tell that it is long enough.
+        used.add(next(key for key, spec in trace.inputs.items() if axis in spec.shape))
     model.graph.input.extend(info for key, info in candidates.items() if key in used)
     return Lowered(model, said(tree))
 

@@ -109,6 +109,8 @@ def _rebuilt(
         result.graph.ClearField(field)
     result.graph.node.extend(live)
     result.graph.output.extend(outputs)
+    # What no node takes is there for its length.
+    used |= {each.name for each in model.graph.input} - used_names(model.graph.node)
     given = (*model.graph.input, *inputs)
     result.graph.input.extend(each for each in given if each.name in used)
     held = (*model.graph.initializer, *constants)

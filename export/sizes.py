@@ -14,6 +14,8 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanFunction
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import maybe_get_fake_mode
 from torch.fx.experimental.symbolic_shapes import (
@@ -40,15 +42,24 @@ class Question:
     line: str
 
 
+@dataclass
+class Selections:
+    """Whether selections are taken not to be empty; whether the author's code asks if one is."""
+
+    never_empty: bool = False
+    asked: bool = False
+
+
 class Sizes(ShapeEnv):
     """Sizes of axes, and those that data decide: how many true places a mask has.
 
     torch's own questions about such a number (a reduction asks whether it is empty, a product
     whether an axis is 1) are answered as those about a named axis: as of any length.
 
-    Where code raises by a bound on a size, the size is taken to be within it; where a model asks
-    whether a number that data decide is 0, it is taken not to be. ``needed`` notes what has to be
-    at least 0 for that: a step in which it is not has to be refused.
+    Where code raises by a bound on a size, the size is taken to be within it; where torch asks
+    whether a number that data decide is 0, it is taken not to be, and so where the author's code
+    does and ``selections`` are never empty. ``needed`` notes what has to be at least 0 for that: a
+    step in which it is not has to be refused.
 
     Where the author's code branches on data otherwise, ``answers`` are given, in order, and then
     yes; ``questions`` has them all. Two recordings of one step have the same symbols up to the
@@ -58,10 +69,16 @@ class Sizes(ShapeEnv):
     for at 1 the answer may be another.
     """
 
-    def __init__(self, origins: Origins, answers: Sequence[bool] = ()) -> None:
+    def __init__(
+        self,
+        origins: Origins,
+        answers: Sequence[bool] = (),
+        selections: Selections | None = None,
+    ) -> None:
         super().__init__()
         self.questions: list[Question] = []
         self._given = answers
+        self._selections = selections or Selections()
         self.needed: dict[sympy.Expr, None] = {}
         self._origins = origins
         self._answers: dict[tuple[CodeType, int], bool | None] = {}
@@ -127,8 +144,9 @@ class Sizes(ShapeEnv):
             if answer is None and _asking().f_code.co_filename.startswith((_TORCH, _OURS)):
                 answer = self._whatever_the_size(orig_expr) if whole else None
             elif answer is None:
-                answer = self._if_not_empty(orig_expr) if whole else None
-                if answer is None and self.instead is _OF_BRANCHES:
+                branches = self.instead is _OF_BRANCHES and _is_of_truth(orig_expr)
+                answer = self._if_not_empty(orig_expr, branches) if whole else None
+                if answer is None and branches:
                     answer = self._of_this_way(orig_expr)
             if answer not in (sympy.true, sympy.false):
                 raise
@@ -154,20 +172,24 @@ class Sizes(ShapeEnv):
         read = sorted(
             question.free_symbols - self.size_like - self.backed_var_to_val.keys(), key=str
         )
-        few = [dict(zip(read, each, strict=True)) for each in product((0, 1), repeat=len(read))]
+        ends = product((sympy.S.Zero, sympy.S.One), repeat=len(read))
+        few = [dict(zip(read, each, strict=True)) for each in ends]
         answers = {_at(question.xreplace(known), probe) for known in (*few, {}) for probe in PROBES}
         if len(answers) > 1:
             return None
         self.needed.update(dict.fromkeys(read))
         return answers.pop()
 
-    def _if_not_empty(self, question: sympy.Basic) -> sympy.Basic | None:
+    def _if_not_empty(self, question: sympy.Basic, branches: bool) -> sympy.Basic | None:
         decided = question.free_symbols & self.size_like
         if not question.free_symbols <= decided | self.backed_var_to_val.keys():
             return None
         ones = {size: 1 + sympy.Dummy(integer=True, nonnegative=True) for size in decided}
         answer = sympy.simplify(question.xreplace(ones))
         if answer not in (sympy.true, sympy.false):
+            return None
+        self._selections.asked = True
+        if branches and not self._selections.never_empty:
             return None
         self.needed.update(dict.fromkeys(size - 1 for size in sorted(decided, key=str)))
         return answer
@@ -319,6 +341,11 @@ def _is_condition(question: sympy.Basic) -> bool:
     return of_multiples or isinstance(question, _BOUNDS)
 
 
+def _is_of_truth(question: sympy.Basic) -> bool:
+    """Whether it is a condition, and not which number something is."""
+    return isinstance(question, (Relational, BooleanFunction))
+
+
 def _is_of_whole_numbers(question: sympy.Basic) -> bool:
     return all(symbol.is_integer for symbol in question.free_symbols)
 
@@ -369,7 +396,7 @@ def _instead(asking: FrameType) -> str:
     line = before[-1].positions and before[-1].positions.lineno
     names = {each.argval for each in before if each.positions and each.positions.lineno == line}
     of_truth = "JUMP" in what or what in ("UNARY_NOT", "TO_BOOL", "CONTAINS_OP")
-    if of_truth or ("CALL" in what and "bool" in names):
+    if of_truth or ("CALL" in what and not _BY_TRUTH.isdisjoint(names)):
         return _OF_BRANCHES
     if "SUBSCR" in what:
         return "torch.stack(items)[number] of a tensor, where a list has Python's numbers only"
@@ -381,6 +408,8 @@ def _instead(asking: FrameType) -> str:
     return _OF_SIZES
 
 
+# What asks the truth of what it is given.
+_BY_TRUTH = {"bool", "any", "all", "max", "min", "sorted"}
 _OF_BRANCHES = (
     "torch.where(condition, one, other) or a product with a mask, which compute both ways; what "
     "only logs or counts belongs outside the step (a condition one way of which raises may stay)"

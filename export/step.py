@@ -250,12 +250,16 @@ def optimizer_tensors(problem: Problem) -> list[OptimizerTensor]:
 
 
 def train_step(
-    problem: Problem, inputs: Mapping[str, Tensor], rewrites: Rewrites
+    problem: Problem,
+    inputs: Mapping[str, Tensor],
+    rewrites: Rewrites,
+    trained: set[str] | None = None,
 ) -> dict[str, Tensor]:
     """One step: named inputs (see docs/architecture.md) to named outputs.
 
     Also returns, for verification, each parameter slot's gradient as ``gradient.<slot>``, and as
     ``written.<slot>`` what the optimizer starts from where the loss writes into parameters.
+    ``trained`` gets the names of the parameters that this way of the step has a gradient for.
     """
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
@@ -274,8 +278,10 @@ def train_step(
     problem.model.train()
     with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
         result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
-        losses, outputs = _split_loss(problem, result)
+        losses, outputs = _split_loss(problem, _in_this_way(result, questions_of(step)))
         gradients, reached = _differentiate(problem, losses, leaves, watched)
+    if trained is not None:
+        trained |= reached
     kept = {member.name for slot in problem.slots if slot.kept for member in slot.members}
     changed = {name for name in kept if _changed(buffers[name], left.get(name))}
     questions = questions_of(step)
@@ -297,10 +303,18 @@ def train_step(
         direction = _direction(problem, inputs, losses, gradients)
         found = _finish(problem, inputs, direction, outputs, buffers)
     without = set(leaves) - reached
-    if questions and without and not _passes_over(problem):
+    if questions and without and not (reached and _passes_over(problem)):
         _say_refused(questions, without)
         found["guard"] = torch.full_like(found["guard"], torch.nan)
     return {**found, **{f"written.{name}": value for name, value in written.items()}}
+
+
+def _in_this_way(result: Result, questions: Sequence[Question]) -> Result:
+    """A loss that is a number in this way of a step: a tensor that depends on no parameter."""
+    loss, outputs = result if isinstance(result, tuple) else (result, {})
+    if questions and isinstance(loss, (int, float)):
+        return torch.scalar_tensor(loss), outputs
+    return result
 
 
 def _written(problem: Problem, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -366,7 +380,11 @@ def _differentiate(
     """The packed gradients of each loss; the names of leaves, and others, that have one."""
     gradients: dict[str, list[Tensor]] = {}
     reached: set[str] = set()
+    zeros = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     for name, loss in losses.items():
+        if not loss.requires_grad and questions_of(loss):
+            gradients[name] = [slot.pack(zeros) for slot in problem.parameter_slots]
+            continue
         if not loss.requires_grad:
             which = "the loss" if len(losses) == 1 else f"the loss {name!r}"
             raise ExportError(f"{which} does not depend on any parameter")
@@ -376,7 +394,7 @@ def _differentiate(
         )
         reached |= {n for n, gradient in zip(every, found, strict=True) if gradient is not None}
         named = {
-            leaf_name: torch.zeros_like(leaf) if gradient is None else gradient
+            leaf_name: zeros[leaf_name] if gradient is None else gradient
             for (leaf_name, leaf), gradient in zip(leaves.items(), found, strict=False)
         }
         gradients[name] = [slot.pack(named) for slot in problem.parameter_slots]

@@ -33,7 +33,7 @@ from export.rewrites import Replacement
 from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.patch import patched
 from export.rewrites.sparse import is_sparse
-from export.sizes import MOST_WAYS, Sizes, renamed, symbols_in, too_many_ways
+from export.sizes import MOST_WAYS, Selections, Sizes, renamed, symbols_in, too_many_ways
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -115,16 +115,34 @@ def record(
     """Trace ``function`` on fake tensors; no arithmetic is done and no memory is taken.
 
     Where the author's code branches on data, it is traced once for each combination of answers.
+    Where that cannot be done, whether a selection is empty is no such question: it is taken not to
+    be, and a step in which it is will be refused.
     Raises ExportError where the function does something else that depends on data. Call
     ``check_axes`` when all is lowered: it finds assumptions on the size of a dynamic axis.
     """
+    selections = Selections()
+    try:
+        return _in_all_ways(function, inputs, axes, model, selections)
+    except ExportError:
+        if not selections.asked:
+            raise
+    return _in_all_ways(function, inputs, axes, model, Selections(never_empty=True))
+
+
+def _in_all_ways(
+    function: NamedFunction,
+    inputs: Mapping[str, Spec],
+    axes: Axes,
+    model: nn.Module,
+    selections: Selections,
+) -> Trace:
     files: list[File] = []
 
     def recorded(answers: Sequence[bool]) -> Trace:
         while True:
             try:
                 with left_as_it_was(model), read_in(files):
-                    return _recorded(function, inputs, axes, model, answers)
+                    return _recorded(function, inputs, axes, model, answers, selections)
             except ReadInFile as asked:
                 files.append(asked.file)
 
@@ -170,9 +188,10 @@ def _recorded(
     axes: Axes,
     model: nn.Module,
     answers: Sequence[bool],
+    selections: Selections,
 ) -> Trace:
     origins = Origins()
-    env = Sizes(origins, answers)
+    env = Sizes(origins, answers, selections)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}

@@ -61,7 +61,8 @@ class _Twin:
         step = subject.step()
         self._arithmetic = in_double if double else nullcontext
         self._loss = step.loss
-        self.model = step.model.double() if double else step.model
+        # As exported: what is kept in 16 bits is in 32.
+        self.model = step.model.double() if double else step.model.float()
         self._batch = {
             name: t.double() if double and t.is_floating_point() else t
             for name, t in step.batch.items()
@@ -147,11 +148,10 @@ def _moved(state: Arrays, loss: float, after: Arrays) -> dict[str, np.ndarray]:
     moved = {"loss": np.array(loss, dtype=np.float64)}
     for name, before in state.items():
         if name in after:
-            # Where a mask is infinite, and stays so, it did not move.
-            same = after[name] == before
-            with np.errstate(invalid="ignore"):
-                gap = after[name].astype(np.float64) - before.astype(np.float64)
-            moved[name] = np.where(same, 0.0, gap)
+            # From what is infinite (a mask, a range that nothing was seen of) there is no way.
+            start = np.where(np.isfinite(before), before, 0).astype(np.float64)
+            end = np.where(after[name] == before, start, after[name])
+            moved[name] = end - start
     return moved
 
 

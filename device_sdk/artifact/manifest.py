@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -297,6 +297,17 @@ class Manifest:
     def least_sizes(self) -> Mapping[str, int]:
         """The least sizes of those axes that need one above 1."""
         return {name: axis.least for name, axis in self.axes.items() if axis.least > 1}
+
+    def rows(self, entries: Collection[str]) -> tuple[int, bool]:
+        """The fewest rows of a batch whose entries of these names are cut along their first axis.
+
+        And whether no other number will do.
+        """
+        ports = (port for graph in self.graphs.values() for port in graph.select("batch"))
+        first = {port.shape[0] for port in ports if port.of in entries and port.shape}
+        sizes = [n for n in first if isinstance(n, int)]
+        least = max([1, *sizes, *(self.axes[n].least for n in first if isinstance(n, str))])
+        return least, bool(sizes)
 
     def members(self) -> Iterator[tuple[StateTensor, Member]]:
         """Every parameter and buffer with the state tensor that holds it, in order."""

@@ -80,19 +80,22 @@ def unchanged_on_error(trainer: Trainer) -> Iterator[None]:
 
 
 def epoch_batches(
-    samples: Samples, batch_size: int, epochs: int, rng: np.random.Generator
+    samples: Samples, batch_size: int, epochs: int, rng: np.random.Generator, least: int = 1
 ) -> Iterator[Batch]:
     """Minibatches of ``epochs`` passes, each in a fresh order; a pass's last one may be shorter.
 
-    Nothing where there are no samples. Raises ValueError for a batch size below 1 or epochs below
-    0.
+    Where fewer than ``least`` samples remain (``Manifest.rows``), the pass leaves them out;
+    other passes have others. Nothing where there are no samples. Raises ValueError for a batch
+    size below 1 or epochs below 0.
     """
     _require_counts(batch_size, epochs)
     count = _length(samples)
     for _ in range(epochs):
         order = rng.permutation(count)
         for start in range(0, count, batch_size):
-            yield _rows(samples, order[start : start + batch_size])
+            rows = order[start : start + batch_size]
+            if start == 0 or len(rows) >= least:
+                yield _rows(samples, rows)
 
 
 class SampleStream:
@@ -153,7 +156,8 @@ def train_epochs(
     undone then.
     """
     steps, seen, total = 0, 0, 0.0
-    for batch in epoch_batches(samples, batch_size, epochs, rng):
+    least, _ = trainer.artifact.rows(samples.keys())
+    for batch in epoch_batches(samples, batch_size, epochs, rng, least):
         rows = _length(batch)
         if extra is not None:
             batch.update(extra)
@@ -178,16 +182,18 @@ def predict_all(
     count = _length(samples)
     if count == 0:
         raise ValueError("no samples to predict")
+    least, _ = trainer.artifact.rows(samples.keys())
     parts = []
     for start in range(0, count, batch_size):
-        rows = np.arange(start, min(start + batch_size, count))
-        found = trainer.predict(_rows(samples, rows))
+        end = min(start + batch_size, count)
+        begin = max(0, min(start, end - least))  # with rows of before where too few remain
+        found = trainer.predict(_rows(samples, np.arange(begin, end)))
         if output not in found:
             raise LearnerError(
                 f"the artifact predicts {', '.join(sorted(found))}, but {output!r} is needed: "
                 "export it with a predict= that returns it"
             )
-        parts.append(found[output])
+        parts.append(found[output][start - begin :])
     return np.concatenate(parts)
 
 

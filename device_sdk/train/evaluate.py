@@ -101,12 +101,18 @@ class RoundEvaluation:
         _log.info("evaluation: %s", why)
 
     def stage(
-        self, stage: Stage, count: int, metrics: Sequence[str], measure: Measure, batch: int = 0
+        self,
+        stage: Stage,
+        count: int,
+        metrics: Sequence[str],
+        measure: Measure,
+        least: int = 1,
+        most: int = _MOST_ROWS,
     ) -> None:
         """Evaluate one stage on ``count`` held-out rows, or on as many as time allows.
 
-        ``batch``: how many rows ``measure`` takes, where it takes no other number; what is left of
-        ``count`` is then left out. Both stages go through the rows in the same order, drawn once.
+        ``least``, ``most``: how many rows ``measure`` takes at a time; where fewer are left of
+        ``count``, they are left out. Both stages go through the rows in the same order, drawn once.
         Raises nothing: what goes wrong is noted, and the stage left out.
         """
         if not metrics:
@@ -115,8 +121,8 @@ class RoundEvaluation:
         self.stages = max(1, self.stages - 1)
         start = self.clock.now()
         try:
-            self._require(count, budget, batch)
-            self._results += self._measured(stage, count, metrics, measure, budget, batch)
+            self._require(count, budget, least)
+            self._results += self._measured(stage, count, metrics, measure, budget, (least, most))
         except Unmeasured as why:
             self.miss(why)
         except NotFinite as error:
@@ -129,7 +135,7 @@ class RoundEvaluation:
             self.miss(Unmeasured("failed", f"{stage}: {type(error).__name__}: {error}"))
         self._spent += self.clock.now() - start
 
-    def _require(self, count: int, budget: float, batch: int) -> None:
+    def _require(self, count: int, budget: float, least: int) -> None:
         if count == 0:
             raise Unmeasured(
                 "no-test-data",
@@ -141,10 +147,10 @@ class RoundEvaluation:
                 "too-few-samples",
                 f"{count} samples are held back; the task takes {self.terms.least_samples} or more",
             )
-        if count < batch:
+        if count < least:
             raise Unmeasured(
                 "too-few-samples",
-                f"{count} samples are held back, and the artifact takes batches of {batch}: hold "
+                f"{count} samples are held back, and the artifact takes batches of {least}: hold "
                 "back more, or export it with a batch axis of any length (dynamic=)",
             )
         if budget <= 0:
@@ -157,13 +163,14 @@ class RoundEvaluation:
         metrics: Sequence[str],
         measure: Measure,
         budget: float,
-        batch: int,
+        at_once: tuple[int, int],
     ) -> list[Evaluation]:
         if self._order is None or len(self._order) != count:
             self._order = self.rng.permutation(count)
         totals = {name: np.zeros(METRICS[name].size) for name in metrics}
-        done, size, spent = 0, batch or _FIRST_ROWS, 0.0
-        while done + (batch or 1) <= count and size > 0:
+        least, most = at_once
+        done, size, spent = 0, min(max(_FIRST_ROWS, least), most), 0.0
+        while done + least <= count and size >= least:
             rows = self._order[done : done + size]
             start = self.clock.now()
             for name, statistics in measure(rows).items():
@@ -172,9 +179,7 @@ class RoundEvaluation:
             done += len(rows)
             # As many more as the pace so far leaves time for.
             left = math.inf if spent <= 0 else (budget - spent) * done / spent
-            size = int(min(2 * size, _MOST_ROWS, max(0.0, left)))
-            if batch:
-                size = batch if left >= batch else 0
+            size = int(min(2 * size, most, max(0.0, left)))
         return [Evaluation(stage, name, total) for name, total in totals.items()]
 
 
@@ -204,14 +209,7 @@ class ModelEvaluation:
     def __init__(self, evaluation: RoundEvaluation, manifest: Manifest, test: Samples) -> None:
         declared = ", ".join(manifest.metrics) or "none"
         self._evaluation, self._test = evaluation, test
-        lengths = (
-            port.shape[0]
-            for name in ("evaluate", "infer")
-            if name in manifest.graphs
-            for port in manifest.graphs[name].select("batch")
-            if port.shape
-        )
-        self._batch = max((each for each in lengths if isinstance(each, int)), default=0)
+        self._least, self._fixed = manifest.rows(test.keys())
         self._metrics = _known(
             evaluation,
             lambda name: (
@@ -232,7 +230,8 @@ class ModelEvaluation:
             }
 
         count = len(next(iter(self._test.values()))) if self._test else 0
-        self._evaluation.stage(stage, count, self._metrics, measure, self._batch)
+        most = self._least if self._fixed else max(_MOST_ROWS, self._least)
+        self._evaluation.stage(stage, count, self._metrics, measure, self._least, most)
 
 
 def _statistics(

@@ -255,6 +255,8 @@ def _diagonal_scatter(
 ) -> Tensor:
     """``a`` with ``source`` on its diagonal, by a mask of the two axes."""
     sizes = a.shape
+    if source.shape[-1] == 0:
+        return a.clone()
     first, second = dim1 % len(sizes), dim2 % len(sizes)
     rest = [axis for axis in range(len(sizes)) if axis not in (first, second)]
     rows, columns = torch.arange(sizes[first]).unsqueeze(1), torch.arange(sizes[second])

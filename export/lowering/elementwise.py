@@ -552,7 +552,9 @@ def identity(g: Graph, out: Any, a: Value, *, memory_format: Any = None) -> str:
 
 
 @lowers(aten.copy.default)
-def copy(g: Graph, out: Any, a: Value, source: Value, non_blocking: bool = False) -> str:
+def copy(g: Graph, out: Any, a: Value, source: Operand, non_blocking: bool = False) -> str:
+    if not isinstance(source, Value):
+        return g.full(out.shape, source, out.dtype)
     name = g.cast(source, out.dtype)
     if full_shape(source, tuple(out.shape)):
         return name

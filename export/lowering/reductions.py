@@ -257,12 +257,14 @@ def cumsum(g: Graph, out: Any, a: Value, dim: int, *, dtype: torch.dtype | None 
     return g.op("CumSum", g.cast(a, out.dtype), axis)
 
 
-def _softmax(op_type: str) -> Any:
+def _softmax(op_type: str, of_number: float) -> Any:
     def lower(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
+        if a.rank == 0:
+            return g.scalar(of_number, out.dtype)
         return g.op(op_type, g.cast(a, out.dtype), axis=dim)
 
     return lower
 
 
-lowers(aten._softmax.default)(_softmax("Softmax"))
-lowers(aten._log_softmax.default)(_softmax("LogSoftmax"))
+lowers(aten._softmax.default)(_softmax("Softmax", 1))
+lowers(aten._log_softmax.default)(_softmax("LogSoftmax", 0))

@@ -102,8 +102,8 @@ class Sparse:
         return self._own
 
     def is_constant(self) -> bool:
-        """Whether it is the model's own, of values that are known."""
-        return not any(map(is_fake, (self.elements, *self.places)))
+        """Whether it is the model's own, of values that are known and have no gradient."""
+        return not (self.requires_grad or any(map(is_fake, (self.elements, *self.places))))
 
     def _asked_for(self) -> Sparse:
         """Itself, with its elements as torch has them."""

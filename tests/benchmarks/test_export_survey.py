@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import export
 from benchmarks.export_survey import survey
 from benchmarks.export_survey.__main__ import main
-from benchmarks.export_survey.compare import compared
+from benchmarks.export_survey.compare import _moved, compared
 from benchmarks.export_survey.optimizers import OPTIMIZERS
 from benchmarks.export_survey.steps import subjects
 from benchmarks.export_survey.subject import Kind, Subject, TrainStep
@@ -44,6 +45,12 @@ def test_one_model_beside_torch_and_another_checkout(
 
     monkeypatch.setattr("benchmarks.export_survey.__main__.measure", None)
     assert main([*asked, *stored]) == 0, "what is stored is not measured again"
+
+
+def test_what_begins_or_stays_infinite_is_compared() -> None:
+    before = {"range": np.array([np.inf, np.inf, 1.0], np.float32)}
+    after = {"range": np.array([3.0, np.inf, 1.5], np.float32)}
+    assert _moved(before, 0.0, after)["range"].tolist() == [3.0, 0.0, 0.5]
 
 
 def test_a_sparse_buffer_is_no_state_to_compare(tmp_path: Path) -> None:

@@ -62,8 +62,14 @@ def _asked_again(x: Tensor) -> Tensor:
     return y * 3 if chosen.sum() == 0 else y
 
 
+def _largest(x: Tensor) -> Tensor:
+    """Python's own choose by the truth of a comparison."""
+    return max(x.mean().exp(), x.std(0).max()) * min(x.sum(), x[0, 0]) * x
+
+
 @pytest.mark.parametrize(
-    ("function", "branches"), [(_written, 1), (_in_turn, 5), (_asked_again, 1)]
+    ("function", "branches"),
+    [(_written, 1), (_in_turn, 5), (_asked_again, 1), (_largest, 3)],
 )
 def test_each_way_is_as_in_torch(function: Callable[[Tensor], Tensor], branches: int) -> None:
     model = assert_as_torch(function, _batch, sizes=range(1, 7))
@@ -282,3 +288,46 @@ def test_more_ways_than_can_be_recorded_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(export.ExportError, match=r"more than 16 ways.*at test_branches.py:\d+: "):
         _export(nn.Linear(4, 2), loss, torch.randn(3, 4), tmp_path / "loop", verify=False)
+
+
+class Experts(nn.Module):
+    """One that no row of the batch chooses is passed by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(4, 2)
+        self.experts = nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+
+    def loss(self, x: Tensor) -> Tensor:
+        weight, choice = self.gate(x).softmax(1).max(1)
+        found = torch.zeros(x.shape[0], 2)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(choice == number)[0]
+            if rows.numel() == 0:
+                continue
+            found.index_add_(0, rows, expert(x[rows]) * weight[rows, None])
+        return found.exp().mean()
+
+
+def test_selections_that_may_be_empty(tmp_path: Path) -> None:
+    """All are not at once: the way of that has no gradient, and is refused."""
+    model, x = Experts(), torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    chosen = model.gate(x).argmax(1)
+    assert 0 < chosen.sum() < len(x)
+    with pytest.warns(UserWarning, match="6 parameters .* have no gradient"):
+        _export(model, Experts.loss, x, tmp_path / "experts", verify=False)
+    trainer = Trainer(tmp_path / "experts", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in (0, 1):
+        rows = x[chosen == number][:1].repeat(len(x), 1)
+        for each in (rows, x):
+            _assert_trained(model, Experts.loss, optimizer, trainer, each)
+
+
+def test_a_loss_of_no_gradient_in_any_way_is_refused(tmp_path: Path) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Any:
+        return model(x).detach().mean() if x.sum() > 0 else 0.0
+
+    with pytest.raises(export.ExportError, match="does not depend on any parameter"):
+        _export(nn.Linear(4, 2), loss, torch.ones(3, 4), tmp_path / "none", verify=False)

@@ -41,6 +41,7 @@ ORDERED: dict[str, Callable[[Tensor], Any]] = {
         + torch.searchsorted(torch.arange(-2.0, 3.0), x.round(), side="left", out_int32=True) * x
     ),
     "searchsorted, one": lambda x: torch.searchsorted(torch.arange(-2.0, 3.0), 0.5) * x,
+    "softmax of a number": lambda x: x + x.sum().softmax(0) * x.sum() + x.mean().log_softmax(-1),
     "cumprod of float32": lambda x: x.relu().cumprod(1) + (x + 3).cumprod(0),
 }
 

@@ -166,6 +166,26 @@ def test_verification_finds_the_least_size(tmp_path: Path) -> None:
         trainer.step({"x": np.ones((1, 3), np.float32)})
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_an_entry_of_which_only_the_length_is_asked_is_checked(
+    tmp_path: Path, verify: bool
+) -> None:
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        h = model(batch["x"])
+        return h.pow(2).mean() if batch["mask"].shape[0] < 2 else h.abs().mean()
+
+    model = nn.Linear(3, 2)
+    export.train_step(
+        model, loss, {"x": torch.randn(5, 3), "mask": torch.zeros(7)}, optimizer=export.Sgd(lr=0.1),
+        dynamic={"mask": {0: "n"}}, directory=tmp_path, verify=verify,
+    )  # fmt: skip
+    trainer = Trainer(tmp_path)
+    x = np.ones((5, 3), np.float32)
+    trainer.step({"x": x, "mask": np.zeros(2, np.float32)})
+    with pytest.raises(BatchError, match="axis 'n' must be at least 2"):
+        trainer.step({"x": x, "mask": np.zeros(1, np.float32)})
+
+
 def test_an_example_below_the_least_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(export.ExportError, match=r"axis .rows. is 5 .* needs at least 6"):
         _exported(lambda m, b: m(b["x"])[-6:].reshape(-1, 12).pow(2).mean(), tmp_path / "artifact")

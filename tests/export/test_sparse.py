@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import export
+from device_sdk import Trainer
 from export.errors import ExportError
 from tests.export.recorded import assert_as_torch, recorded
 
@@ -167,3 +171,20 @@ class _Recommender(nn.Module):
 
 def test_a_step_with_dropped_edges(assert_parity: Any) -> None:
     assert_parity(_Recommender(), {"users": torch.tensor([0, 2, 2, 1])})
+
+
+def test_values_that_only_a_sparse_product_uses_are_trained(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"weights": torch.ones(2), "rows": torch.ones(3, 2)})
+    edges = torch.tensor([[0, 2], [1, 2]])
+    export.train_step(
+        model,
+        lambda m, b: (torch.sparse_coo_tensor(b["edges"], m["weights"], (3, 3)) @ m["rows"]).sum(),
+        {"edges": edges},
+        optimizer=export.Sgd(0.1),
+        dynamic={},
+        directory=tmp_path / "edges",
+        verify=False,
+    )
+    trainer = Trainer(tmp_path / "edges")
+    trainer.step({"edges": edges.numpy()})
+    np.testing.assert_allclose(trainer.parameters["weights"], [0.8, 0.8], rtol=1e-6)

@@ -7,6 +7,8 @@ import torch
 
 from export.lowering import registry
 from tests.fuzz.train_steps.beside import shrunk, tried, tried_by_parts
+from tests.fuzz.train_steps.defects import ONCE, OTHERS
+from tests.fuzz.train_steps.power import ROOT, planted
 from tests.fuzz.train_steps.programs import Held, Program, draw_program
 
 
@@ -33,3 +35,9 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
     assert outcome.kind == "wrong"
     least, _ = shrunk(program, outcome)
     assert least.lines == (("v2", "v2 = p0.cos()"),)
+
+
+def test_the_defects_that_power_is_measured_by_can_be_planted() -> None:
+    """A change of the code that one of them stands in has to change it as well."""
+    for defect in (*ONCE, *OTHERS):
+        compile(planted(defect, ROOT), defect.file, "exec")

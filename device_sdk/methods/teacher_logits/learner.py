@@ -170,7 +170,9 @@ class TeacherLogitsLearner(Learner):
         sums = np.zeros((training.classes, training.classes))
         counts = np.zeros(training.classes, dtype=np.int64)
         steps, seen, total = 0, 0, 0.0
-        for batch in epoch_batches(samples, training.batch_size, training.epochs, self._rng):
+        least, _ = trainer.artifact.rows(samples.keys())
+        size, epochs = training.batch_size, training.epochs
+        for batch in epoch_batches(samples, size, epochs, self._rng, least):
             rows = len(batch[_LABEL])
             batch.update(extra)
             total += trainer.step(batch, hyper=hyper) * rows

@@ -72,6 +72,23 @@ def test_training_reports_steps_samples_and_the_mean_loss(trainer: device_sdk.Tr
     assert (report + report).samples == 60
 
 
+def test_what_is_too_few_for_a_batch_is_left_to_other_passes(tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "two", least=2)
+    trainer = device_sdk.Trainer(tmp_path / "two", providers="cpu")
+    data = samples(9)
+    report = train_epochs(
+        trainer, data, batch_size=4, epochs=3, rng=np.random.default_rng(0), hyper={"lr": 0.0}
+    )
+    assert (report.steps, report.samples) == (6, 24)
+    rows = {"row": np.arange(9)}
+    drawn = epoch_batches(rows, 4, 20, np.random.default_rng(0), least=2)
+    assert set(np.concatenate([batch["row"] for batch in drawn])) == set(range(9))
+    whole = predict_all(trainer, data, "prediction")
+    np.testing.assert_array_equal(predict_all(trainer, data, "prediction", batch_size=4), whole)
+    with pytest.raises(device_sdk.BatchError, match="'batch' must be at least 2"):
+        train_epochs(trainer, samples(1), batch_size=4, epochs=1, rng=np.random.default_rng(0))
+
+
 def test_most_steps_ends_early(trainer: device_sdk.Trainer) -> None:
     rng = np.random.default_rng(0)
     report = train_epochs(trainer, samples(10), batch_size=2, epochs=9, most_steps=7, rng=rng)

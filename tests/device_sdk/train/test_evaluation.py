@@ -281,6 +281,24 @@ def test_who_is_not_asked_does_not_evaluate(make: Make, artifact: LocalArtifact)
     assert 2 <= sum(asked) <= 10
 
 
+def test_an_artifact_that_needs_two_rows_is_given_no_single_one(make: Make, tmp_path: Path) -> None:
+    linear_artifact(tmp_path / "two", "rmse", least=2)
+    digest = hashlib.sha256((tmp_path / "two" / MANIFEST_FILE).read_bytes()).digest()
+    work = job(LocalArtifact(digest, "linear", tmp_path / "two"), EvaluationTerms(("rmse",)))
+
+    def rows(count: int) -> dict[str, NDArray[Any]]:
+        return {
+            "x": np.ones((count, LINEAR_FEATURES), np.float32),
+            "y": np.ones((count, LINEAR_TARGETS), np.float32),
+        }
+
+    found = make(LocalData(rows(9), test=rows(17))).train(work).evaluation
+    assert found is not None and found.reason == ""
+    assert METRICS["rmse"].weight(total([found], "global", "rmse")) == 16
+    short = make(LocalData(rows(9), test=rows(1))).train(work).evaluation
+    assert short is not None and short.reason == "too-few-samples"
+
+
 @pytest.mark.parametrize(
     ("data", "terms", "reason", "said"),
     [

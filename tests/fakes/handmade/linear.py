@@ -205,8 +205,12 @@ def gated_manifest() -> Manifest:
     )
 
 
-def linear_artifact(folder: Path, *metrics: str) -> Manifest:
-    """Write the linear artifact; it names these metrics, of the prediction and y."""
+def linear_artifact(folder: Path, *metrics: str, least: int = 1) -> Manifest:
+    """Write the linear artifact; it names these metrics, of the prediction and y.
+
+    ``least``: how many rows a batch must have.
+    """
     manifest, files = linear_parts()
-    source = MetricSource("prediction", "y")
-    return write_artifact(folder, replace(manifest, metrics=dict.fromkeys(metrics, source)), files)
+    axes = {"batch": replace(manifest.axes["batch"], least=least)}
+    named = dict.fromkeys(metrics, MetricSource("prediction", "y"))
+    return write_artifact(folder, replace(manifest, axes=axes, metrics=named), files)

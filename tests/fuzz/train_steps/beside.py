@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import onnx
 import torch
 from torch import Tensor
 
@@ -40,6 +41,8 @@ SHAKES = 6
 ROUNDING = 3e-7
 LEAST_GRADIENT = 1e-5
 """What is smaller may be rounding only, of which an adaptive optimizer makes a whole step."""
+INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError)
+"""What lies behind a refusal for which no program is to blame: the exporter's node is invalid."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -49,7 +52,8 @@ class Outcome:
     """How a program went, why, and the line of it that was refused.
 
     kind: "right"; "refused" (ExportError); "discarded" (torch fails, or says nothing); "wrong";
-    "crashed" (another error of the exporter, or any of the device at the example's sizes).
+    "crashed" (another error of the exporter, an invalid graph, or any error of the device at the
+    example's sizes).
     """
 
     kind: str
@@ -153,22 +157,36 @@ def _settled(program: Program, state: Arrays, batch: Mapping[str, Tensor], numbe
         raise _Discarded("ill-conditioned")
 
 
-def _exported(program: Program, folder: Path) -> Outcome:
+def refused_by_verification(program: Program) -> bool:
+    """Whether the exporter by itself finds that a program does not train as torch's."""
+    with warnings.catch_warnings(), TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        try:
+            _export(program, Path(folder) / "artifact", verify=True)
+        except Exception:
+            return True
+        return False
+
+
+def _export(program: Program, folder: Path, verify: bool) -> None:
     model = program.model()
+    export.train_step(
+        model,
+        lambda model, batch: model(batch),
+        program.batch(program.free),
+        optimizer=OPTIMIZERS[program.optimizer](model.parameters()),
+        dynamic=program.dynamic,
+        directory=folder,
+        verify=verify,
+    )
+
+
+def _exported(program: Program, folder: Path) -> Outcome:
     try:
-        export.train_step(
-            model,
-            lambda model, batch: model(batch),
-            program.batch(program.free),
-            optimizer=OPTIMIZERS[program.optimizer](model.parameters()),
-            dynamic=program.dynamic,
-            directory=folder,
-            verify=False,
-        )
+        _export(program, folder, verify=False)
     except export.ExportError as error:
-        return Outcome(
-            "refused", f"{_general(error.what)} {error.operator}", str(error), error.line
-        )
+        kind = "crashed" if isinstance(error.__cause__, INVALID) else "refused"
+        return Outcome(kind, f"{_general(error.what)} {error.operator}", str(error), error.line)
     except Exception as error:
         return Outcome("crashed", _general(repr(error)), repr(error))
     others = [

@@ -50,6 +50,7 @@ class Drawer:
             "places": self._places,
             "dim": self._dim,
             "dims": self._dims,
+            "size": lambda: self._pick([*self._free, "1", "2"]),
             "new": lambda: self._between(-len(self._shape) - 1, len(self._shape) + 1),
             "axis": lambda: str(self._axis),
             "length": lambda: self._size(self._shape[self._axis]),
@@ -198,7 +199,13 @@ ELEMENTWISE = (
     "functional.dropout({x}, 0.3, self.training)",
     "torch.nan_to_num({x} / ({same} > -99))",
     "{x} {*|+} {mask}",
-    "{x} {*|+} {int}",
+    "{x} * {int}.float() + {int}",
+    "torch.{add|sub}({x}, {like}, alpha={number})",
+    "torch.rsub({x}, {like}, alpha={number})",
+    "{x}.clamp({0.5|-0.2}, {0.1|-0.5})",
+    "{x}.masked_fill({mask}, -torch.inf).{softmax|logsumexp|amax}({dim}).nan_to_num(0, 0, 0)",
+    "{x} * {1.5 if|0.5 if not} {length} {>|==|<} {1|2|{size}} else {x}",
+    "{x} / max({length} - 1, 1)",
 )
 
 REDUCTIONS = (
@@ -224,6 +231,15 @@ REDUCTIONS = (
     "torch.bucketize({x}, torch.tensor([-0.5, 0.1, 0.9]))",
     "torch.cdist({matrix}, {matrix})",
     "torch.diff({x}, dim={dim})",
+    "{x}.{argmax|argmin}(keepdim={flag})",
+    "{x}.{sum|mean|amax}({dim}).squeeze({axis})",
+    "{many}.unsqueeze({new}).{sum|mean|amax|prod}({dim}).squeeze({axis})",
+    "{many}.flatten({dim}).{sum|mean}({-1|0})",
+    "a = {x}; out = a.{softmax|cumsum|flip}({dim}) - a.{softmax|cumsum|flip}({dim})",
+    "a = {x}; out = a.{sum|amax}({dims}, keepdim=True) * a.{mean|sum}({dims}, keepdim=True)",
+    "({x}.reshape(1, -1) * torch.linspace(0.1, 2, {4099|8192})[:, None]).{sum|mean}({0|1})",
+    "{x}.reshape(-1).expand(64, 99, -1).flatten({0|1}, {1|-1}).cos().{sum|mean}({0|-1})",
+    "({x}.reshape(-1, 1) * torch.linspace(0, 1, {200|640})).repeat(90, 1)[:160].{sum|mean}(0)",
 )
 
 VIEWS = (
@@ -266,6 +282,19 @@ VIEWS = (
     "torch.broadcast_tensors({x}, {like})[0]",
     "torch.meshgrid({vector}, {vector}, indexing='{ij|xy}')[{0|1}]",
     "torch.rot90({x}, {1|2|3}, (0, 1))",
+    "torch.cat([b.{reshape(-1)|mT.reshape(-1)} for b in {x}.{chunk|split}({1|2|3}, {dim})])",
+    "torch.cat([b.unsqueeze({0|1|-1}) for b in {vector}.chunk({2|3})], {0|1|-1})",
+    "{x}.unsqueeze({new}).{repeat|tile}(({times}, {1|2|3}))",
+    "{x}[None].expand(2, *{shape}).expand(3, 2, *{shape})",
+    "a = {x}[None]; out = a.expand(3, *{shape}) * a.cos().expand(3, *{shape})",
+    "{any}.permute({order}).transpose({dim}, {dim})",
+    "{any}.permute({order}).reshape(-1)",
+    "{x}.permute({order}).contiguous().view(-1, {1|2|3})",
+    "{cube}.permute({order}).permute({1, 2, 0|2, 0, 1|0, 2, 1})",
+    "{x}.movedim({dim}, 0)[{-{length}:|1 - {length}:|: {length} - 1|-{length}|{length} // 2:}]",
+    "{x}.narrow({dim}, {length} // 2, {length} - {length} // 2)",
+    "torch.{cat|stack}([{x}, {mask}, {same}], {dim})",
+    "functional.pad({matrix}, ({0|1|-1}, {0|1|2}, {0|1|-1}, {0|1|2}), value={number})",
 )
 
 INDEXING = (
@@ -289,6 +318,14 @@ INDEXING = (
     "functional.one_hot({int}.abs() % 3, 3)",
     "torch.tensor([0.5, -1.0, 2.0])[{int}.abs() % 3]",
     "torch.bincount({int}.reshape(-1).abs() % 4, minlength=4)",
+    "{x}.index_{copy|add}({dim}, torch.arange({length}).roll(1), {same})",
+    "{x}.index_reduce({dim}, {places}[:1], {x}.narrow({axis}, 0, 1), '{amax|mean|prod}')",
+    "{x}.scatter_reduce({dim}, {indices} // 2, {same}, '{sum|mean|amax}', include_self={flag})",
+    "{x}.gather({dim}, {indices}.narrow({axis}, 0, 1))",
+    "{matrix}[{[0, 0, -1], [0, 0, 0]|[[0], [0]], [-1, 0]|[0, -1], 0}]",
+    "{cube}[{[0, 0], :, [0, 0]|:, [0, 0], [-1, -1]|[0], :, [[0], [-1]]}]",
+    "{many}.permute({order})[..., {places}]",
+    "{many}[{many}.flatten(1).sum(1) > 0].{sum|mean|amax}()",
 )
 
 WRITES = (
@@ -314,6 +351,16 @@ WRITES = (
     "self.b0.mul_(0.9).add_({x}.detach().mean(), alpha=0.1); out = self.b0 * 1.0",
     "self.b0[{0|-1|1:}] = {x}.detach().mean(); out = self.b0.clone()",
     "self.b1 += 1; out = self.b1 * 1",
+    "out = {cube}.clone(); out[:, {[0, -1]|[-1, 0]|[0, 0]}{|, :1|, 0}] {=|*=} {number}",
+    "out = {cube}.clone(); out[:, [-1, 0]] = out[:, [0, -1]] * 2",
+    "out = {many}.clone(); out[..., [0, -1]] += {number}",
+    "out = {many}.clone(); out[out.flatten(1).sum(1) > 0] {=|*=|+=} {number}",
+    "out = {many}.clone(); out[out.movedim(-1, 0).flatten(1).sum(1) > 0] = 0.1",
+    "out = {matrix}.clone(); out.diagonal({0|1|-1}).{mul_(2.0)|copy_(0.5)|add_({number})}",
+    "out = {x}.clone(); out.index_{add|copy}_({dim}, torch.arange({length}).roll(1), {same})",
+    "out = {x}.clone(); out.scatter_({dim}, {indices}, {number})",
+    "out = {x}.clone(); out.permute({order})[{0|-1|:1}] {=|*=} {number}",
+    "out = {x}.clone(); [part.mul_(2.0) for part in out.{split|chunk}(2, {dim})[1:]]",
 )
 
 PRODUCTS = (
@@ -333,6 +380,16 @@ PRODUCTS = (
     "functional.conv2d({cube}[:, None], {cube}[:, None], padding={0|1|(1, 0)})",
     "functional.conv_transpose1d({cube}, {cube}, stride={1|2})",
     "functional.scaled_dot_product_attention({cube}, {same}, {same}, is_causal={flag})",
+    "a = {cube}; out = torch.baddbmm(a @ a.mT, a, a.mT, alpha={number}, beta={number})",
+    "a = {matrix}; out = {a.mT @ a|a @ a.mT|a.mT @ a @ a.mT}",
+    "a = {matrix}; out = torch.addmm(a @ a.mT, a, a.mT, alpha={number}, beta={number})",
+    "a = {matrix}; out = torch.{mv(a.mT, a[:, 0])|mv(a, a[0])|addmv(a[0], a.mT, a[:, 0])}",
+    "{cube}.permute({order}) @ {same}.permute({order})",
+    "functional.conv2d(({cube} + 1)[:, None], {cube}[:1, None], padding={(0, 1)|(1, 2)})",
+    "functional.conv1d({cube}, {same}.mean(0, keepdim=True).mT[..., :1], stride={1|2}, padding=1)",
+    "a = torch.stack([{cube}, {same}]); b = torch.tanh(a).mean((0, 2, 3)); "
+    "a = functional.conv2d(a, (b[:, None] - 0.5 * b)[:, :, None, None]).{relu|tanh|sin}(); "
+    "out = a.{sum|mean|amax}({1|0|3|(0, 2)|(2, 3)|(1, 2)}, keepdim={flag})",
 )
 
 LAYERS = (
@@ -350,6 +407,13 @@ LAYERS = (
     "functional.binary_cross_entropy({x}.sigmoid(), {mask}.float())",
     "functional.kl_div({x}.log_softmax(-1), {same}.softmax(-1), reduction='{batchmean|none}')",
     "functional.interpolate({cube}, scale_factor={2|0.5}, mode='{nearest|linear}')",
+    "functional.max_pool{1d|2d}({cube}.masked_fill({mask}, -torch.inf), {1|2}).nan_to_num(0, 0, 2)",
+    "functional.avg_pool1d({cube}, {2|3}, stride={1|2}, padding=1, count_include_pad={flag})",
+    "functional.avg_pool2d({cube}, {2|3}, {1|2}, {0|1}, count_include_pad={flag})",
+    "functional.{max|avg}_pool2d({cube}, ({1|2}, {1|2}), ({1|2}, {1|2}), ({0|1}, 0))",
+    "functional.batch_norm({cube}, None, None, {same}.mean((0, 2)), training=True)",
+    "functional.dropout{|1d|2d}({cube}, {0.3|0.6}, self.training)",
+    "functional.nll_loss({matrix}.log_softmax({0|1}), {same}.argmax(1), reduction='{mean|none}')",
 )
 
 OTHER_TYPES = (
@@ -365,6 +429,13 @@ OTHER_TYPES = (
     "torch.linspace(-1, 1, {x}.shape[-1]) * {x}",
     "torch.ones_like({x}).cumsum({dim}) * {same}",
     "torch.eye({2|3}) * {x}.mean()",
+    "({int} - 2) {//|%|*|/|>|<=} {2|3|-2|0.5|-1.5}",
+    "({int} - 2).{relu|abs|sign|neg|square|float}()",
+    "torch.div({int} - 2, {2|3|-2}, rounding_mode={'floor'|'trunc'|None})",
+    "({x} * 2).{trunc|floor|frac|round}() * {same}",
+    "({x}.double() {+|*|-} {same}).float()",
+    "{int}.int() {*|+} {x}",
+    "torch.where({mask}, {same}, {int})",
 )
 
 FAMILIES = {

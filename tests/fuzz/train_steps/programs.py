@@ -173,7 +173,7 @@ def draw_program(seed: int) -> Program:
     values |= {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = {**_names(), **program.free, "self": model}
     lines: dict[str, str] = {}
-    for name in (f"v{number}" for number in range(int(rng.integers(5, 22)))):
+    for name in (f"v{number}" for number in range(int(rng.integers(12, 36)))):
         for _ in range(ATTEMPTS):
             try:
                 code = Drawer(rng, values, program.free).drawn(draw_operation(rng))
@@ -196,8 +196,9 @@ def draw_program(seed: int) -> Program:
 
 def _draw_held(seed: int, rng: np.random.Generator) -> Program:
     free: dict[str, int] = {}
-    if rng.random() < 0.5:
-        free["n"] = int(rng.integers(2, 7))
+    if rng.random() < 0.3:
+        # Seldom equal to a size that is fixed: torch would take no other one then.
+        free["n"] = int(rng.integers(5, 8))
         if rng.random() < 0.25:
             free["m"] = free["n"] + 1
     # Few sizes, of which 1 is one: equal ones shall be frequent.
@@ -238,6 +239,6 @@ def _draw_terms(
     """What nothing else reads, and some of what something does."""
     for name in lines:
         ends = not any(_reads(line, name) for other, line in lines.items() if other != name)
-        float32 = values[name].dtype == torch.float32
-        if float32 and values[name].requires_grad and (ends or rng.random() < 0.2):
-            yield name, _one(rng, TERMS)
+        if ends or rng.random() < 0.2:
+            whole = values[name].dtype != torch.float32
+            yield name, "mixed({}.float())" if whole else _one(rng, TERMS)

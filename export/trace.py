@@ -193,6 +193,8 @@ def _recorded(
     origins = Origins()
     env = Sizes(origins, answers, selections)
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    # To look for results of equal operands takes as long as to find shapes anew, or longer.
+    mode.cache_enabled = False
     sizes = axes.trace_sizes()
     fakes: dict[str, Tensor] = {}
     symbols: dict[sympy.Symbol, str] = {}
@@ -227,8 +229,6 @@ def _recorded(
     except Exception as error:
         origin = origins.of_error(error)
         raise _explained(error, symbols, env).at(origin.module, origin.line) from error
-    finally:
-        FakeTensorMode.cache_clear()  # what is of fixed shapes would outlive this recording
     return Trace(graph, dict(inputs), names, symbols, env)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,6 +162,8 @@ def test_the_channel_counts_samples_once_and_labels_each_round() -> None:
 def test_the_best_round_is_picked_by_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed:
         """Predicts class 1 for the first ``right`` of the samples, else 0."""
+
+        artifact = SimpleNamespace(rows=lambda entries: (1, False))
 
         def __init__(self) -> None:
             self.right = 0.0

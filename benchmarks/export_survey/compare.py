@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,15 @@ from device_sdk import Trainer
 from device_sdk.runtime.step import step_seed
 from export.rewrites.patch import seeded
 from export.step import Randomness
-from export.verify import in_double, rounded_anew
+from export.verify import in_double
+
+try:
+    from export.verify import rounded_anew
+except ImportError:  # another checkout, older than this: only what goes in is moved there
+
+    def rounded_anew(rng: np.random.Generator) -> AbstractContextManager[object]:
+        return nullcontext()
+
 
 STEPS = 5
 LEAST_ALLOWED = 1e-4

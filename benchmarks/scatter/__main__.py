@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,7 +24,7 @@ from benchmarks.scatter.cost import open_step, published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import Experiment, Outcome
 from benchmarks.scatter.presets import ROWS, preset
-from benchmarks.scatter.table import by_class_table, quality_table
+from benchmarks.scatter.table import by_class_table, passes_table, quality_table
 from device_sdk.methods.scatter.factor_step import FactorStep
 
 _DESCRIPTION = """\
@@ -37,6 +38,7 @@ examples:
   python -m benchmarks.scatter --data ml-100k --seeds 3
   python -m benchmarks.scatter --data ml-1m --rows "all at K;unequal" --seeds 1
   python -m benchmarks.scatter --split validation --data ml-100k --seeds 2   (to choose settings)
+  python -m benchmarks.scatter --split validation --data ml-1m --epochs 120  (to choose passes)
   python -m benchmarks.scatter.full_round                  (time and memory of 6,040 devices)
 """
 
@@ -54,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
         for seed, row in product(seeds, rows):
             experiment = row.change(preset(data, options.split, seed))
+            if options.epochs:
+                experiment = replace(experiment, epochs=options.epochs)
             label = f"{data}, seed {seed}, {row.name}"
             run = None if options.table_only else partial(runner.run, experiment, label)
             outcome = store.found_or_made(experiment, run)
@@ -64,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(quality_table(outcomes, down))
         print()
         print(by_class_table(outcomes))
+        if options.split == "validation":
+            print()
+            print(passes_table(outcomes))
     return 0
 
 
@@ -100,8 +107,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     add_rows(parser)
     add_run_options(parser, seeds=None, said="10 and 3")
+    parser.add_argument(
+        "--epochs", type=int, default=0, help="passes of every row, on validation items alone"
+    )
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.epochs and options.split != "validation":
+        parser.error("--epochs chooses passes, which test items must not: add --split validation")
+    return options
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ BASELINE = "all at K"
 """The row that the others are compared with, seed by seed."""
 
 _WIDTH = 64
-_DEVICES = {"ml-100k": 943, "ml-1m": 6040}
+DEVICES = {"ml-100k": 943, "ml-1m": 6040}
+"""Users of each data set, a device each."""
 _NO_PSEUDO = PoolSettings(pseudo_per_positive=0.0)
 
 
@@ -130,7 +131,7 @@ def _experiment(
     decay: float,
 ) -> Experiment:
     """``decay`` is that of an epoch, so that it means the same for every size of a cohort."""
-    rounds = -(-_DEVICES[data] // cohort)
+    rounds = -(-DEVICES[data] // cohort)
     optimizer = OptimizerSettings(learning_rate=0.0217, decay=decay ** (1 / rounds))
     return Experiment(
         data=data,

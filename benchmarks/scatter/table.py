@@ -72,6 +72,34 @@ def by_class_table(outcomes: Mapping[str, Mapping[int, Outcome]]) -> str:
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 
+def passes_table(outcomes: Mapping[str, Mapping[int, Outcome]]) -> str:
+    """NDCG@10 after so many passes over the fleet, mean over seeds, and the passes of the best.
+
+    Rates fall by the pass, whatever the number of passes, so that a point of a longer run is what a
+    run that ends there finds.
+    """
+    curves = {
+        name: {
+            points[0].epoch: _mean([point.ndcg for point in points])
+            for points in zip(*(outcome.curve for outcome in by_seed.values()), strict=True)
+        }
+        for name, by_seed in outcomes.items()
+        if by_seed
+    }
+    epochs = sorted({epoch for curve in curves.values() for epoch in curve})
+    lines = [
+        (
+            name,
+            len(outcomes[name]),
+            max(curve, key=lambda epoch: curve[epoch]),
+            *(f"{curve[epoch]:.4f}" if epoch in curve else "" for epoch in epochs),
+        )
+        for name, curve in curves.items()
+    ]
+    headers = ("NDCG@10 after passes", "seeds", "best", *map(str, epochs))
+    return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
+
+
 def _spread(values: Sequence[float]) -> str:
     found = spread(values)
     if math.isnan(found.deviation):

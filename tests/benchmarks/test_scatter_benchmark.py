@@ -11,11 +11,12 @@ from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.channels import ScatterChannel
 from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
+from benchmarks.scatter.__main__ import main
 from benchmarks.scatter.cost import published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
-from benchmarks.scatter.table import by_class_table, quality_table
+from benchmarks.scatter.table import by_class_table, passes_table, quality_table
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.seal.session import (
     FRAGMENT_BYTES,
@@ -53,6 +54,20 @@ def test_differences_pair_the_seeds_that_both_have() -> None:
     assert "0.7333 ± 0.1528" in table
     assert "| 126,920 " in table
     assert "| 0.640" in by_class_table({"unequal": {0: outcome(0.59), 1: outcome(0.69)}})
+
+
+def test_passes_are_chosen_by_validation_items_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    def curve(*found: float) -> Outcome:
+        points = tuple(Point(10 * (at + 1), 0.5, one, 0.1, 0.05) for at, one in enumerate(found))
+        return Outcome(points, {}, 10, 900, 1)
+
+    table = passes_table({"early": {0: curve(0.4, 0.1, 0.1), 1: curve(0.2, 0.3, 0.1)}, "none": {}})
+    assert [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]] == (
+        ["early", "2", "10", "0.3000", "0.2000", "0.1000"]
+    )
+    with pytest.raises(SystemExit):
+        main(["--epochs", "20", "--table-only"])
+    assert "add --split validation" in capsys.readouterr().err
 
 
 def test_options_that_came_later_keep_the_keys_of_stored_outcomes() -> None:

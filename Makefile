@@ -140,7 +140,7 @@ bench-scatter: $(STAMP) ## accuracy of scatter aggregation on MovieLens, equal a
 	$(RUN) -m benchmarks.scatter $(ARGS)
 
 .PHONY: bench-baselines
-bench-baselines: $(STAMP) ## popularity and EASE on MovieLens 100K, what scatter is compared with
+bench-baselines: $(STAMP) ## popularity, EASE and iALS on MovieLens, what scatter is compared with
 	$(RUN) -m benchmarks.recommendation $(ARGS)
 
 .PHONY: bench-privacy

@@ -122,6 +122,12 @@ _COMPARISONS: tuple[tuple[Any, str], ...] = (
 )
 
 
+_FUNCTIONS = {
+    "Abs": "Abs",
+    **{f"OpaqueUnaryFn_{n.lower()}": n for n in ("Exp", "Log", "Sqrt", "Sin", "Cos", "Tanh")},
+}
+
+
 _ROUNDING: tuple[tuple[Any, str], ...] = (
     (torch_sympy.TruncToInt, ""),
     (torch_sympy.FloorToInt, "Floor"),
@@ -153,7 +159,7 @@ def never_negative(size: sympy.Expr) -> bool:
 def _is_whole(expr: sympy.Expr) -> bool:
     if isinstance(expr, sympy.Symbol):
         return bool(expr.is_integer)
-    whole = tuple(kind for kind, _ in _ARITHMETIC)
+    whole = (sympy.Abs, *(kind for kind, _ in _ARITHMETIC))
     return isinstance(expr, whole) and all(part.is_Integer or _is_whole(part) for part in expr.args)
 
 
@@ -196,6 +202,8 @@ def whole(graph: Graph, expr: sympy.Expr) -> str:
     result = _folded(graph, expr, parts, _ARITHMETIC)
     if result is not None:
         return result
+    if isinstance(expr, sympy.Abs):
+        return graph.op("Abs", parts[0])
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
         return reduce(partial(graph.op, "Mul"), [parts[0]] * int(expr.exp))
     raise ExportError(
@@ -219,8 +227,12 @@ def fraction(graph: Graph, expr: sympy.Expr) -> str:
         return result
     if isinstance(expr, torch_sympy.ToFloat):
         return parts[0]
-    if type(expr).__name__ == "OpaqueUnaryFn_sqrt":
-        return graph.op("Sqrt", parts[0])
+    name = type(expr).__name__
+    if name == "OpaqueUnaryFn_log2":
+        logarithm = graph.op("Log", parts[0])
+        return graph.op("Mul", logarithm, graph.constant(np.asarray([1 / math.log(2)])))
+    if name in _FUNCTIONS:
+        return graph.op(_FUNCTIONS[name], parts[0])
     raise ExportError(
         f"a number is computed from sizes as {expr}, which has no form in the graph",
         instead="sums, products, quotients, powers and roots of the named axes",

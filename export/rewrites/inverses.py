@@ -1,7 +1,7 @@
-"""Inverses and determinants of small square matrices, by elimination (Gauss and Jordan).
+"""Inverses, determinants and Cholesky factors of small square matrices, column by column.
 
-A column's pivot is its largest number, as in LAPACK. Where torch raises for a singular matrix, the
-step is not finite, and the device refuses it.
+Inverses are by elimination (Gauss and Jordan), with a column's largest number as its pivot, as in
+LAPACK. Where torch raises for a singular matrix, the step is not finite, and the device refuses it.
 """
 
 from __future__ import annotations
@@ -86,6 +86,78 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return inverse @ B
 
 
+def solve_triangular(
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """``torch.linalg.solve_triangular``; of more rows only by constants."""
+    if A.shape[-1] > _MOST:
+        own = torch.linalg.solve_triangular
+        solved: Tensor = own(A, B, upper=upper, left=left, unitriangular=unitriangular)
+        return solved
+    rows = A.triu(int(unitriangular)) if upper else A.tril(-int(unitriangular))
+    if unitriangular:
+        rows = rows + torch.eye(A.shape[-1], dtype=A.dtype)
+    return inv(rows) @ B if left else B @ inv(rows)
+
+
+class _Cholesky(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        n = a.shape[-1]
+        row = torch.arange(n)
+        columns: list[Tensor] = []
+        rest = a
+        for c in range(n):
+            column = rest[..., c] / torch.sqrt(rest[..., c : c + 1, c])
+            columns.append(torch.where(row >= c, column, 0.0))
+            rest = rest - columns[c].unsqueeze(-1) * columns[c].unsqueeze(-2)
+        lower = torch.stack(columns, -1)
+        ctx.save_for_backward(lower)
+        return lower
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Murray 2016, section 4.1: of a symmetric matrix, half to each of two places."""
+        (lower,) = ctx.saved_tensors
+        turned = lower.transpose(-1, -2)
+        inverse = _eliminated(lower)[0]
+        inner = (turned @ grad).tril()
+        inner = inner - 0.5 * inner.diagonal(dim1=-2, dim2=-1).diag_embed()
+        share = inverse.transpose(-1, -2) @ inner @ inverse
+        total: Tensor = 0.5 * (share + share.transpose(-1, -2))
+        return total
+
+
+def cholesky(input: Tensor, upper: bool = False) -> Tensor:
+    """``torch.linalg.cholesky``: not finite where torch raises, of what is not positive definite.
+
+    It reads the lower triangle alone, as torch's; of more rows only constants have one.
+    """
+    if input.shape[-1] > _MOST:
+        factor: Tensor = torch.linalg.cholesky(input, upper=upper)
+        return factor
+    lower: Tensor = _Cholesky.apply(input)  # type: ignore[no-untyped-call]
+    return lower.transpose(-1, -2) if upper else lower
+
+
+def cholesky_ex(input: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """``torch.linalg.cholesky_ex``, of which a failure makes the step not finite."""
+    info = torch.zeros(input.shape[:-2], dtype=torch.int32)
+    return torch.return_types.linalg_cholesky_ex((cholesky(input, upper), info))  # type: ignore[attr-defined]
+
+
+def cholesky_solve(input: Tensor, L: Tensor, upper: bool = False) -> Tensor:
+    """``torch.cholesky_solve``."""
+    inverse = inv(L.triu() if upper else L.tril())
+    turned = inverse.transpose(-1, -2)
+    return (inverse @ turned if upper else turned @ inverse) @ input
+
+
+def cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
+    """``torch.cholesky_inverse``."""
+    return cholesky_solve(torch.eye(input.shape[-1], dtype=input.dtype), input, upper)
+
+
 def slogdet(A: Tensor) -> Any:
     """``torch.linalg.slogdet``."""
     return torch.return_types.linalg_slogdet(_inverse(A)[1:])  # type: ignore[attr-defined]
@@ -106,6 +178,11 @@ def det(A: Tensor) -> Tensor:
 EQUALS: Equals = {
     **dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), inv),
     torch.linalg.solve: solve,
+    torch.linalg.solve_triangular: solve_triangular,
+    torch.linalg.cholesky_ex: cholesky_ex,
+    **dict.fromkeys((torch.linalg.cholesky, torch.cholesky, Tensor.cholesky), cholesky),
+    **dict.fromkeys((torch.cholesky_solve, Tensor.cholesky_solve), cholesky_solve),
+    **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
     **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
     **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
     **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),

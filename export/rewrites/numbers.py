@@ -8,6 +8,7 @@ in that file (``ReadInFile``); files that ask for none are left alone.
 from __future__ import annotations
 
 import builtins
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from export.rewrites import Equals, Replacement
@@ -85,13 +88,19 @@ _EQUALS = {"int": _ReadInt, "float": _ReadFloat}
 
 @contextmanager
 def read_in(files: list[File]) -> Iterator[None]:
-    """Inside, ``int()`` and ``float()`` in these files make numbers of what only a step knows."""
+    """Inside, ``int()`` and ``float()`` in these files make numbers of what only a step knows.
+
+    So do functions of ``math`` that they import by name.
+    """
+    before = [(file, {n: f for n, f in file.items() if id(f) in _BY_OWN}) for file in files]
     try:
-        for file in files:
+        for file, own in before:
             file.update(_EQUALS)
+            file.update({name: _BY_OWN[id(function)] for name, function in own.items()})
         yield
     finally:
-        for file in files:
+        for file, own in before:
+            file.update(own)
             for name in _EQUALS:
                 del file[name]
 
@@ -185,6 +194,42 @@ def _text(value: Any, spec: str) -> str:
     return str(value) if isinstance(value, _SYMBOLIC) or is_fake(value) else _FORMAT(value, spec)
 
 
+def _equal(input: Tensor, other: Tensor) -> Any:
+    """``torch.equal``."""
+    return input.shape == other.shape and (input == other).all().item()
+
+
+def _allclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Any:
+    """``torch.allclose``."""
+    return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
+
+
+def _of_number(name: str) -> Callable[..., Any]:
+    """A function of ``math``, also of a number that only a step knows."""
+    own, function = getattr(math, name), getattr(torch_sympy, f"OpaqueUnaryFn_{name}")
+
+    def made(value: Any, *more: Any) -> Any:
+        if is_fake(value):
+            value = _real(value)
+        if not isinstance(value, _SYMBOLIC):
+            return own(value, *more)
+        if more:  # the base of a logarithm
+            return made(value) / made(*more)
+        node = torch.sym_float(value).node
+        return torch.SymFloat(SymNode(function(node.expr), node.shape_env, float, None))
+
+    return made
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    numbers = [_real(each) if is_fake(each) else each for each in (base, exponent)]
+    if not any(isinstance(each, _SYMBOLIC) for each in numbers):
+        return _POW(base, exponent)
+    return torch.sym_float(numbers[0]) ** torch.sym_float(numbers[1])
+
+
 def _extreme(own: Callable[..., Any], of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def extreme(*given: Any, **named: Any) -> Any:
         if named:
@@ -204,6 +249,12 @@ def _is_read(value: Any) -> bool:
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_POW = math.pow
+_MATH = {
+    "pow": _power,
+    **{n: _of_number(n) for n in ("exp", "log", "log2", "sqrt", "sin", "cos", "tanh")},
+}
+_BY_OWN = {id(getattr(math, name)): made for name, made in _MATH.items()}
 _FORMAT: Any = Tensor.__format__
 _INT_OF_SIZE: dict[type, Any] = {kind: kind.__int__ for kind in _SYMBOLIC}
 # A SymInt has none: Python takes its whole number.
@@ -219,11 +270,16 @@ EQUALS: Equals = {
     torch.tensor: _tensor(torch.tensor),
     torch.as_tensor: _tensor(torch.as_tensor),
     Tensor.new_tensor: _new_tensor,
+    **dict.fromkeys((torch.equal, Tensor.equal), _equal),
+    **dict.fromkeys((torch.allclose, Tensor.allclose), _allclose),
 }
 REPLACED: tuple[Replacement, ...] = (
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
     *((kind, "__float__", _float_of_size) for kind in _SYMBOLIC),
     *((kind, "__format__", _text) for kind in _SYMBOLIC),
+    *((math, name, made) for name, made in _MATH.items()),
+    # Which numpy's functions ask for.
+    *((kind, name, _MATH[name]) for kind in _SYMBOLIC for name in _MATH),
     (builtins, "max", _extreme(max, torch.sym_max)),
     (builtins, "min", _extreme(min, torch.sym_min)),
 )

@@ -67,9 +67,15 @@ def _largest(x: Tensor) -> Tensor:
     return max(x.mean().exp(), x.std(0).max()) * min(x.sum(), x[0, 0]) * x
 
 
+def _equals(x: Tensor) -> Tensor:
+    up = x.relu()
+    y = x.exp() if torch.equal(up[:2], x[:2]) else x * 2
+    return y if not torch.allclose(up.mean(), x.mean(), rtol=0.5) else y.tanh()
+
+
 @pytest.mark.parametrize(
     ("function", "branches"),
-    [(_written, 1), (_in_turn, 5), (_asked_again, 1), (_largest, 3)],
+    [(_written, 1), (_in_turn, 5), (_asked_again, 1), (_largest, 3), (_equals, 3)],
 )
 def test_each_way_is_as_in_torch(function: Callable[[Tensor], Tensor], branches: int) -> None:
     model = assert_as_torch(function, _batch, sizes=range(1, 7))

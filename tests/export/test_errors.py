@@ -55,7 +55,7 @@ REFUSED = {
     "list": (lambda x: [x, -x][int(x.argmax() % 2)], r"depends on data.*1\.0.*torch\.stack"),
     "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),
     "svd": (lambda x: torch.linalg.svd(x).S, "svd.*in module: 1.0 "),
-    "factor": (lambda x: x @ torch.linalg.cholesky(x.T @ x), "linalg.*in module: 1.0 "),
+    "factor": (lambda x: x @ torch.linalg.eigh(x.T @ x)[1], "linalg.*in module: 1.0 "),
     "factor of random numbers": (
         lambda x: x @ torch.linalg.qr(torch.rand(4, 4)).Q,
         "linalg.*in module: 1.0 ",

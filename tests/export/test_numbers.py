@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,18 @@ def _arithmetic(x: Tensor, y: Tensor) -> list[Tensor]:
     ]
 
 
+def _functions(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Of numbers read and of free sizes, by module, by name, and by numpy."""
+    read, n, mean = int(y[0]), len(x), x.mean().item()
+    return [
+        x * math.exp(-mean) / math.sqrt(n),
+        x * log(1 + n, 2) / sqrt(1 + read),
+        x * math.sin(mean) * math.cos(read) * math.tanh(mean),
+        x * math.pow(0.9, read) * math.log2(n + read),
+        x * float(np.sqrt(n)) * abs(read - 2) * abs(mean),
+    ]
+
+
 def _checks(x: Tensor, y: Tensor) -> Tensor:
     if (y < 0).any() or y.max() >= 4:
         raise ValueError(f"labels up to {y.max()}")
@@ -165,7 +179,7 @@ def _checks(x: Tensor, y: Tensor) -> Tensor:
     return shifted
 
 
-@pytest.mark.parametrize("function", [_slices, _lengths, _counts, _arithmetic])
+@pytest.mark.parametrize("function", [_slices, _lengths, _counts, _arithmetic, _functions])
 def test_numbers_that_a_step_reads(function: Callable[..., Any]) -> None:
     assert_as_torch(function, _batch)
 

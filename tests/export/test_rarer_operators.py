@@ -87,6 +87,28 @@ def test_inverses_and_determinants() -> None:
     )
 
 
+def _triangular(a: Tensor, b: Tensor) -> list[Tensor]:
+    spread = a @ a.mT + torch.eye(4)
+    low, high = torch.linalg.cholesky(spread), spread.cholesky(upper=True)
+    mean, number = torch.zeros(4), torch.distributions.MultivariateNormal
+    solve = torch.linalg.solve_triangular
+    return [
+        low,
+        high,
+        solve(spread, b, upper=False),
+        solve(spread, b.mT, upper=True, left=False),
+        solve(a, b, upper=True, unitriangular=True),
+        torch.cholesky_solve(b, low) + b.cholesky_solve(high, upper=True),
+        torch.cholesky_inverse(low),
+        number(mean, spread).log_prob(b.mT[..., :1, :]),
+        number(mean, scale_tril=low[0]).log_prob(b[0].mT),
+    ]
+
+
+def test_cholesky_factors_and_triangular_solutions() -> None:
+    assert_as_torch(_triangular, lambda n: (_numbers(n, 4, 4), _numbers(n, 4, 2)))
+
+
 def test_gamma_functions() -> None:
     """Also near their poles, at large arguments and where the logarithm is 0."""
     some = torch.cat([

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from benchmarks.mutual.domains import Split
-from benchmarks.mutual.experiment import Experiment, FourModels
+from benchmarks.mutual.experiment import Experiment, FourModels, MethodName
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 
@@ -69,9 +68,7 @@ _FEDMD = replace(
 _FEDAVG = FedAvgTraining(epochs=2, batch_size=32, learning_rate=0.002)
 
 
-def _base(
-    method: Literal["alone", "pooled", "mutual", "fedavg"], split: Split, share: float, seed: int
-) -> Experiment:
+def _base(method: MethodName, split: Split, share: float, seed: int) -> Experiment:
     base = Experiment("rmnist", split, share, seed, LENETS, "alone", rounds=22, steps=36)
     base = replace(base, learning_rate=0.002)
     if method == "mutual":
@@ -106,9 +103,7 @@ def _table_one(table: str, split: Split) -> list[Row]:
     return rows
 
 
-def _made(
-    method: Literal["alone", "pooled", "mutual", "fedavg"], split: Split, share: float
-) -> Callable[[int], Experiment]:
+def _made(method: MethodName, split: Split, share: float) -> Callable[[int], Experiment]:
     return lambda seed: _base(method, split, share, seed)
 
 

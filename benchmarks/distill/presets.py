@@ -104,6 +104,16 @@ FLEET_ROWS = (
         _fedavg(replace(_ADAM, network="wide_deep"), proximal_mu=0.01),
     ),
     Row("local only", "FD's network, nothing exchanged", _logits(_ALONE, _ADAM)),
+    Row(
+        "FD, falling rate, alone",
+        "its recipe without the teachers",
+        _logits(_ALONE, replace(_ADAM, learning_rate=3e-3), decay=0.6),
+    ),
+    Row(
+        "AFD, falling rate, alone",
+        "its recipe without the teachers",
+        _logits(replace(_ALONE, l2=1e-4), _AFD_MODEL, decay=0.5),
+    ),
     Row("pooled", "FD's network on everybody's samples (AGG)", _pooled),
 )
 

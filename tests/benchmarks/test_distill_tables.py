@@ -44,7 +44,12 @@ def test_rows_that_exchange_nothing_have_no_bytes() -> None:
     heading, *lines = cells(cost_table({row.name: {0: outcome(0.7)} for row in ROWS}))
     up, down = heading.index("bytes up"), heading.index("bytes down")
     assert {(line[up], line[down]) for line in lines} == {("100", "1,000"), ("", "")}
-    assert {line[0] for line in lines if not line[up]} == {"local only", "pooled"}
+    assert {line[0] for line in lines if not line[up]} == {
+        "local only",
+        "FD, falling rate, alone",
+        "AFD, falling rate, alone",
+        "pooled",
+    }
 
 
 def test_stored_runs_are_printed_with_every_measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from aggregator.methods.prototypes import PrototypesSettings
 from benchmarks.distill.experiment import Experiment, ModelChoice
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
@@ -54,6 +55,10 @@ def _logits(
 
 def _fedavg(model: ModelChoice, proximal_mu: float = 0.0) -> Callable[[int], Experiment]:
     return lambda seed: Experiment(seed, "fedavg", model, _ROUNDS, _PLAIN, proximal_mu=proximal_mu)
+
+
+def _prototypes(settings: PrototypesSettings, model: ModelChoice) -> Callable[[int], Experiment]:
+    return lambda seed: Experiment(seed, "prototypes", model, _ROUNDS, _PLAIN, prototypes=settings)
 
 
 def _pooled(seed: int) -> Experiment:

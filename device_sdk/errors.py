@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class DeviceError(Exception):
     """Base of the errors below."""
@@ -19,11 +21,15 @@ class NonFiniteStep(DeviceError, ArithmeticError):
     """A step met NaN or infinity. The trainer is as it was before the step."""
 
     def __init__(self, loss: float, guard: float) -> None:
+        refused = (
+            ". Where the loss is finite, the batch may also be one that the step refuses: it takes "
+            "a way that the export warned of, or has one row where batch norm needs two"
+        )
         super().__init__(
             f"the step's loss is {loss} and the sum of its new state is {guard}: one of them is "
             "not finite, so the step was dropped and the parameters are as before. Look for NaN "
             "and for labels that are no class (0 to classes - 1) and indices below 0 in the batch, "
-            "or lower the learning rate"
+            f"or lower the learning rate{refused if math.isfinite(loss) else ''}"
         )
         self.loss = loss
         self.guard = guard

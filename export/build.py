@@ -22,6 +22,7 @@ from export.layout import LayoutSlot, lay_out, lay_out_buffers
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Optimizer
 from export.optimizers.from_torch import as_optimizer, trained_by
+from export.optimizers.passing import counted, passes, together
 from export.optimizers.protocol import bound, packs
 from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
@@ -275,6 +276,10 @@ def _problem(
         trial = try_step(problem, trained, trainable)
     for found in beyond:
         trial = Trial(trial.used | found.used, trial.unchanged - found.changed)
+    shapes = {n: axes.shape(f"state.{n}", trained[n].shape) for n in trained}
+    passed = passes(chosen, shapes)
+    over = together(shapes, [found.without for found in beyond])
+    chosen = counted(chosen, shapes, over)
     parameters, chosen = _laid_out(chosen, trained, trial.used, axes)
     unused = {name: value for name, value in trained.items() if name not in trial.used}
     others = lay_out_buffers(
@@ -286,6 +291,8 @@ def _problem(
         slots=(*parameters, *others),
         unused=tuple(unused),
         written=trial.written,
+        passes=passed,
+        over=over,
         branches=bool(beyond),
     )
 
@@ -307,9 +314,9 @@ def _laid_out(
     """The state tensors of the parameters that are used, and the optimizer that knows them."""
     try:
         shapes = {n: axes.shape(f"state.{n}", tensor.shape) for n, tensor in trained.items()}
-        together = packs(optimizer, shapes)
+        by_pack = packs(optimizer, shapes)
         chosen = {name: tensor for name, tensor in trained.items() if name in used}
-        slots = lay_out(chosen, axes, {name: together[name] for name in chosen})
+        slots = lay_out(chosen, axes, {name: by_pack[name] for name in chosen})
         return slots, bound(optimizer, slots)
     except ValueError as error:
         raise ExportError(f"optimizer: {error}") from error
@@ -355,7 +362,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             problem.model,
         )
     say("lowering")
-    verified = ("gradient.", "written.")
+    verified = ("gradient.", "written.", "without")
     kept = [name for name in step.outputs if not name.startswith(verified)]
     gradients = [name for name in step.outputs if name.startswith(verified)]
     beside = lowered(step, [*gradients, *([WAY] if step.others else [])], name=problem.name)

@@ -5,7 +5,6 @@ The same functions run eagerly (in float32 or float64, as the reference) and und
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +25,7 @@ from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
+from export.optimizers.passing import passing_over
 from export.rewrites.randomness import Randomness
 from export.sizes import Question, questions_of
 
@@ -59,6 +59,10 @@ class Problem:
     """Names of the parameters that the loss has no gradient for, which stay as they are."""
     written: frozenset[str] = frozenset()
     """Names of the trained parameters that the loss itself writes into before the optimizer."""
+    passes: Mapping[str, bool | None] = field(default_factory=dict)
+    """Whether the optimizer passes over each parameter, as ``optimizers.passing.passes`` says."""
+    over: tuple[frozenset[str], ...] = ()
+    """The parameters that the optimizer passes over together, and counts the steps of."""
     branches: bool = False
     """Whether the step branches on data: then ``unused`` is so in every way that was recorded."""
     held: Mapping[int, str] = field(default_factory=dict)
@@ -72,13 +76,20 @@ class Problem:
 class NotAsTried(BaseException):
     """One way of a branch on data does what the step on the example batch did not.
 
-    It has gradients for parameters that were ``used`` by none, or it ``changed`` what was left
-    alone: the state has to be laid out, and the step recorded, anew. No error that code catches.
+    It has gradients for parameters that were ``used`` by none, it ``changed`` what was left alone,
+    or it is ``without`` a gradient for parameters that the optimizer has to pass over: the state
+    has to be laid out, and the step recorded, anew. No error that code catches.
     """
 
-    def __init__(self, used: Collection[str] = (), changed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        used: Collection[str] = (),
+        changed: Collection[str] = (),
+        without: Collection[str] = (),
+    ) -> None:
         super().__init__("not as on the example batch")
         self.used, self.changed = frozenset(used), frozenset(changed)
+        self.without = frozenset(without)
 
 
 def held_tensors(model: nn.Module) -> dict[int, str]:
@@ -258,7 +269,8 @@ def train_step(
     """One step: named inputs (see docs/architecture.md) to named outputs.
 
     Also returns, for verification, each parameter slot's gradient as ``gradient.<slot>``, and as
-    ``written.<slot>`` what the optimizer starts from where the loss writes into parameters.
+    ``written.<slot>`` what the optimizer starts from where the loss writes into parameters, as
+    ``without`` which of the sets ``over`` have no gradient.
     ``trained`` gets the names of the parameters that this way of the step has a gradient for.
     """
     parameters: dict[str, Tensor] = {}
@@ -296,16 +308,24 @@ def train_step(
             f"the step changes {name!r}, which it left alone on the example batch",
             instead="a step that always does the same",
         )
+    without = set(leaves) - reached
+    apart = {name for name in without if problem.passes.get(name) is False}
+    counted = {name for names in problem.over if names <= apart for name in names}
+    if questions and reached and apart != counted:
+        raise NotAsTried(without=apart)
     buffers = {name: _left(name, value, left.get(name)) for name, value in buffers.items()}
     with torch.no_grad():
         written = _written(problem, leaves)
         inputs = {**inputs, **{f"state.{name}": value for name, value in written.items()}}
         direction = _direction(problem, inputs, losses, gradients)
-        found = _finish(problem, inputs, direction, outputs, buffers)
-    without = set(leaves) - reached
-    if questions and without and not (reached and _passes_over(problem)):
-        _say_refused(questions, without)
+        with passing_over(without):
+            found = _finish(problem, inputs, direction, outputs, buffers)
+    kept_back = {name for name in without if problem.passes.get(name) is None}
+    if questions and without and (kept_back or not reached):
+        _say_refused(questions, kept_back if reached else without, bool(reached))
         found["guard"] = torch.full_like(found["guard"], torch.nan)
+    if problem.over:
+        found["without"] = torch.tensor([names <= without for names in problem.over])
     return {**found, **{f"written.{name}": value for name, value in written.items()}}
 
 
@@ -340,33 +360,18 @@ def _refuse_replaced(
             )
 
 
-def _passes_over(problem: Problem) -> bool:
-    """Whether what has a gradient of 0 stays as it is, as torch leaves what has none."""
-
-    def some(shape: Shape) -> Tensor:
-        sizes = problem.axes.concrete(shape, problem.axes.example)
-        return torch.linspace(0.5, 1.5, math.prod(sizes)).reshape(sizes)
-
-    with _disable_current_modes(), torch.no_grad():
-        state = {f"state.{slot.name}": some(slot.shape) for slot in problem.parameter_slots}
-        per_parameter = [each for each in optimizer_tensors(problem) if each.like is not None]
-        for each in optimizer_tensors(problem):
-            state[f"state.{each.name}"] = some(each.shape).to(each.dtype)
-        hyper = {f"hyper.{n}": torch.tensor(v) for n, v in problem.optimizer.hyper().items()}
-        inputs = {**state, **hyper, "state.step": torch.tensor(3)}
-        gradients = [torch.zeros_like(state[f"state.{s.name}"]) for s in problem.parameter_slots]
-        new = apply_optimizer(problem, inputs, gradients)
-    names = [*(slot.name for slot in problem.parameter_slots), *(e.name for e in per_parameter)]
-    return all(torch.equal(new[name], state[f"state.{name}"]) for name in names)
-
-
-def _say_refused(questions: Sequence[Question], without: Collection[str]) -> None:
+def _say_refused(questions: Sequence[Question], names: Collection[str], trains: bool) -> None:
     where = ", ".join(f"`{question.line}` is {question.answer}" for question in questions)
-    names = sorted(without)
+    found = f"{len(names)} parameters ({', '.join(sorted(names)[:3])})"
+    why = (
+        f"{found} have no gradient, and the optimizer cannot pass over them as torch's does, for "
+        "it accumulates gradients, or all of them make a state of it together"
+        if trains
+        else "the loss depends on no parameter, of which torch's backward raises"
+    )
     warnings.warn(
-        f"where {where}, {len(names)} parameters ({', '.join(names[:3])}) have no gradient: "
-        "torch's optimizers then pass over them, their counts included; the exported step cannot, "
-        "and a device refuses it. To train on it: a term of weight 0 (0 * prediction.sum()) there",
+        f"where {where}, {why}: a device refuses such a step. To train on it: a term of weight 0 "
+        "(0 * prediction.sum()) there",
         stacklevel=3,
     )
 

@@ -32,6 +32,7 @@ from export.errors import ExportError
 from export.in_place import BOUNDS
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
+from export.optimizers.passing import passing_over
 from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
 from export.step import (
@@ -556,13 +557,15 @@ class _Beside:
         On unusual batches (no variance) more of a gradient is rounding.
         """
         opened = next(iter(self._sessions.values()))
+        slots = self._problem.slots
+        counts = [f"state.{slot.name}" for slot in slots if not slot.dtype.is_floating_point]
         for number in range(SOUGHT):
             if self.ways >= set(ways):
                 return
             state = initial_state(self._problem, sizes, self._rng)
             batch = draw_batch(self._problem, sizes, self._rng, in_order=self._in_order)
             inputs = {**state, **batch, **draw_scalars(self._problem, self._rng)}
-            inputs = _unusual(inputs, number, self._rng)
+            inputs = _unusual(inputs, number, self._rng, counts)
             try:
                 if _way(_run(opened.gradients, inputs, quietly=True)) <= self.ways:
                     continue
@@ -681,12 +684,15 @@ def _way(got: Mapping[str, np.ndarray]) -> set[int]:
 
 
 def _unusual(
-    inputs: Mapping[str, np.ndarray], number: int, rng: np.random.Generator
+    inputs: Mapping[str, np.ndarray],
+    number: int,
+    rng: np.random.Generator,
+    counts: Collection[str],
 ) -> dict[str, np.ndarray]:
     """A step's inputs made such as may take another way, at every second ``number``.
 
-    Counts and places that the state holds are moved, and one entry of the batch is all zeros or of
-    the other sign.
+    ``counts`` and places that the model holds are moved, and one entry of the batch is all zeros
+    or of the other sign.
     """
     changed = dict(inputs)
     if number % 2 == 0:
@@ -694,9 +700,8 @@ def _unusual(
     entries = [n for n, a in inputs.items() if n.startswith("batch.") and a.dtype == np.float32]
     for name in rng.permutation(entries)[:1]:
         changed[name] = np.array(inputs[name] * np.float32((0, -1)[number // 2 % 2]))
-    for name, array in inputs.items():
-        if name.startswith("state.") and array.dtype.kind == "i" and name != "state.step":
-            changed[name] = np.array(array + rng.integers(0, 2 + number, array.shape))
+    for name, array in ((name, inputs[name]) for name in counts):
+        changed[name] = np.array(array + rng.integers(0, 2 + number, array.shape))
     return changed
 
 
@@ -872,8 +877,10 @@ def _compare(
             slots[name], key + " of ", got[key], single[key], exact[key], where
         )
         inputs = {**inputs, f"state.{name}": got[key]}
-    update32 = _update(problem, inputs, given)
-    update64 = _update(double, inputs, given)
+    flags = zip(problem.over, exact.get("without", ()), strict=True)
+    with passing_over([name for names, over in flags if over for name in names]):
+        update32 = _update(problem, inputs, given)
+        update64 = _update(double, inputs, given)
     shared = {held.name for held in optimizer_tensors(problem) if held.like is None}
     for name, expected in update64.items():
         before = inputs[f"state.{name}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 # Before any test module can import onnxruntime, torch or numpy. `make test` has more workers
@@ -51,16 +51,19 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow ones first, with every other worker: most of them wait, while the others compute."""
+    """Slow ones first, with every other worker: most of them wait, while the others compute. A
+    file's stay together: what its fixtures set up for all of them is set up once."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in items if _is_slow(item)]
     others = iter([item for item in items if not _is_slow(item)])
+    files = [list(file) for _, file in groupby(slow, key=lambda item: item.path)]
     ordered: list[pytest.Item] = []
     for worker in range(workers):
         # What "worksteal" gives each at first, of which the others take from the end.
         size = (len(items) - len(ordered)) // (workers - worker)
-        own = slow[worker // 2 :: (workers + 1) // 2] if worker % 2 == 0 else []
-        ordered += [*own, *islice(others, max(0, size - len(own)))]
+        own = files[worker // 2 :: (workers + 1) // 2] if worker % 2 == 0 else []
+        first = [item for file in own for item in file]
+        ordered += [*first, *islice(others, max(0, size - len(first)))]
     items[:] = [*ordered, *others]
 
 

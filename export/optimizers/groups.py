@@ -126,9 +126,11 @@ class Groups:
                 bool(names) or share is self._shares[0],
                 f"group {share.label!r} is left without a parameter: earlier groups take its own",
             )
-            own = share.label if share is not self._shares[0] else ""
             inner = packs(share.optimizer, {name: shapes[name] for name in names})
-            found.update({n: ".".join(filter(None, (own, pack))) for n, pack in inner.items()})
+            for name, pack in inner.items():
+                # No group is called "rest": groups in the rest share no pack with those here.
+                whole = "" if share is self._shares[0] and not pack else share.label
+                found[name] = f"{whole}.{pack}" if pack else whole
         return {name: found[name] for name in shapes}
 
     def bound(self, slots: Sequence[LayoutSlot]) -> Groups:
@@ -156,6 +158,21 @@ class Groups:
             assigned.append([name for name in left if name in chosen])
             left = {name: shape for name, shape in left.items() if name not in chosen}
         return [list(left), *assigned]
+
+    def assigned(self, shapes: Mapping[str, Shape]) -> list[tuple[Optimizer, list[str]]]:
+        """The groups' optimizers, the rest's first, with the names of their parameters."""
+        names = self._assigned(shapes)
+        return [(share.optimizer, own) for share, own in zip(self._shares, names, strict=True)]
+
+    def with_optimizers(self, optimizers: Sequence[Optimizer]) -> Groups:
+        """These groups with other optimizers, in the order of ``assigned``."""
+        changed = Groups.__new__(Groups)
+        changed._groups, changed._base = self._groups, self._base
+        changed._shares = tuple(
+            replace(share, optimizer=optimizer)
+            for share, optimizer in zip(self._shares, optimizers, strict=True)
+        )
+        return changed
 
     def settings(self) -> dict[str, object]:
         """The groups' names, settings and parameters, each key behind the group's name."""

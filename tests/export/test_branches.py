@@ -223,8 +223,87 @@ def test_a_prediction_that_branches(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5)
 
 
-def test_a_way_that_the_optimizer_passes_over_is_refused(tmp_path: Path) -> None:
-    """torch's Adam counts the steps of each parameter; what is refused is said."""
+def _passing(model: Heads, x: Tensor) -> Tensor:
+    """The first head in one way, the second in both or in the other only."""
+    if x.sum() > 0:
+        return model.first(x).exp().mean()
+    if x[0, 0] > -2:
+        return model.second(x).exp().mean() + model.first(x).mean()
+    return model.second(x).exp().mean()
+
+
+_BIASES = (["first.weight", "second.weight"], ["first.bias", "second.bias"])
+
+
+def _by_names(model: nn.Module) -> list[dict[str, Any]]:
+    named = dict(model.named_parameters())
+    return [{"params": [named[n] for n in names]} for names in _BIASES]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (export.NAdam(lr=0.05), lambda m: torch.optim.NAdam(m.parameters(), 0.05)),
+        (
+            export.Adagrad(lr=0.1, lr_decay=0.3),
+            lambda m: torch.optim.Adagrad(m.parameters(), 0.1, lr_decay=0.3),
+        ),
+        (
+            export.Groups(export.AdamW(lr=0.05), export.Group("*.bias", {"weight_decay": 0.5})),
+            lambda m: torch.optim.AdamW(
+                [_by_names(m)[0], {**_by_names(m)[1], "weight_decay": 0.5}], 0.05
+            ),
+        ),
+    ],
+)
+def test_parameters_without_a_gradient_are_passed_over(
+    ours: Any, theirs: Any, tmp_path: Path
+) -> None:
+    """With their state and their count of steps, whichever are passed over together."""
+    model, x = Heads(), torch.tensor([[1.0], [-1.0], [-3.0]]).expand(3, 4)
+    around = export.Averaged(ours, decay=0.5)
+    _export(model, _passing, x[:1], tmp_path / "heads", around, verify=False)
+    trainer = Trainer(tmp_path / "heads", seed=0)
+    optimizer = theirs(model)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+    )
+    average.update_parameters(model)
+    for row in (0, 0, 2, 2, 1, 0, 2):
+        _assert_trained(model, _passing, optimizer, trainer, x[row : row + 1])
+        average.update_parameters(model)
+    for name, value in average.module.named_parameters():
+        np.testing.assert_allclose(trainer.averages[name], value.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_verification_passes_over_as_the_step_does(tmp_path: Path) -> None:
+    model, x = Heads(), torch.tensor([[1.0], [-1.0], [-3.0]]).expand(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        export.train_step(
+            model, lambda m, b: _passing(m, b["x"]), {"x": x},
+            optimizer=export.Adam(lr=0.05), dynamic={"x": {0: "batch"}},
+            predict=lambda m, b: {"y": m.first(b["x"])}, directory=tmp_path / "heads",
+        )  # fmt: skip
+
+
+def test_gradients_without_memory_accumulate_over_what_is_passed_over(tmp_path: Path) -> None:
+    model, x = Heads(), torch.ones(3, 4)
+    _export(model, Heads.loss, x, tmp_path / "h", export.Accumulated(export.Sgd(0.1), every=2))
+    trainer, optimizer = Trainer(tmp_path / "h", seed=0), torch.optim.SGD(model.parameters(), 0.1)
+    for number, sign in enumerate((1, 1, 1, -1, -1, -1)):
+        (Heads.loss(model, x * sign) / 2).backward()  # type: ignore[no-untyped-call]
+        trainer.step({"x": (x * sign).numpy()})
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.named_parameters():
+        np.testing.assert_allclose(trainer.parameters[name], value.detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_way_that_an_optimizer_cannot_pass_over_is_refused(every: int, tmp_path: Path) -> None:
+    """Whether one had no gradient in all of some steps is not known; what is refused is said."""
     model, x = Heads(), torch.ones(3, 4)
 
     def loss(model: Heads, x: Tensor) -> Tensor:
@@ -232,17 +311,16 @@ def test_a_way_that_the_optimizer_passes_over_is_refused(tmp_path: Path) -> None
             return model.loss(x) + model.second(x).mean()
         return model.second(x).exp().mean()
 
+    optimizer = export.Accumulated(export.Adam(lr=0.1), every=every)
     with pytest.warns(UserWarning, match=r"x.sum.. > 0:` is False, 2 parameters \(first.bias"):
-        _export(model, loss, x, tmp_path / "heads", export.Adam(lr=0.1))
+        _export(model, loss, x, tmp_path / "heads", optimizer, verify=False)
     trainer = Trainer(tmp_path / "heads", seed=0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    _assert_trained(model, loss, optimizer, trainer, x)
-    before = trainer.parameters
+    trainer.step({"x": x.numpy()})
+    before = trainer.state
     with pytest.raises(DeviceError):
         trainer.step({"x": -x.numpy()})
-    for name, value in trainer.parameters.items():
+    for name, value in trainer.state.items():
         np.testing.assert_array_equal(value, before[name])
-    _assert_trained(model, loss, optimizer, trainer, x)
 
 
 def _forced(model: nn.Module, x: Tensor) -> Tensor:
@@ -315,7 +393,7 @@ def test_selections_that_may_be_empty(tmp_path: Path) -> None:
     model, x = Experts(), torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     chosen = model.gate(x).argmax(1)
     assert 0 < chosen.sum() < len(x)
-    with pytest.warns(UserWarning, match="6 parameters .* have no gradient"):
+    with pytest.warns(UserWarning, match="the loss depends on no parameter"):
         _export(model, Experts.loss, x, tmp_path / "experts", verify=False)
     trainer = Trainer(tmp_path / "experts", seed=0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

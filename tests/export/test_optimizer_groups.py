@@ -265,6 +265,17 @@ def test_groups_inside_groups(tmp_path: Path) -> None:
     assert Trainer(tmp_path / "a").hyper.keys() == {"lr", "top.lr"}
 
 
+def test_a_group_inside_the_rest_is_its_own(tmp_path: Path) -> None:
+    """Also where the groups around it have one in the same place."""
+    inner = export.Groups(export.Sgd(0.1), export.Group("3.bias", export.Sgd(0.01)))
+    outer = export.Groups(inner, export.Group("0.bias", export.Sgd(0.001)))
+    model = _model()
+    _export(model, outer, tmp_path / "a", verify=False)
+    rates = {"3.bias": 0.01, "0.bias": 0.001}
+    groups = [{"params": [p], "lr": rates.get(n, 0.1)} for n, p in model.named_parameters()]
+    _assert_trains_alike(Trainer(tmp_path / "a"), model, torch.optim.SGD(groups), steps=2)
+
+
 def test_a_wrong_step_long_after_the_first_is_not_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

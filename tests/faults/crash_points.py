@@ -151,23 +151,31 @@ DEVICE_POINTS: dict[str, _Point] = {
 }
 
 
-def arm(point: str, calls: int) -> None:
-    """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
+def at_each_passage(point: str, act: Callable[[], None]) -> None:
+    """Call ``act`` whenever this process passes a point."""
     serving = AGGREGATOR_POINTS | EVALUATION_POINTS | ROLLBACK_POINTS | TASK_POINTS
     clustered = WORKER_POINTS | COORDINATOR_POINTS
     everywhere = serving | clustered | DEVICE_POINTS
     owner, name, when, counts = everywhere[point]
+
+    def passed(*values: Any, **named: Any) -> None:
+        if counts(*values, **named):
+            act()
+
+    if when == "before":
+        before(owner, name, passed)
+    else:
+        after(owner, name, lambda result, *values, **named: passed(*values, **named))
+
+
+def arm(point: str, calls: int) -> None:
+    """Make this process kill itself, by SIGKILL, at the ``calls``-th passage of a point."""
     left = calls
 
-    def act(*values: Any, **named: Any) -> None:
+    def act() -> None:
         nonlocal left
-        if not counts(*values, **named):
-            return
         left -= 1
         if left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if when == "before":
-        before(owner, name, act)
-    else:
-        after(owner, name, lambda result, *values, **named: act(*values, **named))
+    at_each_passage(point, act)

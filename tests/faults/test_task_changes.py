@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +37,7 @@ from device_sdk.wire.seal.signature import public_key
 from tests.aggregator.rounds.test_evaluator import ranked
 from tests.fakes.homes import make_home
 from tests.fakes.tasks import add_task, task_text
-from tests.faults.crash_points import TASK_POINTS, arm
+from tests.faults.crash_points import TASK_POINTS, arm, at_each_passage
 
 DEVICES = [bytes([place]) * 16 for place in (1, 2)]
 ROUND = "quorum = 1\nwait_for_devices = 2\ndeadline_seconds = 900.0"
@@ -170,14 +172,13 @@ def require_readable(home: AggregatorHome) -> None:
     store.database.close()
 
 
-def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> bool:
-    """Run a command, or ``serve`` without arguments, in a process that dies at a point; whether it
-    came to that."""
+def in_a_fork(home: AggregatorHome, prepare: Callable[[], None], *arguments: str) -> int | None:
+    """Run a command, or ``serve`` without arguments, in a process of its own; its exit code."""
 
     def work() -> None:
         os.close(1)
         os.open(os.devnull, os.O_WRONLY)
-        arm(point, calls)
+        prepare()
         if arguments:
             main(["task", "--home", str(home.folder), *arguments])
         else:
@@ -186,8 +187,30 @@ def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> boo
     process = _FORK.Process(target=work)
     process.start()
     process.join()
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
+    return process.exitcode
+
+
+def killed(home: AggregatorHome, point: str, calls: int, *arguments: str) -> bool:
+    """Run it in a process that dies at a point; whether it came to that."""
+    code = in_a_fork(home, lambda: arm(point, calls), *arguments)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def passages(home: AggregatorHome, *arguments: str) -> Counter[str]:
+    """How often it passes each point where nothing kills it."""
+    found, told = _FORK.Pipe(duplex=False)
+
+    def tell_each() -> None:
+        for point in TASK_POINTS:
+            at_each_passage(point, lambda point=point: told.send(point))  # type: ignore[misc]
+
+    with found, told:
+        assert in_a_fork(home, tell_each, *arguments) == 0
+        counted = Counter[str]()
+        while found.poll():
+            counted[found.recv()] += 1
+    return counted
 
 
 WIDER = "columns = 12"
@@ -224,21 +247,33 @@ def test_a_death_at_any_point_leaves_the_home_before_or_after(
     template: AggregatorHome, tmp_path: Path, what: str
 ) -> None:
     name = "water" if what == "add" else "air"
+    file = tmp_path / f"{name}.toml"
+    options = {"add": ("--from", str(file)), "replace": ("--from", str(file), "--now")}
+    command = (what, name, *options.get(what, ()))
+
+    def copy(named: str) -> AggregatorHome:
+        home = AggregatorHome(tmp_path / named)
+        shutil.copytree(template.folder, home.folder)
+        file.write_text(text_of(home, name, width=12))
+        return home
+
+    undisturbed = copy("undisturbed")
+    passed = [passages(undisturbed, *command), passages(undisturbed)]
+    assert is_after(what, seen(undisturbed))
+    _require_all(undisturbed, what, name)
     deaths = 0
     for number, point in enumerate(TASK_POINTS):
-        for calls in (1, 2):
-            home = AggregatorHome(tmp_path / f"{number}-{calls}")
-            shutil.copytree(template.folder, home.folder)
-            file = tmp_path / f"{name}.toml"
-            file.write_text(text_of(home, name, width=12))
+        # A point that is not passed so often lets both live as undisturbed.
+        for calls in range(1, 1 + min(2, max(each[point] for each in passed))):
+            home = copy(f"{number}-{calls}")
             assert seen(home) == BEFORE
-            options = {"add": ("--from", str(file)), "replace": ("--from", str(file), "--now")}
-            died = killed(home, point, calls, what, name, *options.get(what, ()))
+            died = killed(home, point, calls, *command)
             asked = wishes(home, what, name)
             assert asked or died
             # A command by itself changes nothing of what is served.
             assert replace(seen(home), state="active") == BEFORE
-            deaths += died + killed(home, point, calls)
+            died += killed(home, point, calls)
+            deaths += died
             require_readable(home)
             found = seen(home)
             assert replace(found, state="active") == BEFORE or is_after(what, found), (point, found)

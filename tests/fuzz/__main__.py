@@ -24,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.fuzz import corpus as kept_corpus
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import all_targets
 
+TARGETS = all_targets()
 _ROOT = Path(__file__).resolve().parent.parent.parent
 # Imports are instrumented first: minutes on a busy machine. libFuzzer keeps limits of its own.
 _GRACE_SECONDS = 600.0

@@ -10,10 +10,7 @@ import sys
 
 import atheris
 
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-
-with atheris.instrument_imports(include=["device_sdk", "aggregator"]):
-    from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import find
 
 _MEMORY_MB = 1024
 _SECONDS_AN_INPUT = 5
@@ -21,8 +18,10 @@ _SECONDS_AN_INPUT = 5
 
 def main() -> None:
     """Fuzz until libFuzzer's limits end it; its exit status tells whether something was found."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     name, corpus, *options = sys.argv[1:]
-    target = TARGETS[name]
+    with atheris.instrument_imports(include=["device_sdk", "aggregator"]):
+        target = find(name)
     atheris.Setup(
         [
             # Merging runs this line again, by a shell.

@@ -44,7 +44,7 @@ class FleetTask:
     """What the fleet learns.
 
     Attributes:
-        method: ``fedavg``, ``teacher_logits``, ``mutual`` or ``attention``.
+        method: ``fedavg``, ``teacher_logits``, ``mutual``, ``prototypes`` or ``attention``.
         artifacts: folders made by `export`, smallest first.
         companions: attention's meta-networks, one for each artifact; else none.
         settings: the method's table of the task file; a mapping inside is a table below it.

@@ -191,6 +191,59 @@ def example_teachers(classes: int, *, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
+Embedded = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, Tensor]]
+
+
+def prototype_alignment(embedded: Embedded) -> LossFunction:
+    """The loss of FedProto for a model with these embeddings and logits.
+
+    Tan et al. 2022, FedProto: Federated prototype learning across heterogeneous clients (AAAI),
+    equation 7, with the distance d that its authors' code takes: the mean squared difference
+    between each sample's embedding and the prototype of its label. FedTGP (Zhang et al. 2024) has
+    the same.
+
+    embedded: ``embedded(model, batch)`` gives embeddings [b, width] and logits [b, classes].
+
+    batch, besides the model's own entries: ``label`` int64 [b]; ``prototype`` float32
+    [classes, width], a row for each label; ``has_prototype`` float32 [classes], 1 where the row is
+    one, 0 where nobody has the label yet; the scalar ``pull`` (lambda).
+
+    loss = mean over samples of
+        CE(p, label) + pull * has_prototype[label] * mean over width of (embedding - prototype)^2
+
+    outputs: ``cross_entropy`` and ``distance`` float32 [], the two terms without ``pull``.
+    """
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        embedding, logits = embedded(model, batch)
+        labels = torch.arange(batch["prototype"].shape[0])
+        hot = (batch["label"].unsqueeze(-1) == labels).to(embedding.dtype)
+        # Rows by a product: equal to those by index, whose label nothing here would check.
+        gap = embedding - hot @ batch["prototype"]
+        known = hot @ batch["has_prototype"]
+        distance = (known * (gap * gap).mean(-1)).mean()
+        entropy = cross_entropy(logits, batch["label"])
+        outputs = {"cross_entropy": entropy, "distance": distance}
+        return entropy + batch["pull"] * distance, outputs
+
+    return loss
+
+
+def example_prototypes(classes: int, width: int, *, seed: int = 0) -> dict[str, Tensor]:
+    """The entries that the loss takes besides ``label``, to trace and verify with.
+
+    The last label has no prototype.
+    """
+    g = torch.Generator().manual_seed(seed)
+    has = torch.ones(classes)
+    has[-1] = 0
+    return {
+        "prototype": torch.randn(classes, width, generator=g) * has.unsqueeze(-1),
+        "has_prototype": has,
+        "pull": torch.tensor(0.5),
+    }
+
+
 ANCHOR = "anchor"
 
 

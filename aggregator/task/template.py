@@ -51,8 +51,8 @@ _ONLY = """\
 # only={site=["north", "east"]}
 """
 _OTHERS = """\
-# Methods on the devices' own arrays (fedavg, teacher_logits, mutual, attention) have no catalogue:
-# tessera-aggregator init --method fedavg writes a file for one of them.
+# Methods on the devices' own arrays (fedavg, teacher_logits, mutual, prototypes, attention) have no
+# catalogue: tessera-aggregator init --method fedavg writes a file for one of them.
 """
 _COLUMN = 31
 _WIDTH = 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from aggregator.methods.prototypes import PrototypesSettings
 from benchmarks.datasets.click import ClickSettings
 from benchmarks.harness import key_of
 from benchmarks.recommendation.click_metrics import ClickQuality
@@ -43,19 +44,21 @@ class Experiment:
     Attributes:
         seed: of first weights, of the samples' order, and of whatever else is drawn in the run; the
             data and their split have a seed of their own.
-        method: ``teacher_logits`` exchanges mean outputs, ``fedavg`` models, and ``pooled`` trains
-            one model on everybody's samples.
+        method: ``teacher_logits`` exchanges mean outputs, ``fedavg`` models, ``prototypes`` mean
+            embeddings, and ``pooled`` trains one model on everybody's samples.
         rounds: of all devices; the one with the least validation loss is reported.
         training: of ``teacher_logits`` and ``pooled``; its epochs, batch size and steps hold for
             ``fedavg`` too.
         proximal_mu: FedProx's, with ``fedavg``.
         present: the share of devices that take part in a round.
         noisy: so many devices, the last ones, send random distributions.
-        decay: the learning rate falls by this factor a round (not with ``fedavg``).
+        decay: the learning rate falls by this factor a round (not with ``fedavg``; ``prototypes``
+            has one among its settings).
+        prototypes: settings of ``prototypes``, epochs and batch size included.
     """
 
     seed: int
-    method: Literal["teacher_logits", "fedavg", "pooled"]
+    method: Literal["teacher_logits", "fedavg", "prototypes", "pooled"]
     model: ModelChoice
     rounds: int
     training: TeacherLogitsTraining
@@ -64,14 +67,17 @@ class Experiment:
     noisy: int = 0
     decay: float = 1.0
     data: ClickSettings = field(default_factory=ClickSettings)
+    prototypes: PrototypesSettings | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.present <= 1:
             raise ValueError("an experiment needs rounds, and devices present in them")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; expected above 0 and at most 1")
-        if self.decay < 1 and self.method == "fedavg":
-            raise ValueError("FedAvg's rate does not fall here")
+        if self.decay < 1 and self.method in ("fedavg", "prototypes"):
+            raise ValueError(f"the rate of {self.method} does not fall by decay")
+        if (self.method == "prototypes") != (self.prototypes is not None):
+            raise ValueError("prototypes go with their own settings")
         if not 0 <= self.noisy < self.data.devices:
             raise ValueError("at least one device must be honest")
 
@@ -83,6 +89,8 @@ class Experiment:
             described["attention_revision"] = _ATTENTION_REVISION
         if self.decay == 1:
             del described["decay"]  # so that results from before there was one still count
+        if self.prototypes is None:
+            del described["prototypes"]  # likewise
         return key_of(described)
 
 

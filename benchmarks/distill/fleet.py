@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import export
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
+from aggregator.methods.prototypes import PrototypesMethod
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from benchmarks.datasets.click import Clicks
 from benchmarks.distill.experiment import Experiment, ModelChoice
@@ -25,6 +26,7 @@ from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.local_steps import predict_all
+from device_sdk.methods.prototypes.learner import PrototypesLearner
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
     TeacherLogitsTraining,
@@ -80,14 +82,18 @@ def build_fleet(
     if experiment.method == "pooled":
         parts = [whole(parts)]
     teaching = experiment.method != "fedavg"
+    told = experiment.prototypes
+    width = None if told is None else told.training.width
     trainers, learners = list[Trainer](), list[Learner]()
     for place, (part, child) in enumerate(zip(parts, seeds.spawn(len(parts)), strict=True)):
-        trainer = shelf.trainer(experiment.model, experiment.seed, teaching=teaching)
+        trainer = shelf.trainer(experiment.model, experiment.seed, teaching=teaching, width=width)
         data = LocalData(entries_of(trainer, part))
         rng = np.random.default_rng(child)
         trainers.append(trainer)
         if place >= len(parts) - experiment.noisy:
             learners.append(LyingTeacher(random_claims(rng)))
+        elif told is not None:
+            learners.append(PrototypesLearner(lambda data=data: data, trainer, "", rng))  # type: ignore[misc]
         elif teaching:
             learners.append(TeacherLogitsLearner(lambda data=data: data, trainer, "", rng))  # type: ignore[misc]
         else:
@@ -97,6 +103,10 @@ def build_fleet(
 
 def _method(experiment: Experiment, trainer: Trainer) -> Method:
     told = experiment.training
+    if experiment.prototypes is not None:
+        return PrototypesMethod(
+            experiment.prototypes, np.random.default_rng([experiment.seed, _SERVER_STREAM])
+        )
     if experiment.method == "fedavg":
         training = FedAvgTraining(
             epochs=told.epochs,
@@ -114,6 +124,8 @@ def _method(experiment: Experiment, trainer: Trainer) -> Method:
     return TeacherLogitsMethod(told, experiment.decay)
 
 
+# The server's first weights, whatever devices draw.
+_SERVER_STREAM = 11
 _TEACHING = ("teacher", "has_teacher", "weight_ce", "weight_teacher", "weight_kl", "l2")
 
 
@@ -131,27 +143,34 @@ class ArtifactShelf:
         self._folder = folder
         self._fields = fields
 
-    def trainer(self, choice: ModelChoice, seed: int, *, teaching: bool) -> Trainer:
+    def trainer(
+        self, choice: ModelChoice, seed: int, *, teaching: bool, width: int | None = None
+    ) -> Trainer:
         """A fresh trainer on one CPU thread.
 
-        ``teaching``: with the distillation loss; else plain cross-entropy, for FedAvg.
+        ``teaching``: with the distillation loss, or with that of prototypes of ``width``; else
+        plain cross-entropy, for FedAvg.
         """
-        described = json.dumps([asdict(choice), seed, teaching], sort_keys=True)
+        more = [] if width is None else [width]
+        described = json.dumps([asdict(choice), seed, teaching, *more], sort_keys=True)
         folder = self._folder / hashlib.sha256(described.encode()).hexdigest()[:16]
         if not folder.exists():
             if teaching:
-                self._export_teaching(folder, choice, seed)
+                self._export_teaching(folder, choice, seed, width)
             else:
                 self._export_plain(folder, choice, seed)
         return Trainer(folder, providers="cpu", threads=1)
 
-    def _export_teaching(self, folder: Path, choice: ModelChoice, seed: int) -> None:
+    def _export_teaching(
+        self, folder: Path, choice: ModelChoice, seed: int, width: int | None
+    ) -> None:
         export_click(
             folder,
             choice.network,
             fields=self._fields,
             dim=choice.dim,
             attention=choice.attention,
+            width=width,
             seed=seed,
             optimizer=_optimizer(choice),
             verify=False,  # these graphs are verified by the exporter's tests

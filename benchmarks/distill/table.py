@@ -174,6 +174,8 @@ def _exchanges(experiment: Experiment) -> bool:
     if experiment.method == "teacher_logits":
         told = experiment.training
         return told.beta > 0 or (told.divergence and told.alpha + told.beta < 1)
+    if experiment.prototypes is not None:
+        return experiment.prototypes.training.pull > 0
     return experiment.method == "fedavg"
 
 

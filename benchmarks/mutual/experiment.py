@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from aggregator.methods.prototypes import PrototypesSettings
 from benchmarks.harness import key_of
 from benchmarks.mutual.domains import Split
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 
 FourModels = tuple[str, str, str, str]
+MethodName = Literal["alone", "pooled", "mutual", "fedavg", "prototypes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,11 @@ class Experiment:
         seed: of the whole run. Runs that share it share images, splits and first weights.
         models: of the four devices, by domain.
         method: ``alone`` trains on the own samples (IND), ``pooled`` on these and all public ones
-            (AGG), ``mutual`` and ``fedavg`` by the methods of these names.
+            (AGG), ``mutual``, ``fedavg`` and ``prototypes`` by the methods of these names.
         rounds: at most.
         steps: a round's, for ``alone`` and ``pooled``.
         learning_rate: for ``alone`` and ``pooled``; 0 for the artifact's.
-        mutual, fedavg: settings of those methods.
+        mutual, fedavg, prototypes: settings of those methods.
         stale_rounds: see ``aggregator.methods.mutual``.
         present: devices that take part in a round, drawn at random.
         random_device: one whose soft labels are drawn at random; -1 for none.
@@ -43,7 +45,7 @@ class Experiment:
     share: float
     seed: int
     models: FourModels
-    method: Literal["alone", "pooled", "mutual", "fedavg"]
+    method: MethodName
     rounds: int
     steps: int = 0
     learning_rate: float = 0.0
@@ -55,9 +57,14 @@ class Experiment:
     update_codec: Literal["float32", "float16", "int8"] = "float16"
     most_bytes: int = 0
     every: int = 1
+    prototypes: PrototypesSettings | None = None
 
     def __post_init__(self) -> None:
-        settings = {"mutual": self.mutual, "fedavg": self.fedavg}
+        settings = {
+            "mutual": self.mutual,
+            "fedavg": self.fedavg,
+            "prototypes": self.prototypes,
+        }
         for name, given in settings.items():
             if (self.method == name) != (given is not None):
                 raise ValueError(f"method {self.method!r} goes with its own settings, not {name}'s")
@@ -67,7 +74,11 @@ class Experiment:
     @property
     def key(self) -> str:
         """Names the stored result: another setting, another key."""
-        return key_of(asdict(self))
+        told: dict[str, Any] = asdict(self)
+        if self.prototypes is None:
+            # Runs were stored before there was such a method.
+            del told["prototypes"]
+        return key_of(told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.nn import Module
 
 import export as exporter
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.method import Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.prototypes import PrototypesMethod
 from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.channels import MutualChannel, sealed_bytes
 from benchmarks.mutual.domains import Domain
@@ -31,10 +34,16 @@ from device_sdk.methods.mutual.contract import (
     sample_entries,
 )
 from device_sdk.methods.mutual.learner import MutualLearner
+from device_sdk.methods.prototypes.learner import PrototypesLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from export.models.images import export_image, image_model
 from export.models.mutual import export_mutual
+from export.models.prototypes import embedding_model, export_prototypes
+
+_PLAIN_NAMES = {"x": "x", "y": "y"}
+# The server's first weights, whatever devices draw.
+_SERVER_STREAM = 11
 
 
 class Fleet(Protocol):
@@ -65,7 +74,7 @@ def make_fleet(
     seeds = [int(child.generate_state(1)[0] >> 1) for child in first.spawn(len(domains))]
     if experiment.method == "fedavg":
         seeds = [seeds[0]] * len(domains)
-    kind: Kind = "mutual" if experiment.method == "mutual" else "plain"
+    kind = _KINDS.get(experiment.method, "plain")
     trainers = [
         artifacts.trainer(experiment.data, model, kind, seed)
         for model, seed in zip(experiment.models, seeds, strict=True)
@@ -125,7 +134,7 @@ class _Together:
         self._present = experiment.present
         self._channel = MutualChannel(experiment.update_codec, np.random.default_rng(coding))
         self._own = list(trainers)
-        learners: list[FedAvgLearner | MutualLearner | _RandomLabels] = []
+        learners: list[Learner] = []
         for place, child in enumerate(devices):
             rng = np.random.default_rng(child)
             name = device_name(place)
@@ -136,14 +145,20 @@ class _Together:
                 learners.append(
                     _RandomLabels(learner, experiment.mutual, rng) if random else learner
                 )
+            elif experiment.prototypes is not None:
+                labelled = _joined(domains[place], {"x": "x", "y": "label"})
+                learners.append(PrototypesLearner(_always(labelled), trainers[place], name, rng))
             else:
                 whole = _joined(domains[place])
                 learners.append(FedAvgLearner(_always(whole), trainers[place], name, rng))
         self._global: FedAvgMethod | None = None
+        method: Method
         if experiment.mutual is not None:
             settings = MutualSettings(experiment.mutual, stale_rounds=experiment.stale_rounds)
-            method: MutualMethod | FedAvgMethod = MutualMethod(
-                sample_entries(trainers[0].artifact), settings
+            method = MutualMethod(sample_entries(trainers[0].artifact), settings)
+        elif experiment.prototypes is not None:
+            method = PrototypesMethod(
+                experiment.prototypes, np.random.default_rng([experiment.seed, _SERVER_STREAM])
             )
         else:
             if experiment.fedavg is None:
@@ -225,16 +240,30 @@ def _always(data: LocalData) -> DataSource:
     return lambda: data
 
 
-def _joined(domain: Domain) -> LocalData:
+def _joined(domain: Domain, names: Mapping[str, str] = _PLAIN_NAMES) -> LocalData:
+    """All that a device may train on, each entry under the name that its method has for it."""
     parts = (domain.private, domain.public)
-    return LocalData({name: np.concatenate([one[name] for one in parts]) for name in ("x", "y")})
+    return LocalData(
+        {told: np.concatenate([one[name] for one in parts]) for name, told in names.items()}
+    )
 
 
 _SHAPES = {"rmnist": (1, 28, 10), "pacs64": (3, 64, 7)}
 # The paper's (section 4.1.1), decoupled from the gradient as in AdamW.
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 1e-4
 
-Kind = Literal["mutual", "plain"]
+Kind = Literal["mutual", "plain", "prototypes"]
+_KINDS: Mapping[str, Kind] = {"mutual": "mutual", "prototypes": "prototypes"}
+_EXPORTS: Mapping[Kind, Callable[..., object]] = {
+    "mutual": export_mutual,
+    "plain": export_image,
+    "prototypes": export_prototypes,
+}
+_MODELS: Mapping[Kind, Callable[..., Module]] = {
+    "mutual": image_model,
+    "plain": image_model,
+    "prototypes": embedding_model,
+}
 
 
 class ImageTask:
@@ -254,7 +283,7 @@ class ArtifactCache:
         """A trainer with first weights of that seed; exports the artifact where it is missing."""
         task = ImageTask(data)
         trainer = Trainer(self._path(data, model, kind), providers="cpu", seed=seed)
-        trainer.set_parameters(_first_weights(task, model, seed))
+        trainer.set_parameters(_first_weights(task, model, kind, seed))
         return trainer
 
     def _path(self, data: str, model: str, kind: Kind) -> Path:
@@ -265,9 +294,8 @@ class ArtifactCache:
         optimizer = exporter.AdamW(lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
         partial = path.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        write = export_mutual if kind == "mutual" else export_image
         # Verified by the exporter's own tests, for each of these networks.
-        write(
+        _EXPORTS[kind](
             partial,
             model,
             channels=task.channels,
@@ -280,8 +308,10 @@ class ArtifactCache:
         return path
 
 
-def _first_weights(task: ImageTask, model: str, seed: int) -> Mapping[str, NDArray[np.float32]]:
-    network = image_model(
+def _first_weights(
+    task: ImageTask, model: str, kind: Kind, seed: int
+) -> Mapping[str, NDArray[np.float32]]:
+    network = _MODELS[kind](
         model, channels=task.channels, size=task.size, classes=task.classes, seed=seed
     )
     return {name: tensor.detach().numpy() for name, tensor in network.named_parameters()}

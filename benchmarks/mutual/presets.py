@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from aggregator.methods.prototypes import PrototypesSettings
+from aggregator.methods.trained_prototypes import PrototypeServerSettings
 from benchmarks.mutual.domains import Split
-from benchmarks.mutual.experiment import Experiment, FourModels
+from benchmarks.mutual.experiment import Experiment, FourModels, MethodName
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.prototypes.contract import PrototypesTraining
 
 LENETS: FourModels = ("lenet", "lenet", "lenet", "lenet")
 FOUR: FourModels = ("resnet", "alexnet", "lenet", "vgg")
@@ -67,11 +69,25 @@ _FEDMD = replace(
     use_confidence=False,
 )
 _FEDAVG = FedAvgTraining(epochs=2, batch_size=32, learning_rate=0.002)
+# The best by validation of six each, LeNet split independently: pull 0.1, 0.3, 1, 3, 10, 30;
+# pull 0.1, 1, 10 with the server's rate at 0.01 and 0.1.
+_PROTOTYPES = {
+    "FedProto": PrototypesSettings(
+        PrototypesTraining(10, epochs=2, batch_size=32, learning_rate=0.002, pull=0.3)
+    ),
+    "FedTGP": PrototypesSettings(
+        PrototypesTraining(10, epochs=2, batch_size=32, learning_rate=0.002, pull=0.1),
+        trained=True,
+        server=PrototypeServerSettings(learning_rate=0.01),
+    ),
+    "FedProto, pull 0": PrototypesSettings(
+        PrototypesTraining(10, epochs=2, batch_size=32, learning_rate=0.002, pull=0.0)
+    ),
+}
+"""The last one is its network alone: what comes of the others is looked at, and not used."""
 
 
-def _base(
-    method: Literal["alone", "pooled", "mutual", "fedavg"], split: Split, share: float, seed: int
-) -> Experiment:
+def _base(method: MethodName, split: Split, share: float, seed: int) -> Experiment:
     base = Experiment("rmnist", split, share, seed, LENETS, "alone", rounds=22, steps=36)
     base = replace(base, learning_rate=0.002)
     if method == "mutual":
@@ -103,17 +119,25 @@ def _table_one(table: str, split: Split) -> list[Row]:
         ]
     rows.append(Row(table, "IND", _made("alone", split, 0.10), Paper(68.45, 92.56, 60.47)))
     rows.append(Row(table, "FedAvg, full", _made("fedavg", split, 0.10)))
+    rows += [Row(table, name, _prototypes(name, split)) for name in _PROTOTYPES]
     return rows
 
 
-def _made(
-    method: Literal["alone", "pooled", "mutual", "fedavg"], split: Split, share: float
-) -> Callable[[int], Experiment]:
+def _made(method: MethodName, split: Split, share: float) -> Callable[[int], Experiment]:
     return lambda seed: _base(method, split, share, seed)
 
 
 def _fedmd(split: Split, share: float) -> Callable[[int], Experiment]:
     return lambda seed: replace(_base("mutual", split, share, seed), mutual=_FEDMD, rounds=22)
+
+
+def _prototypes(name: str, split: Split) -> Callable[[int], Experiment]:
+    return lambda seed: replace(
+        _base("fedavg", split, 0.10, seed),
+        method="prototypes",
+        fedavg=None,
+        prototypes=_PROTOTYPES[name],
+    )
 
 
 def _frugal(split: Split, share: float) -> Callable[[int], Experiment]:
@@ -216,6 +240,7 @@ ROWS: tuple[Row, ...] = (
     *_table_one("independent", "independent"),
     *_table_one("by-image", "by-image"),
     *_several("architectures", _four, (None, None, None, None)),
+    *(Row("architectures", name, _four(_prototypes(name, "independent"))) for name in _PROTOTYPES),
     *_several(
         "pacs64",
         _on_pacs,

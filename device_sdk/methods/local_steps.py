@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from device_sdk.errors import DeviceError, StateError
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
+from device_sdk.wire.publish.report import Reason
 
 # A trainer's state as part of a learner's: named arrays under ``trainer.``.
 
@@ -40,6 +41,33 @@ def restore_trainer(trainer: Trainer, state: State, prefix: str = TRAINER) -> No
 
 Samples = Mapping[str, NDArray[Any]]
 Batch = dict[str, NDArray[Any]]
+
+LABEL = "label"
+"""The entry that says what a sample is, for methods that tell of each label."""
+
+
+def labelled_samples(given: Samples, inputs: Collection[str], classes: int) -> Batch:
+    """What of the local arrays the artifact's ``inputs`` read, ``label`` int64 [samples] among it;
+    the rest is left aside, so that the same data suit unequal models. Nothing where there is none.
+
+    Raises LearnerError where the labels are missing, or not from 0 to ``classes`` - 1.
+    """
+    samples = {name: array for name, array in given.items() if name in inputs}
+    if not given:
+        return samples
+    label = samples.get(LABEL)
+    if label is None or label.dtype != np.int64 or label.ndim != 1:
+        found = "missing" if label is None else f"{label.dtype} {label.shape}"
+        raise LearnerError(
+            f"the local {LABEL!r} is {found}; expected int64 [samples]", Reason.BAD_DATA
+        )
+    if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
+        raise LearnerError(
+            f"local labels reach from {label.min()} to {label.max()}, not below "
+            f"the task's {classes} classes",
+            Reason.BAD_DATA,
+        )
+    return samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -10,7 +11,16 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from export.build import Exported, export_train_step
-from export.losses import PENALTY, distillation, example_teachers, joint_loss, proximal, with_anchor
+from export.losses import (
+    PENALTY,
+    distillation,
+    example_prototypes,
+    example_teachers,
+    joint_loss,
+    prototype_alignment,
+    proximal,
+    with_anchor,
+)
 from export.models.fields import FieldAttention, FieldEmbedding, SampleFields, example_fields
 from export.optimizers import Adam, Optimizer
 
@@ -22,17 +32,23 @@ def two_logits(score: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(score), score], 1)
 
 
+def _through(layers: nn.Sequential, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last layer is given, which is the embedding of a sample, and what it makes of it."""
+    embedding = layers[:-1](x)
+    return embedding, layers[-1](embedding)
+
+
 # Click prediction by convolutions over the fields.
 
 
 class ClickCnn(nn.Module):
-    """Embedded fields [b, r, dim] to two logits [b, 2]: no click, click.
+    """Embedded fields [b, r, dim] to an embedding [b, width] and two logits [b, 2].
 
     The network of AFD's experiments (papers/afd, section 3.1): two convolutions along the fields,
-    a maximum over neighbouring fields, and linear layers of 120, 60 and 2.
+    a maximum over neighbouring fields, and linear layers of 120, ``width`` and 2.
     """
 
-    def __init__(self, count: int, dim: int, *, kernels: int = 32) -> None:
+    def __init__(self, count: int, dim: int, *, kernels: int = 32, width: int = 60) -> None:
         super().__init__()
         if count < 2 or kernels < 1:
             raise ValueError(f"{count} fields and {kernels} kernels; expected at least 2 and 1")
@@ -41,17 +57,16 @@ class ClickCnn(nn.Module):
         self.head = nn.Sequential(
             nn.Linear(kernels * (count // 2), 120),
             nn.ReLU(),
-            nn.Linear(120, 60),
+            nn.Linear(120, width),
             nn.ReLU(),
-            nn.Linear(60, 2),
+            nn.Linear(width, 2),
         )
 
-    def forward(self, fields: Tensor) -> Tensor:
+    def forward(self, fields: Tensor) -> tuple[Tensor, Tensor]:
         maps = torch.relu(self.second(torch.relu(self.first(fields))))
         even = maps.shape[1] // 2 * 2
         pooled = torch.maximum(maps[:, 0:even:2], maps[:, 1:even:2])
-        logits: Tensor = self.head(pooled.flatten(1))
-        return logits
+        return _through(self.head, pooled.flatten(1))
 
 
 class _Convolution(nn.Module):
@@ -76,78 +91,90 @@ class _Convolution(nn.Module):
 
 
 class DeepFm(nn.Module):
-    """Embedded fields [b, r, dim] and first-order weights [b, r] to two logits [b, 2].
+    """Embedded fields [b, r, dim] and first-order weights [b, r] to an embedding [b, width] and two
+    logits [b, 2].
 
     Guo et al. 2017, DeepFM, equations 1 to 4: first-order weights, the inner products of all pairs
-    of fields (half of the sum's square less the sum of squares), and a network of 64 and 32.
+    of fields (half of the sum's square less the sum of squares), and a network of 64 and ``width``.
     """
 
-    def __init__(self, count: int, dim: int) -> None:
+    def __init__(self, count: int, dim: int, *, width: int = 32) -> None:
         super().__init__()
         self.deep = nn.Sequential(
-            nn.Linear(count * dim, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+            nn.Linear(count * dim, 64),
+            nn.ReLU(),
+            nn.Linear(64, width),
+            nn.ReLU(),
+            nn.Linear(width, 1),
         )
 
-    def forward(self, fields: Tensor, first_order: Tensor) -> Tensor:
+    def forward(self, fields: Tensor, first_order: Tensor) -> tuple[Tensor, Tensor]:
         total = fields.sum(1)
         pairs = 0.5 * ((total * total).sum(1) - (fields * fields).sum((1, 2)))
-        deep: Tensor = self.deep(fields.flatten(1)).squeeze(1)
-        return two_logits(first_order.sum(1) + pairs + deep)
+        embedding, deep = _through(self.deep, fields.flatten(1))
+        return embedding, two_logits(first_order.sum(1) + pairs + deep.squeeze(1))
 
 
 # Deep interest network: what of the past matters for this item.
 
 
 class Din(nn.Module):
-    """Embedded fields [b, r, dim], the item and the user's past items to two logits [b, 2].
+    """Embedded fields [b, r, dim], the item and the user's past items to an embedding [b, width]
+    and two logits [b, 2].
 
     Zhou et al. 2018, Deep interest network for click-through rate prediction, section 4.3: an
     activation unit weighs each past item h by a small network on (h, h - t, h * t, t), t the item
     in question; the weighted sum, not normalised, joins the fields. Hidden units 32 and layers of
-    80, 40 and 2 as in AFD's experiments (papers/afd, section 3.1).
+    80, ``width`` and 2 as in AFD's experiments (papers/afd, section 3.1).
     """
 
-    def __init__(self, count: int, dim: int) -> None:
+    def __init__(self, count: int, dim: int, *, width: int = 40) -> None:
         super().__init__()
         self.activation = nn.Sequential(nn.Linear(4 * dim, 32), nn.ReLU(), nn.Linear(32, 1))
         self.head = nn.Sequential(
             nn.Linear((count + 1) * dim, 80),
             nn.ReLU(),
-            nn.Linear(80, 40),
+            nn.Linear(80, width),
             nn.ReLU(),
-            nn.Linear(40, 2),
+            nn.Linear(width, 2),
         )
 
-    def forward(self, fields: Tensor, item: Tensor, history: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self, fields: Tensor, item: Tensor, history: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """item [b, dim]; history [b, length, dim]; mask [b, length], 0 where there is no item."""
         target = item.unsqueeze(1).expand(history.shape)
         pairs = torch.cat([history, history - target, history * target, target], -1)
         weight = self.activation(pairs).squeeze(-1) * mask
         interest = (weight.unsqueeze(1) @ history).squeeze(1)
-        logits: Tensor = self.head(torch.cat([fields.flatten(1), interest], 1))
-        return logits
+        return _through(self.head, torch.cat([fields.flatten(1), interest], 1))
 
 
 # Wide & Deep: remembered values beside generalising ones.
 
 
 class WideDeep(nn.Module):
-    """Embedded fields [b, r, dim] and first-order weights [b, r] to two logits [b, 2].
+    """Embedded fields [b, r, dim] and first-order weights [b, r] to an embedding [b, width] and two
+    logits [b, 2].
 
     Cheng et al. 2016, Wide & Deep learning for recommender systems, equation 3: the sum of a linear
-    model on the raw values and a network on their embeddings (128, 64, 2 as in AFD's experiments,
-    papers/afd, section 3.1). The wide part has no hand-made cross products.
+    model on the raw values and a network on their embeddings (128, ``width``, 2 as in AFD's
+    experiments, papers/afd, section 3.1). The wide part has no hand-made cross products.
     """
 
-    def __init__(self, count: int, dim: int) -> None:
+    def __init__(self, count: int, dim: int, *, width: int = 64) -> None:
         super().__init__()
         self.deep = nn.Sequential(
-            nn.Linear(count * dim, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 2)
+            nn.Linear(count * dim, 128),
+            nn.ReLU(),
+            nn.Linear(128, width),
+            nn.ReLU(),
+            nn.Linear(width, 2),
         )
 
-    def forward(self, fields: Tensor, first_order: Tensor) -> Tensor:
-        deep: Tensor = self.deep(fields.flatten(1))
-        return deep + two_logits(first_order.sum(1))
+    def forward(self, fields: Tensor, first_order: Tensor) -> tuple[Tensor, Tensor]:
+        embedding, deep = _through(self.deep, fields.flatten(1))
+        return embedding, deep + two_logits(first_order.sum(1))
 
 
 Network = Literal["cnn", "wide_deep", "din", "deepfm"]
@@ -170,14 +197,30 @@ MOVIELENS = SampleFields(
 """MovieLens 1M's fields, at the paper's numbers of users and movies."""
 
 
+_NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": ClickCnn,
+    "wide_deep": WideDeep,
+    "din": Din,
+    "deepfm": DeepFm,
+}
+
+
 class ClickModel(nn.Module):
     """A batch (see ``SampleFields``) to two logits [b, 2]: no click, click.
 
     With ``attention`` the network sees the re-weighted fields and their sum as one field more.
+    ``width`` is that of the last hidden layer, the embedding of a sample; None for the network's
+    own.
     """
 
     def __init__(
-        self, network: str, fields: SampleFields, *, dim: int = 8, attention: bool = False
+        self,
+        network: str,
+        fields: SampleFields,
+        *,
+        dim: int = 8,
+        attention: bool = False,
+        width: int | None = None,
     ) -> None:
         super().__init__()
         if network not in CLICK_MODELS:
@@ -191,15 +234,8 @@ class ClickModel(nn.Module):
         self.embedding = FieldEmbedding(fields, dim, extra=1 if first_order else 0)
         self.attention = FieldAttention(len(fields.names), dim, CHANNELS) if attention else None
         count = len(fields.names) + (1 if attention else 0)
-        self.network: nn.Module
-        if network == "cnn":
-            self.network = ClickCnn(count, dim)
-        elif network == "wide_deep":
-            self.network = WideDeep(count, dim)
-        elif network == "din":
-            self.network = Din(count, dim)
-        else:
-            self.network = DeepFm(count, dim)
+        chosen = {} if width is None else {"width": width}
+        self.network: nn.Module = _NETWORKS[network](count, dim, **chosen)
         self._item = 0
         if fields.history is not None:
             self._item = fields.names.index(fields.history)
@@ -207,15 +243,22 @@ class ClickModel(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self._forward(batch)[0]
 
-    def explained(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The logits; with attention ``field_weights`` [b, r] and ``field_interactions`` [r, r]."""
-        logits, embedded, weights = self._forward(batch)
-        if self.attention is None or weights is None:
-            return logits, {}
-        interactions = self.attention.interactions(embedded)
-        return logits, {"field_weights": weights, "field_interactions": interactions}
+    def embedded(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The embeddings [b, width] and the logits."""
+        logits, embedding, _, _ = self._forward(batch)
+        return embedding, logits
 
-    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
+    def explained(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The logits, and ``embedding`` [b, width]; with attention ``field_weights`` [b, r] and
+        ``field_interactions`` [r, r]."""
+        logits, embedding, fields, weights = self._forward(batch)
+        found = {"embedding": embedding}
+        if self.attention is not None and weights is not None:
+            interactions = self.attention.interactions(fields)
+            found |= {"field_weights": weights, "field_interactions": interactions}
+        return logits, found
+
+    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dim = self.embedding.dim
         if self.kind == "din":
             embedded, history, mask = self.embedding.with_history(batch)
@@ -227,12 +270,12 @@ class ClickModel(nn.Module):
             encoded, total, weights = self.attention(plain)
             encoded = torch.cat([encoded, total.unsqueeze(1)], 1)
         if self.kind == "din":
-            logits = self.network(encoded, plain[:, self._item], history, mask)
+            embedding, logits = self.network(encoded, plain[:, self._item], history, mask)
         elif self.kind == "cnn":
-            logits = self.network(encoded)
+            embedding, logits = self.network(encoded)
         else:
-            logits = self.network(encoded, embedded[:, :, dim])
-        return logits, plain, weights
+            embedding, logits = self.network(encoded, embedded[:, :, dim])
+        return logits, embedding, plain, weights
 
 
 def click_model(
@@ -241,20 +284,28 @@ def click_model(
     fields: SampleFields = MOVIELENS,
     dim: int = 8,
     attention: bool = False,
+    width: int | None = None,
     seed: int = 0,
 ) -> ClickModel:
     """A click model; ``seed`` draws the initial weights and leaves torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ClickModel(network, fields, dim=dim, attention=attention)
+        return ClickModel(network, fields, dim=dim, attention=attention, width=width)
 
 
 def predicted_clicks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """``logits`` [b, 2], ``click`` [b] (its probability), and the attention's weights if any."""
+    found = embedded_clicks(model, batch)
+    del found["embedding"]
+    return found
+
+
+def embedded_clicks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As :func:`predicted_clicks`, and ``embedding`` [b, width]."""
     if not isinstance(model, ClickModel):
-        raise TypeError(f"predicted_clicks takes a ClickModel, not {type(model).__name__}")
-    logits, weights = model.explained(batch)
-    return {"logits": logits, "click": torch.softmax(logits, -1)[:, 1], **weights}
+        raise TypeError(f"a ClickModel predicts clicks, not {type(model).__name__}")
+    logits, more = model.explained(batch)
+    return {"logits": logits, "click": torch.softmax(logits, -1)[:, 1], **more}
 
 
 def example_clicks(
@@ -263,15 +314,21 @@ def example_clicks(
     fields: SampleFields = MOVIELENS,
     batch: int = 16,
     history: int = 6,
+    width: int | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """All batch entries of a network's artifact; ``history`` is there for din only."""
+    """All batch entries of a network's artifact; ``history`` is there for din only, prototypes of
+    ``width`` in place of teachers where that is given."""
     length = history if network == "din" else 0
     g = torch.Generator().manual_seed(seed)
     return {
         **example_fields(fields, batch=batch, history=length, seed=seed),
         "label": torch.randint(2, (batch,), generator=g),
-        **example_teachers(2, seed=seed),
+        **(
+            example_teachers(2, seed=seed)
+            if width is None
+            else example_prototypes(2, width, seed=seed)
+        ),
     }
 
 
@@ -286,6 +343,7 @@ def export_click(
     fields: SampleFields = MOVIELENS,
     dim: int = 8,
     attention: bool = False,
+    width: int | None = None,
     seed: int = 0,
     optimizer: Optimizer | None = None,
     with_proximal: bool = False,
@@ -298,10 +356,20 @@ def export_click(
     adds anchors and the batch scalar ``mu`` (``export.losses``), ``with_metrics`` declares
     ``CLICK_METRICS``. Axes: ``batch``, and ``past`` for din's history. Adam with 1e-3 by default,
     as in the paper.
+
+    ``width`` is for the method ``prototypes``: the loss is ``export.losses.prototype_alignment``,
+    and predictions hold ``embedding`` [b, width], the last hidden layer. ValueError where it comes
+    with ``with_proximal``.
     """
-    model: nn.Module = click_model(network, fields=fields, dim=dim, attention=attention, seed=seed)
-    batch = example_clicks(network, fields=fields)
+    model: nn.Module = click_model(
+        network, fields=fields, dim=dim, attention=attention, width=width, seed=seed
+    )
+    batch = example_clicks(network, fields=fields, width=width)
     loss = distillation(lambda module, entries: module(entries))
+    if width is not None:
+        if with_proximal:
+            raise ValueError("width is for prototypes, whose loss has no proximal term: give one")
+        loss = prototype_alignment(_embedded)
     if with_proximal:
         model = with_anchor(model)
         batch["mu"] = torch.tensor(0.1)
@@ -316,13 +384,18 @@ def export_click(
         batch,
         optimizer=optimizer or Adam(lr=1e-3),
         dynamic=dynamic,
-        predict=predicted_clicks,
-        gradient=PENALTY,
+        predict=predicted_clicks if width is None else embedded_clicks,
+        gradient=PENALTY if width is None else None,
         metrics=CLICK_METRICS if with_metrics else None,
         directory=directory,
         verify=verify,
         name=f"{network}_attention" if attention else network,
     )
+
+
+def _embedded(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    assert isinstance(model, ClickModel)
+    return model.embedded(batch)
 
 
 def _pulled(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -55,6 +55,25 @@ def test_every_network_exports_and_learns(tmp_path: Path, network: str, attentio
         np.testing.assert_allclose(told["field_interactions"].sum(1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("network", CLICK_MODELS)
+def test_the_last_hidden_layer_embeds_in_the_width_that_is_asked_for(
+    tmp_path: Path, network: str
+) -> None:
+    verify = network == "deepfm"  # the loss is verified with one: tracing takes long
+    export_click(tmp_path / "a", network, fields=SMALL, dim=4, width=7, verify=verify)
+    trainer = Trainer(tmp_path / "a", providers="cpu")
+    drawn = example_clicks(network, fields=SMALL, batch=60, history=3, width=7, seed=4)
+    batch = {name: value.numpy() for name, value in drawn.items()}
+    batch["has_prototype"] = np.ones(2, np.float32)
+    batch["pull"] = np.float32(50)
+    distances = [(trainer.step(batch), trainer.outputs["distance"])[1] for _ in range(40)]
+    assert distances[-1] < 0.9 * distances[0]
+    told = trainer.predict(batch)
+    assert told["embedding"].shape == (60, 7) and told["click"].shape == (60,)
+    with pytest.raises(ValueError, match="no proximal term"):
+        export_click(tmp_path / "b", network, fields=SMALL, width=7, with_proximal=True)
+
+
 def test_the_embedding_is_sums_of_rows() -> None:
     torch.manual_seed(0)
     embedding = FieldEmbedding(SMALL, 3, extra=1)

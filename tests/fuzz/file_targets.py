@@ -18,6 +18,7 @@ from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.attention import AttentionSettings
 from aggregator.methods.fedavg import FedAvgSettings
 from aggregator.methods.mutual import MutualSettings
+from aggregator.methods.prototypes import PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod
 from aggregator.methods.teacher_logits import TeacherLogitsSettings
 from aggregator.task.file import read_task
@@ -34,6 +35,7 @@ from device_sdk.artifact.standalone import standalone_onnx
 from device_sdk.errors import CheckpointError
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.mutual.contract import MutualTraining
+from device_sdk.methods.prototypes.contract import PrototypesTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from device_sdk.wire.codec.errors import WireError
@@ -184,6 +186,7 @@ _METHODS: Mapping[str, DataclassInstance] = {
     "attention": AttentionSettings(),
     "fedavg": FedAvgSettings(),
     "mutual": MutualSettings(MutualTraining(3)),
+    "prototypes": PrototypesSettings(PrototypesTraining(3), trained=True),
     "teacher_logits": TeacherLogitsSettings(TeacherLogitsTraining(3)),
 }
 

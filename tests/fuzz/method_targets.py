@@ -15,6 +15,7 @@ from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod
 from aggregator.methods.method import Binding, Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
@@ -33,6 +34,7 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     samples_mark,
 )
+from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.registry import METHODS, load_method
 from device_sdk.methods.scatter.contract import (
     ScatterTraining,
@@ -70,6 +72,7 @@ _KNOWLEDGE = (
     replace(_BOUNDED, top_classes=2, weights="samples"),
     replace(_BOUNDED, precision="int8", top_classes=2),
 )
+_PROTOTYPES = PrototypesTraining(_CLASSES, width=3)
 _MUTUAL = MutualTraining(classes=_CLASSES, sample_form="deflate")
 _NARROW, _WIDE = (
     flat_layout({"a.weight": (width, 2), "a.bias": (width,), "b.weight": (2, width)})
@@ -144,6 +147,11 @@ def _mutual() -> MutualMethod:
 
 def _teacher_logits() -> TeacherLogitsMethod:
     return TeacherLogitsMethod(_KNOWLEDGE[1])
+
+
+def _prototypes() -> PrototypesMethod:
+    settings = PrototypesSettings(_PROTOTYPES, most_length=2.0)
+    return PrototypesMethod(settings, np.random.default_rng(0))
 
 
 def _scatter() -> ScatterMethod:
@@ -225,7 +233,14 @@ def _knowledge_seeds() -> Sequence[bytes]:
 
 
 def _settings_seeds() -> Sequence[bytes]:
-    trainings = (_ATTENTION.training, FedAvgTraining(), _MUTUAL, ScatterTraining(), _KNOWLEDGE[2])
+    trainings = (
+        _ATTENTION.training,
+        FedAvgTraining(),
+        _MUTUAL,
+        _PROTOTYPES,
+        ScatterTraining(),
+        _KNOWLEDGE[2],
+    )
     return [_body({}, **training.as_scalars()) for training in trainings]
 
 
@@ -258,6 +273,11 @@ def _mutual_updates() -> Sequence[bytes]:
     return found
 
 
+def _prototypes_updates() -> Sequence[bytes]:
+    labels, means = np.asarray([0, 3]), np.asarray([[0.5, 0, 2], [9, -1, 0]], np.float32)
+    return [_body(encode_prototypes(LabelKnowledge(labels, np.asarray([7, 20_000]), means)))]
+
+
 def _fedavg_updates() -> Sequence[bytes]:
     arrays = {"w.weight": np.ones((3, 2), np.float32), "w.bias": np.ones(3, np.float32)}
     return [_body(arrays, samples=9, loss=0.5)]
@@ -277,6 +297,7 @@ _MAKES: Mapping[str, tuple[Callable[[], Method], Callable[[bytes, int], Update]]
     "attention": (_attention, _whole_update),
     "fedavg": (_fedavg, _whole_update),
     "mutual": (_mutual, _whole_update),
+    "prototypes": (_prototypes, _whole_update),
     "scatter": (_scatter, _items_update),
     "teacher_logits": (_teacher_logits, _whole_update),
 }
@@ -284,6 +305,7 @@ _UPDATES: Mapping[str, Callable[[], Sequence[bytes]]] = {
     "attention": _attention_updates,
     "fedavg": _fedavg_updates,
     "mutual": _mutual_updates,
+    "prototypes": _prototypes_updates,
     "scatter": _scatter_updates,
     "teacher_logits": lambda: [_body(_knowledge(_KNOWLEDGE[1]))],
 }

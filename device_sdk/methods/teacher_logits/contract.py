@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import Within, require_declared
+from device_sdk.methods.labels import MOST_CLASSES, decode_labels, encode_labels
+from device_sdk.methods.labels import LabelKnowledge as LabelKnowledge
 from device_sdk.wire.arrays.exchange import TrainingSettings
 
 # Soft outputs (rows of probabilities over classes) as compact arrays, the same on both ends.
@@ -18,7 +20,6 @@ from device_sdk.wire.arrays.exchange import TrainingSettings
 # the bit what the aggregator reads, whatever codec its float32 arrays travel under.
 
 Precision = Literal["float32", "float16", "int8"]
-MOST_CLASSES = 4096
 _DTYPES = {"float32": np.float32, "float16": np.float16, "int8": np.uint8}
 _STEPS = 255
 # Of a sum of up to 4,096 probabilities, each rounded to float16.
@@ -239,23 +240,6 @@ class TeacherLogitsTraining(TrainingSettings):
 # Both ends compute :func:`share_of` from the same decoded arrays: a device can subtract from a
 # sum exactly what the aggregator added for it.
 
-_MOST_COUNT = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelKnowledge:
-    """Mean soft outputs by label, of the labels that a device has.
-
-    Attributes:
-        labels: int64 [n], increasing.
-        counts: int64 [n], the outputs that went into each mean, at least 1.
-        means: float32 [n, classes], each row a distribution.
-    """
-
-    labels: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    means: NDArray[np.float32]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
@@ -291,11 +275,7 @@ def encode_knowledge(
 
     Raises ValueError where a mean is no distribution.
     """
-    return {
-        "labels": knowledge.labels.astype(np.uint16),
-        "counts": np.minimum(knowledge.counts, _MOST_COUNT).astype(np.int32),
-        **encode_soft_outputs(knowledge.means, training.form),
-    }
+    return {**encode_labels(knowledge), **encode_soft_outputs(knowledge.means, training.form)}
 
 
 def decode_knowledge(
@@ -305,21 +285,10 @@ def decode_knowledge(
 
     Total: raises ValueError for other names, dtypes, shapes or ranges, whatever the arrays hold.
     """
-    expected = {"labels", "counts", *training.form.names(training.classes)}
-    if set(tensors) != expected:
-        raise ValueError(f"found {sorted(tensors)}; expected exactly {sorted(expected)}")
-    labels, counts = tensors["labels"], tensors["counts"]
-    if labels.dtype != np.uint16 or labels.ndim != 1:
-        raise ValueError(f"'labels' are {labels.dtype} {labels.shape}; expected uint16 [n]")
-    rows = labels.astype(np.int64)
-    if len(rows) and (int(rows[-1]) >= training.classes or (np.diff(rows) <= 0).any()):
-        raise ValueError(f"'labels' must increase, from 0 to {training.classes - 1}")
-    if counts.dtype != np.int32 or counts.shape != rows.shape:
-        raise ValueError(f"'counts' are {counts.dtype} {counts.shape}; expected int32 [labels]")
-    if len(counts) and int(counts.min()) < 1:
-        raise ValueError("a count is below 1: labels without samples are left out")
+    names = training.form.names(training.classes)
+    rows, counts = decode_labels(tensors, training.classes, names)
     means = decode_soft_outputs(tensors, len(rows), training.classes, training.form)
-    return LabelKnowledge(rows, counts.astype(np.int64), means)
+    return LabelKnowledge(rows, counts, means)
 
 
 def share_of(knowledge: LabelKnowledge, training: TeacherLogitsTraining) -> Share:

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from device_sdk.local_data import DataSource
 from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import (
+    LABEL,
     TRAINER,
     StepsReport,
     epoch_batches,
+    labelled_samples,
     restore_trainer,
     trainer_state,
     unchanged_on_error,
@@ -39,9 +41,6 @@ from device_sdk.methods.teacher_logits.knowledge import (
 )
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.publish.report import Reason
-
-_LABEL = "label"
 
 
 class TeacherLogitsLearner(Learner):
@@ -113,10 +112,7 @@ class TeacherLogitsLearner(Learner):
         """
         training = TeacherLogitsTraining.from_scalars(broadcast.settings, LearnerError)
         teachers = self.teachers(broadcast)
-        given = self._data().train
-        samples = {name: array for name, array in given.items() if name in self._inputs}
-        if given:
-            _check_labels(samples, training.classes)
+        samples = labelled_samples(self._data().train, self._inputs, training.classes)
         with unchanged_on_error(self._trainer):
             sums, counts, report = self._steps(samples, teachers, training)
             knowledge = _knowledge(sums, counts)
@@ -173,7 +169,7 @@ class TeacherLogitsLearner(Learner):
         least, _ = trainer.artifact.rows(samples.keys())
         size, epochs = training.batch_size, training.epochs
         for batch in epoch_batches(samples, size, epochs, self._rng, least):
-            rows = len(batch[_LABEL])
+            rows = len(batch[LABEL])
             batch.update(extra)
             total += trainer.step(batch, hyper=hyper) * rows
             outputs = trainer.outputs
@@ -204,18 +200,3 @@ def _blend(knowledge: LabelKnowledge, teachers: LabelTeachers) -> LabelKnowledge
     table = table / table.sum(axis=1, keepdims=True)
     means = np.where(taught, (knowledge.means + table) / 2, knowledge.means).astype(np.float32)
     return LabelKnowledge(knowledge.labels, knowledge.counts, means)
-
-
-def _check_labels(samples: Mapping[str, NDArray[Any]], classes: int) -> None:
-    label = samples.get(_LABEL)
-    if label is None or label.dtype != np.int64 or label.ndim != 1:
-        found = "missing" if label is None else f"{label.dtype} {label.shape}"
-        raise LearnerError(
-            f"the local {_LABEL!r} is {found}; expected int64 [samples]", Reason.BAD_DATA
-        )
-    if len(label) and not 0 <= int(label.min()) <= int(label.max()) < classes:
-        raise LearnerError(
-            f"local labels reach from {label.min()} to {label.max()}, not below "
-            f"the task's {classes} classes",
-            Reason.BAD_DATA,
-        )

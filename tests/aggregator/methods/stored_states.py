@@ -3,7 +3,8 @@
 ``states/*.npz`` hold of each case ``middle``, the state within its last round, and ``end``, the
 state after the rest of that round and the opening of the next. They were written with the commit
 84f1e0f; those of scatter and averaging, which sum integers since, with the one that brought that,
-and the end of ``scatter-many`` with the one since which a held round is judged by itself.
+and the end of ``scatter-many`` with the one since which a held round is judged by itself; those of
+prototypes with the one that brought them.
 What be46148 wrote of these, when they summed floats, is in ``states/floats``.
 """
 
@@ -20,9 +21,11 @@ from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from aggregator.methods.trained_prototypes import PrototypeServerSettings
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.fedavg.contract import shared_tensors
@@ -33,6 +36,7 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     samples_mark,
 )
+from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.state import State
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
@@ -170,6 +174,22 @@ def _labels_update(number: int, device: int) -> Update:
     return Update(number, encode_knowledge(LabelKnowledge(labels, counts, means), _LABELS))
 
 
+_EMBEDDED = PrototypesTraining(classes=3, width=4)
+
+
+def _prototypes(**chosen: Any) -> Callable[[], Method]:
+    settings = PrototypesSettings(_EMBEDDED, most_length=3.0, **chosen)
+    return lambda: PrototypesMethod(settings, np.random.default_rng(0))
+
+
+def _prototypes_update(number: int, device: int) -> Update:
+    rng = np.random.default_rng([number, device])
+    labels = np.flatnonzero(rng.random(3) < 0.7)
+    means = rng.standard_normal((len(labels), 4)).astype(np.float32) + device
+    knowledge = LabelKnowledge(labels, rng.integers(1, 9, size=len(labels)), means)
+    return Update(number, encode_prototypes(knowledge), sender=_sender(device))
+
+
 def _attention() -> Method:
     told = AttentionTraining(warm_up_rounds=1, sketch_rows=8)
     start = np.zeros(_LAYOUTS[-1].size, np.float32)
@@ -218,6 +238,13 @@ CASES = {
     "mutual-mean": Case("mutual", _mutual(combine="mean"), _mean_update, ((1, 2), (1, 2, 3))),
     "teacher_logits": Case(
         "teacher_logits", lambda: TeacherLogitsMethod(_LABELS), _labels_update, _ROUNDS
+    ),
+    "prototypes": Case("prototypes", _prototypes(), _prototypes_update, _ROUNDS),
+    "prototypes-trained": Case(
+        "prototypes",
+        _prototypes(trained=True, server=PrototypeServerSettings(epochs=5)),
+        _prototypes_update,
+        _ROUNDS,
     ),
     "attention": Case("attention", _attention, _attention_update, ((1, 2, 3), (2, 4, 3, 1))),
 }

@@ -10,6 +10,7 @@ import pytest
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.method import Refused
 from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
@@ -20,6 +21,7 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     samples_mark,
 )
+from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.teacher_logits.contract import (
     LabelKnowledge,
     TeacherLogitsTraining,
@@ -72,6 +74,22 @@ def test_teachers_of_a_large_fleet_stay_means(count: int) -> None:
     opened = one.open_round(2)
     publish(opened)
     np.testing.assert_allclose(opened.tensors["means"], means, atol=1e-3)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_largest_prototypes_that_are_taken_can_be_handed_on(trained: bool) -> None:
+    settings = PrototypesSettings(PrototypesTraining(2, width=3), trained=trained)
+    one = PrototypesMethod(settings, np.random.default_rng(0))
+    means = np.asarray([[6e4, -6e4, 6e4], [6e4, 6e4, 6e4]], dtype=np.float32)
+    for number in (1, 2):
+        publish(one.open_round(number))
+        for count in (1, 2**31 - 1):
+            knowledge = LabelKnowledge(np.arange(2), np.full(2, count), means)
+            each = Update(number, encode_prototypes(knowledge), sender=f"{count:032x}")
+            one.check(each)
+            one.absorb(each)
+        one.close_round()
+    publish(one.open_round(3))
 
 
 def sharing(form: Any, value: float) -> Update:

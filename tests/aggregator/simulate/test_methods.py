@@ -14,7 +14,14 @@ from aggregator.simulate.fleet import Failures, VirtualFleet
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.task.file import read_task
 from device_sdk.local_data import LocalData
-from export.losses import PENALTY, cross_entropy, distillation, example_teachers
+from export.losses import (
+    PENALTY,
+    cross_entropy,
+    distillation,
+    example_prototypes,
+    example_teachers,
+    prototype_alignment,
+)
 from export.models.attention_meta import export_attention
 from tests.fakes.array_device import labelled_data, shared_data
 from tests.fakes.handmade import FEATURES, TARGETS
@@ -78,6 +85,50 @@ def test_a_learner_that_needs_receipts_hears_what_was_counted(tmp_path: Path) ->
     assert late > 0 and not any(each.failed or each.refused for each in rounds)
     told = [counted for known in devices._receipts.values() for _, counted in known]
     assert told.count(False) == late and len(told) == DEVICES * 4
+
+
+def write_embedding(folder: Path, width: int) -> None:
+    """A layer of ``width`` embeds, another decides."""
+    torch.manual_seed(0)
+    batch = {"x": torch.randn(5, FEATURES), "label": torch.arange(5) % TARGETS}
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.Linear(FEATURES, width)
+            self.head = torch.nn.Linear(width, TARGETS)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            embedding = torch.tanh(self.encoder(x))
+            return embedding, self.head(embedding)
+
+    export.train_step(
+        Network(),
+        prototype_alignment(lambda model, b: model(b["x"])),
+        {**batch, **example_prototypes(TARGETS, width)},
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={name: {0: "batch"} for name in batch},
+        predict=lambda model, b: {
+            "embedding": model(b["x"])[0],
+            "probabilities": torch.softmax(model(b["x"])[1], -1),
+        },
+        directory=folder,
+        verify=False,
+    )
+
+
+def test_prototypes_are_trained_from_what_devices_sent(tmp_path: Path) -> None:
+    write_embedding(tmp_path / "model", 6)
+    found = []
+    for more in ("", "\n[prototypes]\ntrained = true\n"):
+        training = f"{CLASSES}width = 6{more}"
+        rounds, _, simulation = played(tmp_path, "prototypes", training, Failures(late=0.3))
+        assert sum(each.late for each in rounds) > 0
+        assert not any(each.failed or each.refused for each in rounds)
+        again = played(tmp_path, "prototypes", training, Failures(late=0.3))[2]
+        assert simulation.model_sha256 == again.model_sha256
+        found.append(simulation.model_sha256)
+    assert found[0] != found[1]
 
 
 def test_a_device_mixes_with_the_companion_that_it_is_given(tmp_path: Path) -> None:

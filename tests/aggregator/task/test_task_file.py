@@ -52,7 +52,9 @@ def test_the_template_is_valid_and_states_the_defaults(tmp_path: Path) -> None:
     assert read_task(write(tmp_path, least)) == as_written
 
 
-@pytest.mark.parametrize("method", ["fedavg", "teacher_logits", "mutual", "attention"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "teacher_logits", "mutual", "prototypes", "attention"]
+)
 def test_a_method_on_arrays_has_a_template_of_its_own(tmp_path: Path, method: str) -> None:
     text = task_template(method)
     assert "catalogue" not in text and "items.tsv" not in text and ":class:" not in text
@@ -265,6 +267,7 @@ def test_the_best_version_is_named_by_what_the_method_s_devices_evaluate(tmp_pat
     tables = {
         "teacher_logits": "[teacher_logits.training]\nclasses = 3\n",
         "mutual": "[mutual.training]\nclasses = 3\n",
+        "prototypes": "[prototypes.training]\nclasses = 3\n",
         "fedavg": "",
         "attention": "",
     }
@@ -277,7 +280,7 @@ def test_the_best_version_is_named_by_what_the_method_s_devices_evaluate(tmp_pat
         assert found is not None
         return found.best_by
 
-    for method in ("teacher_logits", "mutual"):
+    for method in ("teacher_logits", "mutual", "prototypes"):
         assert best_by(method) == "personal.mae"
         assert best_by(method, key='best_by = "personal.rmse"') == "personal.rmse"
         with pytest.raises(TaskError, match=f"with {method} devices evaluate personal.mae, pers"):

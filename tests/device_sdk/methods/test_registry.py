@@ -28,7 +28,7 @@ from device_sdk.train.job import RoundTrainer, learner_class, needs_receipts
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILT_IN = ["attention", "fedavg", "mutual", "scatter", "teacher_logits"]
+BUILT_IN = ["attention", "fedavg", "mutual", "prototypes", "scatter", "teacher_logits"]
 KINDS = {LEARNERS: (Learner, RoundTrainer), METHODS: (Binding,)}
 
 

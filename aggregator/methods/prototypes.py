@@ -1,0 +1,265 @@
+"""The aggregator's half of federated prototypes: one vector for each class, out of the devices'.
+
+Methods: FedProto (Tan et al. 2022, "FedProto: Federated prototype learning across heterogeneous
+clients", AAAI), whose global prototypes are means over the devices that have the class (equation
+6), and FedTGP (Zhang et al. 2024), whose server trains them (``trained_prototypes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.limits import bounded_rows
+from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
+from aggregator.methods.robust import MOST_HELD_BYTES, HeldUpdates, Robust, RobustRule, TrimShare
+from aggregator.methods.trained_prototypes import PrototypeServerSettings, TrainablePrototypes
+from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import Stage
+from device_sdk.fields import Within, require_declared
+from device_sdk.methods.labels import LabelKnowledge
+from device_sdk.methods.prototypes.contract import PrototypesTraining, decode_prototypes
+from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+
+
+@dataclass(frozen=True, slots=True)
+class PrototypesSettings:
+    """Settings of a task of federated prototypes.
+
+    Attributes:
+        training: what the broadcast tells the devices.
+        rate_decay: ``learning_rate`` falls by this factor a round.
+        weights: whether a mean is over the devices that have the class, or over their samples.
+        most_samples: a device's claim of samples of one class counts up to this many.
+        most_length: a device's prototype that is longer is scaled down to it; 0 for no limit.
+        robust, trim_share: how the mean is taken, see
+            :class:`~aggregator.methods.robust.RobustRule`; devices then count alike.
+        trained: the server trains the prototypes (FedTGP) in place of taking means.
+        server: how it does.
+
+    Raises ValueError, naming the setting, for a value outside its range, or where two do not go
+    together.
+    """
+
+    training: PrototypesTraining
+    rate_decay: RateDecay = 1.0
+    weights: Literal["devices", "samples"] = "devices"
+    most_samples: Annotated[int, Within(1, 2**31 - 1)] = 10_000
+    most_length: Annotated[float, Within(0)] = 0.0
+    robust: Robust = "none"
+    trim_share: TrimShare = 0.1
+    trained: bool = False
+    server: PrototypeServerSettings = field(default_factory=PrototypeServerSettings)
+
+    def __post_init__(self) -> None:
+        require_declared(self)
+        if self.rate_decay < 1 and self.training.learning_rate == 0:
+            raise ValueError("rate_decay needs a learning_rate: the artifact's own cannot fall")
+        if self.trained and self.robust != "none":
+            raise ValueError(
+                f"robust is {self.robust!r}: it is a way to take means, which trained prototypes "
+                "are not; set one of the two"
+            )
+        if self.weights == "samples" and (self.trained or self.robust != "none"):
+            raise ValueError(
+                "weights is 'samples': trained prototypes and robust means count devices alike"
+            )
+
+
+class PrototypesMethod(Stateful, Method):
+    """Makes global prototypes; see :class:`~aggregator.methods.method.Method` for the calls.
+
+    Args:
+        settings: of the task.
+        rng: draws the first weights of the network that trains prototypes; not used otherwise.
+
+    Memory is that of two [classes, width] tables, however many updates are absorbed. With
+    ``trained`` or a ``robust`` rule the devices' own prototypes are held until the round closes,
+    and stored with each checkpoint within it: up to
+    :data:`~aggregator.methods.robust.MOST_HELD_BYTES`, after which the round is full.
+    """
+
+    PARTS = ("held", "server")
+
+    def __init__(self, settings: PrototypesSettings, rng: np.random.Generator) -> None:
+        self._settings = settings
+        classes, width = settings.training.classes, settings.training.width
+        self._rule = RobustRule(settings.robust, settings.trim_share)
+        self._server = (
+            TrainablePrototypes(classes, width, settings.server, rng) if settings.trained else None
+        )
+        self._known = np.zeros((classes, width), dtype=np.float32)
+        self._known_devices = np.zeros(classes, dtype=np.int64)
+        self._round_id = 0
+        self._clear()
+
+    @property
+    def prototypes(self) -> NDArray[np.float32]:
+        """Of the last version, [classes, width]; zero where no device had the class yet."""
+        return self._known.copy()
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """The broadcast holds ``prototypes`` float32 [classes, width], and ``devices`` int64
+        [classes]: how many devices a class's prototype is of, 0 where there is none. A class that
+        no device of a round had keeps its prototype."""
+        self._begin(round_id)
+        self._clear()
+        told = self._settings.training
+        if self._settings.rate_decay < 1:
+            rate = rate_at(told.learning_rate, self._settings.rate_decay, round_id)
+            told = replace(told, learning_rate=rate)
+        return Broadcast(
+            round_id=round_id,
+            version=self._version,
+            tensors={"prototypes": self._known.copy(), "devices": self._known_devices.copy()},
+            settings=told.as_scalars(),
+        )
+
+    def check(self, update: Update) -> None:
+        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-metadata`` or, where updates
+        are held, ``round-full``."""
+        self._require_round(update)
+        if update.metadata:
+            raise Refused("bad-metadata", "expected no metadata")
+        if self.full:
+            raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        try:
+            decode_prototypes(update.tensors, self._settings.training)
+        except ValueError as error:
+            raise Refused("bad-tensors", str(error)) from error
+
+    @property
+    def full(self) -> bool:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return self._held.nbytes > MOST_HELD_BYTES
+
+    def absorb(self, update: Update) -> None:
+        """Adds the device's prototypes, or holds them until the round closes; ``update`` must have
+        passed ``check``."""
+        self._participants += 1
+        if self._settings.trained or self._rule.holds:
+            self._held.add(update)
+            return
+        found = self._bounded_knowledge(update)
+        weight = np.ones_like(found.counts)
+        if self._settings.weights == "samples":
+            weight = np.minimum(found.counts, self._settings.most_samples)
+        self._sums[found.labels] += found.means.astype(np.float64) * weight[:, None]
+        self._weights[found.labels] += weight
+        self._devices[found.labels] += 1
+
+    def close_round(self) -> RoundSummary:
+        """Metrics: ``labels`` known, ``bounded`` prototypes that were longer than the task's limit,
+        and of trained prototypes ``server_loss`` (-1 where the training failed, and prototypes
+        stay)."""
+        participants = self._participants
+        metrics: dict[str, float] = {}
+        if participants:
+            if self._settings.trained or self._rule.holds:
+                metrics.update(self._close_held())
+            else:
+                here = self._devices > 0
+                self._take(here, self._sums[here] / self._weights[here, None])
+            metrics["bounded"] = float(self._bounded)
+            metrics["labels"] = float((self._known_devices > 0).sum())
+            self._version += 1
+        self._clear()
+        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def _close_held(self) -> dict[str, float]:
+        each = [self._bounded_knowledge(update) for update in self._held]
+        labels = np.concatenate([one.labels for one in each])
+        sent = np.concatenate([one.means for one in each])
+        self._devices = np.bincount(labels, minlength=self._settings.training.classes)
+        here = self._devices > 0
+        if not here.any():
+            return {}
+        if self._server is None:
+            means = [self._rule.mean(sent[labels == label]) for label in np.flatnonzero(here)]
+            self._take(here, np.stack(means))
+            return {}
+        rng = np.random.default_rng(self._round_id)
+        loss = self._server.fit(sent.astype(np.float64), labels, rng)
+        if not np.isfinite(loss):
+            return {"server_loss": -1.0}
+        # A step moves all classes, for they share the network.
+        known = here | (self._known_devices > 0)
+        self._take(known, self._server.prototypes[known])
+        return {"server_loss": loss}
+
+    def _take(self, here: NDArray[np.bool_], prototypes: NDArray[np.floating]) -> None:
+        most = LARGEST_OF_EVERY_CODEC
+        self._known[here] = np.clip(prototypes, -most, most)
+        self._known_devices = np.where(self._devices > 0, self._devices, self._known_devices)
+
+    def _bounded_knowledge(self, update: Update) -> LabelKnowledge:
+        found = decode_prototypes(update.tensors, self._settings.training)
+        if not self._settings.most_length:
+            return found
+        lengths = np.sqrt(np.einsum("ij,ij->i", found.means, found.means, dtype=np.float64))
+        means, count = bounded_rows(found.means, lengths, self._settings.most_length)
+        self._bounded += count
+        return replace(found, means=means)
+
+    def _schema(self) -> Schema:
+        classes, width = self._settings.training.classes, self._settings.training.width
+        return {
+            "known": Entry(np.float32, (classes, width)),
+            "known_devices": Entry(np.int64, (classes,), least=0),
+            "sums": Entry(np.float64, (classes, width)),
+            "weights": Entry(np.int64, (classes,), least=0),
+            "devices": Entry(np.int64, (classes,), least=0),
+            "counters": counters("version", "round_id", "participants", "bounded"),
+        }
+
+    def _clear(self) -> None:
+        classes, width = self._settings.training.classes, self._settings.training.width
+        self._held = HeldUpdates()
+        self._sums = np.zeros((classes, width), dtype=np.float64)
+        self._weights = np.zeros(classes, dtype=np.int64)
+        self._devices = np.zeros(classes, dtype=np.int64)
+        self._participants = self._bounded = 0
+
+
+class PrototypesBinding(Binding[PrototypesSettings]):
+    """Models of any kind; but all must know the same classes, and embed in the same width."""
+
+    __slots__ = ()
+    settings_class = PrototypesSettings
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """No model is sent to anybody: each device has its own."""
+        return ("personal",)
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> PrototypesMethod:
+        """Nothing of the artifacts but which classes they know, and how they embed."""
+        training = self.settings.training
+        wanted = (training.classes, training.width)
+        for artifact in artifacts:
+            name, graphs = artifact.manifest.name, artifact.manifest.graphs
+            taken = [p.shape for p in graphs["train"].select("batch") if p.of == "prototype"]
+            if not taken:
+                raise ValueError(
+                    f"artifact {name!r} takes no prototype: export it with "
+                    "export.losses.prototype_alignment's loss"
+                )
+            if taken[0] != wanted:
+                raise ValueError(
+                    f"artifact {name!r} takes prototypes {taken[0]}; the task's classes and width "
+                    f"are {wanted}"
+                )
+            if not any(p.of == "embedding" for p in graphs["infer"].select("output")):
+                raise ValueError(
+                    f"artifact {name!r} predicts no embedding: export it with a predict= that "
+                    "returns it"
+                )
+        return PrototypesMethod(self.settings, rng)

@@ -1,0 +1,1 @@
+"""Federated prototypes: the contract and the device's half; no I/O."""

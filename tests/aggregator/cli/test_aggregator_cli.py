@@ -60,7 +60,7 @@ def test_init_writes_the_task_file_of_a_method(
 ) -> None:
     home = tmp_path / "fleet"
     assert main(["init", "--home", str(home), "--method", "fedaverage"]) == 1
-    assert "there are attention, fedavg, mutual, scatter" in capsys.readouterr().err
+    assert "there are attention, fedavg, mutual, prototypes, scatter" in capsys.readouterr().err
     assert not home.exists(), "nothing was made"
     assert main(["init", "--home", str(home), "--method", "fedavg"]) == 0
     assert main(["task", "check", "--home", str(home)]) == 1

@@ -355,14 +355,14 @@ class Reader:
         ids = ("artifact_id", "catalogue_id", "broadcast_id", "sampling_seed")
         names, numbers = ("task", "cohort", "codec"), ("generation", "round", "version")
         numbers += ("key_epoch", "threshold", "length")
-        numbers += ("deadline_unix_seconds", "expiry_unix_seconds")
+        numbers += ("opened_unix_seconds", "deadline_unix_seconds")
         kinds = ((ids, 32), (names, str), (numbers, int))
         fields = {name: kind for each, kind in kinds for name in each}
         said = read_cbor(body, root_fingerprint=16, chunks=list, **fields)
         check(said["root_fingerprint"] == self.by.root, "wrong-root")
         inside = tuple(said[name] for name in ("task", "cohort", "key_epoch", "broadcast_id"))
         check(inside == (self.task, self.cohort, epoch, broadcast), "wrong-manifest")
-        check(said["expiry_unix_seconds"] > self.session.now(), "expired-manifest")
+        check(said["deadline_unix_seconds"] > self.session.now(), "expired-manifest")
         return said, key
 
     def head(self, message: bytes, content: bytes) -> tuple[dict[str, Any], bytes]:

@@ -161,6 +161,7 @@ class Descriptor(NamedTuple):
     root: bytes  # fingerprint of the root that is trusted from now on
     digest: bytes
     serial: int
+    issued: int
     expires: int
     hpke: bytes
     signing: bytes

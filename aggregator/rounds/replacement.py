@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
+from aggregator.methods.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
@@ -226,16 +227,16 @@ def _catalogue(store: TaskStore, new: Task) -> bytes | None:
     return known.to_bytes()
 
 
-def _built(fleet: Store, task: Task, items: int) -> Method:
+def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
     rng = np.random.default_rng([fleet.facts.seed, 0])
     artifacts = read_artifacts(task.artifacts, task.companions)
     try:
-        method: Method = task.binding.build(items, rng, tuple(each.artifact for each in artifacts))
+        parameters = tuple(each.artifact for each in artifacts)
+        return GuardedBinding(task.binding).build(items, rng, parameters)
     except ValueError as error:
         raise AggregatorError(
             f"the task's artifacts do not suit {task.binding.method_name}: {error}"
         ) from None
-    return method
 
 
 def _give(method: Method, before: Arrays) -> Inheritance:

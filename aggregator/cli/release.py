@@ -14,9 +14,9 @@ A round is held when an update that passed its check could not be absorbed (it i
 quarantine, and refused), when the method could not make a version that can be published (a learning
 rate that is too high, say), when the method's own code failed in any other way, or before it opens,
 when it could not be published. status shows why.
-release drops what is in quarantine and lets the round go on. Where the method or the publication
-failed, mend that first, the task file or the method's package; serve tries it once more when it
-starts, without release too."""
+release drops what is in quarantine and lets the round go on; where the method or the publication
+failed, change the task file, or the method's package, and restart serve first. What the method's
+own code failed at is tried again when serve starts, without release too."""
 
 EXAMPLES = """\
 examples:

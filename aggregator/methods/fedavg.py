@@ -23,13 +23,7 @@ from aggregator.methods.limits import (
     euclidean_norm,
     measured,
 )
-from aggregator.methods.method import (
-    LOSSES,
-    Binding,
-    OlderRound,
-    Refused,
-    RoundSummary,
-    Said,
+from aggregator.methods.method import (Binding, LOSSES, NoVersion, OlderRound, Refused, RoundSummary, Said,)
 )
 from aggregator.methods.model import Arrays, fitted
 from aggregator.methods.robust import (
@@ -317,7 +311,7 @@ class FedAvgMethod(SummingMethod):
             )[0]
             moved[trained:] = self._model[trained:] + difference[trained:]
             if not np.isfinite(moved).all():
-                raise ArithmeticError(
+                raise NoVersion(
                     "the server's step made the model non-finite; lower the learning rate or set "
                     "clip_norm"
                 )

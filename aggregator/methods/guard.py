@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aggregator.errors import MethodFault
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
 from aggregator.methods.model import Arrays, ModelMismatch
 from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
@@ -183,7 +183,7 @@ class GuardedMethod(Method):
             self.unguarded.merge(share)
 
     def close_round(self) -> RoundSummary:
-        with _calling("close_round", ArithmeticError):
+        with _calling("close_round", NoVersion):
             return _a(RoundSummary, self.unguarded.close_round())
 
     def state(self) -> State:

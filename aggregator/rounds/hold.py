@@ -34,6 +34,7 @@ def hold_failed(store: TaskStore, task: Task, error: Exception) -> None:
     )
     _LOG.error("the task is held, and no other: %s", why, exc_info=error)
     hold(store, why)
+    store.facts.failed = True
 
 
 def held(store: TaskStore) -> str | None:
@@ -46,15 +47,15 @@ def let_go(store: TaskStore) -> int:
     """Let it go on, without what is in quarantine; inside a transaction. How many updates those
     were."""
     latest = store.rounds.latest()
-    store.facts.unpublished = None
+    store.facts.unpublished, store.facts.failed = None, False
     if latest:
         store.rounds.hold(latest[0].round, None)
     return store.log.drop_quarantined()
 
 
 def try_again(store: TaskStore) -> None:
-    """A life begins, perhaps of a program that was mended: what failed may succeed now. An update
-    in quarantine is the operator's to judge, and holds on."""
-    if held(store) is not None and not store.log.quarantined():
+    """A life begins, perhaps of a program that was mended: what failed may succeed now. All else
+    that holds a task is the operator's to judge, and holds on."""
+    if store.facts.failed and not store.log.quarantined():
         with store.database.transaction():
             let_go(store)

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.errors import MethodFault
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance
@@ -372,7 +373,7 @@ class RoundMachine:
                 self._store.late.forget(number - LAST_ROUNDS)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
-        except STORE_FAILURES:
+        except (MethodFault, *STORE_FAILURES):
             raise
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
@@ -407,6 +408,8 @@ class RoundMachine:
         if participants >= self._settings.quorum:
             try:
                 summary = self._aggregation.close_round(self._registry.revoked_ids())
+            except MethodFault:
+                raise
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version

@@ -114,7 +114,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.own_generation = max(now_unix_seconds, facts.generation + 1)
         facts.label = task.label
         facts.catalogue = replacement.catalogue
-        facts.unpublished = None
+        facts.unpublished, facts.failed = None, False
         facts.replaced_at, facts.stopped_at = replacement.method.version, None
         facts.dropped_rollback = None
         if not replacement.same_model:

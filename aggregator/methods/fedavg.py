@@ -23,7 +23,14 @@ from aggregator.methods.limits import (
     euclidean_norm,
     measured,
 )
-from aggregator.methods.method import (Binding, LOSSES, NoVersion, OlderRound, Refused, RoundSummary, Said,)
+from aggregator.methods.method import (
+    LOSSES,
+    Binding,
+    NoVersion,
+    OlderRound,
+    Refused,
+    RoundSummary,
+    Said,
 )
 from aggregator.methods.model import Arrays, fitted
 from aggregator.methods.robust import (

@@ -75,7 +75,7 @@ class OwnedConnection:
                 "without harm to it: fork before it is opened, or let multiprocessing spawn "
                 "processes and fork none"
             )
-        self._connection = sqlite3.connect(path, **options)
+        self._connection: sqlite3.Connection = sqlite3.connect(path, **options)
         self._path = path
         _connections.add(self)
 

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.child_environment import child_environment
 from tests.faults.fleet_home import make_fleet
 
-ROUND = "quorum = 1\ndeadline_seconds = 60"
+ROUND = "quorum = 1"
 SECONDS = 60
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 

@@ -163,6 +163,7 @@ class Descriptor(NamedTuple):
     serial: int
     expires: int
     hpke: bytes
+    sessions: bytes
     signing: bytes
 
 
@@ -185,7 +186,7 @@ def read_descriptor(message: bytes, code: Code) -> Descriptor:
         check(each[32:64] == following, "bad-succession")
         verify(each[:32], "succession", each[64:], each[:64])
     verify(delegate, "descriptor", signature, message[2 : at + 152] + body)
-    said = read_cbor(body, expires=int, hpke=1216, serial=int, signing=32)
+    said = read_cbor(body, expires=int, hpke=1216, serial=int, sessions=32, signing=32)
     first, last, ends = unpack("<QQQ", delegation[64:88])
     check(0 < first <= said["serial"] <= last < 2**40, "bad-delegation")
     check(said["expires"] <= ends, "bad-delegation")
@@ -262,7 +263,7 @@ class Joining:
             plain = SUITE.decrypt(reply[2:], key, b"tessera/1 reply" + sha256(sent))
         except (InvalidTag, ValueError):
             raise Refused("cannot-unseal") from None
-        verify(self.by.signing, "session reply", plain[:64], sha256(sent) + plain[64:])
+        verify(self.by.sessions, "session reply", plain[:64], sha256(sent) + plain[64:])
         fields = {"incarnation": 16, "keys": list, "secret": 32, "session": 8, "time": int}
         said = read_cbor(plain[64:], **fields)
         keys = [check_map(each, epoch=int, key=32) for each in said["keys"]]

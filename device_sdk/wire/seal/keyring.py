@@ -88,7 +88,7 @@ class Keyring(Generic[Held]):
 
     def __iter__(self) -> Iterator[Held]:
         """By serial, the newest last."""
-        return iter(sorted(self._by_serial.values(), key=lambda each: each.descriptor.serial))
+        return (self._by_serial[serial] for serial in sorted(self._by_serial))
 
     @property
     def newest(self) -> Held:

@@ -22,6 +22,7 @@ from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
 from aggregator.store.cluster import Deposed, ShareRow
+from device_sdk.system.clock import awake_clock
 
 _LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
@@ -40,7 +41,7 @@ class WorkerActor:
         logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
         import ray  # here alone: the coordinator's process imports it once its settings are set
 
-        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
         self._post = post
         # Before it is told any key: on each machine Ray has a folder of its own.
         require_private_folder(Path(ray.get_runtime_context().get_temp_dir()))

@@ -99,6 +99,8 @@ class PostgresDatabase(Database):
     the URL's password.
     """
 
+    tells_time = True
+
     def __init__(
         self,
         url: str,

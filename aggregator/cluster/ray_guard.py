@@ -1,8 +1,9 @@
 """What keeps strangers out of a Ray that is told keys: its token, and who reaches its folder.
 
-Whoever reaches one of Ray's ports with its token, or its folder on a machine (sockets that ask for
-no token, logs that its processes append to), runs code as its user. Ray makes that folder open to
-all (0777, no sticky bit), wherever it lies: only a folder above it can keep others out.
+Whoever reaches one of Ray's ports with its token runs code as its user. Ray makes its folder on a
+machine open to all (0777, no sticky bit), wherever it lies: whoever reaches that can put a link in
+the place of a log, which Ray's processes then write through as their user, and another socket in
+the place of theirs. Only a folder above it can keep others out.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def require_private_folder(folder: Path) -> None:
     if os.name != "posix" or is_private(folder):
         return
     raise AggregatorError(
-        f"other users of this machine reach Ray's folder {folder}, in which they can run code as "
-        "Ray's user: start Ray with --temp-dir below a folder of its user's own with mode 0700, "
+        f"other users of this machine reach Ray's folder {folder}, and can have Ray write to any "
+        "file of its user's through a link there: start Ray with --temp-dir below a folder of its user's own with mode 0700, "
         "such as ray start --temp-dir=$HOME/ray after chmod 700 $HOME (see docs/cluster.md)"
     )
 

@@ -133,7 +133,7 @@ def _below(folder: Path) -> list[str]:
 
 @as_root
 def test_another_user_reaches_nothing_of_a_ray_of_its_own(here: Path) -> None:
-    """Ray makes its folders open to all, and connects, by its sockets there, who has no token."""
+    """Ray makes its folders open to all: a log there could become a link to any file of ours."""
     with _joining("", _environment(here, RAY_AUTH_MODE="disabled")) as (pid, said):
         word, _, folder = said.partition(" ")
         assert word == "joined", said

@@ -106,7 +106,8 @@ def require_private_folder(folder: Path) -> None:
     raise AggregatorError(
         f"other users of this machine reach Ray's folder {folder}, and can have Ray write to any "
         "file of its user's through a link there: start Ray with --temp-dir below a folder of its "
-        "user's own with mode 0700, such as ray start --temp-dir=$HOME/ray after chmod 700 $HOME (see docs/cluster.md)"
+        "user's own with mode 0700, such as ray start --temp-dir=$HOME/ray after chmod "
+        "700 $HOME (see docs/cluster.md)"
     )
 
 

@@ -34,9 +34,7 @@ class AggregatorHome:
         self.database = folder / "aggregator.sqlite"
         self.store_identity = folder / "store.id"
         """Says which store is this home's, where a URL names it, and in its second line where."""
-        self._moved = (
-            folder / "aggregator.sqlite.moved"
-        )  # while file and store.id are both there
+        self._moved = folder / "aggregator.sqlite.moved"  # while file and store.id are both there
         self._copied = folder / "aggregator.sqlite.new"  # until it is whole
         self.task_file = folder / "task.toml"
         self.held = False

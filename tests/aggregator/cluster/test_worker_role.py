@@ -26,7 +26,7 @@ from tests.servers.postgres import USER, PostgresServer
 
 psycopg = pytest.importorskip("psycopg")
 DEVICES = 4
-ROUND = f"quorum = {DEVICES}\nwait_for_devices = {DEVICES}\ndeadline_seconds = 120.0"
+ROUND = f"quorum = {DEVICES}\nwait_for_devices = {DEVICES}"
 _NUMBERS = count(1)
 
 

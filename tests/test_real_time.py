@@ -13,6 +13,7 @@ from tests.fakes.waiting import NEVER_SECONDS
 
 TESTS = Path(__file__).parent
 HELD = """
+aggregator/cluster/test_same_bits.py
 aggregator/rounds aggregator/simulate aggregator/task aggregator/serve/test_service_promises.py
 aggregator/serve/test_task_log.py attacks/restarts.py attacks/test_absences.py
 attacks/test_accidents.py attacks/test_any_value.py attacks/test_broadcasts.py
@@ -21,7 +22,8 @@ attacks/test_payloads.py attacks/test_remains.py device_sdk/capability
 device_sdk/rounds/test_attachments.py device_sdk/rounds/test_cell.py
 device_sdk/rounds/test_participant.py device_sdk/rounds/test_reports.py
 device_sdk/rounds/test_resubscription.py
-device_sdk/rounds/test_several_tasks.py faults/test_simulated_network.py faults/test_task_changes.py
+device_sdk/rounds/test_several_tasks.py faults/test_method_faults.py
+faults/test_simulated_network.py faults/test_task_changes.py
 """
 """Where rounds go by a clock that the test holds, or no device takes part in any."""
 ENDING = {

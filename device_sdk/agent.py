@@ -161,9 +161,7 @@ class Agent:
         self._waiting: deque[Callable[[], None]] = deque([self.participant.start])
         self._stopping = threading.Event()
         self._guard = ArtifactGuard(
-            training_world,
-            lambda: self.participant.sessions.time.largest_unix_seconds,
-            self._stopping.is_set,
+            training_world, lambda: self.participant.sessions.time.largest_unix_seconds
         )
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failures: Counter[str] = Counter()

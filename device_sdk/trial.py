@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.02
 _START_SECONDS: Final = 60.0
 """Python and onnxruntime are loaded within this, on the slowest device."""
-_MEMORY, _REFUSED = 3, 4
-"""Exit statuses of the process: it could not have the memory; the artifact cannot be used."""
+_MEMORY, _REFUSED, _MISSING = 3, 4, 5
+"""Exit statuses of the process: it could not have the memory; the artifact cannot be used; there is
+no onnxruntime."""
 # What onnxruntime calls a failed allocation.
 _ALLOCATIONS: Final = ("bad_alloc", "bad allocation", "allocate memory", "out of memory")
 
@@ -42,7 +43,8 @@ class TrialLimits:
 
     Attributes:
         seconds: the opening of one graph, or one run of it; the process' start goes by itself.
-        memory_bytes: all of it together, beside what the process has without; None for no bound.
+        memory_bytes: all of it together, beside what the process has without; None: what this
+            machine has at that moment, as far as it tells.
     """
 
     seconds: float
@@ -78,11 +80,16 @@ def try_artifact(
 ) -> TrialResult | None:
     """Open each graph of an artifact, and run it on a batch of its example's sizes.
 
-    ``stopped`` is asked meanwhile; then, and where there is no process to be had, the result is
-    None. A graph that raises passes: that is no danger, and whoever trains with it is told.
+    ``stopped`` is asked meanwhile; then, and where there is no process or no onnxruntime to be had,
+    the result is None. A graph that raises passes: that is no danger, and who trains is told.
     """
     if not can_try():
         return None
+    if limits.memory_bytes is None:
+        from device_sdk.capability.machine import describe_machine  # seldom, and it loads much
+
+        here = describe_machine(threads=1, provider="").memory_available_bytes
+        limits = replace(limits, memory_bytes=here or None)
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "device_sdk.trial", *_arguments(folder, limits)],
@@ -120,6 +127,8 @@ def _watched(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_SECONDS)
     reader.join()
+    if process.returncode == _MISSING:
+        return None
     return _result(process.returncode, said, limits)
 
 
@@ -160,8 +169,11 @@ def main() -> None:
     """Try the artifact of a folder; see :func:`try_artifact`."""
     folder, seconds, memory_bytes = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     from device_sdk.artifact.errors import ArtifactError
-    from device_sdk.trainer import Trainer
 
+    try:
+        from device_sdk.trainer import Trainer
+    except ImportError:
+        os._exit(_MISSING)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if memory_bytes:

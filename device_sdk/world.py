@@ -62,8 +62,8 @@ class TrainingOptions:
             to z, 0 to 9, ``. _ -``, and 56 bytes of all. They are shown to the operator, whose
             own win; tasks choose by the operator's alone.
         most_step_seconds: the longest that one step of an artifact, or the opening of one of its
-            graphs, may take; None: what its task gives a whole training, 30 s at least. One that
-            takes longer is ended, and not run again for some time.
+            graphs, may take; None: what its task gives a whole training, 30 s at least, and 10 to
+            60 s at its first run. One that takes longer is ended, and not run again for some time.
         most_memory_bytes: the most that an artifact's first run may take, in a process of its own;
             None: what the machine has at that moment.
         seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all

@@ -26,7 +26,8 @@ class Watch:
     def __init__(self, clock: Clock | None = None) -> None:
         self.calls = 0
         self.ended: Ended = ""
-        """Why calls were ended, within the present or the last :meth:`during`."""
+        """Why calls were ended, within the present or the last :meth:`during`; "stopped" is for
+        good."""
         self.end_call: Callable[[], None] | None = None
         """Makes the call in progress, and those to come, fail; set by whoever makes them."""
         self._clock: Clock = MonotonicClock() if clock is None else clock
@@ -34,7 +35,8 @@ class Watch:
     @contextmanager
     def during(self, most_seconds: float) -> Iterator[None]:
         """Each call within may take so long. At the exit of the program all of them are ended."""
-        self.ended = ""
+        if self.ended == "too-long":
+            self.ended = ""
         self.calls += self.calls % 2
         done = threading.Event()
         thread = threading.Thread(
@@ -50,8 +52,9 @@ class Watch:
             thread.join()
 
     def end(self, why: Ended) -> None:
-        """End the call in progress, and those to come until the next :meth:`during`."""
-        self.ended = self.ended or why
+        """End the call in progress, and those to come: until the next :meth:`during`, or for good
+        where it is to stop."""
+        self.ended = "stopped" if "stopped" in (why, self.ended) else why
         end_call = self.end_call
         if end_call is not None:
             end_call()

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from device_sdk.capability.machine import describe_machine
 from device_sdk.errors import CallEnded
 from device_sdk.home.trial_store import TriedArtifact
 from device_sdk.methods.learner import Declined
@@ -23,6 +22,8 @@ from device_sdk.trial import TrialLimits
 from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 
+# On the example's batch, and on whatever batch the device has.
+_TRIAL_SECONDS: Final = (10.0, 60.0)
 _LEAST_SECONDS: Final = 30.0
 _IN_USE: Final = "in-use"
 _ID_DIGITS: Final = 64
@@ -38,18 +39,14 @@ class ArtifactHeld(Declined):
 class ArtifactGuard:
     """Lets a job's artifacts run, one job at a time.
 
-    ``now``: the aggregator's time, Unix seconds. ``stopped``: whether the device is to stop, asked
-    during a trial.
+    ``now``: the aggregator's time, Unix seconds.
 
     While a job is worked on, its artifacts' ids are in a file of the home. It outlives the process
     and is not flushed: a power cut, which is no artifact's fault, mostly leaves none.
     """
 
-    def __init__(
-        self, world: DeviceWorld, now: Callable[[], int], stopped: Callable[[], bool]
-    ) -> None:
-        self._world, self._store = world, world.home.trials
-        self._now, self._stopped = now, stopped
+    def __init__(self, world: DeviceWorld, now: Callable[[], int]) -> None:
+        self._world, self._store, self._now = world, world.home.trials, now
         self._file: Path = world.home.folder / _IN_USE
         self._died = self._left_in_use()
 
@@ -61,7 +58,7 @@ class ArtifactGuard:
         was stopped meanwhile.
         """
         seconds, watch = self._seconds(job), self._world.watch
-        allowed, strange, known = self._begun(job, seconds)
+        allowed, strange, known = self._begun(job)
         try:
             with watch.during(seconds):
                 yield replace(job, artifacts=allowed)
@@ -76,17 +73,17 @@ class ArtifactGuard:
                 self._store.absolve(strange)
 
     def _begun(
-        self, job: TrainingJob, seconds: float
+        self, job: TrainingJob
     ) -> tuple[tuple[LocalArtifact, ...], list[bytes], list[TriedArtifact]]:
         """As :meth:`_admitted`; what is said to be in use is so from now on."""
         self._note_deaths()
-        found = self._admitted(job, seconds)
+        found = self._admitted(job)
         if found[1]:
             self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
         return found
 
     def _admitted(
-        self, job: TrainingJob, seconds: float
+        self, job: TrainingJob
     ) -> tuple[tuple[LocalArtifact, ...], list[bytes], list[TriedArtifact]]:
         """The artifacts that may run; of them, and of their companions, those that did not come
         with the installation, and what is known of these."""
@@ -100,7 +97,9 @@ class ArtifactGuard:
                 for folder in filter(None, (artifact.folder, artifact.companion)):
                     artifact_id = self._id_of(artifact, folder)
                     if artifact_id not in self._world.installed:
-                        found[artifact_id] = self._require_tried(artifact_id, folder, seconds)
+                        found[artifact_id] = self._require_tried(
+                            artifact_id, folder, job.terms.train_seconds
+                        )
             except ArtifactHeld as why:
                 held.append(why)
                 continue
@@ -111,16 +110,20 @@ class ArtifactGuard:
             raise held[0]
         return tuple(allowed), strange, known
 
-    def _require_tried(self, artifact_id: bytes, folder: Path, seconds: float) -> TriedArtifact:
+    def _require_tried(
+        self, artifact_id: bytes, folder: Path, train_seconds: float
+    ) -> TriedArtifact:
         known = self._store.find(artifact_id)
         if known is not None and (left := known.seconds_held(self._now())):
             raise _held(artifact_id, known, left)
         if known is not None and known.passed:
             return known
-        most_bytes = self._world.options.most_memory_bytes
-        if most_bytes is None:
-            most_bytes = describe_machine(threads=1, provider="").memory_available_bytes
-        limits = TrialLimits(seconds, most_bytes)
+        least, most = _TRIAL_SECONDS
+        own = self._world.options.most_step_seconds
+        limits = TrialLimits(
+            min(max(least, train_seconds), most) if own is None else own,
+            self._world.options.most_memory_bytes,
+        )
         result = self._world.try_artifact(folder, limits, self._stopped)
         if result is not None and result.reason not in (None, Reason.DOES_NOT_FIT):
             assert result.reason is not None
@@ -132,6 +135,9 @@ class ArtifactGuard:
         elif self._stopped():
             raise CallEnded("the device was stopped in the middle of an artifact's first run")
         return TriedArtifact(True) if known is None else known
+
+    def _stopped(self) -> bool:
+        return self._world.watch.ended == "stopped"
 
     def _seconds(self, job: TrainingJob) -> float:
         """One step cannot take more than what a whole training is given, on any machine."""

@@ -4,6 +4,7 @@ run again, and the device's other task goes on."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,14 +32,17 @@ OPTIONS = TrainingOptions(k=4, most_step_seconds=1.0)
 
 
 def fleet(folder: Path, url: str, kind: Bomb) -> AggregatorHome:
-    """Of two tasks: one on clicks, and ``bomb``, whose artifact is one."""
+    """Of two tasks: one on clicks, and ``bomb``, whose artifact became one behind its check."""
     home = make_home(folder, url, ROUND)
     linear_artifact(folder / "linear")
-    make_bomb(kind, folder / "linear", folder / "bomb")
+    linear_artifact(folder / "bomb")
     (folder / "bomb.toml").write_text(
         f'[task]\nmethod = "fedavg"\nartifacts = ["bomb"]\n[round]\n{ROUND}\n'
         "[fedavg.training]\nepochs = 4\nlearning_rate = 0.1\n"
     )
+    assert command(home, "task", "add", "bomb", "--from", str(folder / "bomb.toml")) == 0
+    shutil.rmtree(folder / "bomb")
+    make_bomb(kind, folder / "linear", folder / "bomb")
     return home
 
 
@@ -52,11 +56,6 @@ def enrolled(url: str, code: str, folder: Path) -> Device:
 def told(served: Serving, task: int) -> set[tuple[str, str]]:
     reports = served.parts.store.task(task).reports
     return {(each.outcome, each.reason) for each in reports.not_trained()}
-
-
-def add(home: AggregatorHome, folder: Path) -> None:
-    # What task add would refuse: somebody has changed the folder since, or has no onnxruntime.
-    assert command(home, "task", "add", "bomb", "--from", str(folder / "bomb.toml")) == 0
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,6 @@ def test_it_is_ended_and_named_and_the_other_task_goes_on(
     home = fleet(tmp_path, mosquitto.url, kind)
     (code,) = invite(home)
     with serving(home) as served:
-        add(home, tmp_path)
         with enrolled(mosquitto.url, code, tmp_path / "device") as device:
             device.start()
             wait_until(lambda: (outcome, reason) in told(served, 2))
@@ -145,7 +143,6 @@ def test_an_app_ends_cleanly_in_the_middle_of_a_step_without_end(
     (code,) = invite(home)
     folder = tmp_path / "device"
     with serving(home):
-        add(home, tmp_path)
         enrolled(mosquitto.url, code, folder).close()
         process = _device(folder, 1e6, ends)
         wait_until(lambda: _in_use(folder))
@@ -166,7 +163,6 @@ def test_an_artifact_in_whose_training_the_process_died_twice_is_kept_out_in_wor
     (code,) = invite(home)
     folder = tmp_path / "device"
     with serving(home) as served:
-        add(home, tmp_path)
         enrolled(mosquitto.url, code, folder).close()
         for _ in range(2):
             began_ns = time.time_ns()

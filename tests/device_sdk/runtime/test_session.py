@@ -126,7 +126,7 @@ def test_a_provider_that_is_offered_but_fails_gives_way_to_the_cpu(
     assert "trying the next provider" in caplog.text
     assert caplog.text.count("runs on CPUExecutionProvider") == 1
     with pytest.raises(ProviderError, match="CUDAExecutionProvider"):
-        open_session(graph, "train.onnx", "cuda", 1)
+        open_session(graph, "train.onnx", "cuda", 1, Calls())
 
 
 def test_the_choice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

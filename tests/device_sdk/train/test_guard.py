@@ -71,13 +71,14 @@ class Device:
 
     def __init__(self, home: Home, artifacts: tuple[LocalArtifact, ...], trials: Trials) -> None:
         world = world_of(home, bytes(16), np.random.default_rng(0), StepClock(0.0), None)
-        self.world: DeviceWorld = replace(world, try_artifact=trials, watch=Watch())
-        self.trials, self.now, self.stopping = trials, 1_000_000, False
+        self.world: DeviceWorld = replace(world, try_artifact=trials)
+        self.trials, self.now = trials, 1_000_000
         self.job: TrainingJob = array_job(artifacts)
         self.start()
 
     def start(self) -> None:
-        self.guard = ArtifactGuard(self.world, lambda: self.now, lambda: self.stopping)
+        self.world = replace(self.world, watch=Watch())
+        self.guard = ArtifactGuard(self.world, lambda: self.now)
 
     def train(self) -> list[str]:
         """Names of the artifacts that ran."""
@@ -86,7 +87,7 @@ class Device:
 
     def die_training(self) -> None:
         """The process ends in the middle of it."""
-        self.guard._begun(self.job, 30.0)
+        self.guard._begun(self.job)
         self.start()
 
     def known(self, place: int = 0) -> TriedArtifact | None:
@@ -168,6 +169,7 @@ def test_a_call_that_is_ended_keeps_the_artifact_out_and_one_that_was_stopped_do
 ) -> None:
     device = Device(home, artifacts[:1], Trials())
     for why, strikes in (("stopped", 0), ("too-long", 1)):
+        device.start()
         with pytest.raises(CallEnded), device.guard.using(device.job):
             device.world.watch.end(why)  # type: ignore[arg-type]
             Trainer(artifacts[0].folder, watch=device.world.watch)
@@ -182,7 +184,7 @@ def test_a_device_that_stops_in_a_trial_has_neither_run_nor_judged_it(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:
     device = Device(home, artifacts[:1], Trials())
-    device.stopping = True
+    device.world.watch.end("stopped")
     with pytest.raises(CallEnded):
         device.train()
     assert device.known() is None

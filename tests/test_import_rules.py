@@ -68,7 +68,7 @@ _CONTRACT = frozenset(
 )
 # Loads onnxruntime, to run an ONNX file before it is written; imported by the function that does.
 _CHECK = "device_sdk.standalone_check"
-# Runs an artifact in a process of its own, and loads onnxruntime there alone.
+# Runs an artifact in a process of its own, where alone onnxruntime is; imported as the other one.
 _TRIAL = "device_sdk.trial"
 _SERVER = frozenset(
     {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate", "scipy", "sklearn", "threadpoolctl"}
@@ -146,7 +146,7 @@ RULES = (
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
-    _server("task", "evaluation methods store tables"),
+    _server("task", "evaluation methods store tables", libraries=_TRIAL),
     _server("keys", "home refusals store"),
     _server("rounds", "evaluation keys methods refusals shared store task task_log"),
     _server("publish", "shared store task"),

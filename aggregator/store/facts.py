@@ -99,8 +99,8 @@ class TaskFacts(Named):
     attachments = Fact[str](str, "")
     """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
     unpublished = Fact[str | None](str, None)
-    """Why the next round could not be published, so that none opens before the operator looked;
-    None: nothing stands in its way."""
+    """Why the next round could not be published, or what the last one sent out did harm, so that
+    none opens before the operator looked; None: nothing stands in its way."""
     stopped_at = Fact[int | None](int, None)
     """The version that early stopping ended with, once the best one was asked for; None while
     rounds go on."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
-from device_sdk.trial import TrialLimits, try_artifact
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.task_messages import OfferedArtifact
 
@@ -67,6 +66,8 @@ def require_harmless(folders: Iterable[Path], seconds: float) -> None:
     Raises AggregatorError for one that does not come back, crashes or takes all memory. Where there
     is no onnxruntime nothing is run, as on the devices it is.
     """
+    from device_sdk.trial import TrialLimits, try_artifact
+
     for folder in folders:
         result = try_artifact(folder, TrialLimits(seconds))
         if result is not None and result.reason is not None:

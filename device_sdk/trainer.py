@@ -100,7 +100,7 @@ class Trainer:
         self._directory: Final = Path(directory).resolve()
         self._seed = seed
         self._clock: Clock = MonotonicClock() if clock is None else clock
-        self._calls: Final = Calls(watch)
+        self._calls: Final = Calls(watch, manifest.id)
         self._train: Final = manifest.graphs["train"]
         self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
         # Their bytes until a session is made of them; with frozen state inside it may be made anew.

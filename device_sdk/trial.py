@@ -92,7 +92,7 @@ def try_artifact(
         limits = replace(limits, memory_bytes=here or None)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "device_sdk.trial", *_arguments(folder, limits)],
+            [sys.executable, "-P", "-m", "device_sdk.trial", *_arguments(folder, limits)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

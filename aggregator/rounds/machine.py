@@ -417,13 +417,13 @@ class RoundMachine:
             else:
                 self._aggregation.commit_version(summary)
             silent = frozenset(self._attendance.missing)
-            why = rollout_of(self._store, row, silent).why_to_stop(self._settings)
-            if why is not None:
-                self._store.facts.unpublished = why
+            harm = rollout_of(self._store, row, silent).why_to_stop(self._settings)
+            if harm is not None:
+                self._store.facts.unpublished = harm
         if found:
             _LOG.info("%s", found)
-        if why is not None:
-            _LOG.error("no round opens after round %d: %s", row.round, why)
+        if harm is not None:
+            _LOG.error("no round opens after round %d: %s", row.round, harm)
         self.current = None
         self.reload_hold()
         self._attendance.begin(set())

@@ -42,8 +42,9 @@ class Calls:
     A run ends between two nodes, in a Loop's body too; an opening between two transformations.
     """
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    def __init__(self, watch: Watch | None = None, artifact_id: str = "") -> None:
         self._watch = Watch() if watch is None else watch
+        self._artifact_id = artifact_id
         self._options = _run_options()
 
     @property
@@ -72,8 +73,13 @@ class Calls:
     @contextmanager
     def opening(self, end: Callable[[], None]) -> Iterator[None]:
         """A session is opened within, which ``end`` cancels. Raises CallEnded."""
+
+        def end_opening() -> None:
+            self._watch.ended_in = self._artifact_id
+            end()
+
         watch = self._watch
-        watch.end_call = end
+        watch.end_call = end_opening
         watch.calls += 1
         try:
             if watch.ended:
@@ -87,6 +93,7 @@ class Calls:
             watch.calls += 1
 
     def _terminate(self) -> None:
+        self._watch.ended_in = self._artifact_id
         self._options.terminate = True
 
 

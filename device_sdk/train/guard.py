@@ -18,7 +18,7 @@ from device_sdk.errors import CallEnded
 from device_sdk.home.trial_store import TriedArtifact
 from device_sdk.methods.learner import Declined
 from device_sdk.train.job import LocalArtifact, TrainingJob
-from device_sdk.trial import TrialLimits
+from device_sdk.trial import PASSED, TrialLimits
 from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 
@@ -67,7 +67,8 @@ class ArtifactGuard:
             self._file.unlink(missing_ok=True)
             if watch.ended == "too-long":
                 detail = f"a step, or the opening of its graphs, did not end within {seconds:g} s"
-                for each in strange:
+                guilty = [each for each in strange if each.hex() == watch.ended_in]
+                for each in guilty or strange:
                     self._store.strike(each, Reason.STEP_TOO_LONG, detail, self._now())
             elif not watch.ended and any(each.strikes for each in known):
                 self._store.absolve(strange)
@@ -125,14 +126,15 @@ class ArtifactGuard:
             self._world.options.most_memory_bytes,
         )
         result = self._world.try_artifact(folder, limits, self._stopped)
+        # What the loader refuses is told as ever, by whoever trains with it.
         if result is not None and result.reason not in (None, Reason.DOES_NOT_FIT):
             assert result.reason is not None
             now = self._now()
             row = self._store.strike(artifact_id, result.reason, result.detail, now)
             raise _held(artifact_id, row, row.seconds_held(now))
-        if result is not None:
+        if result == PASSED:
             self._store.passed(artifact_id)
-        elif self._stopped():
+        elif result is None and self._stopped():
             raise CallEnded("the device was stopped in the middle of an artifact's first run")
         return TriedArtifact(True) if known is None else known
 

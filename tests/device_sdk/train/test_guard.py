@@ -18,7 +18,7 @@ from device_sdk.system.watch import Watch
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import LocalArtifact, TrainingJob
 from device_sdk.trainer import Trainer
-from device_sdk.trial import PASSED, TrialLimits, TrialResult
+from device_sdk.trial import PASSED, TrialLimits, TrialResult, example_batch
 from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 from tests.device_sdk.train.test_array_trainer import job as array_job
@@ -167,14 +167,17 @@ def test_a_death_is_looked_into_and_the_second_in_a_row_keeps_it_out(
 def test_a_call_that_is_ended_keeps_the_artifact_out_and_one_that_was_stopped_does_not(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:
-    device = Device(home, artifacts[:1], Trials())
+    device = Device(home, artifacts, Trials())
     for why, strikes in (("stopped", 0), ("too-long", 1)):
         device.start()
         with pytest.raises(CallEnded), device.guard.using(device.job):
+            trainer = Trainer(artifacts[0].folder, watch=device.world.watch)
             device.world.watch.end(why)  # type: ignore[arg-type]
-            Trainer(artifacts[0].folder, watch=device.world.watch)
+            trainer.step(example_batch(trainer.artifact, "train"))
         known = device.known()
         assert known is not None and known.strikes == strikes
+    assert device.train() == ["large"], "whose call it was not"
+    device.job = array_job(artifacts[:1])
     with pytest.raises(ArtifactHeld, match="did not end within 60 s") as held:
         device.train()
     assert held.value.reason is Reason.STEP_TOO_LONG

@@ -135,7 +135,7 @@ class Agent:
         # Root and placement may be others than when the device was opened.
         world = replace(world, membership=world.home.membership.load() or world.membership)
         training_rng, jitter, link_rng = world.rng.spawn(3)
-        self._watch = Watch(world.work_clock)
+        self._watch = Watch()
         training_world = replace(world, rng=training_rng, watch=self._watch)
         self._trainer, self._observer, self._ended = trainer, observer, ended
         self._gates: dict[str, Gate] = {}
@@ -371,7 +371,7 @@ class Agent:
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
         except Exception as error:
-            if self._stopping.is_set() and isinstance(error, CallEnded):
+            if self._watch.ended == "stopped" and isinstance(error, CallEnded):
                 round_.drop()  # as a crash would leave it: what is still open is trained again
                 return
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ from typing import Final
 from device_sdk.home.database import HomeStore
 from device_sdk.wire.publish.report import Reason
 
-_FIRST_PAUSE_SECONDS: Final = 3600
+FIRST_PAUSE_SECONDS: Final = 3600
 _LONGEST_PAUSE_SECONDS: Final = 30 * 86_400
 
 
@@ -74,17 +74,18 @@ class TrialStore(HomeStore):
         now_unix_seconds: int,
         *,
         free: int = 0,
+        pause_seconds: int = FIRST_PAUSE_SECONDS,
     ) -> TriedArtifact:
         """It did harm, or may have: it is tried again before it is run.
 
-        Not before a pause, an hour at first and twice as long each time, 30 days at most; the
-        first ``free`` times without one.
+        Not before a pause, ``pause_seconds`` at first and twice as long each time, 30 days at most;
+        the first ``free`` times without one.
         """
         known = self.find(artifact_id)
         strikes = 1 + (0 if known is None else known.strikes)
         until = 0
         if strikes > free:
-            pause = _FIRST_PAUSE_SECONDS << min(strikes - free - 1, 16)
+            pause = pause_seconds << min(strikes - free - 1, 16)
             until = now_unix_seconds + min(pause, _LONGEST_PAUSE_SECONDS)
         row = TriedArtifact(False, strikes, reason.value, detail[:500], until)
         with self._database.transaction() as sql:

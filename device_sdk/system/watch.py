@@ -44,14 +44,18 @@ class Watch:
         thread = threading.Thread(
             target=self._look_on, args=(done, most_seconds), name="tessera-watch", daemon=True
         )
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is going down, and no thread begins any more
+            self.end("stopped")
         atexit.register(self._end_at_exit)
         try:
             yield
         finally:
             atexit.unregister(self._end_at_exit)
             done.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def end(self, why: Ended) -> None:
         """End the call in progress, and those to come: until the next :meth:`during`, or for good

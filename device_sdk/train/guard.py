@@ -28,8 +28,10 @@ _LEAST_SECONDS: Final = 30.0
 _IN_USE: Final = "in-use"
 _ID_DIGITS: Final = 64
 # Whoever ends a process, or cuts its power, in the middle of a training says nothing of the
-# artifact; the trial that follows does. The second time in a row it is the artifact.
+# artifact; the trial that follows does. From the second time in a row on it is the artifact's, if
+# not for certain: who was unlucky loses a minute, and what crashes each time is soon seldom run.
 _FREE_DEATHS: Final = 1
+_DEATH_PAUSE_SECONDS: Final = 60
 
 
 class ArtifactHeld(Declined):
@@ -171,15 +173,17 @@ class ArtifactGuard:
                 "the app's process ended in the middle of its training, again and again",
                 self._now(),
                 free=_FREE_DEATHS,
+                pause_seconds=_DEATH_PAUSE_SECONDS,
             )
         if died:
             self._file.unlink(missing_ok=True)
 
 
 def _held(artifact_id: bytes, known: TriedArtifact, seconds: int) -> ArtifactHeld:
-    hours = max(1, round(seconds / 3600))
+    minutes = max(1, round(seconds / 60))
+    when = f"{minutes} min" if minutes < 100 else f"{round(minutes / 60)} h"
     return ArtifactHeld(
         f"the artifact {artifact_id.hex()[:12]} is not run on this device: {known.detail}. It is "
-        f"tried again in {hours} h, and a task that is replaced with another artifact goes on",
+        f"tried again in {when}, and a task that is replaced with another artifact goes on",
         Reason(known.reason),
     )

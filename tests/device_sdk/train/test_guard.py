@@ -160,7 +160,15 @@ def test_a_death_is_looked_into_and_the_second_in_a_row_keeps_it_out(
     with pytest.raises(ArtifactHeld, match="again and again") as held:
         device.train()
     assert held.value.reason is Reason.CRASHED
-    device.now += HOUR
+    for pause in (60, 120, 240):
+        device.now += pause - 1
+        with pytest.raises(ArtifactHeld):
+            device.train()
+        device.now += 1
+        device.die_training()
+        with pytest.raises(ArtifactHeld):
+            device.train()
+    device.now += 480
     assert device.train() == ["small"]
 
 

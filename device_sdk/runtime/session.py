@@ -112,7 +112,7 @@ def _told(watch: Watch) -> str:
 
 
 _LOG = logging.getLogger("device_sdk")
-_LEAST_FOLDED_BYTES: Final = 1 << 20
+_LEAST_FOLDED_BYTES: Final = 1 << 24
 
 
 def _most_folded_bytes(graph: CheckedGraph) -> int:

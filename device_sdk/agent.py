@@ -210,8 +210,9 @@ class Agent:
             work = self._waiting.popleft() if self._waiting else self._turn
             try:
                 work()
-            except Exception as error:
-                # No failure of ours (a full disk, say) may end the thread.
+            except BaseException as error:
+                # No failure of ours (a full disk, say) may end the thread, nor may an app's or a
+                # method's code, by sys.exit() say: signals come to the main thread alone.
                 name = type(error).__name__
                 if self._failures[name] == 0:
                     _log.exception("the device's thread failed and goes on")
@@ -370,7 +371,7 @@ class Agent:
             self._failed.note(round_.task, self._called(round_, job), detail, reason)
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
-        except Exception as error:
+        except BaseException as error:
             if self._watch.ended == "stopped" and isinstance(error, CallEnded):
                 round_.drop()  # as a crash would leave it: what is still open is trained again
                 return

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.errors import MethodFault
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance
@@ -135,6 +136,8 @@ class RoundMachine:
         seal_round: SealRound,
         evaluator: Evaluator,
         attendance: Attendance | None = None,
+        *,
+        failed: bool = False,
     ) -> None:
         self._task, self._settings = shared.task.name, shared.task.round
         self._selector = shared.task.selector
@@ -158,6 +161,8 @@ class RoundMachine:
         """Why the next round could not be published, or the last one did harm; none opens before it
         is released."""
         self.current: RoundRow | None = None
+        self.failed = failed
+        """Whether the method's code is not called any more: its task is held, see ``TaskBoard``."""
         self._resume()
 
     @property
@@ -181,6 +186,8 @@ class RoundMachine:
 
     def tick(self) -> RoundEvent | None:
         """Open or close a round if it is time to; None when nothing changed."""
+        if self.failed:
+            return None
         now = self._unix_clock()
         row = self.current
         if row is None:
@@ -299,7 +306,10 @@ class RoundMachine:
             _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
         latest = self._store.rounds.latest()
         row = latest[0] if latest and latest[0].unfinished else None
-        self._aggregation.resume(row)
+        if self.failed:
+            self._aggregation.rest()
+        else:
+            self._aggregation.resume(row)
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
@@ -365,7 +375,7 @@ class RoundMachine:
                 self._store.late.forget(number - LAST_ROUNDS)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
-        except STORE_FAILURES:
+        except (MethodFault, *STORE_FAILURES):
             raise
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
@@ -400,6 +410,8 @@ class RoundMachine:
         if participants >= self._settings.quorum:
             try:
                 summary = self._aggregation.close_round(self._registry.revoked_ids())
+            except MethodFault:
+                raise
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version

@@ -25,9 +25,9 @@ from tests.fakes.bombs import Bomb, make_bomb
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import Serving, command, invite, make_home, serving
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
-ROUND = "quorum = 1\ndeadline_seconds = 600.0\npause_seconds = 0.2"
+ROUND = f"quorum = 1\ndeadline_seconds = {NEVER_SECONDS}\npause_seconds = 0.2"
 OPTIONS = TrainingOptions(k=4, most_step_seconds=1.0)
 
 
@@ -47,7 +47,15 @@ def fleet(folder: Path, url: str, kind: Bomb) -> AggregatorHome:
 
 
 def enrolled(url: str, code: str, folder: Path) -> Device:
-    device = Device.enrol(url, code, folder, pace=BRISK, link_settings=QUICK, options=OPTIONS)
+    device = Device.enrol(
+        url,
+        code,
+        folder,
+        pace=BRISK,
+        link_settings=QUICK,
+        options=OPTIONS,
+        timeout_seconds=PATIENCE_SECONDS,
+    )
     device.provide(local_data(0), task="bomb")
     device.record_all([(f"item-{n}", "anna") for n in range(5)], task="default")
     return device

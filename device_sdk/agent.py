@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from device_sdk.conditions import Gate
+from device_sdk.errors import CallEnded
 from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.broker_url import TlsFiles
@@ -35,7 +36,9 @@ from device_sdk.rounds.actions import Download, MoveTo, Publish, Subscribe, Unsu
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
+from device_sdk.system.watch import Watch
 from device_sdk.train.failures import FailedTrainings
+from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
 from device_sdk.wire.publish.report import Reason
@@ -50,6 +53,8 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # A training may take so many times what the last one took.
 _SPARE = 1.5
+# A step that is ended comes back within this.
+_END_SECONDS = 1.0
 
 
 class Downloads:
@@ -130,7 +135,8 @@ class Agent:
         # Root and placement may be others than when the device was opened.
         world = replace(world, membership=world.home.membership.load() or world.membership)
         training_rng, jitter, link_rng = world.rng.spawn(3)
-        training_world = replace(world, rng=training_rng)
+        self._watch = Watch()
+        training_world = replace(world, rng=training_rng, watch=self._watch)
         self._trainer, self._observer, self._ended = trainer, observer, ended
         self._gates: dict[str, Gate] = {}
         self._new_gate = partial(Gate, world.options.only_when, world.pace.ask_seconds, world.clock)
@@ -154,6 +160,9 @@ class Agent:
         self._downloads = Downloads(world, self._link.nudge)
         self._waiting: deque[Callable[[], None]] = deque([self.participant.start])
         self._stopping = threading.Event()
+        self._guard = ArtifactGuard(
+            training_world, lambda: self.participant.sessions.time.unix_seconds()
+        )
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._failures: Counter[str] = Counter()
         self._failed = FailedTrainings()
@@ -179,12 +188,21 @@ class Agent:
         self._thread.start()
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop after the work in hand; whether the thread ended within ``timeout_seconds``."""
+        """Stop after the work in hand; whether the thread ended within ``timeout_seconds``.
+
+        A training that is not over just before that is ended: its round is as if it had not begun.
+        """
         self._stopping.set()
+        until = self._clock() + timeout_seconds
         # The link's last event wakes the thread; a training in progress is finished first.
         self._link.stop(flush_seconds=min(1.0, timeout_seconds), timeout_seconds=timeout_seconds)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_seconds)
+        if self._thread.ident is None:
+            return True
+        last_seconds = min(_END_SECONDS, timeout_seconds / 2)
+        self._thread.join(max(0.0, until - last_seconds - self._clock()))
+        if self._thread.is_alive():
+            self._watch.end("stopped")
+            self._thread.join(last_seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -335,27 +353,42 @@ class Agent:
             trainer = self._trainer or self._trainer_of(
                 round_.task, round_.cohort, job.terms.method
             )
+            with self._guard.using(job) as allowed:
+                if asks:
+                    wanted = trainer.wants(allowed)
+                elif rests:
+                    adopted = trainer.adopt(allowed)
+                else:
+                    result = trainer.train(allowed)
             if asks:
-                round_.wanted(trainer.wants(job))
+                round_.wanted(wanted)
                 return
             if rests:
-                round_.read(job, trainer.adopt(job))
+                round_.read(job, adopted)
                 return
-            result = trainer.train(job)
+        except ArtifactHeld as held:
+            outcome, detail, reason = RoundOutcome.DECLINED, str(held), held.reason
+            self._failed.note(round_.task, self._called(round_, job), detail, reason)
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
         except BaseException as error:
+            if self._watch.ended == "stopped" and isinstance(error, CallEnded):
+                round_.drop()  # as a crash would leave it: what is still open is trained again
+                return
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
             reason = reason_of(error)
-            several = len(self.participant.rounds) > 1
-            what = f"round {job.manifest.round}{f' of {round_.task}' * several}"
-            self._failed.note(round_.task, what, detail, reason)
+            self._failed.note(round_.task, self._called(round_, job), detail, reason)
         else:
             round_.trained(job, result)
             self._failed.forget(round_.task)
             self.problem = ""  # network and disk did their part
             return
         round_.ended(job, outcome, detail, reason)
+
+    def _called(self, round_: CurrentRound, job: TrainingJob) -> str:
+        """The round, for people."""
+        several = len(self.participant.rounds) > 1
+        return f"round {job.manifest.round}{f' of {round_.task}' * several}"
 
 
 # Learning in the background: an agent is made at each start, for an agent runs once.

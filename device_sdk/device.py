@@ -253,8 +253,10 @@ class Device:
     def stop(self, timeout_seconds: float = 10.0) -> bool:
         """Stop taking part; whether the thread ended in time. May be called at any moment.
 
-        A training in progress is finished first. What waits in the outbox is sent after the next
-        :meth:`start`, in this process or another. In a fork nothing runs, and nothing happens.
+        A training in progress is finished first; one that is not over just before
+        ``timeout_seconds`` is ended, and its round trained again if it is still open after the next
+        :meth:`start`. What waits in the outbox is sent then, in this process or another. In a fork
+        nothing runs, and nothing happens.
         """
         return not self._owner.is_here or self._background.stop(timeout_seconds)
 

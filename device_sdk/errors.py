@@ -43,6 +43,11 @@ class GraphRunError(DeviceError, RuntimeError):
     """onnxruntime failed inside the graph (an index out of range, say); nothing has changed."""
 
 
+class CallEnded(DeviceError, RuntimeError):
+    """A step of an artifact, or the opening of its graphs, was ended before it came back: it took
+    too long, or the device was stopped."""
+
+
 class ProviderError(DeviceError, RuntimeError):
     """No onnxruntime session could be made with the execution providers that were asked for."""
 

@@ -32,7 +32,7 @@ from device_sdk.runtime.batch import BatchChecker, BatchMemories
 from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from device_sdk.runtime.predictor import Predictor
 from device_sdk.runtime.providers import CPU, Provider, Providers, passed_over
-from device_sdk.runtime.session import SessionSettings, make_session, open_session
+from device_sdk.runtime.session import Calls, SessionSettings, make_session, open_session
 from device_sdk.runtime.state import (
     Members,
     StateBanks,
@@ -45,6 +45,7 @@ from device_sdk.runtime.state import (
 from device_sdk.runtime.step import StepRunner, StepScalars
 from device_sdk.system.clock import Clock, MonotonicClock
 from device_sdk.system.process import Owner
+from device_sdk.system.watch import Watch
 
 if TYPE_CHECKING:  # device_sdk.runtime loads it, or says what is missing
     import onnxruntime as ort
@@ -68,9 +69,10 @@ class Trainer:
     or "auto" finds it slower, the CPU takes over (see `provider_report`).
     `threads` work inside one operator; one is fastest for small models, and artifacts whose
     gradients would race use one whatever was asked for. `seed` makes dropout reproducible. `clock`
-    times the steps that "auto" compares.
+    times the steps that "auto" compares. `watch` may end what onnxruntime does.
 
-    Raises ArtifactError for a bad artifact, ProviderError where the providers cannot be used.
+    Raises ArtifactError for a bad artifact, ProviderError where the providers cannot be used. Where
+    the watch ends a call, that and every other method that runs a graph raises CallEnded.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Trainer:
         threads: int = 1,
         seed: int = 0,
         clock: Clock | None = None,
+        watch: Watch | None = None,
     ) -> None:
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise ValueError(f"threads is a positive integer, not {threads!r}")
@@ -100,6 +103,7 @@ class Trainer:
         self._directory: Final = Path(directory).resolve()
         self._seed = seed
         self._clock: Clock = MonotonicClock() if clock is None else clock
+        self._calls: Final = Calls(watch, manifest.id)
         self._train: Final = manifest.graphs["train"]
         self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
         # Their bytes until a session is made of them; with frozen state inside it may be made anew.
@@ -125,7 +129,7 @@ class Trainer:
         self._axes = self._example_axes()
         graph = self._graph("train", initial)
         session, settings = open_session(
-            graph, self._train.file, providers, threads, patterns=not large
+            graph, self._train.file, providers, threads, self._calls, patterns=not large
         )
         # None where the session holds frozen state that has been replaced since.
         self._runner: StepRunner | None = None
@@ -134,7 +138,8 @@ class Trainer:
         except Exception as error:  # onnxruntime's, out of a device's memory
             if settings.host_only:
                 raise
-            session = make_session(graph, self._train.file, replace(settings, provider=CPU))
+            on_cpu = replace(settings, provider=CPU)
+            session = make_session(graph, self._train.file, on_cpu, self._calls)
             self._take_cpu(session, str(error), initial)
         if not self._settings.host_only:
             self._unproven["train"] = artifact.graphs["train"]
@@ -436,7 +441,8 @@ class Trainer:
         state, last = self.state, self.outputs
         start = {name: array for name, array in state.items() if name not in self._frozen}
         provider, on_cpu = self._settings.provider, replace(self._settings, provider=CPU)
-        session = make_session(self._with_frozen("train", graph, state), self._train.file, on_cpu)
+        whole = self._with_frozen("train", graph, state)
+        session = make_session(whole, self._train.file, on_cpu, self._calls)
         twin = copy.copy(self)
         twin._predictors = {}
         twin._open(session, on_cpu, state)
@@ -499,6 +505,7 @@ class Trainer:
             name,
             graph,
             replace(self._settings, provider=provider),
+            self._calls,
             constants=[port.name for port in self._constants(name)],
         )
 
@@ -540,13 +547,15 @@ class Trainer:
             self._train,
             self._banks,
             self._scalars.tensors,
+            self._calls,
             host_only=self._settings.host_only,
             constants=[port.name for port in self._constants("train")],
         )
 
     def _reopened(self) -> StepRunner:
         graph = self._graph("train", self._frozen_state())
-        return self._runner_of(make_session(graph, self._train.file, self._settings))
+        session = make_session(graph, self._train.file, self._settings, self._calls)
+        return self._runner_of(session)
 
     def _example_axes(self) -> dict[str, int]:
         sizes = self._manifest.example_sizes

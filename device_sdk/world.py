@@ -20,6 +20,8 @@ from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.system.clock import Clock, MonotonicClock, awake_clock
+from device_sdk.system.watch import Watch
+from device_sdk.trial import TrialLimits, TrialResult, try_artifact
 from device_sdk.wire.publish.report import require_own_labels
 from device_sdk.wire.publish.topics import Topics
 
@@ -59,6 +61,11 @@ class TrainingOptions:
         labels: what this device calls itself in reports, such as ``{"site": "north"}``: names of a
             to z, 0 to 9, ``. _ -``, and 56 bytes of all. They are shown to the operator, whose
             own win; tasks choose by the operator's alone.
+        most_step_seconds: the longest that one step of an artifact, or the opening of one of its
+            graphs, may take; None: what its task gives a whole training, 30 s at least, and 10 to
+            60 s at its first run. One that takes longer is ended, and not run again for some time.
+        most_memory_bytes: the most that an artifact's first run may take, in a process of its own;
+            None: what the machine has at that moment.
         seconds_a_day, bytes_a_day: the most that taking part may take on one day (UTC), over all
             tasks: seconds of training, bytes sent and received. A round that would take more than
             is left, going by the task's last trainings here, is not taken. None: no bound.
@@ -81,6 +88,8 @@ class TrainingOptions:
     most_outbox_bytes: int = 64 << 20
     report: Literal["full", "outcome"] = "full"
     labels: Mapping[str, str] = field(default_factory=dict)
+    most_step_seconds: float | None = None
+    most_memory_bytes: int | None = None
     seconds_a_day: float | None = None
     bytes_a_day: int | None = None
     providers: str = "auto"
@@ -108,7 +117,12 @@ class TrainingOptions:
             most = getattr(self, name)
             if isinstance(most, bool) or most < 1:
                 raise ValueError(f"{name} is {most!r}; expected 1 or more")
-        for name in ("seconds_a_day", "bytes_a_day"):
+        for name in (
+            "most_step_seconds",
+            "most_memory_bytes",
+            "seconds_a_day",
+            "bytes_a_day",
+        ):
             most = getattr(self, name)
             if most is not None and (isinstance(most, bool) or not 0 < most < math.inf):
                 raise ValueError(f"{name} is {most!r}; expected above 0, or None for no bound")
@@ -193,6 +207,8 @@ class DeviceWorld:
         data: gives the app's data sources by the names of tasks, "" for the one without a name;
             :meth:`of_task` picks the task's ``source`` from them.
         tasks: those to take part in, as the app chose; empty: it did not choose.
+        watch: ends what artifacts do past their time.
+        try_artifact: runs one for the first time; see :func:`device_sdk.trial.try_artifact`.
     """
 
     home: Home
@@ -207,6 +223,10 @@ class DeviceWorld:
     source: Callable[[], DataSource | None] = lambda: None
     data: Callable[[], Mapping[str, DataSource]] | None = None
     tasks: tuple[str, ...] = ()
+    watch: Watch = field(default_factory=Watch)
+    try_artifact: Callable[[Path, TrialLimits, Callable[[], bool]], TrialResult | None] = (
+        try_artifact
+    )
 
     @cached_property
     def topics(self) -> Topics:

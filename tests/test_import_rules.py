@@ -68,6 +68,8 @@ _CONTRACT = frozenset(
 )
 # Loads onnxruntime, to run an ONNX file before it is written; imported by the function that does.
 _CHECK = "device_sdk.standalone_check"
+# Runs an artifact in a process of its own, where alone onnxruntime is; imported as the other one.
+_TRIAL = "device_sdk.trial"
 _SERVER = frozenset(
     {"numpy", "cryptography", "paho.mqtt", "rich", "tabulate", "scipy", "sklearn", "threadpoolctl"}
     | {"fsspec"}
@@ -117,8 +119,8 @@ RULES = (
     _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
     _device(
         "train",
-        "artifact capability errors evaluation factorisation home local_data system trainer wire "
-        "world methods.learner methods.registry methods.scatter",
+        "artifact capability errors evaluation factorisation home local_data system trainer trial "
+        "wire world methods.learner methods.registry methods.scatter",
     ),
     _device(
         "rounds",
@@ -127,7 +129,7 @@ RULES = (
     ),
     Rule(
         "aggregator",
-        frozenset({"aggregator", "psycopg", "ray", _CHECK} | _CONTRACT | _SERVER),
+        frozenset({"aggregator", "psycopg", "ray", _CHECK, _TRIAL} | _CONTRACT | _SERVER),
         frozenset({"onnxruntime"}),
         apart="aggregator/simulate",
     ),
@@ -144,7 +146,7 @@ RULES = (
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
-    _server("task", "evaluation methods store tables"),
+    _server("task", "evaluation methods store tables", libraries=_TRIAL),
     _server("keys", "clock home refusals store"),
     _server("rounds", "evaluation keys methods refusals shared store task task_log"),
     _server("publish", "shared store task"),

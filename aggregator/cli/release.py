@@ -12,8 +12,9 @@ from aggregator.store import TaskStore
 DESCRIPTION = """\
 A round is held when an update that passed its check could not be absorbed (it is then in
 quarantine, and refused), when the method could not make a version that can be published (a learning
-rate that is too high, say), when the method's own code failed in any other way, or before it opens,
-when it could not be published. status shows why.
+rate that is too high, say), when the method's own code failed in any other way, or before it opens:
+when it could not be published, or when what the last round sent out did harm to a share of its
+devices (round.abort_share). status shows why.
 release drops what is in quarantine and lets the round go on; where the method or the publication
 failed, change the task file, or the method's package, and restart serve first. What the method's
 own code failed at is tried again when serve starts, without release too."""

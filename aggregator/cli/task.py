@@ -21,6 +21,7 @@ from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.task.artifacts import require_harmless
 from aggregator.task.check import NEXT_ROUND, changes, taken_in
 from aggregator.task.file import (
     FLEET_TABLES,
@@ -29,6 +30,7 @@ from aggregator.task.file import (
     read_continued_catalogue,
     read_task,
     served_cohort,
+    shipped_folder,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
@@ -66,6 +68,7 @@ examples:
 """
 _WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_STEP_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +100,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--now",
         action="store_true",
         help="of replace: give the open round up; what was counted in it is part of no version",
+    )
+    parser.add_argument(
+        "--step-seconds",
+        type=float,
+        default=_STEP_SECONDS,
+        metavar="SECONDS",
+        help="of add, check and replace: how long one step of an artifact, or the opening of its "
+        f"graphs, may take, which is tried in a process of its own (default: {_STEP_SECONDS:g})",
     )
     parser.add_argument("--json", action="store_true", help="of list and check: for programs")
 
@@ -183,6 +194,7 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
     buildable(store, task)
+    _require_harmless(task, arguments)
     with store.database.transaction():
         known = _require_new(store, first.name, name)  # another command may have added it meanwhile
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
@@ -250,6 +262,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
     names, new = _successor(home, store, row, arguments.file)
     warm_start = _warm_start(arguments)
     planned = plan(store.task(row.number), names, new, warm_start)
+    _require_harmless(new, arguments)
     if planned.inherits is not None and planned.inherits.anew:
         print(begins_anew(planned.inherits))
     if not planned.same_model:
@@ -314,7 +327,7 @@ def _check(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
     if file is None and (arguments.replace or arguments.warm_start):
         raise AggregatorError("task check needs the FILE that the task is to be replaced by")
     if file is None:
-        looks = [partial(_as_served, home, store, row) for row in rows]
+        looks = [partial(_as_served, home, store, row, arguments) for row in rows]
     elif arguments.replace is not None:
         row = _row(store, arguments.replace)
         looks = [partial(_as_successor, home, store, row, file, arguments)]
@@ -345,7 +358,7 @@ def _as_named(
     name, is_first = _name_in(file)
     for row in rows:
         if file.resolve() == _file(home, row).resolve():
-            return _as_served(home, store, row)
+            return _as_served(home, store, row, arguments)
         if (row.name == name or (is_first and row.number == FIRST)) and row.served is not None:
             return _as_successor(home, store, row, file, arguments)
     if arguments.warm_start is not None:
@@ -354,10 +367,12 @@ def _as_named(
     task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
     buildable(store, task)
     require_room(len(rows))
-    return _checked(file, task) | {"next": f"task add {task.name} --from {file}"}
+    return _checked(file, task, arguments) | {"next": f"task add {task.name} --from {file}"}
 
 
-def _as_served(home: AggregatorHome, store: Store, row: TaskRow) -> dict[str, Any]:
+def _as_served(
+    home: AggregatorHome, store: Store, row: TaskRow, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """A file of the home, which serve takes up as far as it can."""
     path = _file(home, row)
     first = read_task(_file(home, store.tasks.find(FIRST)))
@@ -366,7 +381,7 @@ def _as_served(home: AggregatorHome, store: Store, row: TaskRow) -> dict[str, An
     buildable(store, task)
     if task.catalogue is not None:
         read_continued_catalogue(task.catalogue, stored)
-    said = _checked(path, task)
+    said = _checked(path, task, arguments)
     if row.served is None:
         return said
     found = changes(row.served, task, partial(fits, stored), store.contents.used_by(row.number))
@@ -399,14 +414,24 @@ def _as_successor(
         if arguments.warm_start is not None:
             raise  # as task replace would
         replacement["problem"] = str(error)
-    return _checked(file, new) | {
+    return _checked(file, new, arguments) | {
         "changes": [asdict(each) for each in found],
         "replacement": replacement,
         "next": f"task replace {row.name} --from {file}",
     }
 
 
-def _checked(path: Path, task: Task) -> dict[str, Any]:
+def _require_harmless(task: Task, arguments: argparse.Namespace) -> None:
+    """Raises AggregatorError for an artifact that devices could not run. The one that is installed
+    with them is known to them too."""
+    ours = shipped_folder().resolve()
+    folders = dict.fromkeys([*task.artifacts, *task.companions])
+    strange = [each for each in folders if not each.resolve().is_relative_to(ours)]
+    require_harmless(strange, arguments.step_seconds)
+
+
+def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
+    _require_harmless(task, arguments)
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
     note = taken_for_one([read_manifest(each).name for each in task.artifacts])
     return {**said, "problem": None, "note": note or None}

@@ -15,6 +15,7 @@ from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance
 from aggregator.rounds.evaluator import Evaluator
+from aggregator.rounds.rollout import rollout_of
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
@@ -157,7 +158,8 @@ class RoundMachine:
         self.paused = False
         """Whether no other round opens."""
         self.unpublished: str | None = None
-        """Why the next round could not be published; none opens before it is released."""
+        """Why the next round could not be published, or the last one did harm; none opens before it
+        is released."""
         self.current: RoundRow | None = None
         self.failed = failed
         """Whether the method's code is not called any more: its task is held, see ``TaskBoard``."""
@@ -426,10 +428,16 @@ class RoundMachine:
                 self._store.checkpoints.drop_partial()
             else:
                 self._aggregation.commit_version(summary)
+            silent = frozenset(self._attendance.missing)
+            harm = rollout_of(self._store, row, silent).why_to_stop(self._settings)
+            if harm is not None:
+                self._store.facts.unpublished = harm
         if found:
             _LOG.info("%s", found)
-        silent = frozenset(self._attendance.missing)
+        if harm is not None:
+            _LOG.error("no round opens after round %d: %s", row.round, harm)
         self.current = None
+        self.reload_hold()
         self._attendance.begin(set())
         self._earliest_open_unix = now + self._settings.pause_seconds
         return RoundClosed(row, summary, made, silent=silent)

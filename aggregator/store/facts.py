@@ -101,8 +101,8 @@ class TaskFacts(Named):
     attachments = Fact[str](str, "")
     """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
     unpublished = Fact[str | None](str, None)
-    """Why the next round could not be published, so that none opens before the operator looked;
-    None: nothing stands in its way."""
+    """Why the next round could not be published, or what the last one sent out did harm, so that
+    none opens before the operator looked; None: nothing stands in its way."""
     failed = Fact[bool](bool, False)
     """Whether it is held because the code of its method failed, which the next life tries again."""
     stopped_at = Fact[int | None](int, None)

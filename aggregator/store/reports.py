@@ -89,6 +89,14 @@ class Reports(TableOfTask):
         )
         return [OutcomeCount(*row) for row in self._database.rows(query, (self._task,))]
 
+    def reasons(self, generation: int, number: int) -> dict[str, int]:
+        """How many devices trained no update in a round, by reason."""
+        query = (
+            "SELECT reason, count(*) FROM reports WHERE task = ? AND generation = ? AND round = ? "
+            "AND reason != '' GROUP BY reason"
+        )
+        return dict(self._database.rows(query, (self._task, generation, number)))
+
     def not_trained(self) -> list[NotTrained]:
         """Who trained in one of the rounds kept no update, and why."""
         query = (

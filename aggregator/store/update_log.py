@@ -68,6 +68,14 @@ class UpdateLog(TableOfTask):
         for row in self._database.rows(query, (self._task, generation, round_number)):
             yield row[0]
 
+    def heard(self, generation: int, round_number: int) -> int:
+        """How many devices had a verdict."""
+        row = self._database.row(
+            "SELECT count(*) FROM verdicts WHERE task = ? AND generation = ? AND round = ?",
+            (self._task, generation, round_number),
+        )
+        return 0 if row is None else int(row[0])
+
     def counted(self, generation: int, round_number: int) -> int:
         """How many were."""
         row = self._database.row(

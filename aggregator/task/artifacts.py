@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,3 +57,21 @@ def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> Art
         raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
     artifact_id = hashlib.sha256(files[MANIFEST_FILE]).digest()
     return ArtifactContent(artifact_id, content, artifact, companion)
+
+
+def require_harmless(folders: Iterable[Path], seconds: float) -> None:
+    """Run each artifact for the first time, in a process of its own: its graphs, on a batch of its
+    example's sizes, each opening and each run within so many seconds.
+
+    Raises AggregatorError for one that does not come back, crashes or takes all memory. Where there
+    is no onnxruntime nothing is run, as on the devices it is.
+    """
+    from device_sdk.trial import TrialLimits, try_artifact
+
+    for folder in folders:
+        result = try_artifact(folder, TrialLimits(seconds))
+        if result is not None and result.reason is not None:
+            raise AggregatorError(
+                f"the artifact {folder} would do harm on devices ({result.reason.value}): "
+                f"{result.detail}. Each of them would end it and report the same; export it again"
+            )

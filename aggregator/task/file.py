@@ -108,6 +108,9 @@ class RoundSettings:
         pause_seconds: between the end of a round and the next one.
         most_rounds: stop after this many since the task began, or was replaced; 0: never.
         train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
+        abort_share: no further round opens where so many of the devices that took a round failed
+            for a reason that the task is to blame for, or fell silent when it was replaced.
+        abort_devices: where at least so many took it; 0: never.
     """
 
     share: Annotated[float, _SHARE] = 1.0
@@ -121,6 +124,8 @@ class RoundSettings:
     pause_seconds: Annotated[float, Within(0, 1e12)] = 0.0
     most_rounds: Annotated[int, Within(0, 2**31)] = 0
     train_seconds: Annotated[float, Within(0, 1e12, above=True)] = 150.0
+    abort_share: Annotated[float, _SHARE] = 0.5
+    abort_devices: Annotated[int, Within(0, 2**31)] = 4
 
     @classmethod
     def read(cls, table: TomlTable) -> RoundSettings:

@@ -26,7 +26,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -59,6 +59,11 @@ _EVALUATION = """
 CREATE TABLE evaluation (
     task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
     version INTEGER NOT NULL, report BLOB NOT NULL, detail TEXT NOT NULL) WITHOUT ROWID;
+"""
+_TRIAL = """
+CREATE TABLE trial (
+    artifact BLOB PRIMARY KEY, passed INTEGER NOT NULL, strikes INTEGER NOT NULL,
+    reason TEXT NOT NULL, detail TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL) WITHOUT ROWID;
 """
 _SCHEMA = f"""
 CREATE TABLE membership (
@@ -100,7 +105,7 @@ CREATE TABLE model (
     version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL,
     artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-{_CAPABILITY}{_EVALUATION}{_INTERACTION}{_ATTACHMENT}{_TASKS}"""
+{_CAPABILITY}{_EVALUATION}{_INTERACTION}{_ATTACHMENT}{_TASKS}{_TRIAL}"""
 # By the version that a file has, what makes it one of the next version.
 _STEPS = {
     1: """
@@ -152,6 +157,7 @@ INSERT INTO task (name, cohort, served, owns_unnamed) SELECT task, cohort, 1, NU
 ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT '';
 ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
 """,
+    7: _TRIAL,
 }
 
 

@@ -16,6 +16,7 @@ from device_sdk.home.membership import MembershipStore, RequestCounter
 from device_sdk.home.model_store import AttachmentStore, ModelStore
 from device_sdk.home.round_store import RoundStore
 from device_sdk.home.task_store import KnownTasks, SpentStore
+from device_sdk.home.trial_store import TrialStore
 from device_sdk.system.files import write_atomically
 from device_sdk.system.lock import FileLock
 from device_sdk.wire.codec.errors import WireError
@@ -68,6 +69,7 @@ class Home:
         self.attachments = AttachmentStore(self.database)
         self.tasks = KnownTasks(self.database)
         self.spent = SpentStore(self.database)
+        self.trials = TrialStore(self.database)
 
     def identity(self, *, create: bool = False) -> Ed25519PrivateKey:
         """The device's key. One that is made here is on the disk when this returns.

@@ -10,9 +10,9 @@ from device_sdk.artifact.load import CheckedGraph
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
-from device_sdk.errors import GraphRunError
+from device_sdk.errors import CallEnded, GraphRunError
 from device_sdk.runtime.batch import BatchChecker
-from device_sdk.runtime.session import SessionSettings, make_session
+from device_sdk.runtime.session import Calls, SessionSettings, make_session
 from device_sdk.runtime.state import StateBanks
 
 
@@ -28,11 +28,13 @@ class Predictor:
         name: str,
         graph: CheckedGraph,
         settings: SessionSettings,
+        calls: Calls,
         constants: Collection[str] = (),
     ) -> None:
         self._graph = manifest.graphs[name]
         self._name = "inference" if name == "infer" else "evaluation"
-        self._session = make_session(graph, self._graph.file, settings)
+        self._session = make_session(graph, self._graph.file, settings, calls)
+        self._calls = calls
         self._host_only = settings.host_only
         self._state = [p for p in self._graph.select("state") if p.name not in constants]
         self._checker = BatchChecker(
@@ -54,7 +56,7 @@ class Predictor:
         """What each output of the graph is, in memory of its own.
 
         ``instead``: contiguous contents to use in place of those of some state tensors.
-        Raises BatchError for a wrong batch, GraphRunError where onnxruntime fails.
+        Raises BatchError for a wrong batch, GraphRunError where onnxruntime fails, CallEnded.
         """
         arrays = self._checker.arrays(batch)
         self._checker.sizes([array.shape for array in arrays], axes)
@@ -77,7 +79,9 @@ class Predictor:
         for port in self._graph.outputs:
             binding.bind_output(port.name, "cpu")
         try:
-            self._session.run_with_iobinding(binding)
+            self._calls.run(self._session, binding)
+        except CallEnded:
+            raise
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise GraphRunError(
                 f"onnxruntime failed inside the {self._name} graph: {error}"

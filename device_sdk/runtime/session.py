@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import onnxruntime as ort
@@ -13,8 +16,9 @@ from device_sdk.artifact.load import CheckedGraph
 from device_sdk.artifact.parts import Port
 from device_sdk.artifact.safetensors import Array
 from device_sdk.artifact.shapes import DTYPES
-from device_sdk.errors import ProviderError
+from device_sdk.errors import CallEnded, ProviderError
 from device_sdk.runtime.providers import CPU, Provider, Providers, add_to, candidates
+from device_sdk.system.watch import Watch
 
 # An array in main memory together with the OrtValue that aliases it.
 
@@ -29,7 +33,93 @@ class HostTensor:
         self.value = ort.OrtValue.ortvalue_from_numpy(self.array)
 
 
+# What onnxruntime does for one trainer, such that a watch can end it.
+
+
+class Calls:
+    """Counts onnxruntime's calls for a watch, and gives it what ends them.
+
+    A run ends between two nodes, in a Loop's body too; an opening between two transformations.
+    """
+
+    def __init__(self, watch: Watch | None = None, artifact_id: str = "") -> None:
+        self._watch = Watch() if watch is None else watch
+        self._artifact_id = artifact_id
+        self._options = _run_options()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the watch has ended them."""
+        return bool(self._watch.ended)
+
+    def run(self, session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+        """Raises CallEnded, and what onnxruntime does."""
+        watch = self._watch
+        watch.end_call = self._terminate
+        watch.calls += 1
+        try:
+            # Behind the line that says what ends this call: whoever ends it meanwhile is seen.
+            if watch.ended:
+                raise CallEnded(_told(watch))
+            session.run_with_iobinding(binding, self._options)
+        except Exception as error:
+            if not watch.ended:
+                raise
+            self._options = _run_options()  # a terminated one ends every run
+            raise CallEnded(_told(watch)) from error
+        finally:
+            watch.calls += 1
+
+    @contextmanager
+    def opening(self, end: Callable[[], None]) -> Iterator[None]:
+        """A session is opened within, which ``end`` cancels. Raises CallEnded."""
+
+        def end_opening() -> None:
+            self._watch.ended_in = self._artifact_id
+            end()
+
+        watch = self._watch
+        watch.end_call = end_opening
+        watch.calls += 1
+        try:
+            if watch.ended:
+                raise CallEnded(_told(watch))
+            yield
+        except Exception as error:
+            if not watch.ended:
+                raise
+            raise CallEnded(_told(watch)) from error
+        finally:
+            watch.calls += 1
+
+    def _terminate(self) -> None:
+        self._watch.ended_in = self._artifact_id
+        self._options.terminate = True
+
+
+def _run_options() -> ort.RunOptions:
+    options = ort.RunOptions()
+    # No graph is captured, which is so without a word too; but then onnxruntime throws and catches
+    # an exception at each run, which takes as long as a small model's step.
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    return options
+
+
+def _told(watch: Watch) -> str:
+    if watch.ended == "stopped":
+        return "the device was stopped in the middle of a step"
+    return "a step of the artifact, or the opening of its graphs, did not end in its time"
+
+
 _LOG = logging.getLogger("device_sdk")
+_LEAST_FOLDED_BYTES: Final = 1 << 24
+
+
+def _most_folded_bytes(graph: CheckedGraph) -> int:
+    """What is computed of constants when a session is opened may be as large as all constants are
+    together: one that is laid out anew is, and one that is made of a few numbers is a bomb."""
+    given = len(graph.onnx) + sum(map(len, graph.external.values()))
+    return max(_LEAST_FOLDED_BYTES, given)
 
 
 @dataclass(frozen=True)
@@ -52,11 +142,13 @@ class SessionSettings:
         return self.provider.title == CPU.title
 
 
-def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> ort.InferenceSession:
+def make_session(
+    graph: CheckedGraph, file: str, settings: SessionSettings, calls: Calls
+) -> ort.InferenceSession:
     """A session of exactly the checked bytes.
 
     Raises ArtifactError when onnxruntime refuses the graph, ProviderError when the first provider
-    that was asked for could not be used.
+    that was asked for could not be used, CallEnded where it took too long.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.threads
@@ -75,6 +167,10 @@ def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> o
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # Otherwise bytes that look like onnxruntime's own format would bypass the ONNX checks.
     options.add_session_config_entry("session.load_model_format", "ONNX")
+    # An opening runs nodes whose inputs are constants, and nothing can end one of them.
+    options.add_session_config_entry(
+        "optimization.constant_folding_max_output_size_in_bytes", str(_most_folded_bytes(graph))
+    )
     if graph.external:
         options.add_external_initializers_from_files_in_memory(
             list(graph.external),
@@ -86,17 +182,18 @@ def make_session(graph: CheckedGraph, file: str, settings: SessionSettings) -> o
     try:
         if plugin:
             add_to(options, provider, graph.model)
-        session = ort.InferenceSession(
-            graph.onnx,
-            options,
-            providers=None if plugin else list(titles),
-            provider_options=None
-            if plugin
-            else [dict(provider.options), *({} for _ in titles[1:])],
-            # The built-in fallback prints to stdout and hides which provider is used.
-            enable_fallback=0,
-        )
-    except ProviderError:
+        with calls.opening(lambda: options.set_load_cancellation_flag(True)):
+            session = ort.InferenceSession(
+                graph.onnx,
+                options,
+                providers=None if plugin else list(titles),
+                provider_options=None
+                if plugin
+                else [dict(provider.options), *({} for _ in titles[1:])],
+                # The built-in fallback prints to stdout and hides which provider is used.
+                enable_fallback=0,
+            )
+    except (ProviderError, CallEnded):
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class
         if not settings.host_only:
@@ -115,6 +212,7 @@ def open_session(
     file: str,
     providers: Providers,
     threads: int,
+    calls: Calls,
     *,
     patterns: bool = True,
 ) -> tuple[ort.InferenceSession, SessionSettings]:
@@ -126,7 +224,7 @@ def open_session(
     for provider in choices:
         settings = SessionSettings(provider, threads, patterns)
         try:
-            session = make_session(graph, file, settings)
+            session = make_session(graph, file, settings, calls)
         except ProviderError as error:
             if provider is choices[-1]:
                 raise

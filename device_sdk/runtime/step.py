@@ -10,9 +10,9 @@ import onnxruntime as ort
 
 from device_sdk.artifact.parts import GraphFile, Port
 from device_sdk.artifact.safetensors import Array
-from device_sdk.errors import BatchError, GraphRunError
+from device_sdk.errors import BatchError, CallEnded, GraphRunError
 from device_sdk.runtime.batch import BatchMemory
-from device_sdk.runtime.session import HostTensor
+from device_sdk.runtime.session import Calls, HostTensor
 from device_sdk.runtime.state import StateBanks
 
 _MASK = 2**64 - 1
@@ -117,6 +117,7 @@ class StepRunner:
         graph: GraphFile,
         banks: StateBanks,
         scalars: Sequence[HostTensor],
+        calls: Calls,
         *,
         host_only: bool,
         constants: Collection[str] = (),
@@ -124,6 +125,7 @@ class StepRunner:
         self._session = session
         self._banks = banks
         self._scalars = scalars
+        self._calls = calls
         self._host_only = host_only
         self._old = {
             port.of: port.name for port in graph.select("state") if port.name not in constants
@@ -171,7 +173,7 @@ class StepRunner:
 
         `arrays` are the batch's, in the graph's order, of the shapes that `memory` is for. Raises
         GraphRunError when onnxruntime fails, StateError where it failed before and tore the state,
-        or another thread is in a step.
+        or another thread is in a step; CallEnded.
         """
         for entry, array in zip(memory.inputs, arrays, strict=True):
             entry.take(array)
@@ -189,7 +191,9 @@ class StepRunner:
             binding.bind_output(port.name, "cpu")
         self._banks.begin(StepOutputs(memory.outputs[bank], self._unsized, binding))
         try:
-            self._session.run_with_iobinding(binding)
+            self._calls.run(self._session, binding)
+        except CallEnded:
+            raise
         except Exception as error:  # onnxruntime's exceptions share no base class
             after = "and left the state torn" if self._banks.torn else "which was dropped"
             raise GraphRunError(

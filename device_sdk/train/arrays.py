@@ -24,6 +24,7 @@ from device_sdk.methods.learner import (
     Where,
 )
 from device_sdk.system.clock import Clock, slowed
+from device_sdk.system.watch import Watch
 from device_sdk.train.evaluate import ModelEvaluation, RoundEvaluation, Unmeasured
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
@@ -44,9 +45,17 @@ class WatchedTrainer(Trainer):
     """``steps`` counts since it was last set; ``stop_at`` is in the clock's seconds."""
 
     def __init__(
-        self, directory: str | os.PathLike[str], clock: Clock, *, seed: int, providers: str = "auto"
+        self,
+        directory: str | os.PathLike[str],
+        clock: Clock,
+        *,
+        seed: int,
+        providers: str = "auto",
+        watch: Watch | None = None,
     ) -> None:
-        super().__init__(directory, providers=providers, threads=1, seed=seed, clock=clock)
+        super().__init__(
+            directory, providers=providers, threads=1, seed=seed, clock=clock, watch=watch
+        )
         self.steps = 0
         self.stop_at = math.inf
 
@@ -165,7 +174,7 @@ class ArrayTrainer(RoundTrainer):
 
     def __init__(self, world: DeviceWorld, kind: type[Learner]) -> None:
         super().__init__(world)
-        self._source, self._kind = world.source, kind
+        self._source, self._kind, self._watch = world.source, kind, world.watch
         self._sender = world.membership.grant.device_id.hex()
         self._trainers: dict[Path, WatchedTrainer] = {}
 
@@ -281,7 +290,11 @@ class ArrayTrainer(RoundTrainer):
         if folder not in self._trainers:
             seed = int(self._rng.integers(2**31))
             self._trainers[folder] = WatchedTrainer(
-                folder, self._clock, seed=seed, providers=self._options.providers
+                folder,
+                self._clock,
+                seed=seed,
+                providers=self._options.providers,
+                watch=self._watch,
             )
         return self._trainers[folder]
 

@@ -10,6 +10,7 @@ import sqlite3
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import (
     BatchError,
+    CallEnded,
     GraphRunError,
     NonFiniteStep,
     ProviderError,
@@ -21,6 +22,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.report import Reason
 
 _BY_CLASS: tuple[tuple[type[BaseException], Reason], ...] = (
+    (CallEnded, Reason.STEP_TOO_LONG),
     (NonFiniteStep, Reason.NOT_FINITE),
     (BatchError, Reason.BAD_DATA),
     (MemoryError, Reason.OUT_OF_MEMORY),

@@ -18,6 +18,7 @@ from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_
 from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner, items_of
 from device_sdk.system.clock import slowed
+from device_sdk.system.watch import Watch
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -48,7 +49,7 @@ class _Positives:
         return self.rows
 
 
-def factor_step(artifact: Path, providers: str = "auto") -> FactorStep:
+def factor_step(artifact: Path, providers: str = "auto", watch: Watch | None = None) -> FactorStep:
     """The step of a task's factorisation on this device.
 
     Only the graph that is installed with the device is known to be NumPy's formula. Another one is
@@ -58,7 +59,7 @@ def factor_step(artifact: Path, providers: str = "auto") -> FactorStep:
     def graph() -> TrainerStep:
         from device_sdk.trainer import Trainer
 
-        trainer = Trainer(artifact, providers=providers, threads=1)
+        trainer = Trainer(artifact, providers=providers, threads=1, watch=watch)
         check_factorisation(trainer.artifact)
         return TrainerStep(trainer)
 
@@ -70,7 +71,7 @@ class ScatterTrainer(RoundTrainer):
 
     def __init__(self, world: DeviceWorld) -> None:
         super().__init__(world)
-        self._local = _Positives()
+        self._local, self._watch = _Positives(), world.watch
         # Kept from round to round: it prepares its triples only where the data has changed.
         self._learner: ScatterLearner | None = None
         self._loaded: Path | None = None
@@ -119,7 +120,7 @@ class ScatterTrainer(RoundTrainer):
 
     def _load(self, artifact: Path) -> ScatterLearner:
         if self._learner is None or self._loaded != artifact:
-            step = factor_step(artifact, self._options.providers)
+            step = factor_step(artifact, self._options.providers, self._watch)
             self._learner = ScatterLearner(self._local, step, 1, self._rng, self._options.pool)
             self._loaded = artifact
         return self._learner

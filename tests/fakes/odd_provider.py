@@ -12,7 +12,7 @@ import pytest
 from device_sdk import trainer
 from device_sdk.artifact.load import CheckedGraph
 from device_sdk.runtime.providers import CPU, Provider
-from device_sdk.runtime.session import SessionSettings, make_session
+from device_sdk.runtime.session import Calls, SessionSettings, make_session
 
 ODD = Provider("odd", "OddExecutionProvider")
 Spoil = Callable[[np.ndarray], None]
@@ -28,8 +28,8 @@ class OddSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def run_with_iobinding(self, binding: ort.IOBinding) -> None:
-        self._session.run_with_iobinding(binding)
+    def run_with_iobinding(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
+        self._session.run_with_iobinding(binding, options)
         for value in binding.get_outputs():
             self._spoil(value.numpy())
 
@@ -37,8 +37,10 @@ class OddSession:
 def offer_odd_provider(patch: pytest.MonkeyPatch, spoil: Spoil) -> None:
     """Trainers get it, but where they ask for the CPU."""
 
-    def opened(graph: CheckedGraph, file: str, providers: object, *_: object, **__: object) -> Any:
-        session = make_session(graph, file, SessionSettings(CPU, 1))
+    def opened(
+        graph: CheckedGraph, file: str, providers: object, threads: int, calls: Calls, **_: object
+    ) -> Any:
+        session = make_session(graph, file, SessionSettings(CPU, 1), calls)
         if providers in ("cpu", CPU):
             return session, SessionSettings(CPU, 1)
         return OddSession(session, spoil), SessionSettings(ODD, 1)

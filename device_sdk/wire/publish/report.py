@@ -62,6 +62,11 @@ class Reason(Enum):
     BAD_CONTENT = "bad-content"
     """What the aggregator published cannot be read."""
     OUT_OF_MEMORY = "out-of-memory"
+    STEP_TOO_LONG = "step-too-long"
+    """One step of the artifact, or the opening of its graphs, did not end in the time that the task
+    gives a whole training, and was ended."""
+    CRASHED = "crashed"
+    """The artifact ended the process that ran it."""
     DISK = "disk"
     NOT_NOW = "not-now"
     """The app, or the method, chose not to."""

@@ -25,7 +25,7 @@ from device_sdk.runtime.providers import (
     candidates,
     left_to_the_cpu,
 )
-from device_sdk.runtime.session import open_session
+from device_sdk.runtime.session import Calls, open_session
 from device_sdk.runtime.step import StepRunner
 from device_sdk.world import PROVIDER_NAMES, TrainingOptions
 from tests.fakes.handmade import factor_artifact, linear_artifact
@@ -120,13 +120,13 @@ def test_a_provider_that_is_offered_but_fails_gives_way_to_the_cpu(
     # What a machine with the GPU wheel and without a GPU looks like.
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA.title, CPU.title])
     with caplog.at_level(logging.INFO, "device_sdk"):
-        session, settings = open_session(graph, "train.onnx", "auto", 1)
+        session, settings = open_session(graph, "train.onnx", "auto", 1, Calls())
     assert session.get_providers() == [CPU.title]
     assert settings.providers == (CPU.title,)
     assert "trying the next provider" in caplog.text
     assert caplog.text.count("runs on CPUExecutionProvider") == 1
     with pytest.raises(ProviderError, match="CUDAExecutionProvider"):
-        open_session(graph, "train.onnx", "cuda", 1)
+        open_session(graph, "train.onnx", "cuda", 1, Calls())
 
 
 def test_the_choice_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

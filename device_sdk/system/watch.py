@@ -1,0 +1,84 @@
+"""Ends a native call that does not come back: past its time, or because the caller has to stop."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from device_sdk.system.clock import Clock, MonotonicClock
+
+Ended = Literal["", "too-long", "stopped"]
+_TICK_SECONDS: Final = 1.0
+_LAST_WORDS_SECONDS: Final = 1.0
+
+
+class Watch:
+    """Looks on while another thread makes native calls, each of which has so many seconds.
+
+    Whoever makes the calls adds 1 to :attr:`calls` before and after each of them: an odd number
+    is a call in progress. That is all that a call costs; the clock is read by the thread that
+    looks on, which is there within :meth:`during` alone. One thread makes calls at a time.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.calls = 0
+        self.ended: Ended = ""
+        """Why calls were ended, within the present or the last :meth:`during`; "stopped" is for
+        good."""
+        self.ended_in = ""
+        """What the call that was ended belongs to, as whoever ends it says; "" for no call."""
+        self.end_call: Callable[[], None] | None = None
+        """Makes the call in progress, and those to come, fail; set by whoever makes them."""
+        self._clock: Clock = MonotonicClock() if clock is None else clock
+
+    @contextmanager
+    def during(self, most_seconds: float) -> Iterator[None]:
+        """Each call within may take so long. At the exit of the program all of them are ended."""
+        if self.ended == "too-long":
+            self.ended = self.ended_in = ""
+        self.calls += self.calls % 2
+        done = threading.Event()
+        thread = threading.Thread(
+            target=self._look_on, args=(done, most_seconds), name="tessera-watch", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is going down, and no thread begins any more
+            self.end("stopped")
+        atexit.register(self._end_at_exit)
+        try:
+            yield
+        finally:
+            atexit.unregister(self._end_at_exit)
+            done.set()
+            if thread.ident is not None:
+                thread.join()
+
+    def end(self, why: Ended) -> None:
+        """End the call in progress, and those to come: until the next :meth:`during`, or for good
+        where it is to stop."""
+        self.ended = "stopped" if "stopped" in (why, self.ended) else why
+        end_call = self.end_call
+        if end_call is not None:
+            end_call()
+
+    def _look_on(self, done: threading.Event, most_seconds: float) -> None:
+        seen, since = self.calls, self._clock.now()
+        while not done.wait(min(_TICK_SECONDS, most_seconds / 4)):
+            calls, now = self.calls, self._clock.now()
+            if calls != seen or not calls % 2:
+                seen, since = calls, now
+            elif now - since > most_seconds:
+                self.end("too-long")
+
+    def _end_at_exit(self) -> None:
+        # A thread inside a native call when the interpreter goes down takes the process with it.
+        self.end("stopped")
+        seen, waited = self.calls, threading.Event()
+        for _ in range(int(_LAST_WORDS_SECONDS / 0.01)):
+            if not seen % 2 or self.calls != seen:
+                return
+            waited.wait(0.01)

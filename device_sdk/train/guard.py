@@ -1,0 +1,189 @@
+"""Artifacts that do harm: each is tried before it runs here, watched while it runs, and kept out
+once it did not come back or took the process with it.
+
+What runs is what an operator published, and that may be wrong in ways that no check of its bytes
+finds: a loop that does not end, a product of large constants, a node that crashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from device_sdk.errors import CallEnded
+from device_sdk.home.trial_store import TriedArtifact
+from device_sdk.methods.learner import Declined
+from device_sdk.train.job import LocalArtifact, TrainingJob
+from device_sdk.trial import PASSED, TrialLimits
+from device_sdk.wire.publish.report import Reason
+from device_sdk.world import DeviceWorld
+
+# On the example's batch, and on whatever batch the device has.
+_TRIAL_SECONDS: Final = (10.0, 60.0)
+_LEAST_SECONDS: Final = 30.0
+_IN_USE: Final = "in-use"
+_ID_DIGITS: Final = 64
+# Whoever ends a process, or cuts its power, in the middle of a training says nothing of the
+# artifact; the trial that follows does. From the second time in a row on it is the artifact's, if
+# not for certain: who was unlucky loses a minute, and what crashes each time is soon seldom run.
+_FREE_DEATHS: Final = 1
+_DEATH_PAUSE_SECONDS: Final = 60
+
+
+class ArtifactHeld(Declined):
+    """No artifact of the task may run on this device for now."""
+
+
+class ArtifactGuard:
+    """Lets a job's artifacts run, one job at a time.
+
+    ``now``: the aggregator's time, Unix seconds.
+
+    While a job is worked on, its artifacts' ids are in a file of the home. It outlives the process
+    and is not flushed: a power cut, which is no artifact's fault, mostly leaves none.
+    """
+
+    def __init__(self, world: DeviceWorld, now: Callable[[], int]) -> None:
+        self._world, self._store, self._now = world, world.home.trials, now
+        self._file: Path = world.home.folder / _IN_USE
+        self._died = self._left_in_use()
+
+    @contextmanager
+    def using(self, job: TrainingJob) -> Iterator[TrainingJob]:
+        """The job with those of its artifacts that may run, within the time that they have.
+
+        Raises :class:`ArtifactHeld` where that is none of them, and CallEnded where the device
+        was stopped meanwhile.
+        """
+        seconds, watch = self._seconds(job), self._world.watch
+        allowed, strange, known = self._begun(job)
+        try:
+            with watch.during(seconds):
+                yield replace(job, artifacts=allowed)
+        finally:
+            # Also where it was stopped: the process is alive.
+            self._file.unlink(missing_ok=True)
+            if watch.ended == "too-long":
+                detail = f"a step, or the opening of its graphs, did not end within {seconds:g} s"
+                guilty = [each for each in strange if each.hex() == watch.ended_in]
+                for each in guilty or strange:
+                    self._store.strike(each, Reason.STEP_TOO_LONG, detail, self._now())
+            elif not watch.ended and any(each.strikes for each in known):
+                self._store.absolve(strange)
+
+    def _begun(
+        self, job: TrainingJob
+    ) -> tuple[tuple[LocalArtifact, ...], list[bytes], list[TriedArtifact]]:
+        """As :meth:`_admitted`; what is said to be in use is so from now on."""
+        self._note_deaths()
+        found = self._admitted(job)
+        if found[1]:
+            self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
+        return found
+
+    def _admitted(
+        self, job: TrainingJob
+    ) -> tuple[tuple[LocalArtifact, ...], list[bytes], list[TriedArtifact]]:
+        """The artifacts that may run; of them, and of their companions, those that did not come
+        with the installation, and what is known of these."""
+        allowed: list[LocalArtifact] = []
+        strange: list[bytes] = []
+        known: list[TriedArtifact] = []
+        held: list[ArtifactHeld] = []
+        for artifact in job.artifacts:
+            found: dict[bytes, TriedArtifact] = {}
+            try:
+                for folder in filter(None, (artifact.folder, artifact.companion)):
+                    artifact_id = self._id_of(artifact, folder)
+                    if artifact_id not in self._world.installed:
+                        found[artifact_id] = self._require_tried(
+                            artifact_id, folder, job.terms.train_seconds
+                        )
+            except ArtifactHeld as why:
+                held.append(why)
+                continue
+            allowed.append(artifact)
+            strange += found.keys()
+            known += found.values()
+        if held and not allowed:
+            raise held[0]
+        return tuple(allowed), strange, known
+
+    def _require_tried(
+        self, artifact_id: bytes, folder: Path, train_seconds: float
+    ) -> TriedArtifact:
+        known = self._store.find(artifact_id)
+        if known is not None and (left := known.seconds_held(self._now())):
+            raise _held(artifact_id, known, left)
+        if known is not None and known.passed:
+            return known
+        least, most = _TRIAL_SECONDS
+        own = self._world.options.most_step_seconds
+        limits = TrialLimits(
+            min(max(least, train_seconds), most) if own is None else own,
+            self._world.options.most_memory_bytes,
+        )
+        result = self._world.try_artifact(folder, limits, self._stopped)
+        # What the loader refuses is told as ever, by whoever trains with it.
+        if result is not None and result.reason not in (None, Reason.DOES_NOT_FIT):
+            assert result.reason is not None
+            now = self._now()
+            row = self._store.strike(artifact_id, result.reason, result.detail, now)
+            raise _held(artifact_id, row, row.seconds_held(now))
+        if result == PASSED:
+            self._store.passed(artifact_id)
+        elif result is None and self._stopped():
+            raise CallEnded("the device was stopped in the middle of an artifact's first run")
+        return TriedArtifact(True) if known is None else known
+
+    def _stopped(self) -> bool:
+        return self._world.watch.ended == "stopped"
+
+    def _seconds(self, job: TrainingJob) -> float:
+        """One step cannot take more than what a whole training is given, on any machine."""
+        own = self._world.options.most_step_seconds
+        return max(_LEAST_SECONDS, job.terms.train_seconds) if own is None else own
+
+    def _id_of(self, artifact: LocalArtifact, folder: Path) -> bytes:
+        # A folder of the home has the id for a name; an installed one is known by its place.
+        if folder == artifact.folder:
+            return artifact.artifact_id
+        places = {place: each for each, place in self._world.installed.items()}
+        return places.get(folder) or bytes.fromhex(folder.name)
+
+    def _left_in_use(self) -> list[bytes]:
+        """What a process before was in the middle of when it ended."""
+        if self._world.home.read_only:
+            return []
+        with contextlib.suppress(OSError, ValueError):
+            lines = self._file.read_text(encoding="ascii").split()
+            return [bytes.fromhex(line) for line in lines if len(line) == _ID_DIGITS]
+        return []
+
+    def _note_deaths(self) -> None:
+        died, self._died = self._died, []
+        for each in died:
+            self._store.strike(
+                each,
+                Reason.CRASHED,
+                "the app's process ended in the middle of its training, again and again",
+                self._now(),
+                free=_FREE_DEATHS,
+                pause_seconds=_DEATH_PAUSE_SECONDS,
+            )
+        if died:
+            self._file.unlink(missing_ok=True)
+
+
+def _held(artifact_id: bytes, known: TriedArtifact, seconds: int) -> ArtifactHeld:
+    minutes = max(1, round(seconds / 60))
+    when = f"{minutes} min" if minutes < 100 else f"{round(minutes / 60)} h"
+    return ArtifactHeld(
+        f"the artifact {artifact_id.hex()[:12]} is not run on this device: {known.detail}. It is "
+        f"tried again in {when}, and a task that is replaced with another artifact goes on",
+        Reason(known.reason),
+    )

@@ -1,0 +1,93 @@
+"""Calls of onnxruntime that do not come back are ended from another thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from device_sdk import Trainer
+from device_sdk.errors import CallEnded
+from device_sdk.system.watch import Watch
+from device_sdk.trial import example_batch
+from tests.fakes.bombs import make_bomb
+from tests.fakes.handmade import linear_artifact
+
+
+class Leaping:
+    """Each look at the clock is an hour later."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def now(self) -> float:
+        self.looks += 1
+        return 3600.0 * self.looks
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps by this clock")
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("watch") / "linear"
+    linear_artifact(folder)
+    yield folder
+
+
+def test_a_loop_without_end_is_ended_and_the_trainer_goes_on(linear: Path, tmp_path: Path) -> None:
+    watch = Watch(Leaping())
+    trainer = Trainer(make_bomb("late-loop", linear, tmp_path / "bomb"), watch=watch)
+    batch = example_batch(trainer.artifact, "train")
+    trainer.step(batch)
+    with watch.during(1.0), pytest.raises(CallEnded, match="did not end in its time"):
+        trainer.step(batch)
+    assert watch.ended == "too-long"
+    with pytest.raises(CallEnded):  # until something begins anew
+        trainer.step(batch)
+    trainer.reset()
+    with watch.during(1e9):
+        assert np.isfinite(trainer.step(batch))
+    assert watch.ended == ""
+
+
+def test_whoever_stops_ends_what_runs_and_what_would_be_opened(
+    linear: Path, tmp_path: Path
+) -> None:
+    watch = Watch()
+    trainer = Trainer(make_bomb("loop", linear, tmp_path / "bomb"), watch=watch)
+    batch = example_batch(trainer.artifact, "train")
+    with watch.during(1e9):
+        threading.Timer(0.2, watch.end, ["stopped"]).start()
+        with pytest.raises(CallEnded, match="was stopped"):
+            trainer.step(batch)
+    with watch.during(1e9), pytest.raises(CallEnded, match="was stopped"):
+        Trainer(linear, watch=watch)
+    Trainer(linear, watch=Watch()).step(batch)
+
+
+def test_many_calls_within_their_time_are_not_ended_however_long_they_take_together(
+    linear: Path,
+) -> None:
+    watch = Watch(Leaping())
+    trainer = Trainer(linear, watch=watch)
+    batch = example_batch(trainer.artifact, "train")
+    with watch.during(7200.5):
+        for _ in range(200):
+            trainer.step(batch)
+    assert watch.ended == "" and watch.calls % 2 == 0
+
+
+@pytest.mark.skipif(
+    tuple(map(int, ort.__version__.split(".")[:2])) < (1, 31), reason="it has no bound on folding"
+)
+def test_constants_made_of_a_few_numbers_are_not_computed_when_a_session_is_opened(
+    linear: Path, tmp_path: Path
+) -> None:
+    """4e12 products of 1 GiB each would be: the opening takes what every other one does."""
+    trainer = Trainer(make_bomb("constants", linear, tmp_path / "bomb"), providers="cpu")
+    assert trainer.step_count == 0

@@ -1,0 +1,212 @@
+"""Which artifacts run on a device, and when: what was tried, what did harm, what died with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.errors import CallEnded
+from device_sdk.home.home import Home
+from device_sdk.home.trial_store import TriedArtifact
+from device_sdk.system.watch import Watch
+from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
+from device_sdk.train.job import LocalArtifact, TrainingJob
+from device_sdk.trainer import Trainer
+from device_sdk.trial import PASSED, TrialLimits, TrialResult, example_batch
+from device_sdk.wire.publish.report import Reason
+from device_sdk.world import DeviceWorld
+from tests.device_sdk.train.test_array_trainer import job as array_job
+from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
+from tests.fakes.step_clock import StepClock
+from tests.fakes.worlds import world_of
+
+HOUR = 3600
+BAD = TrialResult(Reason.CRASHED, "a step ended the process by SIGSEGV")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    opened = Home(tmp_path / "home", create=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> tuple[LocalArtifact, ...]:
+    linear_artifact(tmp_path / "small")
+    manifest, files = linear_parts()
+    write_artifact(tmp_path / "large", replace(manifest, name="large"), files)
+    return tuple(
+        LocalArtifact(
+            hashlib.sha256((tmp_path / name / MANIFEST_FILE).read_bytes()).digest(),
+            name,
+            tmp_path / name,
+        )
+        for name in ("small", "large")
+    )
+
+
+class Trials:
+    """Gives results by the folder's name, and remembers what was tried."""
+
+    def __init__(self, **results: TrialResult | None) -> None:
+        self.results = results
+        self.tried: list[str] = []
+
+    def __call__(
+        self, folder: Path, limits: TrialLimits, stopped: Callable[[], bool]
+    ) -> TrialResult | None:
+        self.tried.append(folder.name)
+        return None if stopped() else self.results.get(folder.name, PASSED)
+
+
+class Device:
+    """A device's guard, made anew at each start, at a time that the test holds."""
+
+    def __init__(self, home: Home, artifacts: tuple[LocalArtifact, ...], trials: Trials) -> None:
+        world = world_of(home, bytes(16), np.random.default_rng(0), StepClock(0.0), None)
+        self.world: DeviceWorld = replace(world, try_artifact=trials)
+        self.trials, self.now = trials, 1_000_000
+        self.job: TrainingJob = array_job(artifacts)
+        self.start()
+
+    def start(self) -> None:
+        self.world = replace(self.world, watch=Watch())
+        self.guard = ArtifactGuard(self.world, lambda: self.now)
+
+    def train(self) -> list[str]:
+        """Names of the artifacts that ran."""
+        with self.guard.using(self.job) as job:
+            return [each.name for each in job.artifacts]
+
+    def die_training(self) -> None:
+        """The process ends in the middle of it."""
+        self.guard._begun(self.job)
+        self.start()
+
+    def known(self, place: int = 0) -> TriedArtifact | None:
+        return self.world.home.trials.find(self.job.artifacts[place].artifact_id)
+
+
+def test_an_artifact_is_tried_once_and_what_came_with_the_installation_never(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    assert device.train() == device.train() == ["small"]
+    device.start()
+    assert device.train() == ["small"] and device.trials.tried == ["small"]
+    assert not device.guard._file.exists(), "nothing is in use between trainings"
+    ours = {artifacts[1].artifact_id: artifacts[1].folder}
+    device.world = replace(device.world, installed=ours)
+    device.job = array_job(artifacts[1:])
+    device.start()
+    assert device.train() == ["large"] and device.trials.tried == ["small"]
+
+
+def test_one_that_does_harm_is_declined_by_name_for_longer_each_time_and_others_run(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials(small=BAD))
+    for hours in (1, 2, 4):
+        with pytest.raises(ArtifactHeld, match=r"SIGSEGV\. It is tried again in") as held:
+            device.train()
+        assert held.value.reason is Reason.CRASHED
+        tried = len(device.trials.tried)
+        for start in (False, True):
+            if start:
+                device.start()
+            device.now += (hours * HOUR) // 4
+            with pytest.raises(ArtifactHeld):
+                device.train()
+        assert len(device.trials.tried) == tried, "not run meanwhile, whatever is started anew"
+        device.now += hours * HOUR
+    device.trials.results["small"] = PASSED
+    assert device.train() == ["small"]
+    known = device.known()
+    assert known is not None and known.passed and known.strikes == 0
+    both = Device(home, artifacts, Trials(large=BAD))
+    assert both.train() == both.train() == ["small"] and both.trials.tried == ["large"]
+
+
+def test_a_clock_that_was_set_back_keeps_nothing_out_for_ever(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials(small=BAD))
+    with pytest.raises(ArtifactHeld):
+        device.train()
+    device.now -= 90 * 24 * HOUR
+    device.trials.results["small"] = PASSED
+    assert device.train() == ["small"]
+
+
+def test_a_death_is_looked_into_and_the_second_in_a_row_keeps_it_out(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    device.train()
+    device.die_training()
+    assert device.train() == ["small"], "whoever was killed by somebody goes on"
+    assert device.trials.tried == ["small", "small"], "once the artifact was tried again"
+    device.die_training()
+    assert device.train() == ["small"], "a training that ended in between takes it back"
+    device.die_training()
+    device.die_training()
+    with pytest.raises(ArtifactHeld, match="again and again") as held:
+        device.train()
+    assert held.value.reason is Reason.CRASHED
+    for pause in (60, 120, 240):
+        device.now += pause - 1
+        with pytest.raises(ArtifactHeld):
+            device.train()
+        device.now += 1
+        device.die_training()
+        with pytest.raises(ArtifactHeld):
+            device.train()
+    device.now += 480
+    assert device.train() == ["small"]
+
+
+def test_a_call_that_is_ended_keeps_the_artifact_out_and_one_that_was_stopped_does_not(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts, Trials())
+    for why, strikes in (("stopped", 0), ("too-long", 1)):
+        device.start()
+        with pytest.raises(CallEnded), device.guard.using(device.job):
+            trainer = Trainer(artifacts[0].folder, watch=device.world.watch)
+            device.world.watch.end(why)  # type: ignore[arg-type]
+            trainer.step(example_batch(trainer.artifact, "train"))
+        known = device.known()
+        assert known is not None and known.strikes == strikes
+    assert device.train() == ["large"], "whose call it was not"
+    device.job = array_job(artifacts[:1])
+    with pytest.raises(ArtifactHeld, match="did not end within 60 s") as held:
+        device.train()
+    assert held.value.reason is Reason.STEP_TOO_LONG
+
+
+def test_a_device_that_stops_in_a_trial_has_neither_run_nor_judged_it(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    device.world.watch.end("stopped")
+    with pytest.raises(CallEnded):
+        device.train()
+    assert device.known() is None
+
+
+def test_where_no_process_can_be_had_it_runs_and_is_watched(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials(small=None))
+    assert device.train() == ["small"] and device.known() is None
+    device.die_training()
+    device.die_training()
+    with pytest.raises(ArtifactHeld, match="again and again"):
+        device.train()

@@ -114,5 +114,5 @@ def moment_of(unix_seconds: float) -> str:
     try:
         moment = datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC)
     except (OverflowError, ValueError, OSError):  # a calendar that was set beyond the year 9999
-        return f"second {unix_seconds:.0f} of Unix time"
+        return f"second {int(unix_seconds)} of Unix time"
     return moment.strftime("%Y-%m-%d %H:%M:%S UTC")

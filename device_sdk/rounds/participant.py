@@ -41,6 +41,7 @@ _log = logging.getLogger("tessera.device")
 # Refused, and yet nothing is wrong: what it means to whoever reads the log.
 _IN_WORDS = {
     "expired-manifest": "the round at the broker is over: this device waits for the next one",
+    "old-time": "a round seems over, but this device was told the time long ago: it asks again",
     "unknown-epoch": "the fleet's key was replaced: this device asks for the new one",
 }
 

@@ -94,7 +94,8 @@ class AggregatorTime:
         now = self.now()
         return self.signed_unix_seconds if now is None else int(now)
 
-    def latest_unix_seconds(self) -> int:
+    @property
+    def largest_unix_seconds(self) -> int:
         """What descriptors and their keys are judged by: the later one of both."""
         return max(self.signed_unix_seconds, self.unix_seconds())
 
@@ -174,7 +175,7 @@ class SessionKeeper:
         """What keeps a session from being opened, for people; empty for nothing."""
         if self.descriptor is None:
             return "no aggregator is known at this broker under this topic prefix"
-        if self.time.latest_unix_seconds() >= self.descriptor.expires_unix_seconds:
+        if self.time.largest_unix_seconds >= self.descriptor.expires_unix_seconds:
             return (
                 "the aggregator's descriptor has expired and no newer one is at this broker: is "
                 "the aggregator serving?"
@@ -210,7 +211,7 @@ class SessionKeeper:
         """
         if self.descriptor is None:
             raise WireError("no-descriptor", "no descriptor has come yet")
-        self.descriptor.require_unexpired(self.time.latest_unix_seconds())
+        self.descriptor.require_unexpired(self.time.largest_unix_seconds)
         if self._signing is None:
             self._signing = signature.public_key(self.descriptor.signing)
         return self._signing

@@ -299,7 +299,7 @@ class SmallAggregator:
                 key_epoch=key.epoch,
                 sampling_seed=os.urandom(32),
                 threshold=threshold,
-                opened_unix_seconds=now,
+                opened_unix_seconds=now + min(0, int(deadline_seconds)),
                 deadline_unix_seconds=now + int(deadline_seconds),
                 codec="float16",
                 length=len(plaintext),

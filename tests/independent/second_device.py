@@ -161,6 +161,7 @@ class Descriptor(NamedTuple):
     root: bytes  # fingerprint of the root that is trusted from now on
     digest: bytes
     serial: int
+    issued: int
     expires: int
     hpke: bytes
     signing: bytes
@@ -185,9 +186,10 @@ def read_descriptor(message: bytes, code: Code) -> Descriptor:
         check(each[32:64] == following, "bad-succession")
         verify(each[:32], "succession", each[64:], each[:64])
     verify(delegate, "descriptor", signature, message[2 : at + 152] + body)
-    said = read_cbor(body, expires=int, hpke=1216, serial=int, signing=32)
+    said = read_cbor(body, expires=int, hpke=1216, issued=int, serial=int, signing=32)
     first, last, ends = unpack("<QQQ", delegation[64:88])
     check(0 < first <= said["serial"] <= last < 2**40, "bad-delegation")
+    check(said["issued"] < said["expires"], "bad-field")
     check(said["expires"] <= ends, "bad-delegation")
     check(said["serial"] >= code.least_serial, "serial-fell")
     check(said["expires"] > code.made, "descriptor-expired")

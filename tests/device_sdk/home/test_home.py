@@ -259,7 +259,7 @@ def test_what_was_signed_and_what_time_it_is_are_apart(
                 assert (time.now() or 0.0) >= unix_seconds - 1e-3
         signed = max(signed, unix_seconds)
         assert time.signed_unix_seconds == signed
-        assert time.latest_unix_seconds() >= signed
+        assert time.largest_unix_seconds >= signed
 
 
 @given(

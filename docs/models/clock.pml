@@ -151,7 +151,6 @@ active proctype world() {
         last = OTHER
         }
     :: end > 0 -> d_step { renew(); last = OTHER }
-    :: issued > 1 && end > 0 -> d_step { renew(); last = OTHER }
     :: calendar != 0 && calendar < end -> atomic {   /* it has held, or serve starts again */
         printf("aggregator: its clock goes by %d\n", calendar);
         follow(); last = OTHER;

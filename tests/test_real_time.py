@@ -15,9 +15,10 @@ TESTS = Path(__file__).parent
 HELD = """
 aggregator/cluster/test_same_bits.py
 aggregator/rounds aggregator/simulate aggregator/task aggregator/serve/test_service_promises.py
-aggregator/serve/test_task_log.py attacks/restarts.py attacks/test_absences.py
+aggregator/serve/test_task_log.py attacks/nemeses.py attacks/restarts.py attacks/test_absences.py
 attacks/test_accidents.py attacks/test_any_value.py attacks/test_broadcasts.py
-attacks/test_clocks.py attacks/test_hammering.py attacks/test_lost_sessions.py
+attacks/test_clocks.py attacks/test_hammering.py attacks/test_living.py
+attacks/test_lost_sessions.py
 attacks/test_payloads.py attacks/test_remains.py device_sdk/capability
 device_sdk/rounds/test_attachments.py device_sdk/rounds/test_cell.py
 device_sdk/rounds/test_participant.py device_sdk/rounds/test_reports.py
@@ -32,7 +33,7 @@ ENDING = {
     "device_sdk/rounds/test_array_rounds.py": "waits for the first round that counts an update",
     "device_sdk/rounds/test_two_tasks_served.py": "waits for the first that counts an update",
     "faults/__main__.py": "whatever becomes of an update, the oracle judges",
-    "faults/chaos.py": "likewise",
+    "faults/chaos.py": "likewise, and no device misses eight rounds in a row",
     "faults/test_chaos_runs.py": "likewise",
     "faults/test_cluster_chaos_runs.py": "likewise",
 }

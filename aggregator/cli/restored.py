@@ -51,18 +51,21 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
     now = int(time.time())
     tasks = [store.task(each.number) for each in store.tasks.all()]
     newest = max(task.facts.generation for task in tasks)
-    if max(now, after) < newest:
+    if not after and now < newest:
         raise AggregatorError(
             f"this machine's clock is behind the backup's generation, {newest}: "
             "set it first or, if it is right and the other was not, give that number as --after"
         )
-    # A fleet that is less than a second old has this second's number already.
-    generation = max(now, after + 1, newest + 1)
+    # A fleet that is less than a second old has this second's number already; and so may a group
+    # key that took the place of the last generation's.
+    epoch = max((key.epoch for key in store.secrets.group_keys()), default=0)
+    generation = max(now, after + 1, newest + 1, epoch + 1)
     with store.database.transaction():
         store.end_cluster()
         store.facts.generation = generation
         # Lives of the home that this one replaces began before: see aggregator/keys/fence.py.
-        store.facts.started_unix_seconds = max(now, after, store.facts.started_unix_seconds or 0)
+        begun = max(now, after, store.facts.started_unix_seconds or 0)
+        store.facts.started_unix_seconds = store.facts.announced_unix_seconds = begun
         # Another epoch than any that was used after the backup was made.
         store.secrets.add_group_key(new_group_key(generation, os.urandom))
         store.facts.rotation_due = True

@@ -68,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_SHUT_OUT_ROUNDS = 5
+"""Of which nobody was counted, though devices were asked: by then each that lives has come back."""
 _SILENT_SECONDS = 10.0
 """A worker says each second that it lives."""
 
@@ -94,6 +96,11 @@ class _SeenTask:
             for each in store.reports.not_trained()
         }
         self.awaited = self._awaited(registry, selector)
+        last = store.rounds.latest(_SHUT_OUT_ROUNDS + 1)
+        closed = [each for each in last if each.closed_unix_seconds is not None and each.threshold]
+        self.shut_out = len(closed) >= _SHUT_OUT_ROUNDS and not any(
+            each.participants for each in closed[:_SHUT_OUT_ROUNDS]
+        )
         text = row.served
         self.wait_for_devices = None if text is None else served_round(text).wait_for_devices
 
@@ -184,6 +191,12 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
             print(f"problem      {printable(task.row.problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
+        if task.shut_out:
+            print(
+                f"problem      no device was counted in the last {_SHUT_OUT_ROUNDS} rounds: each "
+                "says why in tessera-device status. Was this home put back from a backup? Then run "
+                "tessera-aggregator restored, with serve stopped"
+            )
         if task.rollback.said:
             print(f"rollback     {task.rollback.said}")
         if task.evaluated:
@@ -348,6 +361,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "eligible_devices": seen.eligible,
         "wait_for_devices": seen.wait_for_devices,
         "problem": seen.row.problem,
+        "shut_out": seen.shut_out,
         "rollback": asdict(seen.rollback),
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,

@@ -118,7 +118,7 @@ class Lease:
         """Whether it is renewed beyond what was seen of it."""
         while not stopping():
             row = self._store.lease.find()
-            if row is None or row.until_unix_seconds <= self._store.database.now():
+            if row is None or not self._store.lease.is_held():
                 return False
             if row.until_unix_seconds > until_unix_seconds:
                 return True

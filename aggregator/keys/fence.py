@@ -31,8 +31,8 @@ class Fence:
     ours, and not older than ours, ends this home's life too.
 
     Args:
-        known_unix_seconds: start of this home's last life before ours; None if it never served,
-            or not with a version that wrote it down.
+        known_unix_seconds: start of this home's last life before ours that passed; None if none
+            did.
         descriptors: those whose keys may have signed, the one in force last.
         clock: monotonic seconds.
     """
@@ -46,6 +46,8 @@ class Fence:
         clock: Callable[[], float],
     ) -> None:
         self._ours = ours
+        self.started_unix_seconds = ours.started_unix_seconds
+        """Of our life."""
         self._known_unix_seconds = known_unix_seconds
         self._folder = folder
         self._descriptors = descriptors

@@ -193,6 +193,8 @@ class Service:
             self._announce([parts.announcements.tasks()], [])
         self._tend_keys()
         if parts.fence.may_announce():
+            with parts.store.database.transaction():  # before anybody hears of it
+                parts.store.facts.announced_unix_seconds = parts.fence.started_unix_seconds
             parts.outgoing.announce(parts.announcements.standing(), parts.store.retained.topics())
         parts.outgoing.pump()
         parts.housekeeping.turn()

@@ -37,8 +37,16 @@ class LeaseRow:
     program: str
 
 
+_MOST_SECONDS = 60.0
+
+
 class Leases(Table):
-    """The one row of the table ``lease``. All times are by the store's clock."""
+    """The one row of the table ``lease``. All times are by the store's clock.
+
+    No lease lasts a minute. One that seems to was written by another clock, before the store's was
+    set back or it failed over to a machine that lies behind: it is over, or nobody would coordinate
+    until that time has come. Whoever holds it renews it by the clock of now.
+    """
 
     def find(self) -> LeaseRow | None:
         row = self._database.row("SELECT holder, term, until_unix, program FROM lease")
@@ -47,7 +55,7 @@ class Leases(Table):
     def is_held(self) -> bool:
         """Whether somebody coordinates at present."""
         row = self.find()
-        return row is not None and row.until_unix_seconds > self._database.now()
+        return row is not None and self._runs(row)
 
     def require_free(self) -> None:
         """Raises AggregatorError while a cluster serves the fleet."""
@@ -59,12 +67,15 @@ class Leases(Table):
         """Take it where nobody holds it: the term; None while another process does."""
         with self._database.transaction():
             row = self.find()
-            now = self._database.now()
-            if row is not None and row.until_unix_seconds > now and row.holder != holder:
+            if row is not None and row.holder != holder and self._runs(row):
                 return None
             term = 1 if row is None else row.term + 1
-            self._database.insert("lease", 1, holder, term, now + seconds, program, replace=True)
+            until = self._database.now() + seconds
+            self._database.insert("lease", 1, holder, term, until, program, replace=True)
         return term
+
+    def _runs(self, row: LeaseRow) -> bool:
+        return 0 < row.until_unix_seconds - self._database.now() <= _MOST_SECONDS
 
     def renew(self, term: int, seconds: float) -> None:
         """Hold it for ``seconds`` from now. Raises Deposed."""

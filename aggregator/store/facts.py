@@ -74,6 +74,9 @@ class Facts(Named):
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")
     """When the last life of this home began, as its presence said; None before the first."""
+    announced_unix_seconds = Fact[int | None](int, None, "announced")
+    """When the last life began that devices may have heard of: one that the fence ended, because
+    this home is a copy, is none. Else the next start would take itself for the rightful one."""
     cluster_life = Fact[bytes | None](bytes, None)
     """The incarnation of the life that a cluster's processes share; None where there is none."""
     cluster_started = Fact[int | None](int, None)

@@ -20,6 +20,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 _MOST_SECONDS = 900
 _MEGABYTES = 4000
+LIVES = "LIVES"
+"""What a model's formula in linear temporal logic is called, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,17 @@ class Check:
     """One of the few with ``--brief``: what was broken is found, and is mended."""
 
     @property
+    def is_live(self) -> bool:
+        """Whether the property is a formula over whole runs, and not one of assertions."""
+        return self.prop == LIVES
+
+    @property
     def macros(self) -> list[str]:
         """What spin is given."""
         rules = {"old": ("OLD_RULE",), "in force": ()}.get(self.rule, (self.rule,))
         judged = () if self.prop == "all" else (f"CHECK={self.prop}",)
+        if self.is_live:
+            judged = ("CHECK=99", "LTL")
         return [f"-D{each}" for each in (*rules, *self.settings, *judged)]
 
 
@@ -48,8 +57,8 @@ def _old(model: str, prop: str, *settings: str, brief: bool = False) -> Check:
     return Check(model, "old", prop, settings, finds=True, brief=brief)
 
 
-def _what_if(model: str, rule: str, prop: str, *settings: str) -> Check:
-    return Check(model, rule, prop, settings, finds=True)
+def _what_if(model: str, rule: str, prop: str, *settings: str, brief: bool = False) -> Check:
+    return Check(model, rule, prop, settings, finds=True, brief=brief)
 
 
 def _new(
@@ -59,6 +68,7 @@ def _new(
 
 
 _STEADY = ("SET_BACKS=0", "CRASHES=0")
+_ONE_STEP = ("STEPS=1", "MOST=2")
 
 CHECKS = (
     _old("ledger", "NO_FALSE_VERDICT", "ROUNDS=1", "RESTORES=0", brief=True),
@@ -68,6 +78,8 @@ CHECKS = (
     _new("ledger", "ROUNDS=3", "RESTORES=0"),
     _new("ledger", "ROUNDS=1", "RESTORES=1"),
     _new("ledger", "ROUNDS=2", "RESTORES=1", thorough=True),
+    _new("ledger", "ROUNDS=2", "RESTORES=0", prop=LIVES),
+    _what_if("ledger", "SILENT", LIVES, "ROUNDS=1", "RESTORES=0"),
     _what_if("ledger", "TWO_TRANSACTIONS", "EXACTLY_ONCE", "ROUNDS=1", "RESTORES=0"),
     _what_if("ledger", "FICKLE", "NO_FALSE_VERDICT", "ROUNDS=1", "RESTORES=0"),
     _old("opens", "COSTS_ONCE", *_STEADY, "OPENS=4"),
@@ -99,8 +111,22 @@ CHECKS = (
     _new("keys", prop="NO_OLD_SERVICE"),
     _new("keys", prop="NOTHING_TO_STEAL"),
     _new("keys", prop="TIME_IS_BOUNDED"),
+    _new("keys", prop="IS_SERVED"),
+    _what_if("keys", "RUNS_ON", "IS_SERVED"),
+    _what_if("keys", "in force", "ENDS_BY_ITSELF"),
     _new("keys", "TIMES=8", "DESCRIPTORS=4", thorough=True),
     _what_if("keys", "DELEGATE_TOO", "TIME_IS_BOUNDED"),
+    _what_if("keys", "DELEGATE_TOO", "IS_SERVED"),
+    *(
+        _what_if("clock", rule, prop, *_ONE_STEP, brief=prop == LIVES)
+        for rule in ("RUNS_ON", "ABSOLUTE", "ACROSS")
+        for prop in ("AT_ONCE", LIVES)
+    ),
+    _new("clock", *_ONE_STEP, brief=True),
+    _new("clock", *_ONE_STEP, prop=LIVES, brief=True),
+    _new("clock", "STEPS=2", "MOST=2", thorough=True),
+    _new("clock", "STEPS=2", "MOST=2", prop=LIVES, thorough=True),
+    _what_if("clock", "NO_SERIALS", "KEYS_END", *_ONE_STEP),
     _old("roots", "FOLLOWS"),
     _new("roots", prop="FOLLOWS"),
     _new("roots", prop="NEVER_BACK"),
@@ -133,10 +159,12 @@ def search(check: Check) -> Found:
             shutil.copy(file, folder)
         model = f"{check.model}.pml"
         _run(["spin", *check.macros, "-a", model], folder)
-        how = ["-DSAFETY", f"-DMEMLIM={_MEGABYTES}", "-DBFS" if check.finds else "-DCOLLAPSE"]
-        _run(["cc", "-O1", "-w", *how, "-o", "pan", "pan.c"], folder)
+        how = ["-DSAFETY", "-DBFS" if check.finds else "-DCOLLAPSE"]
+        if check.is_live:
+            how = ["-DCOLLAPSE"]
+        _run(["cc", "-O1", "-w", f"-DMEMLIM={_MEGABYTES}", *how, "-o", "pan", "pan.c"], folder)
         began = time.monotonic()
-        text = _run(["./pan", "-m1000000"], folder)
+        text = _run(["./pan", "-m1000000", *(["-a"] if check.is_live else [])], folder)
         seconds = time.monotonic() - began
         trail: tuple[str, ...] = ()
         if (folder / f"{model}.trail").exists():
@@ -147,7 +175,7 @@ def search(check: Check) -> Found:
     depth = re.search(r"depth reached (\d+)", text)
     if errors is None or states is None or depth is None:
         raise SearchError(f"{check.model}: the search said nothing that could be read:\n{text}")
-    violated = "assertion violated" in text
+    violated = ("acceptance cycle (" if check.is_live else "assertion violated") in text
     if errors[1] != "0" and not violated:
         raise SearchError(f"{check.model}: the search ended otherwise than by a property:\n{text}")
     cut = "max search depth too small" in text or "Search not completed" in text

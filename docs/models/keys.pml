@@ -6,17 +6,31 @@
  * there. He has the broker, too: a device sees the descriptors that he shows, and nothing else.
  *
  * One device gets a code, uses it whenever it likes, and sleeps when it likes: then its clock stands.
+ * What clocks that are set do is in clock.pml.
  *
  * Old rule: enrolment asks neither serial nor expiry, and keys stay on the disk for ever. New rule:
  * the code binds the least serial and the time when it was made, a descriptor below that serial or
- * expired by the largest time known is refused, and keys are erased when their grace is over.
+ * expired by then is refused, and keys are erased when their grace is over.
+ *
+ * RUNS_ON   another old rule: the largest time that the device was told runs on, for good, and the
+ *           next descriptor is judged by it, too. New rule: an estimate, which the next reply replaces,
+ *           and the largest time that was signed under the descriptor in hand
  */
 #include "common.pml"
 
 #define NO_OLD_ENROLMENT 1 /* nobody enrols by keys that were replaced or expired before its code */
-#define NO_OLD_SERVICE   2 /* a thief serves no longer than his descriptor lasts by the device's clock */
+#define NO_OLD_SERVICE   2 /* nobody is served by keys older than a descriptor he has seen, or than his
+                            * code, or that had ended when that was made */
 #define NOTHING_TO_STEAL 3 /* no key lies on the disk after its grace */
 #define TIME_IS_BOUNDED  4 /* a device's time is ahead of the world's by less than a descriptor's life */
+#define IS_SERVED        5 /* who meets the aggregator with its present descriptor is served */
+#define ENDS_BY_ITSELF   6 /* a thief serves no longer than his descriptor lasts by the device's clock */
+
+#ifdef RUNS_ON
+#define FALLS false
+#else
+#define FALLS true
+#endif
 
 #ifndef TIMES
 #define TIMES 6            /* the clock of the world: 0 .. TIMES - 1 */
@@ -47,7 +61,8 @@ bool theft;
 byte code_serial, code_time;     /* 0: no code was made */
 bool enrolled;
 byte seen;                       /* the device's newest serial */
-byte largest;                    /* the device's trusted time */
+byte signed_time;                /* the largest that was signed under that one */
+byte estimate;                   /* the device's time, from the last reply; 0: there was none */
 byte awake;                      /* ghost: how long it was awake since it enrolled */
 
 #define ON_DISK(s) (expires[s] > 0 && (OLD || honoured[s] == 0 || honoured[s] > now))
@@ -85,18 +100,28 @@ inline steal(with_delegate) {
 }
 
 /* Whether the device takes descriptor s for an enrolment, and for a session. */
+#define LARGEST MAX(signed_time, estimate)
 #define ENROLS_BY(s) (expires[s] > 0 \
-    && (OLD || (s >= code_serial && expires[s] > MAX(largest, code_time))))
-#define TAKES(s) (expires[s] > 0 && s >= seen && (OLD || expires[s] > largest))
+    && (OLD || (s >= code_serial && expires[s] > MAX(signed_time, code_time))))
+#define TAKES(s) (expires[s] > 0 && s >= seen && (OLD || (FALLS && s > seen) \
+    || expires[s] > (FALLS -> signed_time : LARGEST)))
 #define SERVES(s) (s != 0 && s % 8 != 7 && (s == serial || honoured[s] > now) && expires[s] > now)
 
-/* The device hears a time under descriptor s: never back, and not past the descriptor's end. */
+/* The device hears a time under descriptor s, which it takes: not past the descriptor's end. What was
+ * signed under the one before counts no more. */
 inline hear(s, time) {
     if
-    :: expires[s] > MAX(largest, time) -> largest = MAX(largest, time)
+    :: FALLS && s > seen -> signed_time = 0
     :: else
     fi;
-    CLAIM(TIME_IS_BOUNDED, largest < now + LIFE)
+    seen = s;
+    if
+    :: expires[s] > MAX((FALLS -> signed_time : LARGEST), time) ->
+        estimate = (FALLS -> time : MAX(LARGEST, time));
+        signed_time = MAX(signed_time, time)
+    :: else
+    fi;
+    CLAIM(TIME_IS_BOUNDED, LARGEST < now + LIFE)
 }
 
 inline meet_thief(s) {
@@ -107,12 +132,12 @@ inline meet_thief(s) {
         CLAIM(NO_OLD_ENROLMENT, expires[s] > code_time);
         CLAIM(NO_OLD_ENROLMENT, s >= code_serial);
         enrolled = true; seen = s;
-        if :: OLD :: else -> largest = MAX(largest, code_time) fi;
+        if :: OLD :: else -> signed_time = MAX(signed_time, code_time) fi;
         hear(s, time)
-    :: enrolled && TAKES(s) && expires[s] > MAX(largest, time) ->
+    :: enrolled && TAKES(s) && expires[s] > time ->
         printf("%d device: opens a session with the thief, by the keys of %d, who says it is %d\n", now, s, time);
-        CLAIM(NO_OLD_SERVICE, expires[s] > code_time + awake);
-        seen = s;
+        CLAIM(NO_OLD_SERVICE, s >= seen && s >= code_serial && expires[s] > code_time);
+        CLAIM(ENDS_BY_ITSELF, CHECK == 0 || expires[s] > code_time + awake);
         hear(s, time)
     :: else
     fi;
@@ -123,14 +148,16 @@ inline meet_aggregator(s) {
     if
     :: SERVES(s) && !enrolled && ENROLS_BY(s) ->
         printf("%d device: enrols, by the keys of %d\n", now, s);
-        enrolled = true; seen = s; largest = MAX(largest, code_time);
+        enrolled = true; seen = s; signed_time = MAX(signed_time, code_time);
         hear(s, now)
-    :: SERVES(s) && enrolled && s >= seen ->
+    :: SERVES(s) && enrolled ->
         if
-        :: TAKES(s) && expires[s] > MAX(largest, now) ->
+        :: TAKES(s) && expires[s] > now ->
             printf("%d device: opens a session, by the keys of %d\n", now, s);
-            seen = s; hear(s, now)
-        :: else
+            hear(s, now)
+        :: else ->
+            printf("%d device: refuses the aggregator's descriptor %d\n", now, s);
+            CLAIM(IS_SERVED, s != serial)
         fi
     :: else
     fi
@@ -149,7 +176,9 @@ active proctype world() {
     :: now < TIMES - 1 -> atomic {
         now++;
         if
-        :: enrolled -> largest++; awake++         /* awake; its trusted time runs on */
+        :: enrolled ->                            /* awake; its time runs on */
+            awake++;
+            if :: estimate > 0 -> estimate++ :: else fi
         :: skip
         fi
         }

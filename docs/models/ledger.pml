@@ -65,7 +65,23 @@ bool sound[BODIES];          /* the method can absorb it: the same every time */
 
 #define OPEN_ID ID(db.generation, db.round)
 
+/* For the formula at the end: of one update, the first of generation 0. */
+#ifdef LTL
+bool calm, told, came;       /* came: another way round each time that it comes */
+#define idle (staged == NOTHING && absorbed && !unsaid)
+#define IS_WATCHED(id, body) ((id) == ID(0, 1) && (body) == 0)
+#endif
+
+#ifdef LTL
+#define CAN_DIE !calm
+#else
+#define CAN_DIE true
+#endif
+
 inline tell(id, body, verdict) {
+#ifdef LTL
+    told = told || IS_WATCHED(id, body);
+#endif
     printf("aggregator: generation %d, round %d, body %d: %e\n",
            (id) / (NUMBERS + 1), (id) % (NUMBERS + 1), body, verdict);
     CLAIM(NO_FALSE_VERDICT, !(verdict == COUNTED) || db.counted[UPDATE(id, body)]);
@@ -76,6 +92,9 @@ inline tell(id, body, verdict) {
 
 inline repeat_or_conflict(id, body) {
     if
+#ifdef SILENT                    /* What if who comes again were not told again? */
+    :: !unsaid -> skip
+#endif
     :: db.judged[id] != body + 1 -> tell(id, body, CONFLICT)
     :: db.judged[id] == body + 1 && db.refused[id] -> tell(id, body, REFUSED)
     :: db.judged[id] == body + 1 && !db.refused[id] -> tell(id, body, COUNTED)
@@ -236,8 +255,14 @@ active proctype world() {
     :: absorbed && !unsaid -> atomic {
         any_update();
         if :: opened[ID(g, r)] -> receive(g, r, b) :: else fi;
+#ifdef LTL
+        if :: opened[ID(g, r)] && IS_WATCHED(ID(g, r), b) -> came = !came :: else fi;
+#endif
         g = 0; r = 0; b = 0
     }
+#ifdef LTL
+    :: !calm -> calm = true
+#endif
     /* the aggregator */
     :: !db.open && absorbed && !unsaid && staged == NOTHING && db.round < ROUNDS * (db.generation + 1) -> atomic {
         db.open = true;
@@ -250,6 +275,9 @@ active proctype world() {
     :: staged != NOTHING -> d_step { commit() }
     :: !absorbed -> atomic { absorb(); invariants() }
     :: absorbed && unsaid -> atomic { say() }
+#ifdef LTL
+    :: absorbed && unsaid && !calm -> unsaid = false   /* the receipt is lost */
+#endif
     :: db.open && absorbed && !unsaid && staged == NOTHING -> atomic { close(); invariants() }
     :: absorbed && !unsaid -> atomic {
         select (r : 1 .. NUMBERS);
@@ -260,7 +288,7 @@ active proctype world() {
         r = 0
     }
     /* accidents */
-    :: d_step {
+    :: CAN_DIE -> d_step {
         printf("aggregator: dies and starts again\n");
         staged = NOTHING; unsaid = false; absorbed = false
     }
@@ -279,3 +307,9 @@ active proctype world() {
     }
     od
 }
+
+/* A device sends its update again and again. Once nobody dies any more it is told a verdict, if the
+ * network goes on to carry it and the aggregator comes to the end of a turn again and again. */
+#ifdef LTL
+ltl LIVES { (<>[] calm && []<> came && []<> !came && []<> idle) -> <> told }
+#endif

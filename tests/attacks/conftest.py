@@ -24,7 +24,8 @@ def memory_path() -> Iterator[Path]:
 
 @pytest.fixture
 def make_stage(memory_path: Path) -> Iterator[MakeStage]:
-    """Makes a stage; at the end both ends die and nothing may be lost or counted twice."""
+    """Makes a stage; at the end the living have to go on, then both ends die, and nothing may be
+    lost or counted twice."""
     stages: list[Stage] = []
 
     def make(*, judged: bool = True, **options: object) -> Stage:
@@ -35,7 +36,10 @@ def make_stage(memory_path: Path) -> Iterator[MakeStage]:
 
     yield make
     for stage in stages:
-        stage.close()
+        try:
+            stage.live_on()
+        finally:
+            stage.close()
         if stage.judged:
             judge(stage.fleet)
 

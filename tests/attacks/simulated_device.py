@@ -23,7 +23,8 @@ def _no_samples() -> LocalData:
 
 
 class SimulatedDevice:
-    """Device ``place``; what it sends in a round is ``body(place, generation, round)``."""
+    """Device ``place``; what it sends in a round is ``body(place, generation, round)``. Its clock
+    runs ``rate`` times as fast as the world's; another rate holds from its next start on."""
 
     def __init__(
         self,
@@ -41,7 +42,8 @@ class SimulatedDevice:
         self.jobs = 0
         """Rounds trained, those whose result was never committed included."""
         self._broker = broker
-        self._clock = clock
+        self._world_clock = clock
+        self.rate = 1.0
         self._pace = pace
         self._lives = 0
         self.connected = False
@@ -54,12 +56,13 @@ class SimulatedDevice:
         assert membership is not None
         self.grant = membership.grant
         self._lives += 1
+        self._rate = rate = self.rate
         self.participant = Participant(
             DeviceWorld(
                 self.home,
                 membership,
                 pace=self._pace,
-                clock=self._clock,
+                clock=lambda: rate * self._world_clock(),
                 rng=np.random.default_rng([self.place, self._lives]),
                 installed={bytes(32): self.folder},
                 # Never read, since nothing trains here; without it, the round would be declined.
@@ -122,8 +125,8 @@ class SimulatedDevice:
         return True
 
     def next_seconds(self) -> float:
-        """When :meth:`turn` has something to do."""
-        return self.participant.next_seconds() if self.alive else float("inf")
+        """When :meth:`turn` has something to do, by the world's clock."""
+        return self.participant.next_seconds() / self._rate if self.alive else float("inf")
 
     def part(self, number: int) -> Participation | None:
         """How a round of the newest generation ended here."""

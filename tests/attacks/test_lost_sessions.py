@@ -165,7 +165,9 @@ def test_envelopes_of_made_up_sessions_cost_few_signatures_and_no_session(stage:
 
 
 def test_an_aggregator_that_loses_every_session_is_not_pestered(make_stage: MakeStage) -> None:
-    stage = make_stage(round_lines="quorum = 1\ndeadline_seconds = 14400", devices=1)
+    stage = make_stage(
+        round_lines="quorum = 1\ndeadline_seconds = 14400\npause_seconds = 5", devices=1
+    )
     stage.run_until(lambda: stage.parts.first.rounds.current is not None)
     device, told = stage.devices[0], 0
     until = stage.now_seconds + 6 * HOUR

@@ -119,6 +119,7 @@ def test_updates_that_are_not_finite_or_absurd_are_refused(
         return known_body(place, generation, number)
 
     stage = make_stage(judged=False, round_lines=_ROUND, body=body)
+    stage.liars = {0}
     stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
     stage.run(1.0)
     assert stage.verdict(0, 1) == "refused"

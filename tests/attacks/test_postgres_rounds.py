@@ -41,7 +41,7 @@ def counted(store: Store) -> tuple[int, int]:
 
 
 def test_rounds_close_over_a_store_that_restarts_and_an_aggregator_that_dies(
-    make_stage: MakeStage, make_database: MakeDatabase, postgres: PostgresServer
+    make_database: MakeDatabase, make_stage: MakeStage, postgres: PostgresServer
 ) -> None:
     url = make_database()
     # The oracle reads files: here the verdicts are held against the rounds instead.

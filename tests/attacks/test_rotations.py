@@ -183,6 +183,7 @@ def test_an_expired_descriptor_is_refused_by_a_device_that_knows_the_time(stage:
     assert device.participant.sessions.descriptor is None
     assert _refusals(stage, 0)["descriptor-expired"] >= 1
     assert not device.participant.sessions.is_open
+    stage.now_seconds += 25 * 86_400.0  # it takes the one that comes next
 
 
 def test_manifests_under_an_expired_descriptor_are_refused_until_a_newer_one_comes(
@@ -196,6 +197,7 @@ def test_manifests_under_an_expired_descriptor_are_refused_until_a_newer_one_com
     assert device.jobs == jobs
     assert _refusals(stage, 0)["descriptor-expired"] >= 1
     assert "expired" in device.participant.problem
+    stage.now_seconds += 25 * 86_400.0
 
 
 def test_the_old_root_s_second_word_leads_nobody_astray(stage: Stage) -> None:

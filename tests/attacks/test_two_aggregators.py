@@ -126,6 +126,7 @@ def test_a_backup_of_before_the_keys_changed_ends_before_it_is_heard(
     make_stage: MakeStage, tmp_path: Path, what: str
 ) -> None:
     stage = make_stage(judged=False)
+    stage.hand = "run tessera-aggregator restored"
     stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.kill_aggregator()
     home = stage.fleet.aggregator.folder
@@ -147,6 +148,7 @@ def test_two_copies_that_renewed_their_keys_in_the_same_hour_do_not_both_serve(
     make_stage: MakeStage, tmp_path: Path
 ) -> None:
     stage = make_stage(judged=False)
+    stage.hand = "run tessera-aggregator restored"
     stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.kill_aggregator()
     home = stage.fleet.aggregator.folder

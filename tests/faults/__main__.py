@@ -28,7 +28,7 @@ from tests.faults.chaos import RunSettings, run
 from tests.faults.cluster_chaos import KILLS, ClusterSettings, run_cluster
 from tests.faults.oracle import Mismatch
 from tests.faults.ray_chaos import run_ray
-from tests.faults.report import append_result, kill_costs, read_results, split, table, where
+from tests.faults.report import append_result, kill_costs, living, read_results, split, table, where
 from tests.servers.namespaces import missing as namespaces_missing
 
 _Scene = Callable[[ClusterSettings], ClusterSettings]
@@ -119,7 +119,8 @@ def main() -> int:
     print()
     results = read_results(out)
     print(table(results))
-    print(f"\n{kill_costs(results)}")
+    print(f"\n{living(results)}")
+    print(kill_costs(results))
     return 0
 
 

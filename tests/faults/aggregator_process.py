@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aggregator import clock
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.refusals import Refusals
@@ -43,6 +44,7 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
     """
     logging.raiseExceptions = False  # the log's disk is full now and then, too
     logging.basicConfig(filename=log, level=logging.INFO, force=True)
+    shorten_settling()
     shared = Counters(Path(counters))
     if point:
         arm(point, calls)
@@ -75,6 +77,12 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
     except Exception:
         logging.exception("ended by a defect")
         os._exit(2)
+
+
+def shorten_settling() -> None:
+    """In this process a calendar has to keep to its new time for seconds; the product's minute is
+    longer than a run."""
+    vars(clock).update(SETTLE_SECONDS=2.0)
 
 
 def count_arrivals(shared: Counters) -> None:

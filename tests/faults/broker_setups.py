@@ -30,11 +30,22 @@ class Broker(Protocol):
     def kill(self) -> None:
         """kill -9."""
 
+    def replace(self) -> None:
+        """Another one on its port, with nothing in it."""
+
     def alive(self) -> bool:
         """Whether its process runs: garbage ends some brokers."""
 
 
 class _Mosquitto(Mosquitto):
+    stored: Path | None = None
+
+    def replace(self) -> None:
+        self.kill()
+        if self.stored is not None:
+            self.stored.unlink(missing_ok=True)
+        self.start()
+
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -69,6 +80,11 @@ class Amqtt:
             self._process.wait()
             self._process = None
 
+    def replace(self) -> None:
+        """See :class:`Broker`: it keeps nothing."""
+        self.kill()
+        self.start()
+
     def alive(self) -> bool:
         """See :class:`Broker`."""
         return self._process is not None and self._process.poll() is None
@@ -82,7 +98,9 @@ def make_broker(name: str, folder: Path) -> Broker:
             return _Mosquitto(folder, quiet)
         case "mosquitto-persistent":
             lines = [*quiet, "persistence true", f"persistence_location {folder}/"]
-            return _Mosquitto(folder, [*lines, "autosave_interval 2"], persistence=True)
+            made = _Mosquitto(folder, [*lines, "autosave_interval 2"], persistence=True)
+            made.stored = folder / "mosquitto.db"
+            return made
         case "amqtt":
             return Amqtt()
     raise ValueError(f"{name!r} is no broker known here; expected one of {', '.join(BROKERS)}")

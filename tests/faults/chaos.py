@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
@@ -12,11 +13,13 @@ import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from aggregator.cli import main
 from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.aggregator_process import serve
 from tests.faults.broker_setups import Broker, make_broker
@@ -26,7 +29,14 @@ from tests.faults.device_process import live
 from tests.faults.fault_proxy import FaultProxy
 from tests.faults.fleet_home import FleetHome, make_fleet
 from tests.faults.holding import KillCost
-from tests.faults.oracle import Judgement, Mismatch, count_counted, judge, outbox_rows
+from tests.faults.oracle import (
+    Judgement,
+    Mismatch,
+    count_counted,
+    counted_since,
+    judge,
+    outbox_rows,
+)
 from tests.faults.processes import Victim
 from tests.faults.wire_faults import FaultRates
 
@@ -36,12 +46,22 @@ _EVENTS = {
     "aggregator paused": 2.0,
     "aggregator's disk full": 1.0,
     "aggregator's clock jumped": 3.0,
+    "aggregator's clock strobed": 1.0,
+    "aggregator's clock put right": 1.0,
+    "aggregator moved to another machine": 1.0,
     "broker killed": 2.0,
+    "broker replaced": 1.0,
     "broker paused": 2.0,
     "devices killed": 3.0,
     "devices paused": 2.0,
     "devices' disk full": 1.0,
 }
+LIVING_ROUNDS = 8
+"""After the last fault each device is counted within so many rounds. A device that starts needs a
+session first, and on a busy machine misses a deadline of seconds now and then: one round in five or
+so, never eight in a row. A device that is shut out is counted in none."""
+_MOST_JUMP_SECONDS = 100 * 86_400.0
+_STROBES = 10
 
 
 @dataclass(frozen=True)
@@ -82,12 +102,15 @@ class RunResult:
     seconds: float
     costs: Sequence[KillCost] = ()
     between: Sequence[KillCost] = ()
+    living_rounds: int = 0
+    """After the last fault each device was counted in one of so many."""
 
 
 def run(settings: RunSettings, folder: Path) -> RunResult:
     """Make the fleet in ``folder``, torment it, let it come to rest, and judge it.
 
-    Raises :class:`Mismatch` when the promise was broken or the fleet does not come to rest.
+    Raises :class:`Mismatch` when the promise was broken, the fleet does not come to rest, or a
+    device was not counted in its last rounds, though nothing happened to anybody any more.
     """
     return _play(settings, folder, lambda scene: scene.torment())
 
@@ -136,6 +159,7 @@ def play(scene: Scene, act: Callable[[Scene], None], began: float) -> RunResult:
         time.monotonic() - began,
         tuple(scene.costs),
         tuple(scene.between),
+        scene.living_rounds,
     )
 
 
@@ -161,6 +185,8 @@ class Scene:
         """Each fault's kind, and when it came in Unix seconds; without the wire's."""
         self.costs: list[KillCost] = []
         self.between: list[KillCost] = []
+        self.living_rounds = 0
+        self._ahead_seconds = 0.0
         self.counters = Counters(folder / "counters")
         rounds = (
             f"quorum = {max(1, settings.devices // 2)}\nwait_for_devices = {settings.devices}\n"
@@ -280,15 +306,37 @@ class Scene:
         for broker in self._brokers:
             if not broker.alive():
                 broker.start()
-        self._let_rounds_end()
+        if self._rng.random() < 0.5:
+            self._set_clock(0.0)
+        since = self._let_rounds_end()
         for victim in self._victims:
             victim.start()
         until = time.monotonic() + self.patience_seconds
         while not self._is_at_rest():
             if time.monotonic() > until:
+                self._require_life(since)
                 raise Mismatch(f"no rest within {self.patience_seconds} s: {self._outboxes()}")
             self._see_to_servers()
             time.sleep(0.2)
+        self._require_life(since)
+
+    def _require_life(self, since: int) -> None:
+        """Every device was counted in the last ``LIVING_ROUNDS``, those after round ``since``."""
+        store = self.fleet.aggregator.open_store()
+        counted = counted_since(store.database, since)
+        latest = store.first.rounds.latest()
+        store.database.close()
+        missing = [place for place, each in enumerate(self.fleet.device_ids) if each not in counted]
+        if not missing:
+            self.living_rounds = max(counted.values()) - since
+            return
+        with redirect_stdout(io.StringIO()) as said:
+            main(["status", "--home", str(self.fleet.aggregator.folder)])
+        number = latest[0].round if latest else 0
+        raise Mismatch(
+            f"devices {missing} live and were not counted in rounds {since + 1} to {number}; "
+            f"status:\n{said.getvalue()}"
+        )
 
     def _see_to_servers(self) -> None:
         """While nothing happens to them any more."""
@@ -324,11 +372,20 @@ class Scene:
                 self._pause(self._aggregator, pause)
             case "aggregator's disk full":
                 self._fill_disk(self._aggregator, pause)
-            case "aggregator's clock jumped":
-                self._jump()
+            case "aggregator's clock jumped" | "the cluster's clock jumped":
+                self._set_clock(self._jump_seconds())
+            case "aggregator's clock strobed" | "the cluster's clock strobed":
+                self._strobe()
+            case "aggregator's clock put right" | "the cluster's clock put right":
+                self._set_clock(0.0)
+            case "aggregator moved to another machine":
+                self._aggregator.kill()
+                self._set_clock(self._jump_seconds())
             case "broker killed":
                 broker.kill()
                 broker.start()
+            case "broker replaced":
+                broker.replace()
             case "broker paused":
                 pid = broker.pid
                 os.kill(pid, signal.SIGSTOP)
@@ -344,11 +401,23 @@ class Scene:
         """A fault comes now."""
         self.moments.append((kind, time.time()))
 
-    def _jump(self) -> None:
-        """Back by less than a round: devices hold on to the largest time they were told."""
-        rng = self._rng
-        jump = rng.integers(1000, 30_000) if rng.random() < 0.5 else -rng.integers(1000)
-        self.counters.add("clock_offset_millis", int(jump))
+    def _set_clock(self, ahead_seconds: float) -> None:
+        """The calendar of whatever serves, from now on."""
+        self._ahead_seconds = ahead_seconds
+        self.counters.put("clock_offset_millis", int(1000 * ahead_seconds))
+
+    def _jump_seconds(self) -> float:
+        """From a hundredth of a second to months, ahead or behind."""
+        seconds = math.exp(self._rng.uniform(math.log(0.01), math.log(_MOST_JUMP_SECONDS)))
+        return seconds if self._rng.random() < 0.5 else -seconds
+
+    def _strobe(self) -> None:
+        """There and back, for a second."""
+        before, there = self._ahead_seconds, self._jump_seconds()
+        for turn in range(_STROBES):
+            self._set_clock(there if turn % 2 == 0 else before)
+            time.sleep(0.1)
+        self._set_clock(before)
 
     def _die_at(self, victim: Victim, point: str) -> None:
         victim.start(point, 1 + int(self._rng.integers(3)))
@@ -404,14 +473,16 @@ class Scene:
         calls = 1 + int(rng.geometric(0.05 if victim in self._hosts else 0.2))
         victim.start(point, 1 if point in ONCE_A_START else calls)
 
-    def _let_rounds_end(self) -> None:
+    def _let_rounds_end(self) -> int:
+        """After ``LIVING_ROUNDS`` more; the number of the last one of before."""
         store = self.fleet.aggregator.open_store()
         latest = store.first.rounds.latest()
         store.database.close()
         path = self.fleet.aggregator.task_file
-        last = latest[0].round if latest else 1
-        text = re.sub(r"\[round\]\n", f"[round]\nmost_rounds = {last + 1}\n", path.read_text())
-        path.write_text(text)
+        last = latest[0].round if latest else 0
+        most = f"[round]\nmost_rounds = {last + LIVING_ROUNDS}\n"
+        path.write_text(re.sub(r"\[round\]\n", most, path.read_text()))
+        return last
 
     def _is_at_rest(self) -> bool:
         store = self.fleet.aggregator.open_store()

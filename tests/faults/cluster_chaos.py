@@ -44,7 +44,10 @@ _EVERYWHERE = {
     "coordinator paused": 2.0,
     "coordinator frozen beyond its lease": 2.0,
     "the cluster's clock jumped": 2.0,
+    "the cluster's clock strobed": 1.0,
+    "the cluster's clock put right": 1.0,
     "broker killed": 2.0,
+    "broker replaced": 1.0,
     "broker paused": 2.0,
     "devices killed": 2.0,
     "devices paused": 1.0,
@@ -52,7 +55,12 @@ _EVERYWHERE = {
 }
 KILLS = ("worker killed", "coordinator killed", "broker killed", "devices killed")
 _OF_STORE = {
-    "postgres": {"store crashed": 1.5, "store restarted": 1.0, "store killed": 1.0},
+    "postgres": {
+        "store crashed": 1.5,
+        "store restarted": 1.0,
+        "store killed": 1.0,
+        "store failed over": 1.0,
+    },
     "sqlite": {"worker's disk full": 2.0, "coordinator's disk full": 1.0},
 }
 _OF_WAYS = {
@@ -151,7 +159,7 @@ def made_grounds(
         server = None
         if settings.store == "postgres":
             everywhere = ("listen_addresses = '*'",) if nets else ()
-            server = stack.enter_context(running_postgres(*everywhere))
+            server = stack.enter_context(running_postgres(*everywhere, own_calendar=True))
             server.run("CREATE DATABASE fleet")
         brokers = [make_broker(settings.broker, folder) for _ in range(settings.cells)]
         seed, rates = settings.seed, settings.rates
@@ -211,6 +219,9 @@ class ClusterScene(Scene):
         self._folder = folder
         on_the_way = _OF_MACHINES if grounds.machines else _OF_WAYS if grounds.server else {}
         events = {**_EVERYWHERE, **_OF_STORE[settings.store], **on_the_way}
+        if grounds.server is not None and not grounds.server.has_calendar:
+            # A cluster goes by its store's calendar, which is this machine's then.
+            events = {each: weight for each, weight in events.items() if "clock" not in each}
         self.events = {each: events[each] for each in settings.only or events}
         super().__init__(settings, folder, grounds.brokers, [*grounds.outer, *grounds.inner])
 
@@ -361,12 +372,12 @@ class ClusterScene(Scene):
                 self._pause(coordinator, pause)
             case "coordinator frozen beyond its lease":
                 self._pause(coordinator, pause + 1.5 * LEASE_SECONDS)
-            case "the cluster's clock jumped":
-                self._jump()
             case "worker's disk full":
                 self._fill_disk(worker, pause)
             case "coordinator's disk full":
                 self._fill_disk(coordinator, pause)
+            case "store failed over":
+                self._fail_over()
             case "store crashed" | "store restarted" | "store killed":
                 self._end_store(name)
             case "worker's machine cut off the store":
@@ -393,6 +404,19 @@ class ClusterScene(Scene):
                 super()._cause(name, now)
                 return
         self._note(name)
+
+    def _set_clock(self, ahead_seconds: float) -> None:
+        """Of the store, where several machines share that one's."""
+        super()._set_clock(ahead_seconds)
+        if self._server is not None:
+            self._server.set_calendar(ahead_seconds)
+
+    def _fail_over(self) -> None:
+        """To a machine with all that was committed, and with a calendar of its own."""
+        assert self._server is not None
+        self._server.crash()
+        self._set_clock(self._jump_seconds())
+        self._server.start()
 
     def _end_store(self, name: str) -> None:
         server = self._server

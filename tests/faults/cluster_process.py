@@ -32,7 +32,7 @@ from aggregator.store import STORE_FAILURES
 from aggregator.store.cluster import Deposed, ShareRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task, read_task
-from tests.faults.aggregator_process import BRISK_LINK, count_arrivals
+from tests.faults.aggregator_process import BRISK_LINK, count_arrivals, shorten_settling
 from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.known import known_binding
@@ -262,6 +262,7 @@ def _driver_errors() -> tuple[type[BaseException], ...]:
 
 
 def _log_to(path: str) -> None:
+    shorten_settling()
     logging.raiseExceptions = False  # the log's disk is full now and then, too
     line = f"%(asctime)s {os.getpid()} %(levelname)s %(message)s"
     logging.basicConfig(filename=path, level=logging.INFO, format=line, force=True)

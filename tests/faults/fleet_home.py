@@ -21,8 +21,8 @@ from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
 # cleared at each version; and of every verdict, since the product forgets those in time. Triggers,
-# so that copy and original are in one transaction. And when each round opened, by the clock
-# of the store: the aggregator's jumps.
+# so that copy and original are in one transaction. And when each round opened, by this
+# machine's clock: the aggregator's jumps, and so does PostgreSQL's.
 _AUDIT = """
 CREATE TABLE opened (round INTEGER, unix REAL);
 CREATE TRIGGER note_opening AFTER INSERT ON rounds BEGIN
@@ -63,7 +63,8 @@ CREATE TABLE judged (generation BIGINT, round BIGINT, device_id BYTEA, reason TE
 CREATE TABLE audit_shares (n BIGSERIAL PRIMARY KEY, round BIGINT, slot BIGINT, epoch BIGINT,
     commits BIGINT, counted BIGINT);
 CREATE FUNCTION note_opening() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO opened VALUES (NEW.round, extract(epoch FROM clock_timestamp()));
+    INSERT INTO opened VALUES (NEW.round,
+        BOOTED + split_part(pg_read_file('/proc/uptime'), ' ', 1)::float8);
     RETURN NULL;
 END $$;
 CREATE FUNCTION copy_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -195,7 +196,9 @@ def audit(home: AggregatorHome) -> None:
     import psycopg  # not for every run
 
     with psycopg.connect(home.store_url) as connection:
-        connection.execute(_AUDIT_POSTGRES)
+        uptime_seconds = float(Path("/proc/uptime").read_text().split()[0])
+        booted = repr(time.time() - uptime_seconds)
+        connection.execute(_AUDIT_POSTGRES.replace("BOOTED", booted).encode())
 
 
 def keep_history(device: Path) -> None:

@@ -187,6 +187,12 @@ def count_counted(fleet: FleetHome) -> int:
     return sum(part.verdict == "counted" for part in _all_parts(fleet))
 
 
+def counted_since(database: Database, number: int) -> dict[bytes, int]:
+    """By device id, the first round after ``number`` of which its update was counted."""
+    query = "SELECT device_id, min(round) FROM verdicts WHERE round > ? AND reason IS NULL "
+    return {bytes(row[0]): row[1] for row in database.rows(query + "GROUP BY 1", (number,))}
+
+
 def outbox_rows(fleet: FleetHome, place: int) -> list[tuple[int, int]]:
     """(generation, round) of each update, or report alone, in a device's outbox."""
     return _device(fleet, place, "SELECT generation, round FROM outbox")

@@ -53,6 +53,10 @@ _EVENTS = {
     "store crashed": 1.5,
     "store restarted": 1.0,
     "store killed": 1.0,
+    "store failed over": 1.0,
+    "the cluster's clock jumped": 2.0,
+    "the cluster's clock strobed": 1.0,
+    "the cluster's clock put right": 1.0,
     "broker killed": 2.0,
     "broker paused": 2.0,
     "devices killed": 2.0,
@@ -119,7 +123,9 @@ class _RayScene(ClusterScene):
         self._frozen: list[psutil.Process] = []
         self._next_start_seconds = 0.0
         super().__init__(settings, folder, grounds, short)
-        self.events = {**_EVENTS, **(_OF_MACHINES if machines else {})}
+        may_jump = "the cluster's clock jumped" in self.events
+        events = {each: _EVENTS[each] for each in _EVENTS if may_jump or "clock" not in each}
+        self.events = {**events, **(_OF_MACHINES if machines else {})}
 
     def _of_task(self) -> dict[str, str]:
         grounds = self._grounds
@@ -245,6 +251,8 @@ class _RayScene(ClusterScene):
                 coordinator.kill()
             case "coordinator paused" if coordinator.ended() is None:
                 self._pause(coordinator, short)
+            case "store failed over":
+                self._fail_over()
             case "store crashed" | "store restarted" | "store killed":
                 self._end_store(name)
             case "Ray's node process killed":

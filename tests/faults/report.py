@@ -73,6 +73,7 @@ def append_result(path: Path, settings: RunSettings, result: RunResult) -> None:
         "arrivals": result.arrivals,
         "suppressed": result.suppressed,
         "seconds": round(result.seconds, 1),
+        "living_rounds": result.living_rounds,
     }
     with path.open("a") as file:
         file.write(json.dumps(record, sort_keys=True) + "\n")
@@ -159,6 +160,18 @@ def table(results: Sequence[Mapping[str, object]]) -> str:
         values = [by_broker[name][what] for name in columns]
         lines.append(_row(f"**{what}**", values, bold=True) + _REST)
     return "\n".join(lines)
+
+
+def living(results: Sequence[Mapping[str, Any]]) -> str:
+    """How soon each device was counted again, in words."""
+    if not results:
+        return ""
+    devices = sum(result["settings"]["devices"] for result in results)
+    rounds = [result["living_rounds"] for result in results]
+    return (
+        f"after the last fault of each run all of its devices were counted again, {devices:,} in "
+        f"{len(rounds):,} runs: within {np.median(rounds):g} rounds (median), {max(rounds)} (most)"
+    )
 
 
 def kill_costs(results: Sequence[Mapping[str, Any]]) -> str:

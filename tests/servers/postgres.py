@@ -32,24 +32,30 @@ def _programs() -> Path | None:
 
 
 PROGRAMS = _programs()
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+"""What gives a process another calendar (apt-get install faketime); None: it is not installed."""
 MISSING = "PostgreSQL is not installed (apt-get install postgresql)"
 
 
 class PostgresServer:
     """Its files lie in ``folder``, which must be short of path and open to all; the port stays the
-    same across restarts.
+    same across restarts. ``own_calendar``: one that can be set, where libfaketime is installed.
 
     It runs with ``fsync`` on and the settings that a server has without any but these ``lines``. As
     root we start it as the user whom the package made for it: it refuses to run as root.
     """
 
-    def __init__(self, folder: Path, lines: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, lines: tuple[str, ...] = (), *, own_calendar: bool = False
+    ) -> None:
         assert PROGRAMS is not None, MISSING
         self._programs = PROGRAMS
         self.port = free_port()
         self._data = folder / "data"
         self._log = folder / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._calendar = folder / "calendar" if own_calendar and FAKETIME is not None else None
+        self.set_calendar(0.0)
         self._owner = "postgres" if os.geteuid() == 0 else None
         if self._owner is not None:
             user = pwd.getpwnam(self._owner)
@@ -92,6 +98,29 @@ class PostgresServer:
             file.write(f"port = {made.port}\n")
         return made
 
+    @property
+    def has_calendar(self) -> bool:
+        """Whether it has one of its own."""
+        return self._calendar is not None
+
+    def set_calendar(self, ahead_seconds: float) -> None:
+        """Its calendar from the next second on, where it has one of its own."""
+        if self._calendar is not None:
+            new = self._calendar.with_suffix(".new")
+            new.write_text(f"{ahead_seconds:+.3f}\n")
+            new.chmod(0o644)
+            new.replace(self._calendar)
+
+    def _environment(self) -> dict[str, str] | None:
+        if self._calendar is None:
+            return None
+        return os.environ | {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._calendar),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
     def url(self, database: str = "postgres") -> str:
         """The URL of one of its databases."""
         return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
@@ -123,6 +152,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._data.parent,
+                env=self._environment(),
                 user=self._owner,
                 group=self._owner,
                 extra_groups=None if self._owner is None else (),
@@ -160,12 +190,12 @@ class PostgresServer:
 
 
 @contextmanager
-def running_postgres(*lines: str) -> Iterator[PostgresServer]:
+def running_postgres(*lines: str, own_calendar: bool = False) -> Iterator[PostgresServer]:
     """A server, until the block ends; nothing is left of it."""
     # Not below pytest's folder, which the server's own user may not enter.
     folder = Path(tempfile.mkdtemp(prefix="tessera-postgres-"))
     try:
-        server = PostgresServer(folder, lines)
+        server = PostgresServer(folder, lines, own_calendar=own_calendar)
         server.start()
         try:
             yield server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,10 @@ TEN_SECONDS = 10.0
 class Coordinator:
     """A process that stands by, and coordinates once it may."""
 
-    def __init__(self, home: AggregatorHome, time: HeldTime, name: str) -> None:
-        self._home, self._time = home, time
+    def __init__(
+        self, home: AggregatorHome, time: HeldTime, now: Callable[[], float], name: str
+    ) -> None:
+        self._home, self._time, self._now = home, time, now
         self.ending: HeldEvent = time.event()
         self.lease = Lease(self._opened, name, "1.0", time.now, self.ending)
         self._thread = threading.Thread(target=self._stand_by, daemon=True)
@@ -46,7 +48,7 @@ class Coordinator:
 
     def _opened(self) -> Store:
         store = self._home.open_store()
-        store.database.now = self._time.now  # type: ignore[method-assign]
+        store.database.now = self._now  # type: ignore[method-assign]
         return store
 
     def _stand_by(self) -> None:
@@ -58,13 +60,17 @@ class Stage:
 
     def __init__(self, home: AggregatorHome) -> None:
         self.time = HeldTime()
+        self.ahead_seconds = 0.0  # of the store's calendar
         self._home = home
         self._all: list[Coordinator] = []
         self.holder = self.another()
         self.pass_until_term(1)
 
     def another(self) -> Coordinator:
-        made = Coordinator(self._home, self.time, f"process {len(self._all)}")
+        def now() -> float:
+            return self.time.now() + self.ahead_seconds
+
+        made = Coordinator(self._home, self.time, now, f"process {len(self._all)}")
         self._all.append(made)
         return made
 
@@ -130,6 +136,18 @@ def test_a_standby_coordinates_ten_seconds_after_a_kill_at_the_latest(
     print(f"seconds from the kill on: {', '.join(f'{each:.2f}' for each in took)}")
     assert max(took) <= 6.5, "what is left of ten seconds is for the work to begin in"
     assert min(took) > 4.5, "nobody takes a lease that runs"
+
+
+@pytest.mark.parametrize("ahead_seconds", [3600.0, -3600.0])
+def test_a_store_that_failed_over_to_another_calendar_keeps_no_dead_coordinator(
+    tmp_path: Path, ahead_seconds: float
+) -> None:
+    with staged(tmp_path, None) as stage:
+        stage.another()
+        stage.pass_seconds(3.0)
+        stage.holder.freeze()
+        stage.ahead_seconds = ahead_seconds
+        assert stage.pass_until_term(2) <= TEN_SECONDS
 
 
 def test_one_that_lives_keeps_it_and_one_that_hangs_does_not(

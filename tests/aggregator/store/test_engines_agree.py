@@ -17,6 +17,7 @@ from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.cluster import ShareRow
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import DeviceEvaluation
+from aggregator.store.habits import Habit
 from aggregator.store.move import copy_store
 from aggregator.store.participations import LastParticipation
 from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
@@ -73,7 +74,7 @@ class Chance:
 
     def verdict(self) -> StoredVerdict:
         reason = self.one(None, "noted", "late")
-        return StoredVerdict(1, self.below(8), self.name(), self.blob(), reason)
+        return StoredVerdict(1, self.below(8), self.name(), self.blob(), reason, self.real())
 
     def report(self) -> StoredReport:
         reason = self.one("", "disk", "error")
@@ -200,7 +201,11 @@ def log_action(of: Chance) -> Action:
         lambda store: store.task(task).log.verdict(1, number, name),
         lambda store: sorted(store.task(task).log.judged(1, number)),
         lambda store: list(store.task(task).log.after(number)),
-        lambda store: (store.task(task).log.arrivals(number), store.task(task).log.last_seq()),
+        lambda store: (
+            sorted(store.task(task).log.came(1, number)),
+            store.task(task).log.last_seq(),
+        ),
+        lambda store: sorted(store.task(task).log.came(1, number, [update.device_id])),
         lambda store: store.task(task).log.quarantine(update, 1, text),
         lambda store: sorted(store.task(task).log.quarantined()),
         lambda store: store.task(task).log.drop_quarantined(),
@@ -277,9 +282,12 @@ def cluster_action(of: Chance) -> Action:
         lambda store: store.task(task).shares.summed(),
         lambda store: store.task(task).shares.arrivals(number),
         lambda store: of_none(number) or store.task(task).shares.clear(),
-        lambda store: store.task(task).late.add({(number, name): seconds}),
-        lambda store: np.sort(store.task(task).late.seconds(number)),
-        lambda store: of_none(number) or store.task(task).late.forget(number),
+        lambda store: store.task(task).late.add({name: of_none(seconds)}),
+        lambda store: store.task(task).late.take(),
+        lambda store: store.task(task).habits.put({name: Habit(of_none(seconds), counter)}),
+        lambda store: store.task(task).habits.all(),
+        lambda store: store.task(task).habits.forget([name]),
+        lambda store: (store.devices.note_seen({name: counter}), store.devices.seen()),
         lambda store: sorted(store.granted.grant({name: counter})),
         lambda store: store.granted.of(name),
         lambda store: of_none(number) or store.granted.forget([name]),

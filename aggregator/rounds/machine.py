@@ -349,12 +349,11 @@ class RoundMachine:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version
         times = self._attendance.arrivals()
-        in_vain = self._attendance.in_vain(now - self._began_unix)
+        # Where nobody came, what was wrong was hardly all of the devices.
+        in_vain = self._attendance.in_vain(now - self._began_unix) if len(times) else []
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
-            # Where nobody came, what was wrong was hardly all of the devices.
-            blamed = in_vain if len(times) else ()
-            self._attendance.habits.save(blamed, self._registry.by_id)
+            self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,
                 made=made not in (None, row.version),

@@ -51,10 +51,12 @@ class WaitingRound:
     ) -> WaitingRound:
         """``now``: Unix seconds."""
         task = store.fleet.tasks.find(store.number).name or ""
-        attendance = Attendance(KnownHabits(store.habits), settings)
+        habits = KnownHabits(store.habits)
+        attendance = Attendance(habits, settings, store.fleet.devices.seen_among)
         attendance.resume(store, row, set(registry.selected(task, row, selector.admits)))
         updates = store.log.waiting() + store.shares.summed()
         elapsed = max(0.0, now - row.opened_unix_seconds)
+        attendance.look(row, elapsed)
         closes = attendance.closes_seconds(elapsed, lambda: updates >= settings.quorum)
         awaited = attendance.waited_for(elapsed)
         if closes >= row.length_seconds and updates < settings.quorum:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,19 @@ from aggregator.task.file import RoundSettings
 class Attendance:
     """Of the current round, as this process hears of devices."""
 
-    def __init__(self, habits: KnownHabits, settings: RoundSettings) -> None:
-        self.habits, self._settings = habits, settings
+    def __init__(
+        self,
+        habits: KnownHabits,
+        settings: RoundSettings,
+        seen: Callable[[Sequence[bytes]], set[bytes]] = set,
+    ) -> None:
+        """``seen``: those of devices that ever opened a session."""
+        self.habits, self._settings, self._seen = habits, settings, seen
         self._round, self._length_seconds = 0, 0.0
         self._missing: set[bytes] = set()
         # Seconds after the opening up to which each is waited for; some have been heard since.
         self._waits: list[tuple[float, bytes]] = []
+        self._unseen: list[bytes] = []
         self._any_heard = False
         self._arrivals = array("f")
 
@@ -31,9 +38,12 @@ class Attendance:
         """A round opens, for no longer than that."""
         self._round, self._length_seconds = number, length_seconds
         self._missing, self._any_heard, self._arrivals = selected, False, array("f")
-        self._waits = sorted(
-            (seconds, each) for each in selected if (seconds := self._wait_seconds(each)) > 0
-        )
+        waits = {each: wait for each in selected if (wait := self._wait_seconds(each)) > 0}
+        unknown = [each for each in waits if self.habits.of(each).seconds is None]
+        self._unseen = sorted(set(unknown) - self._seen(unknown))
+        # Enrolled, and not started since: it has the time that sessions take to open.
+        waits |= dict.fromkeys(self._unseen, self._grace_seconds)
+        self._waits = sorted((wait, each) for each, wait in waits.items())
 
     def end(self) -> None:
         """No round is open any more."""
@@ -47,7 +57,17 @@ class Attendance:
             self.heard_of(device_id, seconds)
 
     def look(self, row: RoundRow, elapsed_seconds: float) -> None:
-        """Called before what follows is asked for. Here: nothing, for all is known."""
+        """Called before what follows is asked for."""
+        if self._unseen and elapsed_seconds >= self._grace_seconds:
+            here = self._seen(self._unseen)
+            self._unseen = []
+            self._waits = sorted(
+                (self._length_seconds if each in here else wait, each) for wait, each in self._waits
+            )
+
+    @property
+    def _grace_seconds(self) -> float:
+        return min(self._length_seconds, self._settings.resume_grace_seconds)
 
     def look_at_all(self, row: RoundRow) -> None:
         """Called when the round closes. Here: nothing, likewise."""
@@ -149,7 +169,7 @@ class CommittedAttendance(Attendance):
     """
 
     def __init__(self, store: TaskStore, settings: RoundSettings) -> None:
-        super().__init__(KnownHabits(store.habits), settings)
+        super().__init__(KnownHabits(store.habits), settings, store.fleet.devices.seen_among)
         self._store = store
         self._counted = 0
         self._heard = 0
@@ -166,6 +186,7 @@ class CommittedAttendance(Attendance):
         self._looked_at = self._heard
 
     def look(self, row: RoundRow, elapsed_seconds: float) -> None:
+        super().look(row, elapsed_seconds)
         for device_id, seconds in self._store.late.take().items():
             self.came_late(device_id, seconds, elapsed_seconds)
         self._counted, heard = self._store.shares.counts(row.round)

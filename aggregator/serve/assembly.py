@@ -118,7 +118,7 @@ class Whole:
 
     def attendance(self, store: TaskStore, settings: RoundSettings) -> Attendance:
         """Who was heard of in a task's rounds."""
-        return Attendance(KnownHabits(store.habits), settings)
+        return Attendance(KnownHabits(store.habits), settings, store.fleet.devices.seen_among)
 
     def links(
         self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]

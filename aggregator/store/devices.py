@@ -110,6 +110,11 @@ class Devices(Table):
             sorted(seen.items()),
         )
 
+    def seen_among(self, device_ids: Sequence[bytes]) -> set[bytes]:
+        """Those of them that ever proved that they are there."""
+        query = "SELECT device_id FROM sightings WHERE device_id"
+        return {row[0] for row in self._database.rows_in(query, device_ids)}
+
     def seen(self) -> dict[bytes, int]:
         """What was noted so last, by the device's id."""
         return dict(self._database.rows("SELECT device_id, seen_unix FROM sightings"))

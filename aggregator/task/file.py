@@ -106,7 +106,8 @@ class RoundSettings:
             late.
         least_deadline_seconds: no round closes sooner without everybody (default: no more than the
             deadline).
-        resume_grace_seconds: after a restart a round stays open at least this long (default: no
+        resume_grace_seconds: after a restart a round stays open at least this long, for devices to
+            open their sessions anew; one that never opened any is waited for as long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
         most_rounds: stop after this many since the task began, or was replaced; 0: never.

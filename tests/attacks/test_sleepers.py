@@ -64,9 +64,25 @@ def four(make_stage: MakeStage) -> Stage:
 
 def test_one_round_waits_for_devices_that_never_came_and_the_others_do_not(tmp_path: Path) -> None:
     found = play(tmp_path, Fleet("", (2.0,) * 8, frozenset(range(2, 8))), 6)
-    assert found.seconds[0] == pytest.approx(300.0, abs=1.0)
+    # They have no sessions: it waits no longer than one takes to open.
+    assert found.seconds[0] == pytest.approx(30.0, abs=1.0)
     assert max(found.seconds[1:]) <= LEAST + 1.0
     assert found.counted == {0: 1.0, 1: 1.0}
+
+
+def test_a_device_that_opened_a_session_has_its_whole_first_round(make_stage: MakeStage) -> None:
+    stage = trained(make_stage(devices=4, round_lines=_ROUND), 2.0, 2.0, 2.0, 200.0)
+    stage.devices[2].kill()
+    (first,) = run_rounds(stage, 1, 600.0)
+    assert counted(stage, first) == {0, 1, 3} and 200.0 <= seconds(first) < 300.0 + 1.0
+
+
+def test_a_device_that_was_there_and_died_costs_one_deadline(make_stage: MakeStage) -> None:
+    stage = trained(make_stage(devices=4, round_lines=_ROUND), 2.0, 2.0, 2.0, 200.0)
+    stage.run_until(lambda: stage.devices[3].jobs == 1)
+    stage.devices[3].kill()
+    rows = run_rounds(stage, 3, 900.0)
+    assert [round(seconds(row)) for row in rows] == [300, 5, 5]
 
 
 def test_a_fleet_without_sleepers_loses_nothing_and_its_slowest_class_neither(

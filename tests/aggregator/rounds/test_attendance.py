@@ -49,12 +49,18 @@ class Both:
         self.task = self.store.first
         with self.store.database.transaction():
             self.task.habits.put(habits)
+            self.store.devices.note_seen(dict.fromkeys(DEVICES[::2], 1))
         self.row = RoundRow(number, 1, 0, 0.0, LENGTH, bytes(32), 2**64 - 1, len(DEVICES), 0)
-        self.heard = Attendance(KnownHabits(self.task.habits), SETTINGS)
+        self.heard = self.alone()
         self.read = CommittedAttendance(self.task, SETTINGS)
         for each in (self.heard, self.read):
             each.begin(number, LENGTH, set(DEVICES))
         self.counted = self.judged = 0
+
+    def alone(self) -> Attendance:
+        """Of one process."""
+        devices = self.store.devices
+        return Attendance(KnownHabits(self.task.habits), SETTINGS, devices.seen_among)
 
     def comes(self, device_id: bytes, seconds: float, how: str) -> None:
         if "late" in how:
@@ -74,7 +80,8 @@ class Both:
         self.heard.heard_of(device_id, seconds if reason is None else None)
 
     def closes(self, elapsed: float) -> tuple[float, float]:
-        self.read.look(self.row, elapsed)
+        for each in (self.heard, self.read):
+            each.look(self.row, elapsed)
         found = [
             each.closes_seconds(elapsed, lambda: self.counted >= SETTINGS.quorum)
             for each in (self.heard, self.read)
@@ -98,6 +105,7 @@ def test_a_coordinator_closes_rounds_as_one_process_does(
             both.comes(DEVICES[place], seconds, how)
             ours, theirs = both.closes(seconds)
             assert (ours <= seconds) == (theirs <= seconds)
+        both.store.devices.note_seen({DEVICES[1]: 2})
         for elapsed in (*TIMES, LENGTH):
             ours, theirs = both.closes(elapsed)
             assert (ours <= elapsed) == (theirs <= elapsed)
@@ -122,11 +130,13 @@ def test_a_process_that_starts_in_a_round_waits_for_the_same_devices(
         for place, (at, how) in enumerate(events):
             if at is not None and "late" not in how:
                 both.comes(DEVICES[place], at, how)
-        again = Attendance(KnownHabits(both.task.habits), SETTINGS)
+        again = both.alone()
         read_again = CommittedAttendance(both.task, SETTINGS)
         for each in (again, read_again):
             each.resume(both.task, both.row, set(DEVICES))
             for elapsed in (0.0, 5.0, 50.0, 299.0):
+                for one in (each, both.heard):
+                    one.look(both.row, elapsed)
                 assert each.waited_for(elapsed) == both.heard.waited_for(elapsed)
                 assert each.in_vain(elapsed) == both.heard.in_vain(elapsed)
             assert [each.habits.of(d) for d in DEVICES] == [

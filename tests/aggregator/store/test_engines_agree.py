@@ -288,6 +288,7 @@ def cluster_action(of: Chance) -> Action:
         lambda store: store.task(task).habits.all(),
         lambda store: store.task(task).habits.forget([name]),
         lambda store: (store.devices.note_seen({name: counter}), store.devices.seen()),
+        lambda store: store.devices.seen_among([name]),
         lambda store: sorted(store.granted.grant({name: counter})),
         lambda store: store.granted.of(name),
         lambda store: of_none(number) or store.granted.forget([name]),

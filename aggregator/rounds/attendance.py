@@ -173,11 +173,13 @@ class CommittedAttendance(Attendance):
         self._store = store
         self._counted = 0
         self._heard = 0
-        self._looked_at = 0  # devices heard of when the missing ones were looked at
+        self._looked_at = 0  # of these, those that are known by now
+        self._looked = (0, 0)  # heard of, and waited for, when that was asked last
 
     def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
         super().begin(number, length_seconds, selected)
         self._counted = self._heard = self._looked_at = 0
+        self._looked = (0, 0)
 
     def resume(self, store: TaskStore, row: RoundRow, selected: set[bytes]) -> None:
         counts = store.shares.counts(row.round)
@@ -189,12 +191,15 @@ class CommittedAttendance(Attendance):
         super().look(row, elapsed_seconds)
         for device_id, seconds in self._store.late.take().items():
             self.came_late(device_id, seconds, elapsed_seconds)
-        self._counted, heard = self._store.shares.counts(row.round)
-        if heard == self._heard:
+        self._counted, self._heard = self._store.shares.counts(row.round)
+        self._any_heard = self._any_heard or self._heard > 0
+        if self._heard == self._looked_at:
             return
-        self._heard, self._any_heard = heard, True
+        # Fewer are waited for as time goes by, though nobody else is heard.
         waited_for = self.waited_for(elapsed_seconds) or list(self._missing)
-        if heard - self._looked_at >= len(waited_for):
+        seen = self._heard, len(waited_for)
+        if self._heard - self._looked_at >= len(waited_for) and seen != self._looked:
+            self._looked = seen
             self._take(self._store.log.came(row.generation, row.round, waited_for))
 
     def look_at_all(self, row: RoundRow) -> None:

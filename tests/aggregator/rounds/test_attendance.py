@@ -89,7 +89,7 @@ class Both:
         return found[0], found[1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(
     number=st.integers(1, 20),
     habits=st.lists(known, min_size=6, max_size=6),

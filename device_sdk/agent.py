@@ -192,8 +192,9 @@ class Agent:
             work = self._waiting.popleft() if self._waiting else self._turn
             try:
                 work()
-            except Exception as error:
-                # No failure of ours (a full disk, say) may end the thread.
+            except BaseException as error:
+                # No failure of ours (a full disk, say) may end the thread, nor may an app's or a
+                # method's code, by sys.exit() say: signals come to the main thread alone.
                 name = type(error).__name__
                 if self._failures[name] == 0:
                     _log.exception("the device's thread failed and goes on")
@@ -300,9 +301,7 @@ class Agent:
         """By the clock, when a training must begin to end before the deadline."""
         took = self._rounds.trained_seconds(job.manifest.task, job.manifest.generation)
         needs = job.terms.train_seconds if took is None else _SPARE * took
-        deadline_unix_seconds = job.manifest.deadline_unix_seconds
-        deadline = self.participant.sessions.time.clock_seconds(deadline_unix_seconds)
-        return -math.inf if deadline is None else deadline - needs
+        return self.participant.rounds[job.manifest.task].deadline_seconds - needs
 
     def live(self) -> Live:
         """What only this thread knows."""
@@ -345,7 +344,7 @@ class Agent:
             result = trainer.train(job)
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
-        except Exception as error:
+        except BaseException as error:
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
             reason = reason_of(error)
             several = len(self.participant.rounds) > 1
@@ -461,10 +460,9 @@ class Background:
             )
         if agent is None:
             return status
-        seen = agent.participant.sessions.time.largest_unix_seconds
         return replace(
             status,
-            time_unix_seconds=max(seen, status.time_unix_seconds),
+            time_unix_seconds=agent.participant.sessions.time.unix_seconds(),
             sent_bytes=agent.participant.sender.sent_bytes,
             refused=agent.participant.refusals.counts(),
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
@@ -30,6 +31,7 @@ from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
+from aggregator.task_log import about
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -257,11 +259,11 @@ class WorkerParts:
         epoch: int,
         orders: Orders,
     ) -> None:
-        slot, clock, unix_clock = post.slot, world.clock, world.unix_clock
+        slot, clock = post.slot, world.clock
+        self._unix_clock = unix_clock = steady_clock(store, clock, world.unix_clock)
         store.database.guard = lambda: store.workers.require(slot.number, epoch)
         self._slot, self._epoch = slot, epoch
         self._store, self._clock, self._sleep = store, clock, world.sleep
-        self._unix_clock = unix_clock
         self._incarnation = orders.incarnation
         self._orders: Orders | None = None
         self._group_keys: tuple[GroupKey, ...] = store.secrets.group_keys()
@@ -276,10 +278,11 @@ class WorkerParts:
             post.settings,
             store,
         )
+        self._keyring = keyring = keyring_of(orders.keys)
         self._marks = StoredMarks(orders.incarnation, store.granted)
         opens = Bounds.of(post.settings.admission.opens_share, clock)
         self.table = SessionTable(
-            keyring_of(orders.keys),
+            keyring,
             orders.incarnation,
             opens.buckets,
             opens.budget,
@@ -330,7 +333,8 @@ class WorkerParts:
         if orders.incarnation != self._incarnation:
             raise Deposed(_ANOTHER_LIFE)
         if self._orders is not None and orders.keys != self._orders.keys:
-            self.table.replace_keyring(keyring_of(orders.keys))
+            self._keyring = keyring_of(orders.keys)
+            self.table.replace_keyring(self._keyring)
         known = {each.served.number: each for each in self.board.served}
         board = []
         for served in orders.tasks:
@@ -362,6 +366,7 @@ class WorkerParts:
         for owner, times in self.link.take_refused().items():
             self._shared.refusals.note_reason("too-many", owner, "more than the limit", times)
         self._commit_due()
+        self._unix_clock.look(self._keyring.newest.descriptor.delegation.expires_unix_seconds)
         now = self._clock()
         self._send_all(self._standings.due())
         if now >= self._next_look:
@@ -569,6 +574,14 @@ class WorkerParts:
                 if tries_left:
                     continue
                 raise
+            except Deposed:
+                raise
+            except Exception as error:
+                # Of this task alone. Those devices send again, until it is let go.
+                each.ingest.abandon()
+                with about(each.task.name):
+                    each.keeper.hold(error)
+                self._next_look = self._clock()
             return
 
     def _settle(self, settled: Sequence[Settled]) -> None:

@@ -174,12 +174,13 @@ class CommittedAttendance(Attendance):
         self._counted = 0
         self._heard = 0
         self._looked_at = 0  # of these, those that are known by now
-        self._looked = (0, 0)  # heard of, and waited for, when that was asked last
+        # How many were heard of, and who of these was asked for last.
+        self._looked: tuple[int, list[bytes]] = (0, [])
 
     def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
         super().begin(number, length_seconds, selected)
         self._counted = self._heard = self._looked_at = 0
-        self._looked = (0, 0)
+        self._looked = (0, [])
 
     def resume(self, store: TaskStore, row: RoundRow, selected: set[bytes]) -> None:
         counts = store.shares.counts(row.round)
@@ -193,14 +194,14 @@ class CommittedAttendance(Attendance):
             self.came_late(device_id, seconds, elapsed_seconds)
         self._counted, self._heard = self._store.shares.counts(row.round)
         self._any_heard = self._any_heard or self._heard > 0
-        if self._heard == self._looked_at:
-            return
-        # Fewer are waited for as time goes by, though nobody else is heard.
-        waited_for = self.waited_for(elapsed_seconds) or list(self._missing)
-        seen = self._heard, len(waited_for)
-        if self._heard - self._looked_at >= len(waited_for) and seen != self._looked:
-            self._looked = seen
-            self._take(self._store.log.came(row.generation, row.round, waited_for))
+        while self._heard > self._looked_at:
+            # Fewer are waited for as time goes by, though nobody else is heard.
+            matter = self.waited_for(elapsed_seconds) or self.in_vain(elapsed_seconds)
+            asked = self._heard, matter or sorted(self._missing)
+            if self._heard - self._looked_at < len(asked[1]) or asked == self._looked:
+                return
+            self._looked = asked
+            self._take(self._store.log.came(row.generation, row.round, asked[1]))
 
     def look_at_all(self, row: RoundRow) -> None:
         self._take(self._store.log.came(row.generation, row.round))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.clock import steady_clock
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
@@ -68,7 +69,8 @@ LINK_SETTINGS = LinkSettings(
 
 @dataclass(frozen=True)
 class World:
-    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: Unix seconds."""
+    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: this machine's calendar, Unix
+    seconds, which may jump."""
 
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
@@ -146,7 +148,8 @@ def assemble(
     role = Whole() if role is None else role
     placement_of = role.placement_of
     settings = task.fleet
-    clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
+    clock, random_bytes = world.clock, world.random_bytes
+    unix_clock = steady_clock(store, clock, world.unix_clock)
     # One each: links draw on threads of their own.
     link_rngs = world.rng.spawn(4)
     sealing_rng = link_rngs.pop(1)
@@ -191,8 +194,9 @@ def assemble(
     keys.watch(desk.replace_keyring)
 
     # What is learnt.
-    def make(store: TaskStore, task: Task) -> TaskParts:
-        return make_task(TaskShared.of(shared, task, store), keys, sealing_rng, role)
+    def make(store: TaskStore, task: Task, *, failed: bool = False) -> TaskParts:
+        shared_by_task = TaskShared.of(shared, task, store)
+        return make_task(shared_by_task, keys, sealing_rng, role, failed=failed)
 
     reassembler, repeats = Reassembler(clock), Repeats(clock)
     inbox = Inbox(shared.refusals, repeats)
@@ -229,6 +233,7 @@ def assemble(
         standings=Standings(shared, board, table),
         placements=Placements(shared, table, told, always=store.facts.mirrored),
         outgoing=Outgoing(link, store.retained, mirror),
+        time=unix_clock,
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
         housekeeping=Housekeeping(
@@ -241,9 +246,17 @@ def assemble(
 
 
 def make_task(
-    shared: TaskShared, keys: FleetKeys, rng: np.random.Generator, role: Whole
+    shared: TaskShared,
+    keys: FleetKeys,
+    rng: np.random.Generator,
+    role: Whole,
+    *,
+    failed: bool = False,
 ) -> TaskParts:
-    """A task's parts, resumed from its store. Raises AggregatorError."""
+    """A task's parts, resumed from its store. Raises AggregatorError.
+
+    ``failed``: the task is held, and its method's code is not called.
+    """
     task, store = shared.task, shared.store
     artifacts = read_artifacts(task.artifacts, task.companions)
     publisher = Publisher(shared, artifacts, keys.current, rng)
@@ -270,10 +283,12 @@ def make_task(
         _LOG.warning("%s", alike)
     parts = {option_name(each) for each in names}
     evaluator = Evaluator(store, task.name, task.evaluation, parts)
+    attendance = role.attendance(store, task.round)
     rounds = RoundMachine(
-        shared, aggregation, publisher.seal_round, evaluator, role.attendance(store, task.round)
+        shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed
     )
     upkeep = Upkeep(shared, aggregation, evaluator)
-    upkeep.begin(in_a_round=rounds.current is not None)
+    if not failed:
+        upkeep.begin(in_a_round=rounds.current is not None)
     ingest = Ingest(shared, rounds, aggregation, evaluator)
     return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)

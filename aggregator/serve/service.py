@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from aggregator.clock import SteadyClock
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
@@ -108,6 +109,7 @@ class Parts(Shared):
     standings: Standings
     placements: Placements
     outgoing: Outgoing
+    time: SteadyClock
     keys: FleetKeys
     fence: Fence
     housekeeping: Housekeeping
@@ -145,6 +147,7 @@ class Service:
         self._next_snapshot_seconds = 0.0
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
         self._next_look_seconds = parts.clock() + _LOOK_SECONDS
+        self._clock_problem = parts.store.facts.clock_problem or ""
 
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
@@ -180,8 +183,8 @@ class Service:
         for owner, times in parts.link.take_refused().items():
             parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
         for task in parts.tasks.served:
-            with parts.tasks.about(task):
-                self._settle(task.ingest.commit())
+            self._commit(task)
+        self._look_at_clock()
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.due())
@@ -194,13 +197,21 @@ class Service:
         parts.outgoing.pump()
         parts.housekeeping.turn()
 
+    def _commit(self, task: TaskParts) -> None:
+        """Decide what came for a task, and answer it."""
+        settled: Sequence[Settled] = ()
+        with self._parts.tasks.within(task):
+            settled = task.ingest.commit()
+        self._settle(settled)
+
     def _tick(self) -> None:
         """Open and close what is due: each task one step at a time, until none has another."""
         happened = True
         while happened:
             happened = False
             for task in self._parts.tasks.served:
-                with self._parts.tasks.about(task):
+                event = None
+                with self._parts.tasks.within(task):
                     event = task.rounds.tick()
                 if event is not None:
                     happened = True
@@ -214,8 +225,7 @@ class Service:
         """Send what is decided, and close."""
         parts = self._parts
         for task in parts.tasks.served:
-            with parts.tasks.about(task):
-                self._settle(task.ingest.commit())
+            self._commit(task)
         parts.link.stop(flush_seconds=_FLUSH_SECONDS)
         parts.outgoing.stop()
         with parts.store.database.transaction():
@@ -348,7 +358,7 @@ class Service:
             parts.standings.remind(event.silent)
             with parts.store.database.transaction():
                 task.ingest.save_seen()  # the next group may be a day away
-            with parts.tasks.about(task):
+            with parts.tasks.within(task):
                 if not parts.tasks.between_rounds(task):
                     task.upkeep.between_rounds()
             self._tend_keys()
@@ -377,6 +387,13 @@ class Service:
         parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
             self._announce(parts.announcements.standing(), [])
+
+    def _look_at_clock(self) -> None:
+        """The calendar, and what ``status`` says of it."""
+        parts, before = self._parts, self._clock_problem
+        parts.time.look(parts.keys.current().descriptor.delegation.expires_unix_seconds)
+        if parts.time.problem != before:
+            parts.store.facts.clock_problem = self._clock_problem = parts.time.problem
 
     def _look_at_files(self) -> None:
         now = self._parts.clock()

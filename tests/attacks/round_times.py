@@ -137,7 +137,12 @@ def main() -> int:
                 *(f"{np.mean(each):.0%}" if each else "-" for each in shares),
             )
         )
-    headers = ("fleet", "first round, s", "median of the others", "longest of them")
+    headers: tuple[str, ...] = (
+        "fleet",
+        "first round, s",
+        "median of the others",
+        "longest of them",
+    )
     headers += tuple(f"counted, of {each:g} s" for each in (QUICK, SLOW, SLOWEST))
     print(tabulate(rows, headers=headers, tablefmt="github"))
     return 0

@@ -71,7 +71,7 @@ from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.links import QUICK
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 40, 8
 
@@ -207,6 +207,7 @@ class SmallAggregator:
                 self._delegate,
                 self._delegation,
                 self.serial,
+                int(self.unix_seconds()),
                 int(self.unix_seconds()) + lifetime_seconds,
                 self._signing.public_key().public_bytes_raw(),
                 hpke.public_bytes(seed),
@@ -242,7 +243,7 @@ class SmallAggregator:
     def open_round(
         self,
         *,
-        deadline_seconds: float = 60,
+        deadline_seconds: float = NEVER_SECONDS,
         threshold: int = EVERYONE,
         signing: Ed25519PrivateKey | None = None,
         train_seconds: float = 1.0,
@@ -298,8 +299,8 @@ class SmallAggregator:
                 key_epoch=key.epoch,
                 sampling_seed=os.urandom(32),
                 threshold=threshold,
+                opened_unix_seconds=now + min(0, int(deadline_seconds)),
                 deadline_unix_seconds=now + int(deadline_seconds),
-                expiry_unix_seconds=now + int(deadline_seconds),
                 codec="float16",
                 length=len(plaintext),
                 chunks=digests,

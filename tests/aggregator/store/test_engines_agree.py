@@ -283,10 +283,12 @@ def cluster_action(of: Chance) -> Action:
         lambda store: store.task(task).shares.arrivals(number),
         lambda store: of_none(number) or store.task(task).shares.clear(),
         lambda store: store.task(task).late.add({name: of_none(seconds)}),
-        lambda store: store.task(task).late.take(),
-        lambda store: store.task(task).habits.put({name: Habit(of_none(seconds), counter)}),
+        lambda store: of_none(number) or store.task(task).late.take(),
+        lambda store: store.task(task).habits.put(
+            {name: Habit(of_none(seconds), counter), b"stays": Habit()}
+        ),
         lambda store: store.task(task).habits.all(),
-        lambda store: store.task(task).habits.forget([name]),
+        lambda store: of_none(number) or store.task(task).habits.forget([name]),
         lambda store: (store.devices.note_seen({name: counter}), store.devices.seen()),
         lambda store: store.devices.seen_among([name]),
         lambda store: sorted(store.granted.grant({name: counter})),
@@ -381,7 +383,9 @@ def test_both_engines_say_and_hold_the_same(
         held = contents(one)
         assert held == contents(other), f"by step {step + AT_ONCE}"
         filled |= {table for table, rows in held.items() if rows}
-    assert len(filled) >= len(TABLES) - len(_TIMED) - 1, "the walk went past some tables"
+    assert len(filled) >= len(TABLES) - len(_TIMED) - 1, (
+        f"the walk went past {TABLES.keys() - filled - set(_TIMED)}"
+    )
     # And so does a store that the rows of either were copied to.
     for source, where in ((one, make_database()), (other, tmp_path / "copy.sqlite")):
         copy = Store(create_database(where))

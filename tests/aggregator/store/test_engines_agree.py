@@ -273,6 +273,7 @@ def cluster_action(of: Chance) -> Action:
     arrivals = np.array([of.below(9) / 4 for _ in range(of.below(4))], np.float32)
     share = ShareRow(number, of.below(3), 1, counter, of.below(9), of.below(9), state)
     seconds = of.below(40) / 8
+    habit = Habit(of_none(seconds), counter)
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).shares.put(share, arrivals),
         lambda store: store.task(task).shares.find(number, share.slot),
@@ -284,11 +285,10 @@ def cluster_action(of: Chance) -> Action:
         lambda store: of_none(number) or store.task(task).shares.clear(),
         lambda store: store.task(task).late.add({name: of_none(seconds)}),
         lambda store: of_none(number) or store.task(task).late.take(),
-        lambda store: store.task(task).habits.put(
-            {name: Habit(of_none(seconds), counter), b"stays": Habit()}
-        ),
+        lambda store: store.task(task).habits.put({name: habit, b"stays": habit}),
         lambda store: store.task(task).habits.all(),
-        lambda store: of_none(number) or store.task(task).habits.forget([name]),
+        lambda store: store.task(task).habits.put({name: habit}),
+        lambda store: store.task(task).habits.forget([name]),
         lambda store: (store.devices.note_seen({name: counter}), store.devices.seen()),
         lambda store: store.devices.seen_among([name]),
         lambda store: sorted(store.granted.grant({name: counter})),

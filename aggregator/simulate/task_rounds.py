@@ -347,13 +347,12 @@ class TaskSimulation:
         order = sorted(came, key=lambda each: (each.seconds, each.answer.device))
         ends, heard = settings.deadline_seconds, 0
         for each in order:
-            ends = attendance.closes_seconds(np.inf, has_quorum)
             if each.seconds > ends:
                 break
             seconds = None if each.reason else each.seconds
             attendance.heard_of(device_id(each.answer.device), seconds)
             heard += 1
-            ends = attendance.closes_seconds(np.inf, has_quorum)
+            ends = max(each.seconds, attendance.closes_seconds(np.inf, has_quorum))
             if attendance.enough or (attendance.counted and not attendance.missing):
                 ends = each.seconds
                 break

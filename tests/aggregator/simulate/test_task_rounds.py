@@ -86,6 +86,22 @@ def test_the_slow_are_late_and_a_round_of_the_quick_ends_when_they_are_through(
     assert (quick.counted, quick.late) == (30, 0) and 0 < quick.seconds < 1
 
 
+def test_a_round_ends_no_sooner_than_the_last_update_that_it_counts(tmp_path: Path) -> None:
+    slow = tmp_path / "classes.toml"
+    slow.write_text(
+        '[[class]]\nname = "quick"\nshare = 4\nspeed = 30\n[[class]]\nname = "slow"\nspeed = 1\n'
+    )
+    own = settings(
+        tmp_path,
+        "share = 1.0",
+        speeds=Speeds.read(str(slow)),
+        failures=Failures(dropout=0.1),
+        pace_seconds=5000.0,
+    )
+    for each in simulation(own).rounds(12):
+        assert each.seconds >= 30.0 * 0.9 and each.late == 0
+
+
 def test_a_device_trains_as_much_as_fits_as_a_real_one_would(tmp_path: Path) -> None:
     fleet = VirtualFleet(3, 0)
     # 1,000 samples take a second: of a limit of 0.8 of the time.

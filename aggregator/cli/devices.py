@@ -79,7 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         chosen = {row.name for row in tasks_of(store, arguments)}
         tasks = [_Task(store, row) for row in store.tasks.all()]
-        devices = [_SeenDevice(row, tasks, chosen) for row in store.devices.all()]
+        seen_unix = store.devices.seen()
+        devices = [
+            _SeenDevice(row, tasks, chosen, seen_unix.get(row.device_id))
+            for row in store.devices.all()
+        ]
         tried = store.tokens.tried_by_strangers()
     finally:
         store.database.close()
@@ -193,7 +197,11 @@ class _SeenDevice:
     ``parts``, of those ``chosen``; all else is over all tasks."""
 
     def __init__(
-        self, row: DeviceRow, tasks: Sequence[_Task], chosen: Collection[str | None]
+        self,
+        row: DeviceRow,
+        tasks: Sequence[_Task],
+        chosen: Collection[str | None],
+        seen_unix_seconds: int | None,
     ) -> None:
         self.row = row
         active = row.revoked_unix_seconds is None
@@ -206,9 +214,7 @@ class _SeenDevice:
         newest = max(told, key=lambda each: each.row.told_unix_seconds or 0, default=None)
         self.details = None if newest is None else newest.details
         self.labels = {**(self.details.labels if self.details else {}), **row.labels}
-        rows = [each.row for each in parts]
-        times = [time for row in rows for time in (row.counted_unix_seconds, row.told_unix_seconds)]
-        self.seen_unix_seconds = max(filter(None, times), default=None)
+        self.seen_unix_seconds = seen_unix_seconds
         self.parts = [each for each in parts if each.task in chosen]
 
     def lines(self, now: float, several: bool) -> Iterator[dict[str, str]]:

@@ -14,6 +14,7 @@ from tabulate import tabulate
 from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
 from aggregator.cli.rollback import Rollback
 from aggregator.cli.shown import called_all
+from aggregator.cli.waiting_round import WaitingRound
 from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
@@ -23,7 +24,7 @@ from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rounds import RoundRow
 from aggregator.store.tasks import TaskRow
 from aggregator.task.file import served_round
-from aggregator.task.selector import Selector, served_selector
+from aggregator.task.selector import served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         now, serves = time.time(), is_served(home) or store.lease.is_held()
         registry = Registry(store.devices)
         tasks = [
-            _SeenTask(store.task(row.number), row, registry, arguments.rounds)
+            _SeenTask(store.task(row.number), row, registry, arguments.rounds, now)
             for row in tasks_of(store, arguments)
         ]
         if arguments.json:
@@ -78,7 +79,7 @@ class _SeenTask:
     """One task, as the database has it."""
 
     def __init__(
-        self, store: TaskStore, row: TaskRow, registry: Registry, most_rounds: int
+        self, store: TaskStore, row: TaskRow, registry: Registry, most_rounds: int, now: float
     ) -> None:
         self.row = row
         self.store = store
@@ -95,29 +96,23 @@ class _SeenTask:
             (each.outcome, each.reason): _known(registry, each.device_ids)
             for each in store.reports.not_trained()
         }
-        self.awaited = self._awaited(registry, selector)
         last = store.rounds.latest(_SHUT_OUT_ROUNDS + 1)
         closed = [each for each in last if each.closed_unix_seconds is not None and each.threshold]
         self.shut_out = len(closed) >= _SHUT_OUT_ROUNDS and not any(
             each.participants for each in closed[:_SHUT_OUT_ROUNDS]
         )
-        text = row.served
-        self.wait_for_devices = None if text is None else served_round(text).wait_for_devices
+        settings = None if row.served is None else served_round(row.served)
+        self.wait_for_devices = None if settings is None else settings.wait_for_devices
+        found = self.open_round
+        self.open: WaitingRound | None = None
+        if settings is not None and found is not None and found.threshold:
+            self.open = WaitingRound.look(store, found, registry, selector, settings, now)
 
     @property
     def open_round(self) -> RoundRow | None:
         """The one that is open."""
         row = self.rounds[0] if self.rounds else None
         return row if row is not None and row.unfinished else None
-
-    def _awaited(self, registry: Registry, selector: Selector) -> list[DeviceRow]:
-        """Whom the open round waits for."""
-        row = self.open_round
-        if row is None or row.threshold == 0:
-            return []
-        judged = set(self.store.log.judged(row.generation, row.round))
-        selected = registry.selected(self.row.name or "", row, selector.admits)
-        return _known(registry, (each for each in selected if each not in judged))
 
     def counted(self, row: RoundRow) -> int:
         """Updates of a round, so far where it is open."""
@@ -262,9 +257,10 @@ def _print_rounds(task: _SeenTask, now: float) -> None:
                 colalign=("left", "right", "right", "left"),
             )
         )
-    if task.awaited:
-        left = task.rounds[0].deadline_unix_seconds - now
-        print(f"\nwaits        {span(max(0.0, left))} at most, for {called_all(task.awaited)}")
+    if task.open is not None:
+        print()
+        for line in task.open.lines(task.store.fleet.devices.seen(), now):
+            print(line)
     if task.lacks_devices:
         print(
             f"\nwaits        no round opens before {task.wait_for_devices} devices are enrolled "
@@ -301,12 +297,19 @@ def _line(task: _SeenTask, row: RoundRow, now: float) -> dict[str, str]:
         "round": str(row.round),
         "opened": ago(row.opened_unix_seconds, now),
         "selected": str(row.expected),
+        "took": _took(row),
         "counted": "-" if row.threshold == 0 else str(task.counted(row)),
         "state": state,
         "metrics": ", ".join(
             f"{printable(name)} {value:.4g}" for name, value in (row.metrics or {}).items()
         ),
     }
+
+
+def _took(row: RoundRow) -> str:
+    if row.closed_unix_seconds is None or row.threshold == 0:
+        return "-"
+    return span(row.closed_unix_seconds - row.opened_unix_seconds)
 
 
 def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> dict[str, object]:
@@ -370,7 +373,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}
             for (outcome, reason), devices in seen.not_trained.items()
         ],
-        "awaited": _listed(seen.awaited),
+        "open_round": None if seen.open is None else seen.open.as_json(),
         "rounds": [
             {
                 "round": row.round,

@@ -27,7 +27,7 @@ from aggregator.store import Store, TaskStore
 from aggregator.store.cluster import ShareRow
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cluster
-from aggregator.task.file import SharedSettings
+from aggregator.task.file import RoundSettings, SharedSettings
 from device_sdk.link.broker_url import BrokerUrl
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
@@ -63,8 +63,8 @@ class Coordinating(Whole):
     def marks(self, store: Store, life: Presence) -> FreshnessMarks:
         return _MarksAtOnce(store, life.incarnation)
 
-    def attendance(self, store: TaskStore) -> Attendance:
-        return CommittedAttendance(store)
+    def attendance(self, store: TaskStore, settings: RoundSettings) -> Attendance:
+        return CommittedAttendance(store, settings)
 
     def links(
         self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]

@@ -12,6 +12,7 @@ from aggregator.errors import MethodFault
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import taken_of
 from aggregator.rounds.hold import hold_failed
+from aggregator.rounds.machine import late_seconds
 from aggregator.shared import TaskShared
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.cluster import RoundOver, ShareRow
@@ -238,7 +239,7 @@ class RoundFollower:
         self._keeper = keeper
         self._leaving = leaving
         self._heard: set[bytes] = set()
-        self._came_late: dict[tuple[int, bytes], float] = {}  # by round and device
+        self._came_late: dict[bytes, float | None] = {}
         self._latest: RoundRow | None = None
         self.current: RoundRow | None = None
         self.silent: frozenset[bytes] = frozenset()
@@ -300,11 +301,12 @@ class RoundFollower:
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
         self._heard.add(device_id)
 
-    def came_late(self, row: RoundRow, device_id: bytes) -> None:
-        """For the deadlines to come: nothing waits until it is written down."""
+    def came_late(self, row: RoundRow, device_id: bytes, *, updates: bool) -> None:
+        """For the coordinator, who waits for it again: nothing waits until it is written down."""
         if self.selects(row, device_id):
-            seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
-            self._came_late.setdefault((row.round, device_id), seconds)
+            seconds = late_seconds(row, self._unix_clock()) if updates else None
+            if seconds is not None or device_id not in self._came_late:
+                self._came_late[device_id] = seconds
 
     def save_late(self) -> None:
         """Write down who came late; inside a transaction."""

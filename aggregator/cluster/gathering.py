@@ -40,6 +40,9 @@ class GatheredAggregation(Aggregation):
         self._restore(row)
         self.participants = self._waiting()
 
+    def gathered(self) -> int:
+        return self._waiting()
+
     def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
         """End the round's entry, once what is being committed is; then take in everything. What
         workers could not absorb holds the round."""

@@ -377,6 +377,7 @@ class WorkerParts:
             with self._store.database.transaction(shared=True):
                 self._store.workers.beat(self._slot.number, connected=self.heard)
                 self.registry.save_moves()
+                self.registry.save_seen()
                 for each in self.board.served:
                     each.rounds.save_late()
             if self._store.lease.is_held():
@@ -419,6 +420,7 @@ class WorkerParts:
             for each in self.board.served:
                 each.ingest.save_seen()
                 each.rounds.save_late()
+            self.registry.save_seen()
             self._shared.refusals.save(self._store.refusals)
         self.link.stop(flush_seconds=_FLUSH_SECONDS)
 

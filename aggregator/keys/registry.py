@@ -29,6 +29,8 @@ def revoke(store: Store, device_id: bytes, now_unix_seconds: int) -> bool:
     return True
 
 
+_SEEN_SECONDS = 60
+
 Admits: TypeAlias = Callable[[Labels], bool]
 """Whether a task takes devices with these labels."""
 
@@ -42,6 +44,8 @@ class Registry:
         self._by_id: dict[bytes, DeviceRow] = {}
         self._revoked: dict[bytes, bytes] = {}  # handle to device id
         self._moved: dict[bytes, int] = {}  # device id to shard, not in the table yet
+        self._seen: dict[bytes, int] = {}  # device id to Unix seconds, likewise
+        self._seen_written: dict[bytes, int] = {}
         self.revision = 0
         """Rises with every change."""
         self.labels_revision = 0
@@ -144,6 +148,21 @@ class Registry:
             self._devices.move(self._moved)
             self._devices.when_kept(self._moved.clear)
 
+    def saw(self, device_id: bytes, unix_seconds: float) -> None:
+        """A device opened a session, or something came in one."""
+        now = int(unix_seconds)
+        # Either way: a clock may be set back.
+        if abs(now - self._seen_written.get(device_id, 0)) >= _SEEN_SECONDS:
+            self._seen[device_id] = now
+
+    def save_seen(self) -> None:
+        """Write down who was seen. To be called every second or so: one that says something all
+        the time is written once a minute."""
+        if self._seen:
+            written, self._seen = self._seen, {}
+            self._devices.note_seen(written)
+            self._devices.when_kept(lambda: self._seen_written.update(written))
+
     def by_id(self, device_id: bytes) -> DeviceRow | None:
         """The device of an id, unless it was revoked."""
         return self._by_id.get(device_id)
@@ -219,6 +238,7 @@ class HeldRegistry(Registry):
         ]
         for device_id in unneeded:
             del self._by_handle[self._by_id.pop(device_id).handle]
+            self._seen_written.pop(device_id, None)
         self._fresh.clear()
         self._revoked.clear()
         return unneeded

@@ -129,6 +129,10 @@ class Aggregation:
         named = [(body, device_id.hex()) for body, device_id in bodies]
         return taken_of(self._method, self._binding.decode_each(named, row.round, self.items))
 
+    def gathered(self) -> int:
+        """Updates that a version would be made of if the round closed now."""
+        return self.participants
+
     @property
     def full(self) -> bool:
         """Whether the open round can take no further update."""

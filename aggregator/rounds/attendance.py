@@ -1,37 +1,76 @@
-"""Who was selected for a round and not heard of yet, and when updates came."""
+"""Who was selected for a round and not heard of yet, whom it waits for, and when updates came."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.rounds.habits import KnownHabits
 from aggregator.store import TaskStore
 from aggregator.store.rounds import RoundRow
+from aggregator.task.file import RoundSettings
 
 
 class Attendance:
     """Of the current round, as this process hears of devices."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        habits: KnownHabits,
+        settings: RoundSettings,
+        seen: Callable[[Sequence[bytes]], set[bytes]] = set,
+    ) -> None:
+        """``seen``: those of devices that ever opened a session."""
+        self.habits, self._settings, self._seen = habits, settings, seen
+        self._round, self._length_seconds = 0, 0.0
         self._missing: set[bytes] = set()
+        # Seconds after the opening up to which each is waited for; some have been heard since.
+        self._waits: list[tuple[float, bytes]] = []
+        self._unseen: list[bytes] = []
         self._any_heard = False
         self._arrivals = array("f")
 
-    def begin(self, awaited: set[bytes]) -> None:
-        """A round opens, or none is open (nobody is awaited)."""
-        self._missing, self._any_heard, self._arrivals = awaited, False, array("f")
+    def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
+        """A round opens, for no longer than that."""
+        self._round, self._length_seconds = number, length_seconds
+        self._missing, self._any_heard, self._arrivals = selected, False, array("f")
+        waits = {each: wait for each in selected if (wait := self._wait_seconds(each)) > 0}
+        unknown = [each for each in waits if self.habits.of(each).seconds is None]
+        self._unseen = sorted(set(unknown) - self._seen(unknown))
+        # Enrolled, and not started since: it has the time that sessions take to open.
+        waits |= dict.fromkeys(self._unseen, self._grace_seconds)
+        self._waits = sorted((wait, each) for each, wait in waits.items())
+
+    def end(self) -> None:
+        """No round is open any more."""
+        self._missing, self._waits = set(), []
 
     def resume(self, store: TaskStore, row: RoundRow, selected: set[bytes]) -> None:
         """The round was open when the process started."""
-        judged = set(store.log.judged(row.generation, row.round))
-        self._missing, self._any_heard = selected - judged, bool(judged)
-        self._arrivals = array("f", store.log.arrivals(row.round))
+        # Whom it waits for, and for how long, was decided before any of them was heard.
+        self.begin(row.round, row.length_seconds, selected)
+        for device_id, seconds in store.log.came(row.generation, row.round):
+            self.heard_of(device_id, seconds)
 
-    def look(self, row: RoundRow) -> None:
-        """Called before what follows is asked for. Here: nothing, for all is known."""
+    def look(self, row: RoundRow, elapsed_seconds: float) -> None:
+        """Called before what follows is asked for."""
+        if self._unseen and elapsed_seconds >= self._grace_seconds:
+            here = self._seen(self._unseen)
+            self._unseen = []
+            self._waits = sorted(
+                (self._length_seconds if each in here else wait, each) for wait, each in self._waits
+            )
+
+    @property
+    def _grace_seconds(self) -> float:
+        return min(self._length_seconds, self._settings.resume_grace_seconds)
+
+    def look_at_all(self, row: RoundRow) -> None:
+        """Called when the round closes. Here: nothing, likewise."""
 
     @property
     def counted(self) -> int:
@@ -48,10 +87,47 @@ class Attendance:
         return self._any_heard
 
     @property
-    def missing(self) -> Collection[bytes]:
+    def missing(self) -> Set[bytes]:
         return self._missing
 
-    def arrivals(self, row: RoundRow) -> NDArray[np.float32]:
+    def waited_for(self, elapsed_seconds: float) -> list[bytes]:
+        """Whom the round waits for at this time after its opening, the shortest wait first."""
+        after = bisect_right(self._waits, elapsed_seconds, key=lambda each: each[0])
+        return [each for _, each in self._waits[after:] if each in self._missing]
+
+    def in_vain(self, elapsed_seconds: float) -> list[bytes]:
+        """Whom it has waited for, and does not any more."""
+        before = bisect_right(self._waits, elapsed_seconds, key=lambda each: each[0])
+        return [each for _, each in self._waits[:before] if each in self._missing]
+
+    def closes_seconds(self, elapsed_seconds: float, has_quorum: Callable[[], bool]) -> float:
+        """After its opening, when the round closes if nothing more is heard than so far.
+
+        With a quorum: as soon as it waits for nobody. Of those that it waits for, each has its own
+        time. Where that is over, and some are missing, something may have slowed down all of them:
+        it waits for as long as if they were like the median of those that came.
+        """
+        most = self._length_seconds
+        longest = self._longest_wait_seconds()
+        wait = max(longest, self._settings.least_deadline_seconds)
+        if not self.counted or wait >= most or not has_quorum():
+            return most
+        if longest and wait <= elapsed_seconds:
+            wait = max(wait, self._settings.deadline_margin * float(np.median(self.arrivals())))
+        return min(most, wait)
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many updates were counted as are wanted."""
+        return 0 < self._settings.wanted <= self.counted
+
+    def _longest_wait_seconds(self) -> float:
+        """Of devices that were not heard of; 0: it waits for none."""
+        while self._waits and self._waits[-1][1] not in self._missing:
+            self._waits.pop()
+        return self._waits[-1][0] if self._waits else 0.0
+
+    def arrivals(self) -> NDArray[np.float32]:
         """Seconds after the round opened, of each update counted."""
         return np.asarray(self._arrivals, dtype=np.float32)
 
@@ -59,35 +135,52 @@ class Attendance:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
         self._missing.discard(device_id)
         self._any_heard = True
+        self.habits.heard(device_id, counted_seconds, self._round)
         if counted_seconds is not None:
             self._arrivals.append(counted_seconds)
+
+    def came_late(self, device_id: bytes, seconds: float | None, elapsed_seconds: float) -> None:
+        """For a round before, ``seconds`` after its opening with an update that its deadline had
+        let in, or with none. From now on the device is at the current one, if any."""
+        self.habits.heard(device_id, seconds)
+        if device_id in self._missing and (wait := self._wait_seconds(device_id)) > 0:
+            insort(self._waits, (min(self._length_seconds, elapsed_seconds + wait), device_id))
 
     def drop(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
         self._missing.discard(device_id)
+        self.habits.drop(device_id)
 
     def keep(self, selected: set[bytes]) -> None:
         """The others are not waited for any more."""
         self._missing &= selected
 
+    def _wait_seconds(self, device_id: bytes) -> float:
+        return self.habits.wait_seconds(
+            device_id, self._round, self._settings, self._length_seconds
+        )
+
 
 class CommittedAttendance(Attendance):
     """Of the current round, as others commit it to the store.
 
-    Their counts tell when to look at who it was: verdicts are read when, by the counts, nobody is
-    missing, and not before.
+    Their counts tell when to look at who it was: verdicts are read when, by the counts, nobody that
+    the round waits for is missing, and not before.
     """
 
-    def __init__(self, store: TaskStore) -> None:
-        super().__init__()
+    def __init__(self, store: TaskStore, settings: RoundSettings) -> None:
+        super().__init__(KnownHabits(store.habits), settings, store.fleet.devices.seen_among)
         self._store = store
         self._counted = 0
         self._heard = 0
-        self._looked_at = 0  # devices heard of when the missing ones were looked at
+        self._looked_at = 0  # of these, those that are known by now
+        # How many were heard of, and who of these was asked for last.
+        self._looked: tuple[int, list[bytes]] = (0, [])
 
-    def begin(self, awaited: set[bytes]) -> None:
-        super().begin(awaited)
+    def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
+        super().begin(number, length_seconds, selected)
         self._counted = self._heard = self._looked_at = 0
+        self._looked = (0, [])
 
     def resume(self, store: TaskStore, row: RoundRow, selected: set[bytes]) -> None:
         counts = store.shares.counts(row.round)
@@ -95,14 +188,31 @@ class CommittedAttendance(Attendance):
         self._counted, self._heard = counts
         self._looked_at = self._heard
 
-    def look(self, row: RoundRow) -> None:
-        self._counted, heard = self._store.shares.counts(row.round)
-        if heard == self._heard:
-            return
-        self._heard, self._any_heard = heard, True
-        if heard - self._looked_at >= len(self._missing):
-            self._missing.difference_update(self._store.log.judged(row.generation, row.round))
-            self._looked_at = heard
+    def look(self, row: RoundRow, elapsed_seconds: float) -> None:
+        super().look(row, elapsed_seconds)
+        for device_id, seconds in self._store.late.take().items():
+            self.came_late(device_id, seconds, elapsed_seconds)
+        self._counted, self._heard = self._store.shares.counts(row.round)
+        self._any_heard = self._any_heard or self._heard > 0
+        while self._heard > self._looked_at:
+            # Fewer are waited for as time goes by, though nobody else is heard.
+            matter = self.waited_for(elapsed_seconds) or self.in_vain(elapsed_seconds)
+            asked = self._heard, matter or sorted(self._missing)
+            if self._heard - self._looked_at < len(asked[1]) or asked == self._looked:
+                return
+            self._looked = asked
+            self._take(self._store.log.came(row.generation, row.round, asked[1]))
+
+    def look_at_all(self, row: RoundRow) -> None:
+        self._take(self._store.log.came(row.generation, row.round))
+        self._looked_at = self._heard
+
+    def _take(self, came: Iterable[tuple[bytes, float | None]]) -> None:
+        for device_id, seconds in came:
+            if device_id in self._missing:
+                self._missing.remove(device_id)
+                self._looked_at += 1
+                self.habits.heard(device_id, seconds, self._round)
 
     @property
     def counted(self) -> int:
@@ -112,5 +222,13 @@ class CommittedAttendance(Attendance):
     def outstanding(self) -> int:
         return max(0, len(self._missing) - (self._heard - self._looked_at))
 
-    def arrivals(self, row: RoundRow) -> NDArray[np.float32]:
-        return self._store.shares.arrivals(row.round)
+    def arrivals(self) -> NDArray[np.float32]:
+        return self._store.shares.arrivals(self._round)
+
+
+def asked_share(settings: RoundSettings, likely: int) -> float:
+    """Of the devices, the share that a round selects: with ``wanted``, so many times as many of
+    those that are ``likely`` to send an update as :attr:`RoundSettings.over_select` says."""
+    if not settings.wanted:
+        return settings.share
+    return min(settings.share, settings.wanted * settings.over_select / max(1, likely))

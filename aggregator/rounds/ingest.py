@@ -99,7 +99,7 @@ class OpenRounds(Protocol):
     def is_selected(self, device_id: bytes) -> bool: ...
     def selects(self, row: RoundRow, device_id: bytes) -> bool: ...
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None: ...
-    def came_late(self, row: RoundRow, device_id: bytes) -> None: ...
+    def came_late(self, row: RoundRow, device_id: bytes, *, updates: bool) -> None: ...
     def reload_hold(self) -> None: ...
 
 
@@ -241,10 +241,10 @@ class Ingest:
             if known is not None:
                 found.append((update, known))
         self._in_doubt = False
-        for update, _ in found:
+        for update, known in found:
             del self._staged[update.identity.device_id]
             self._rivals.pop(update.identity.device_id, None)  # it is sent again
-            self._rounds.heard_of(update.identity.device_id)
+            self._rounds.heard_of(known.device_id, known.seconds if known.reason is None else None)
         return [_known(*each) for each in found]
 
     def save_seen(self) -> None:
@@ -329,7 +329,12 @@ class Ingest:
                 logged = LoggedUpdate(seq, row.round, device_id, arrived_seconds, update.body)
                 seq += 1
             verdict = StoredVerdict(
-                row.generation, row.round, device_id, update.body_sha256, reason
+                row.generation,
+                row.round,
+                device_id,
+                update.body_sha256,
+                reason,
+                arrived_seconds,
             )
             kept = None if isinstance(report, WireError) else report
             decided.append(_Decided(update, verdict, logged, decoded, kept, said, width))
@@ -363,9 +368,10 @@ class Ingest:
             # By the mark that was set when the verdicts were deleted, and by no clock.
             return _settled(update, Verdict.FORGOTTEN)
         self._note_late(update, row)
-        if update.report is not None and not update.body:
-            return _settled(update, Verdict.NOTED)  # nobody waited for it
-        self._rounds.came_late(row, identity.device_id)
+        updates = bool(update.body) or update.report is None
+        self._rounds.came_late(row, identity.device_id, updates=updates)
+        if not updates:
+            return _settled(update, Verdict.NOTED)
         self._refusals.note_reason("late", identity.device_id)
         return _settled(update, Verdict.LATE)
 

@@ -1,4 +1,4 @@
-"""The state machine of rounds: open, collecting, closed. Deadline and quorum decide."""
+"""The state machine of rounds: open, collecting, closed. Quorum, deadline and habits decide."""
 
 from __future__ import annotations
 
@@ -7,83 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aggregator.errors import MethodFault
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.attendance import Attendance
+from aggregator.rounds.attendance import Attendance, asked_share
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.rollout import rollout_of
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
-from aggregator.task.file import RoundSettings
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
 from device_sdk.wire.seal.keys import draw
-
-# How long the next round collects.
-
-LAST_ROUNDS = 5
-_QUANTILE = 0.9
-_MOST_LATE_IN_A_ROUND = 20_000
-
-
-def deadline_seconds(settings: RoundSettings, arrivals: Sequence[NDArray[np.float32]]) -> float:
-    """Seconds until the deadline of a round that opens now.
-
-    ``arrivals``: seconds after the opening at which the updates of the last rounds arrived, late
-    ones included (without them a deadline that cut off the slow would go on shrinking). With
-    ``adaptive_deadline`` it is their 90th percentile, over all of these rounds together, times the
-    margin, within the configured bounds.
-
-    An arrival counts for no more than ``settings.deadline_seconds``. Each device has one a round,
-    so a part of the fleet moves the result by its share: while fewer than a tenth of the arrivals
-    are of devices that lie, it is no longer than the slowest honest one's, times the margin.
-    """
-    if not settings.adaptive_deadline:
-        return settings.deadline_seconds
-    known = [times for times in arrivals[:LAST_ROUNDS] if len(times)]
-    if not known:
-        return settings.deadline_seconds
-    capped = np.minimum(np.concatenate(known), settings.deadline_seconds)
-    wanted = float(np.quantile(capped, _QUANTILE)) * settings.deadline_margin
-    return float(np.clip(wanted, settings.least_deadline_seconds, settings.deadline_seconds))
-
-
-class LateArrivals:
-    """When devices came that missed the last rounds' ends: the first time of each device a round.
-
-    In memory: after a restart, deadlines know of no late device until one is late again.
-    """
-
-    def __init__(self) -> None:
-        self._since_round = 0
-        self._seconds: dict[int, dict[bytes, float]] = {}
-
-    def round_opens(self, number: int) -> None:
-        """Forget all but the last rounds before this one."""
-        self._since_round = number - LAST_ROUNDS
-        for old in [each for each in self._seconds if each < self._since_round]:
-            del self._seconds[old]
-
-    def note(self, number: int, device_id: bytes, seconds: float) -> None:
-        """A device's update for round ``number`` came ``seconds`` after the round's opening."""
-        if number < self._since_round:
-            return
-        first = self._seconds.setdefault(number, {})
-        # Beyond the bound the slow are many enough to decide the deadline.
-        if len(first) < _MOST_LATE_IN_A_ROUND:
-            first.setdefault(device_id, seconds)
-
-    def seconds(self) -> NDArray[np.float32]:
-        """All of them, of all these rounds."""
-        return np.array(
-            [each for first in self._seconds.values() for each in first.values()], np.float32
-        )
-
 
 _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 10 * 365 * 86_400
@@ -107,6 +42,8 @@ class RoundClosed:
     next_version: int | None
     silent: frozenset[bytes] = frozenset()
     """Devices that it selected and heard nothing of."""
+    in_vain: Sequence[bytes] = ()
+    """Those of them that it waited for, the longest wait last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +72,7 @@ class RoundMachine:
         aggregation: Aggregation,
         seal_round: SealRound,
         evaluator: Evaluator,
-        attendance: Attendance | None = None,
+        attendance: Attendance,
         *,
         failed: bool = False,
     ) -> None:
@@ -146,8 +83,7 @@ class RoundMachine:
         self._aggregation = aggregation
         self._seal_round = seal_round
         self._evaluator = evaluator
-        self._attendance = Attendance() if attendance is None else attendance
-        self._late = LateArrivals()
+        self._attendance = attendance
         self._began_unix = 0.0
         self._earliest_close_unix = 0.0
         self._earliest_open_unix = 0.0
@@ -176,6 +112,13 @@ class RoundMachine:
         return self._attendance.outstanding
 
     @property
+    def waits_for(self) -> int:
+        """Devices that the current round waits for."""
+        if self.current is None:
+            return 0
+        return len(self._attendance.waited_for(self._unix_clock() - self._began_unix))
+
+    @property
     def generation(self) -> int:
         """See the manifest."""
         return self._store.facts.generation
@@ -200,18 +143,20 @@ class RoundMachine:
             return self._close(row, now) if ends else None
         if row.closed_unix_seconds is not None:
             return self._close(row, now)  # nothing enters any more: a process before did not finish
-        self._attendance.look(row)
         # A clock that was set back gives the round its length once more, and no year on top.
         self._began_unix = min(self._began_unix, now)
+        self._attendance.look(row, now - self._began_unix)
         everyone_came = not self._attendance.missing and (
             self.arrived > 0 or self._all_were_revoked(row)
         )
-        over = self._left(row, now) <= 0 and not _is_within(
-            self._earliest_close_unix, now, self._settings.resume_grace_seconds
-        )
+        # Sessions were lost with the process before, and all come later than they would have.
+        grace = _is_within(self._earliest_close_unix, now, self._settings.resume_grace_seconds)
+        elapsed = now - self._began_unix
+        over = not grace and elapsed >= self._attendance.closes_seconds(elapsed, self._has_quorum)
         # Whoever comes to a full round loses it. Without quorum, though, the next would begin full.
         full = self._aggregation.full and self._aggregation.participants >= self._settings.quorum
-        return self._close(row, now) if everyone_came or over or full else None
+        enough = self._attendance.enough
+        return self._close(row, now) if everyone_came or over or full or enough else None
 
     @property
     def stopped(self) -> bool:
@@ -224,10 +169,12 @@ class RoundMachine:
         return self.current is not None and _rests(self.current)
 
     def seconds_left(self) -> float | None:
-        """Until the deadline of the current round; None without one."""
-        if self.current is None or _rests(self.current):
+        """Until the current round closes if nobody says anything more; None without one."""
+        row = self.current
+        if row is None or _rests(row):
             return None
-        return self._left(self.current, self._unix_clock())
+        elapsed = self._unix_clock() - self._began_unix
+        return self._attendance.closes_seconds(elapsed, self._has_quorum) - elapsed
 
     def find_open(self, generation: int, number: int) -> RoundRow | None:
         """The current round, where it is the one of these numbers."""
@@ -252,14 +199,16 @@ class RoundMachine:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
         self._attendance.heard_of(device_id, counted_seconds)
 
-    def came_late(self, row: RoundRow, device_id: bytes) -> None:
-        """A device's update of a closed round arrived; adaptive deadlines count it once.
+    def came_late(self, row: RoundRow, device_id: bytes, *, updates: bool) -> None:
+        """A device's update of a closed round arrived, or word that there is none.
 
-        If the round had selected the device: others do not wait to be waited for.
+        Where the round had selected the device: others do not wait to be waited for.
         """
         if self.selects(row, device_id):
-            seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
-            self._late.note(row.round, device_id, seconds)
+            now = self._unix_clock()
+            seconds = late_seconds(row, now) if updates else None
+            elapsed = now - self._began_unix
+            self._attendance.came_late(device_id, seconds, elapsed)
 
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
@@ -282,7 +231,7 @@ class RoundMachine:
 
     def follow(self, other: RoundMachine) -> None:
         """Take over what the same task's machine before this one had in memory only."""
-        self._late, self._earliest_open_unix = other._late, other._earliest_open_unix
+        self._earliest_open_unix = other._earliest_open_unix
         self._lacked = other._lacked
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
@@ -297,8 +246,8 @@ class RoundMachine:
         if self.current is not None:
             self.current = self._store.rounds.find(self.current.round)
 
-    def _left(self, row: RoundRow, now: float) -> float:
-        return self._began_unix + (row.deadline_unix_seconds - row.opened_unix_seconds) - now
+    def _has_quorum(self) -> bool:
+        return self._aggregation.gathered() >= self._settings.quorum
 
     def _resume(self) -> None:
         self.reload_hold()
@@ -348,9 +297,8 @@ class RoundMachine:
     def _open(self, now: float) -> RoundOpened | RoundHeld:
         number = self.next_number()
         if self._may_go_on():
-            threshold = min(EVERYONE, int(self._settings.share * 2**64))
-            self._late.round_opens(number)
-            seconds = deadline_seconds(self._settings, self._times())
+            threshold = self._threshold()
+            seconds = self._settings.deadline_seconds
         else:
             # The last version is published too, in a round that selects nobody.
             threshold, seconds = 0, float(_REST_SECONDS)
@@ -372,7 +320,6 @@ class RoundMachine:
             broadcast = self._aggregation.open_round(number)
             with self._store.database.transaction():
                 self._store.rounds.add(row)
-                self._store.late.forget(number - LAST_ROUNDS)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
         except (MethodFault, *STORE_FAILURES):
@@ -380,7 +327,7 @@ class RoundMachine:
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
         self.current = row
-        self._attendance.begin(missing)
+        self._attendance.begin(number, row.length_seconds, missing)
         self._played += int(not _rests(row))
         self._began_unix, self._earliest_close_unix = now, 0.0
         self._aggregation.carry_over(row)
@@ -404,7 +351,7 @@ class RoundMachine:
             self.reload_hold()
             why = "" if self.current is None else self.current.held or ""
             return RoundHeld(row, why)
-        self._attendance.look(row)
+        self._attendance.look_at_all(row)
         participants = self._aggregation.participants
         summary, made = RoundSummary(row.round, row.version, participants), None
         if participants >= self._settings.quorum:
@@ -415,9 +362,12 @@ class RoundMachine:
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version
-        times = self._attendance.arrivals(row)
+        times = self._attendance.arrivals()
+        # Where nobody came, what was wrong was hardly all of the devices.
+        in_vain = self._attendance.in_vain(now - self._began_unix) if len(times) else []
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
+            self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,
                 made=made not in (None, row.version),
@@ -438,22 +388,27 @@ class RoundMachine:
             _LOG.error("no round opens after round %d: %s", row.round, harm)
         self.current = None
         self.reload_hold()
-        self._attendance.begin(set())
+        self._attendance.end()
         self._earliest_open_unix = now + self._settings.pause_seconds
-        return RoundClosed(row, summary, made, silent=silent)
+        return RoundClosed(row, summary, made, silent=silent, in_vain=in_vain)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
         return set(self._registry.selected(self._task, row, self._selector.admits))
 
-    def _times(self) -> list[NDArray[np.float32]]:
-        stored = self._store.rounds.arrivals(LAST_ROUNDS)
-        if stored:
-            late = (
-                self._late.seconds(),
-                self._store.late.seconds(self.next_number() - LAST_ROUNDS),
-            )
-            stored[0] = np.concatenate([stored[0], *late])
-        return stored
+    def _threshold(self) -> int:
+        habits, admits = self._attendance.habits, self._selector.admits
+        likely = sum(
+            admits(each.labels) and habits.is_likely(each.device_id)
+            for each in self._registry.devices()
+        )
+        return min(EVERYONE, int(asked_share(self._settings, likely) * 2**64))
+
+
+def late_seconds(row: RoundRow, now_unix_seconds: float) -> float | None:
+    """How long after a closed round's opening an update came that it would have counted if it had
+    lasted to its deadline; None for one that came after that."""
+    seconds = max(0.0, now_unix_seconds - row.opened_unix_seconds)
+    return seconds if seconds <= row.length_seconds else None
 
 
 def _rests(row: RoundRow) -> bool:

@@ -25,6 +25,7 @@ from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance
 from aggregator.rounds.evaluator import Evaluator, option_name, taken_for_one
+from aggregator.rounds.habits import KnownHabits
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.version_keeper import VersionKeeper
@@ -39,7 +40,7 @@ from aggregator.serve.uplink import Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
 from aggregator.task.artifacts import read_artifacts
-from aggregator.task.file import Task, served_catalogue
+from aggregator.task.file import RoundSettings, Task, served_catalogue
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
@@ -117,9 +118,9 @@ class Whole:
         """Of the enrolment requests that were answered in this life."""
         return FreshnessMarks(life.incarnation)
 
-    def attendance(self, store: TaskStore) -> Attendance:
+    def attendance(self, store: TaskStore, settings: RoundSettings) -> Attendance:
         """Who was heard of in a task's rounds."""
-        return Attendance()
+        return Attendance(KnownHabits(store.habits), settings, store.fleet.devices.seen_among)
 
     def links(
         self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
@@ -282,7 +283,7 @@ def make_task(
         _LOG.warning("%s", alike)
     parts = {option_name(each) for each in names}
     evaluator = Evaluator(store, task.name, task.evaluation, parts)
-    attendance = role.attendance(store)
+    attendance = role.attendance(store, task.round)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed
     )

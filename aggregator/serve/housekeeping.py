@@ -17,6 +17,7 @@ from device_sdk.wire.seal.session_table import SessionTable
 
 _LOG = logging.getLogger(__name__)
 _SWEEP_SECONDS = 10.0
+_SEEN_SECONDS = 1.0
 _FORGET_SECONDS = 60.0
 _DAY_SECONDS = 86_400.0
 
@@ -117,6 +118,8 @@ class Housekeeping:
     ) -> None:
         self._mirror = mirror
         self._store, self._refusals, self._clock = shared.store, shared.refusals, shared.clock
+        self._registry = shared.registry
+        self._next_seen_seconds = self._clock() + _SEEN_SECONDS
         self._tasks = tasks
         self._table = table
         self._reassembler = reassembler
@@ -126,8 +129,11 @@ class Housekeeping:
         self._next_erase_seconds = self._clock()
 
     def turn(self) -> None:
-        """To be called often; does something every ten seconds, or every minute."""
+        """To be called often; does something every second, every ten, or every minute."""
         now = self._clock()
+        if now >= self._next_seen_seconds:
+            self._next_seen_seconds = now + _SEEN_SECONDS
+            self._registry.save_seen()
         if now >= self._next_sweep_seconds:
             self._next_sweep_seconds = now + _SWEEP_SECONDS
             self._table.sweep()

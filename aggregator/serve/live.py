@@ -29,6 +29,8 @@ _REFRESH_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0
 _ROUNDS_OF_EACH = 3
 _SHOWN_REFUSED = 4
+_SHOWN_IN_VAIN = 3
+_DIGITS = 12
 
 
 class View(ABC):
@@ -82,10 +84,11 @@ class PlainView(View):
             if task.current is not None:
                 with about(task.name if len(seen.tasks) > 1 else ""):
                     _LOG.info(
-                        "round %d: %d of %d arrived, %s left",
+                        "round %d: %d of %d arrived, waits for %d, %s left",
                         task.current.round,
                         task.arrived,
                         task.current.expected,
+                        task.waits_for,
                         span(task.seconds_left or 0.0),
                     )
 
@@ -126,16 +129,25 @@ def describe(event: RoundEvent) -> str:
         case RoundClosed() if event.next_version is None:
             return (
                 f"round {number} closed without quorum: {event.summary.participants} updates wait "
-                "for the next one"
+                f"for the next one{_in_vain(event)}"
             )
         case RoundClosed():
             metrics = "".join(f", {k} {v:.4g}" for k, v in event.summary.metrics.items())
             return (
                 f"round {number} closed: {event.summary.participants} updates made version "
-                f"{event.next_version}{metrics}"
+                f"{event.next_version}{metrics}{_in_vain(event)}"
             )
         case RoundHeld():
             return f"round {number} is held: {event.why}; see tessera-aggregator release"
+
+
+def _in_vain(event: RoundClosed) -> str:
+    """For whom it lasted longer than it had to."""
+    if not event.in_vain:
+        return ""
+    last = [each.hex()[:_DIGITS] for each in event.in_vain[: -_SHOWN_IN_VAIN - 1 : -1]]
+    more = len(event.in_vain) - len(last)
+    return f"; it waited in vain for {', '.join(last)}{f' and {more} more' if more else ''}"
 
 
 def render(seen: Snapshot) -> Panel:
@@ -214,9 +226,9 @@ def _round(seen: TaskSnapshot) -> Group | Text:
         f"{seen.arrived} of {row.expected} arrived, quorum {seen.participants}/{seen.quorum}",
     )
     bars.add_row(
-        "deadline",
+        "closes",
         ProgressBar(total=length, completed=length - left, width=40, complete_style="blue"),
-        f"{span(left)} left",
+        f"in {span(left)}, waits for {seen.waits_for}",
     )
     widths = ", ".join(f"k={width}: {count}" for width, count in sorted(seen.widths.items()))
     return Group(bars, Text(f"by k     {widths}")) if widths else Group(bars)

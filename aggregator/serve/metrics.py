@@ -46,6 +46,8 @@ class TaskSnapshot:
     """The newest version that has figures."""
     stopped: bool = False
     """Whether early stopping has ended its rounds."""
+    waits_for: int = 0
+    """Devices that the open round waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,14 @@ _OF_EACH: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
         lambda task: 0 if task.current is None else task.current.expected,
     ),
     "round_arrived_updates": ("Updates counted in this round", lambda task: task.arrived),
-    "round_seconds_left": ("Until the deadline", lambda task: task.seconds_left or 0.0),
+    "round_waits_for_devices": (
+        "Devices that this round waits for, with a quorum or without",
+        lambda task: task.waits_for,
+    ),
+    "round_seconds_left": (
+        "Until this round closes if nothing more comes",
+        lambda task: task.seconds_left or 0.0,
+    ),
     "updates_counted_total": ("Updates counted", lambda task: task.counted),
     "task_devices": ("Devices that the task is for", lambda task: task.eligible),
     "evaluated_version": (

@@ -234,6 +234,7 @@ class Service:
             for task in parts.tasks.served:
                 task.ingest.save_seen()
             parts.refusals.save(parts.store.refusals)
+            parts.registry.save_seen()
         parts.store.database.close()
 
     def snapshot(self) -> Snapshot:
@@ -414,6 +415,7 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         version=task.aggregation.version,
         current=rounds.current,
         seconds_left=rounds.seconds_left(),
+        waits_for=rounds.waits_for,
         arrived=rounds.arrived,
         participants=max(task.aggregation.participants, rounds.arrived),
         quorum=task.task.round.quorum,

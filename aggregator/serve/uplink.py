@@ -87,6 +87,7 @@ class Uplink:
         group_keys: Callable[[], tuple[GroupKey, ...]],
     ) -> None:
         self._topics, self._registry = shared.topics, shared.registry
+        self._unix_clock = shared.unix_clock
         # The same topics come again and again; parsing one costs as much as a decryption.
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(shared.topics.parse)
         self._table = table
@@ -119,6 +120,7 @@ class Uplink:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
                 self._registry.moved(device, topic.shard)
+                self._registry.saw(device.device_id, self._unix_clock())
                 down = self._topics.write(DownTopic(topic.handle))
                 return Answer(down, reply, device.device_id)
             if self._repeats.exhausted(device.device_id):
@@ -128,6 +130,7 @@ class Uplink:
             except WireError as error:
                 return Refusal(error, b"", self._denial(error, device, topic, message.payload))
             device_id = device.device_id  # proven by the envelope's tag
+            self._registry.saw(device_id, self._unix_clock())
             record = received.message_type
             if record != _UPDATE and record != _CONTRIBUTION:
                 if record == _LEAVE and received.fragment is None and not received.payload:

@@ -7,20 +7,22 @@ same functions.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import IO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation.figures import DeviceReport, Figure, summarise
 from aggregator.evaluation.stopping import Evaluated, stalled_since
 from aggregator.evaluation.words import figure_name
 from aggregator.methods.method import RoundSummary
-from aggregator.rounds.machine import LAST_ROUNDS, deadline_seconds
+from aggregator.rounds.attendance import Attendance, asked_share
+from aggregator.rounds.habits import KnownHabits
 from aggregator.simulate.devices import (
     Chosen,
     DeviceAnswer,
@@ -28,8 +30,10 @@ from aggregator.simulate.devices import (
     VirtualDevices,
     device_id,
 )
+from aggregator.simulate.engine import GROUP_BYTES
 from aggregator.simulate.fleet import Fate, StreamPurpose, stream
 from aggregator.simulate.traffic import PublishedRound, publish, terms_of, update_bytes
+from aggregator.store.habits import Habit
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import read_catalogue_file
 from device_sdk.evaluation.report import read_evaluations
@@ -80,20 +84,43 @@ class PlayedRound:
     failure: str = ""
 
 
+class _NoStore:
+    """Of habits that end with the run."""
+
+    def all(self) -> dict[bytes, Habit]:
+        return {}
+
+    def put(self, found: Mapping[bytes, Habit]) -> None:
+        pass
+
+    def forget(self, device_ids: Iterable[bytes]) -> None:
+        pass
+
+    def when_kept(self, then: Callable[[], object]) -> None:
+        then()
+
+
+class _Came(NamedTuple):
+    """What came of a device, in virtual seconds after the opening. ``reason``: why it does not
+    count, whenever it comes; ``body``: where it lies in the round's file, and its length."""
+
+    seconds: float
+    answer: DeviceAnswer
+    reason: str = ""
+    body: tuple[int, int] = (0, 0)
+
+
 @dataclass(slots=True)
 class _RoundTally:
-    """What is counted while a round's answers come."""
+    """What comes in a round; ``bodies``: of updates, in no one's memory when they are many."""
 
-    counted: int = 0
-    late: int = 0
+    bodies: IO[bytes]
+    came: list[_Came] = field(default_factory=list)
     up_bytes: int = 0
     fetched_bytes: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
     verdicts: dict[int, bool] = field(default_factory=dict)
-    arrivals: list[float] = field(default_factory=list)
     failure: str = ""
-    held: list[Update] = field(default_factory=list)
 
 
 class TaskSimulation:
@@ -129,7 +156,7 @@ class TaskSimulation:
             task.warm_start.begin(self.method, None, task.ranking, ids)
         self._number = 0
         self._clock_seconds = 0.0
-        self._arrivals: list[NDArray[np.float32]] = []
+        self._attendance = Attendance(KnownHabits(_NoStore()), task.round)
         self._carried: list[Update] = []
         """Updates of rounds without quorum, which the next one begins with."""
         self._said: dict[int, tuple[str, bytes]] = {}
@@ -164,10 +191,13 @@ class TaskSimulation:
 
     def round(self) -> PlayedRound:
         """One round."""
+        with tempfile.SpooledTemporaryFile(GROUP_BYTES) as bodies:
+            return self._round(_RoundTally(bodies))
+
+    def _round(self, tally: _RoundTally) -> PlayedRound:
         began = time.process_time()
         self._number += 1
-        deadline = deadline_seconds(self._task.round, self._arrivals)
-        published = self._publish(self._number, deadline)
+        published = self._publish(self._number)
         version = published.manifest.version
         for update in self._carried:
             self.method.absorb(update)
@@ -178,23 +208,23 @@ class TaskSimulation:
         training = [
             Chosen(each) for each in devices if fates[each] not in (Fate.SILENT, Fate.CRASHES)
         ]
-        tally = _RoundTally()
         for answer in self._devices.round(published, training):
-            self._take(published, answer, Fate(int(fates[answer.device])), deadline, tally)
+            self._take(published, answer, Fate(int(fates[answer.device])), tally)
+        seconds, in_time = self._close(devices, tally.came)
+        counted = [each for each in in_time if not each.reason]
+        held = self._absorb(counted, tally.bodies)
+        tally.verdicts |= {each.answer.device: True for each in counted}
         self._devices.settle(self._number, tally.verdicts)
 
-        participants = tally.counted + len(self._carried)
+        participants = len(counted) + len(self._carried)
         summary = RoundSummary(self._number, version, participants)
         made: int | None = None
         if participants >= self._task.round.quorum:
             summary = self.method.close_round()
             made, self._carried = summary.version, []
         else:
-            self._carried += tally.held
+            self._carried += held
         figures = self._figures(version) if made not in (None, version) else ()
-        everyone_came = tally.counted > 0 and not (silent or crashed or tally.late)
-        seconds = max(tally.arrivals) if everyone_came else deadline
-        self._arrivals = [np.array(tally.arrivals, np.float32), *self._arrivals][:LAST_ROUNDS]
         played = PlayedRound(
             number=self._number,
             version=version,
@@ -202,12 +232,12 @@ class TaskSimulation:
             began_seconds=self._clock_seconds,
             seconds=seconds,
             selected=len(devices),
-            counted=tally.counted,
-            late=tally.late,
+            counted=len(counted),
+            late=len(tally.came) - len(in_time),
             silent=silent,
             crashed=crashed,
             failed=dict(tally.failed),
-            refused=dict(tally.refused),
+            refused=dict(Counter(each.reason for each in in_time if each.body[1] and each.reason)),
             down_bytes=published.down_bytes * (len(devices) - silent) + tally.fetched_bytes,
             up_bytes=tally.up_bytes,
             metrics=dict(summary.metrics),
@@ -228,7 +258,7 @@ class TaskSimulation:
         if asked is None:
             return ()
         number = _EVALUATED_BY + self._number
-        published = self._publish(number, self._task.round.deadline_seconds)
+        published = self._publish(number)
         terms, manifest = replace(asked.terms, every_rounds=1), published.manifest
         chosen = [
             Chosen(each, trains=False)
@@ -251,11 +281,14 @@ class TaskSimulation:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def _publish(self, number: int, deadline: float) -> PublishedRound:
+    def _publish(self, number: int) -> PublishedRound:
         opened = self.method.open_round(number)
-        threshold = min(EVERYONE, int(self._task.round.share * 2**64))
+        settings = self._task.round
+        likely = map(self._attendance.habits.is_likely, map(device_id, range(self._fleet.devices)))
+        threshold = min(EVERYONE, int(asked_share(settings, sum(likely)) * 2**64))
         rng = stream(self._fleet.seed, StreamPurpose.PUBLISH, number)
         try:
+            deadline = settings.deadline_seconds
             return publish(self._task, self._terms, opened, threshold, deadline, rng)
         except ValueError as error:
             raise AggregatorError(
@@ -274,42 +307,83 @@ class TaskSimulation:
         ]
 
     def _take(
-        self,
-        published: PublishedRound,
-        answer: DeviceAnswer,
-        fate: Fate,
-        deadline: float,
-        tally: _RoundTally,
+        self, published: PublishedRound, answer: DeviceAnswer, fate: Fate, tally: _RoundTally
     ) -> None:
-        """Count an answer's update, or say why not."""
+        """Note what comes of a device, and why it cannot count, if that does not hang on time."""
         tally.fetched_bytes += answer.fetched_bytes
         if not answer.body:
             tally.failed[answer.reason] += 1
             tally.failure = tally.failure or f"device {answer.device}: {answer.detail}"
+            tally.came.append(_Came(answer.seconds, answer, answer.reason))
             return
         device = device_id(answer.device)
         tally.up_bytes += update_bytes(
             device, published.manifest, answer.option, answer.evaluation, answer.body
         )
         tally.verdicts[answer.device] = False
-        late = fate is Fate.LATE or answer.seconds > deadline
-        tally.arrivals.append(2 * deadline if fate is Fate.LATE else answer.seconds)
-        if late:
-            tally.late += 1
-            return
+        reason = ""
         try:
-            update = self._task.binding.decode(answer.body, self._number, self._items, device.hex())
+            update = self._decode(answer.device, answer.body)
             self.method.check(_spoilt(update) if fate is Fate.SPOILT else update)
         except WireError as error:
-            tally.refused[error.reason] += 1
-            return
-        self.method.absorb(update)
-        tally.counted += 1
-        tally.verdicts[answer.device] = True
-        self._note(answer)
-        tally.held.append(update)
-        if tally.counted + len(self._carried) >= self._task.round.quorum:
-            tally.held.clear()  # it makes a version: nothing is carried over
+            reason = error.reason
+        seconds = np.inf if fate is Fate.LATE else answer.seconds
+        place = tally.bodies.tell()
+        tally.bodies.write(answer.body)
+        came = _Came(seconds, answer._replace(body=b""), reason, (place, len(answer.body)))
+        tally.came.append(came)
+
+    def _close(
+        self, devices: Sequence[int], came: Sequence[_Came]
+    ) -> tuple[float, Sequence[_Came]]:
+        """When the round ends, in seconds after its opening, and what came before that: each is
+        heard after the other, as :class:`~aggregator.rounds.machine.RoundMachine` hears them."""
+        settings, attendance = self._task.round, self._attendance
+        attendance.begin(self._number, settings.deadline_seconds, set(map(device_id, devices)))
+
+        def has_quorum() -> bool:
+            return attendance.counted + len(self._carried) >= settings.quorum
+
+        order = sorted(came, key=lambda each: (each.seconds, each.answer.device))
+        ends, heard = settings.deadline_seconds, 0
+        for each in order:
+            if each.seconds > ends:
+                break
+            seconds = None if each.reason else each.seconds
+            attendance.heard_of(device_id(each.answer.device), seconds)
+            heard += 1
+            ends = max(each.seconds, attendance.closes_seconds(np.inf, has_quorum))
+            if attendance.enough or (attendance.counted and not attendance.missing):
+                ends = each.seconds
+                break
+        blamed = attendance.in_vain(ends) if attendance.counted else ()
+        attendance.habits.save(blamed, lambda device: True)
+        attendance.end()
+        for each in order[heard:]:
+            useful = not each.reason and each.seconds <= settings.deadline_seconds
+            device = device_id(each.answer.device)
+            attendance.came_late(device, each.seconds if useful else None, ends)
+        return ends, order[:heard]
+
+    def _absorb(self, came: Iterable[_Came], bodies: IO[bytes]) -> list[Update]:
+        """Absorb updates in the order of the devices; those that the next round may begin with."""
+        held: list[Update] = []
+        absorbed = len(self._carried)
+        for each in sorted(came, key=lambda each: each.answer.device):
+            place, length = each.body
+            bodies.seek(place)
+            update = self._decode(each.answer.device, bodies.read(length))
+            self.method.absorb(update)
+            self._note(each.answer)
+            held.append(update)
+            absorbed += 1
+            if absorbed >= self._task.round.quorum:
+                held.clear()  # it makes a version: nothing is carried over
+        return held
+
+    def _decode(self, device: int, body: bytes) -> Update:
+        name = device_id(device).hex()
+        return self._task.binding.decode(body, self._number, self._items, name)
 
     def _note(self, answer: DeviceAnswer) -> None:
         if answer.evaluation:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from aggregator.errors import OutcomeUnknown, StoreError
 from aggregator.store.checkpoints import Checkpoints
-from aggregator.store.cluster import GrantedCounters, Late, Leases, Shares, Workers
+from aggregator.store.cluster import GrantedCounters, Leases, Shares, Workers
 from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
+from aggregator.store.habits import Habits, Late
 from aggregator.store.participations import Participations
 from aggregator.store.publications import AttachmentBooks, Contents, Publications, Retained
 from aggregator.store.reports import Reports
@@ -93,6 +94,7 @@ class TaskStore:
         self.rounds = Rounds(database, number)
         self.log = UpdateLog(database, number)
         self.shares = Shares(database, number)
+        self.habits = Habits(database, number)
         self.late = Late(database, number)
         self.reports = Reports(database, number)
         self.participations = Participations(database, number)

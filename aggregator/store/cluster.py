@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -277,39 +275,6 @@ class Shares(TableOfTask):
         """They are part of a version."""
         for table in ("shares", "arrivals"):
             self._database.execute(f"DELETE FROM {table} WHERE task = ?", (self._task,))
-
-
-_MOST_LATE = 20_000
-"""Of a round: beyond it the slow are many enough to decide the deadline."""
-
-
-class Late(TableOfTask):
-    """A task's rows of the table ``late_arrivals``: when devices came that missed a round's end."""
-
-    def add(self, came: Mapping[tuple[int, bytes], float]) -> None:
-        """Seconds after the round opened, by round and device; the first time of each counts."""
-        rows = [(self._task, *key, seconds) for key, seconds in sorted(came.items())]
-        query = "SELECT count(*) FROM late_arrivals WHERE task = ? AND round = ?"
-        with self._database.transaction(shared=True):
-            for number, group in groupby(rows, key=itemgetter(1)):
-                (known,) = self._database.row(query, (self._task, number)) or (0,)
-                self._database.execute_many(
-                    "INSERT INTO late_arrivals VALUES (?, ?, ?, ?) "
-                    "ON CONFLICT (task, round, device_id) DO NOTHING",
-                    list(group)[: max(0, _MOST_LATE - known)],
-                )
-
-    def seconds(self, since_round: int) -> NDArray[np.float32]:
-        """Of this round and those after it."""
-        query = "SELECT seconds FROM late_arrivals WHERE task = ? AND round >= ?"
-        found = self._database.rows(query, (self._task, since_round))
-        return np.array([row[0] for row in found], np.float32)
-
-    def forget(self, before_round: int) -> None:
-        """What is no measure any more."""
-        self._database.execute(
-            "DELETE FROM late_arrivals WHERE task = ? AND round < ?", (self._task, before_round)
-        )
 
 
 # Counters of the opens that were granted in this life, whichever worker did.

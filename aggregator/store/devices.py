@@ -107,6 +107,24 @@ class Devices(Table):
         """Name a device, or no longer (None)."""
         self._database.execute("UPDATE devices SET name = ? WHERE device_id = ?", (name, device_id))
 
+    def note_seen(self, seen: Mapping[bytes, int]) -> None:
+        """When devices proved that they are there, in Unix seconds; of each the latest stays."""
+        self._database.execute_many(
+            "INSERT INTO sightings VALUES (?, ?) ON CONFLICT (device_id) DO UPDATE SET "
+            "seen_unix = CASE WHEN excluded.seen_unix > sightings.seen_unix "
+            "THEN excluded.seen_unix ELSE sightings.seen_unix END",
+            sorted(seen.items()),
+        )
+
+    def seen_among(self, device_ids: Sequence[bytes]) -> set[bytes]:
+        """Those of them that ever proved that they are there."""
+        query = "SELECT device_id FROM sightings WHERE device_id"
+        return {row[0] for row in self._database.rows_in(query, device_ids)}
+
+    def seen(self) -> dict[bytes, int]:
+        """What was noted so last, by the device's id."""
+        return dict(self._database.rows("SELECT device_id, seen_unix FROM sightings"))
+
     def find_each(self, device_ids: Sequence[bytes]) -> Iterator[DeviceRow]:
         """Those of these that there are, in no order."""
         for row in self._database.rows_in("SELECT * FROM devices WHERE device_id", device_ids):

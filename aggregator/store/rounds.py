@@ -44,6 +44,11 @@ class RoundRow:
     opening: int = 0
 
     @property
+    def length_seconds(self) -> float:
+        """How long it collects at most."""
+        return self.deadline_unix_seconds - self.opened_unix_seconds
+
+    @property
     def unfinished(self) -> bool:
         """Whether it is open, or being closed."""
         return self.participants is None

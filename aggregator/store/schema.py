@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -101,6 +101,7 @@ CREATE TABLE verdicts (
     device_id BLOB NOT NULL,
     body_sha256 BLOB NOT NULL,
     reason TEXT,                         -- NULL: counted; 'noted': a report alone; else refused
+    seconds REAL NOT NULL DEFAULT 0,     -- after the round opened
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE reports (                   -- of the last rounds, see Reports
@@ -127,6 +128,18 @@ CREATE TABLE participations (            -- each device's newest, in each task
     round INTEGER,                       -- which one
     report BLOB,                         -- as it came, without evaluation; NULL: revoked since
     PRIMARY KEY (task, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE habits (                    -- when devices' updates come, see Habit
+    task INTEGER NOT NULL,
+    device_id BLOB NOT NULL,
+    seconds REAL,                        -- after a round opened; NULL: none came yet
+    missed INTEGER NOT NULL,
+    lives INTEGER NOT NULL,
+    PRIMARY KEY (task, device_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE sightings (                 -- when a device proved last that it was there
+    device_id BLOB PRIMARY KEY,
+    seen_unix INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
     task INTEGER NOT NULL,
@@ -221,12 +234,11 @@ CREATE TABLE arrivals (                  -- of the updates counted in shares, by
     seconds BLOB NOT NULL,               -- float32, after the round opened
     PRIMARY KEY (task, round, slot, commits)
 ) STRICT;
-CREATE TABLE late_arrivals (             -- as workers saw them, of the last rounds
+CREATE TABLE late_arrivals (             -- that workers heard, for the coordinator
     task INTEGER NOT NULL,
-    round INTEGER NOT NULL,
     device_id BLOB NOT NULL,
-    seconds REAL NOT NULL,               -- after the round opened
-    PRIMARY KEY (task, round, device_id)
+    seconds REAL,                        -- after its round opened; NULL: it has no update
+    PRIMARY KEY (task, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE freshness (                 -- opens granted in a cluster's life
     sender BLOB PRIMARY KEY,
@@ -317,10 +329,11 @@ def _one_task_becomes_the_first() -> str:
             "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
             "FROM rounds;\n",
             *(_renamed(name) for name in _TASK_TABLES),
+            _VERDICTS_WITHOUT_SECONDS,
             *(
                 _table_of(name)
                 for name in (
-                    *_TASK_TABLES,
+                    *(each for each in _TASK_TABLES if each != "verdicts"),
                     "tasks",
                     "task_facts",
                     "versions",
@@ -372,6 +385,14 @@ def _devices_did_something_in_a_task() -> str:
     )
 
 
+_VERDICTS_WITHOUT_SECONDS = """
+CREATE TABLE verdicts (
+    task INTEGER NOT NULL, generation INTEGER NOT NULL, round INTEGER NOT NULL,
+    device_id BLOB NOT NULL, body_sha256 BLOB NOT NULL, reason TEXT,
+    PRIMARY KEY (task, generation, round, device_id)
+) STRICT, WITHOUT ROWID;
+"""
+
 _SHARES_WITH_ARRIVALS = """
 CREATE TABLE shares (
     task INTEGER NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -417,6 +438,13 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
         )
     ),
     7: "ALTER TABLE workers ADD COLUMN connected INTEGER NOT NULL DEFAULT 0;\n",
+    8: "".join(
+        (
+            "ALTER TABLE verdicts ADD COLUMN seconds REAL NOT NULL DEFAULT 0;\n",
+            "DROP TABLE late_arrivals;\n",
+            *(_table_of(name) for name in ("habits", "sightings", "late_arrivals")),
+        )
+    ),
 }
 """By the version that a file has, what makes it one of the next version."""
 

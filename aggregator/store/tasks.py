@@ -19,6 +19,7 @@ TASK_TABLES = (
     "updates",
     "shares",
     "arrivals",
+    "habits",
     "late_arrivals",
     "verdicts",
     "reports",

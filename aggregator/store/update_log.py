@@ -27,13 +27,15 @@ NOTED = "noted"
 
 
 class StoredVerdict(NamedTuple):
-    """What was decided on a body: counted (``reason`` None), ``NOTED``, or refused."""
+    """What was decided on a body: counted (``reason`` None), ``NOTED``, or refused; and when it
+    came, in seconds after the round opened."""
 
     generation: int
     round: int
     device_id: bytes
     body_sha256: bytes
     reason: str | None
+    seconds: float = 0.0
 
 
 class UpdateLog(TableOfTask):
@@ -50,14 +52,14 @@ class UpdateLog(TableOfTask):
             updates,
         )
         self._database.execute_many(
-            "INSERT INTO verdicts (task, generation, round, device_id, body_sha256, reason) "
-            f"VALUES ({self._task}, ?, ?, ?, ?, ?)",
+            "INSERT INTO verdicts (task, generation, round, device_id, body_sha256, reason, "
+            f"seconds) VALUES ({self._task}, ?, ?, ?, ?, ?, ?)",
             verdicts,
         )
 
     def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
         row = self._database.row(
-            "SELECT generation, round, device_id, body_sha256, reason FROM verdicts "
+            "SELECT generation, round, device_id, body_sha256, reason, seconds FROM verdicts "
             "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?",
             (self._task, generation, round_number, device_id),
         )
@@ -75,6 +77,20 @@ class UpdateLog(TableOfTask):
             (self._task, generation, round_number),
         )
         return 0 if row is None else int(row[0])
+
+    def came(
+        self, generation: int, round_number: int, device_ids: Sequence[bytes] | None = None
+    ) -> Iterator[tuple[bytes, float | None]]:
+        """The devices (of these, where they are named) that have a verdict in a round, with the
+        seconds after its opening at which an update came that was counted; None: none was."""
+        query = (
+            "SELECT device_id, CASE WHEN reason IS NULL THEN seconds END FROM verdicts "
+            f"WHERE task = {self._task} AND generation = {generation} AND round = {round_number}"
+        )
+        if device_ids is None:
+            yield from self._database.rows(query)
+        else:
+            yield from self._database.rows_in(f"{query} AND device_id", device_ids)
 
     def counted(self, generation: int, round_number: int) -> int:
         """How many were."""
@@ -118,11 +134,6 @@ class UpdateLog(TableOfTask):
         query = "SELECT count(*) FROM updates WHERE task = ? AND quarantined IS NULL"
         row = self._database.row(query, (self._task,))
         return 0 if row is None else int(row[0])
-
-    def arrivals(self, round_number: int) -> list[float]:
-        """Arrival times of a round's updates, seconds after it opened."""
-        query = "SELECT arrived_seconds FROM updates WHERE task = ? AND round = ? ORDER BY seq"
-        return [row[0] for row in self._database.rows(query, (self._task, round_number))]
 
     def last_seq(self) -> int:
         """The highest number in the log; 0 when it is empty."""

@@ -95,15 +95,19 @@ class RoundSettings:
     """The table ``[round]``: how a task's rounds open and close.
 
     Attributes:
-        share: expected share of the devices in each round.
+        share: expected share of the devices in each round, at most.
         quorum: updates that make a new version. Fewer are carried into the next round.
+        wanted: a round closes at so many counted updates; 0: when those that are likely to come
+            have come.
+        over_select: with wanted: so many times as many devices are asked.
         wait_for_devices: no round opens before so many are enrolled (default: the quorum).
         deadline_seconds: a round collects no longer than this.
-        adaptive_deadline: true: end rounds earlier, at the p90 of the last rounds' arrival times,
-            times the margin, but not before the least.
-        deadline_margin: of an adaptive deadline.
-        least_deadline_seconds: of an adaptive deadline (default: no more than the deadline).
-        resume_grace_seconds: after a restart a round stays open at least this long (default: no
+        deadline_margin: a round waits for a device this many times as long as its updates took of
+            late.
+        least_deadline_seconds: no round closes sooner without everybody (default: no more than the
+            deadline).
+        resume_grace_seconds: after a restart a round stays open at least this long, for devices to
+            open their sessions anew; one that never opened any is waited for as long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
         most_rounds: stop after this many since the task began, or was replaced; 0: never.
@@ -115,10 +119,11 @@ class RoundSettings:
 
     share: Annotated[float, _SHARE] = 1.0
     quorum: Annotated[int, Within(1, 2**31)] = 1
+    wanted: Annotated[int, Within(0, 2**31)] = 0
+    over_select: Annotated[float, Within(1, 1000)] = 1.3
     wait_for_devices: Annotated[int, Within(1, 2**31)] = 1
     deadline_seconds: Annotated[float, Within(0, 30 * _DAY_SECONDS, above=True)] = 300.0
-    adaptive_deadline: bool = False
-    deadline_margin: Annotated[float, Within(1, 100)] = 1.5
+    deadline_margin: Annotated[float, Within(1, 100)] = 2.0
     least_deadline_seconds: Annotated[float, Within(0, 1e12, above=True)] = 5.0
     resume_grace_seconds: Annotated[float, Within(0, 1e12)] = 30.0
     pause_seconds: Annotated[float, Within(0, 1e12)] = 0.0
@@ -145,6 +150,8 @@ class RoundSettings:
         settings = table.read(cls, usual)
         if settings.least_deadline_seconds > deadline:
             raise table.error("least_deadline_seconds", "lies above round.deadline_seconds")
+        if 0 < settings.wanted < quorum:
+            raise table.error("wanted", f"is less than round.quorum, {quorum}: it makes no version")
         return settings
 
 

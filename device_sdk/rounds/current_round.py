@@ -593,7 +593,7 @@ class CurrentRound:
         """The report alone; None for a round that did not ask for this device, and for nobody who
         would read it, or has read what came before."""
         device_id = self._world.membership.grant.device_id
-        if not _selects(manifest, device_id) or self._sender.obstacle:
+        if not _selects(manifest, device_id) or self._sender.is_full:
             return None
         declined = outcome in (RoundOutcome.DECLINED, RoundOutcome.OVER_BUDGET)
         report = self._reports.of(

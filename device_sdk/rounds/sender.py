@@ -45,7 +45,9 @@ class Sender:
 
     An update without a receipt may have been counted or not, so none is ever thrown away: with
     ``most_outbox_updates`` or ``most_outbox_bytes`` (of bodies; the last one may go beyond it) in
-    the outbox, what is given up are rounds to come, and only until receipts come.
+    the outbox, what is given up are rounds to come, and only until receipts come. Reports alone are
+    in nobody's way: a device that trained while many rounds went by has as many to send at once,
+    and takes part in the one that is open.
     """
 
     def __init__(self, world: DeviceWorld, sessions: SessionKeeper, actions: Actions) -> None:
@@ -66,14 +68,19 @@ class Sender:
     @property
     def obstacle(self) -> str:
         """Why no further round is begun, for people; empty while one may be."""
-        updates, options = len(self.waiting), self._options
-        bodies = sum(len(each.row.body) for each in self.waiting.values())
-        if updates < options.most_outbox_updates and bodies < options.most_outbox_bytes:
+        bodies = [len(each.row.body) for each in self.waiting.values() if each.row.body]
+        updates, options = len(bodies), self._options
+        if updates < options.most_outbox_updates and sum(bodies) < options.most_outbox_bytes:
             return ""
         return (
-            f"{updates} updates ({bodies:,} bytes) wait for receipts that do not come; no "
+            f"{updates} updates ({sum(bodies):,} bytes) wait for receipts that do not come; no "
             "further round is trained until one does"
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no report is to be added of a round that ended without an update."""
+        return bool(self.obstacle) or len(self.waiting) >= self._options.most_outbox_updates
 
     def waits_for(self, task: str) -> bool:
         """Whether an update of the task is without its receipt."""

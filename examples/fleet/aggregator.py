@@ -115,7 +115,6 @@ quorum = {max(1, settings.devices // 2)}
 wait_for_devices = {settings.devices}
 deadline_seconds = {settings.deadline_seconds}
 least_deadline_seconds = {settings.least_deadline_seconds}
-adaptive_deadline = true
 pause_seconds = {settings.pause_seconds}
 most_rounds = {settings.rounds}
 train_seconds = {settings.train_seconds:.6f}

@@ -11,6 +11,7 @@ from device_sdk.home.home import Home
 from device_sdk.home.round_store import Participation
 from device_sdk.local_data import LocalData
 from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.world import DeviceWorld, Pace
@@ -24,7 +25,11 @@ def _no_samples() -> LocalData:
 
 class SimulatedDevice:
     """Device ``place``; what it sends in a round is ``body(place, generation, round)``. Its clock
-    runs ``rate`` times as fast as the world's; another rate holds from its next start on."""
+    runs ``rate`` times as fast as the world's; another rate holds from its next start on.
+
+    ``train_seconds``: that a training takes. As on a real device, nothing that comes meanwhile is
+    looked at before its end.
+    """
 
     def __init__(
         self,
@@ -42,10 +47,11 @@ class SimulatedDevice:
         self.jobs = 0
         """Rounds trained, those whose result was never committed included."""
         self._broker = broker
-        self._world_clock = clock
+        self._clock = clock
         self.rate = 1.0
         self._pace = pace
         self._lives = 0
+        self.train_seconds = 0.0
         self.connected = False
         self.start()
 
@@ -62,7 +68,7 @@ class SimulatedDevice:
                 self.home,
                 membership,
                 pace=self._pace,
-                clock=lambda: rate * self._world_clock(),
+                clock=lambda: rate * self._clock(),
                 rng=np.random.default_rng([self.place, self._lives]),
                 installed={bytes(32): self.folder},
                 # Never read, since nothing trains here; without it, the round would be declined.
@@ -70,6 +76,8 @@ class SimulatedDevice:
             )
         )
         self._filters: set[str] = set()
+        self._training: tuple[CurrentRound, TrainingJob, float] | None = None
+        self._came: list[Parcel] = []
         self.alive = True
         self.participant.start()
         self.set_connected(True)
@@ -92,11 +100,14 @@ class SimulatedDevice:
     def deliver(self, parcel: Parcel) -> None:
         """A publication comes."""
         if self.alive and self.connected:
-            self.participant.message(parcel.topic, parcel.payload, retained=parcel.retained)
+            if self._training is not None:
+                self._came.append(parcel)
+            else:
+                self.participant.message(parcel.topic, parcel.payload, retained=parcel.retained)
 
     def turn(self) -> bool:
         """Do what is due; whether there was anything."""
-        if not self.alive:
+        if not self.alive or not self._has_trained():
             return False
         self.participant.tick()
         busy = False
@@ -121,12 +132,29 @@ class SimulatedDevice:
             round_.wanted(())
         elif round_.job is not None:
             self.jobs += 1
-            round_.trained(round_.job, self._train(round_.job))
+            self._training = round_, round_.job, self._clock() + self.train_seconds
+        return True
+
+    def _has_trained(self) -> bool:
+        """Whether the device is free; ends a training whose time is over."""
+        if self._training is not None:
+            round_, job, until = self._training
+            if self._clock() < until:
+                return False
+            self._training = None
+            round_.trained(job, self._train(job))
+            came, self._came = self._came, []
+            for parcel in came:
+                self.deliver(parcel)
         return True
 
     def next_seconds(self) -> float:
         """When :meth:`turn` has something to do, by the world's clock."""
-        return self.participant.next_seconds() / self._rate if self.alive else float("inf")
+        if not self.alive:
+            return float("inf")
+        if self._training is not None:
+            return self._training[2]
+        return self.participant.next_seconds() / self._rate
 
     def part(self, number: int) -> Participation | None:
         """How a round of the newest generation ended here."""

@@ -279,7 +279,7 @@ def test_a_signed_manifest_that_says_something_else_inside_is_refused(
 
 
 def test_a_round_does_not_wait_for_a_revoked_device(make_stage: MakeStage) -> None:
-    stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 600\npause_seconds = 5")
+    stage = make_stage(round_lines="quorum = 2\nleast_deadline_seconds = 300\npause_seconds = 5")
     _next_version(stage)
     number = stage.parts.store.first.rounds.latest()[0].round + 1
     stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)

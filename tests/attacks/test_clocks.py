@@ -73,7 +73,10 @@ def test_rounds_go_on_after_a_clock_jumped_ahead_and_back_between_them(
 def test_a_round_ends_though_the_clock_was_ahead_when_it_opened(
     make_stage: MakeStage, restarted: bool
 ) -> None:
-    stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5")
+    stage = make_stage(
+        round_lines="quorum = 2\ndeadline_seconds = 60\nleast_deadline_seconds = 60\n"
+        "pause_seconds = 5"
+    )
     stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     stage.devices[2].kill()
     stage.offset_seconds = 100 * _DAY_SECONDS

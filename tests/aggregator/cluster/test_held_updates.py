@@ -92,7 +92,7 @@ def test_who_came_late_is_written_down_with_the_heartbeat(
 
         monkeypatch.setattr(parts._store.database, "transaction", transaction)
         for _ in range(3):
-            followed.rounds.came_late(row, device.require_grant().device_id)
+            followed.rounds.came_late(row, device.require_grant().device_id, updates=True)
         assert threading.get_ident() not in begun
         with closing(home.open_store().database) as database:
             query = "SELECT count(*) FROM late_arrivals"

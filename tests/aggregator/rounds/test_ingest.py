@@ -231,7 +231,7 @@ def test_numbers_in_the_log_go_on_after_each_group(desk: Desk) -> None:
 def test_a_calendar_that_was_set_back_makes_no_arrival_before_the_opening(desk: Desk) -> None:
     desk.now_seconds -= 5.0
     desk.count(ANNA, body())
-    assert desk.parts.store.first.log.arrivals(1) == [0.0]
+    assert list(desk.parts.store.first.log.came(desk.row.generation, 1)) == [(ANNA, 0.0)]
 
 
 def test_the_same_update_again_is_answered_once_before_and_each_time_after(desk: Desk) -> None:
@@ -339,13 +339,18 @@ def test_of_other_rounds_the_closed_are_late_and_the_others_unknown(desk: Desk) 
     assert len(desk.ingest) == 0
 
 
-def test_a_late_update_is_noted_with_its_time_for_the_next_deadline(desk: Desk) -> None:
+def test_a_late_update_s_time_is_noted_where_the_deadline_had_let_it_in(desk: Desk) -> None:
     opened = desk.row.opened_unix_seconds
     desk.next_round()
-    desk.now_seconds = opened + 130.0
+    length = desk.row.deadline_unix_seconds - desk.row.opened_unix_seconds
+    habits = desk.parts.first.rounds._attendance.habits
+    desk.now_seconds = opened + length
     assert desk.offer(desk.identity(CLEO, 1), body()) == ("late", "")
     assert desk.offer(desk.identity(LATER, 1), body()) == ("late", "")  # who was not waited for
-    assert desk.parts.first.rounds._late.seconds().tolist() == [130.0]
+    desk.now_seconds += 0.1
+    assert desk.offer(desk.identity(BERT, 1), body()) == ("late", "")  # no wait had been of use
+    assert habits.of(CLEO).seconds == length
+    assert habits.of(LATER).seconds is habits.of(BERT).seconds is None
 
 
 def test_between_rounds_nothing_is_open(desk: Desk) -> None:

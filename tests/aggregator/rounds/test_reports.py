@@ -178,7 +178,7 @@ def test_who_was_not_asked_has_nothing_to_tell(desk: Desk) -> None:
     assert outcomes(desk) == []
 
 
-def test_what_came_too_late_is_kept_once_and_lengthens_no_round(desk: Desk) -> None:
+def test_what_came_too_late_is_kept_once_and_makes_nobody_waited_for_longer(desk: Desk) -> None:
     identity, late = desk.identity(ANNA), Report(ReportedOutcome.FAILED, Reason.TOO_LATE.value)
     stranger = desk.identity(LATER)
     desk.next_round()
@@ -191,7 +191,8 @@ def test_what_came_too_late_is_kept_once_and_lengthens_no_round(desk: Desk) -> N
         OutcomeCount(1, "failed", "too-late", 1),
         OutcomeCount(1, "trained", "", 1),
     ]
-    assert desk.parts.first.rounds._late.seconds().size == 1
+    habits = desk.parts.first.rounds._attendance.habits
+    assert habits.of(ANNA).seconds is None and habits.of(BERT).seconds is not None
 
 
 def test_the_newest_outcome_stays_with_the_device_and_old_rounds_go(desk: Desk) -> None:

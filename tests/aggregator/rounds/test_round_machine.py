@@ -138,6 +138,8 @@ class RoundMachine(RuleBasedStateMachine):
         self.offset = 0.0
         self.chance = np.random.default_rng(7)
         self.pending: list[tuple[int, bytes, bytes]] = []
+        self.rivals: set[bytes] = set()
+        """Devices that sent another body than the one of theirs that is pending."""
         self.start()
         binding = self.parts.first.task.binding
         seed = self.parts.store.facts.seed
@@ -168,6 +170,7 @@ class RoundMachine(RuleBasedStateMachine):
     def die(self) -> None:
         self.parts.store.database.close()
         self.pending.clear()
+        self.rivals.clear()
         self.start()
 
     def open_number(self) -> int | None:
@@ -229,7 +232,9 @@ class RoundMachine(RuleBasedStateMachine):
         settled = self.parts.inbox.offer(device, write_update(identity, body))
         known = self.oracle.verdicts.get((number, device))
         if earlier is not None:
-            known = (earlier, "pending")
+            assert settled is None
+            self.rivals |= {device} if body != earlier else set()
+            return
         if settled is not None and settled.receipt.verdict is Verdict.FORGOTTEN:
             assert self.now - self.oracle.closed_seconds[number] >= KEPT_SECONDS
             self.oracle.forgotten.add(number)
@@ -238,8 +243,6 @@ class RoundMachine(RuleBasedStateMachine):
             raise AssertionError(f"after it was forgotten: {settled}")
         elif known is not None and known[0] != body:
             self.expect(settled and settled.receipt, identity, body, Verdict.CONFLICT)
-        elif known is not None and known[1] == "pending":
-            assert settled is None
         elif known is not None:
             verdict = Verdict.COUNTED if known[1] is None else Verdict.REFUSED
             self.expect(settled and settled.receipt, identity, body, verdict, known[1] or "")
@@ -279,8 +282,10 @@ class RoundMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         settled = self.parts.first.ingest.commit()
-        assert len(settled) == len(self.pending)
-        for each, (_, device, body) in zip(settled, self.pending, strict=True):
+        decided, rivals = settled[: len(self.pending)], settled[len(self.pending) :]
+        assert {each.device_id for each in rivals} == self.rivals
+        assert {each.receipt.verdict for each in rivals} <= {Verdict.CONFLICT}
+        for each, (_, device, body) in zip(decided, self.pending, strict=True):
             wanted = Verdict.REFUSED if body == BAD_BODY else Verdict.COUNTED
             assert (each.device_id, each.receipt.verdict) == (device, wanted)
         self.settle_pending()
@@ -293,6 +298,7 @@ class RoundMachine(RuleBasedStateMachine):
             else:
                 self.oracle.accepted(number, device, body)
         self.pending.clear()
+        self.rivals.clear()
 
     @rule()
     def crash_between(self) -> None:

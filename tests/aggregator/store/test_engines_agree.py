@@ -17,6 +17,7 @@ from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.cluster import ShareRow
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import DeviceEvaluation
+from aggregator.store.habits import Habit
 from aggregator.store.move import copy_store
 from aggregator.store.participations import LastParticipation
 from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
@@ -73,7 +74,7 @@ class Chance:
 
     def verdict(self) -> StoredVerdict:
         reason = self.one(None, "noted", "late")
-        return StoredVerdict(1, self.below(8), self.name(), self.blob(), reason)
+        return StoredVerdict(1, self.below(8), self.name(), self.blob(), reason, self.real())
 
     def report(self) -> StoredReport:
         reason = self.one("", "disk", "error")
@@ -200,7 +201,11 @@ def log_action(of: Chance) -> Action:
         lambda store: store.task(task).log.verdict(1, number, name),
         lambda store: sorted(store.task(task).log.judged(1, number)),
         lambda store: list(store.task(task).log.after(number)),
-        lambda store: (store.task(task).log.arrivals(number), store.task(task).log.last_seq()),
+        lambda store: (
+            sorted(store.task(task).log.came(1, number)),
+            store.task(task).log.last_seq(),
+        ),
+        lambda store: sorted(store.task(task).log.came(1, number, [update.device_id])),
         lambda store: store.task(task).log.quarantine(update, 1, text),
         lambda store: sorted(store.task(task).log.quarantined()),
         lambda store: store.task(task).log.drop_quarantined(),
@@ -268,6 +273,7 @@ def cluster_action(of: Chance) -> Action:
     arrivals = np.array([of.below(9) / 4 for _ in range(of.below(4))], np.float32)
     share = ShareRow(number, of.below(3), 1, counter, of.below(9), of.below(9), state)
     seconds = of.below(40) / 8
+    habit = Habit(of_none(seconds), counter)
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).shares.put(share, arrivals),
         lambda store: store.task(task).shares.find(number, share.slot),
@@ -277,9 +283,14 @@ def cluster_action(of: Chance) -> Action:
         lambda store: store.task(task).shares.summed(),
         lambda store: store.task(task).shares.arrivals(number),
         lambda store: of_none(number) or store.task(task).shares.clear(),
-        lambda store: store.task(task).late.add({(number, name): seconds}),
-        lambda store: np.sort(store.task(task).late.seconds(number)),
-        lambda store: of_none(number) or store.task(task).late.forget(number),
+        lambda store: store.task(task).late.add({name: of_none(seconds)}),
+        lambda store: of_none(number) or store.task(task).late.take(),
+        lambda store: store.task(task).habits.put({name: habit, b"stays": habit}),
+        lambda store: store.task(task).habits.all(),
+        lambda store: store.task(task).habits.put({name: habit}),
+        lambda store: store.task(task).habits.forget([name]),
+        lambda store: (store.devices.note_seen({name: counter}), store.devices.seen()),
+        lambda store: store.devices.seen_among([name]),
         lambda store: sorted(store.granted.grant({name: counter})),
         lambda store: store.granted.of(name),
         lambda store: of_none(number) or store.granted.forget([name]),
@@ -372,7 +383,9 @@ def test_both_engines_say_and_hold_the_same(
         held = contents(one)
         assert held == contents(other), f"by step {step + AT_ONCE}"
         filled |= {table for table, rows in held.items() if rows}
-    assert len(filled) >= len(TABLES) - len(_TIMED) - 1, "the walk went past some tables"
+    assert len(filled) >= len(TABLES) - len(_TIMED) - 1, (
+        f"the walk went past {TABLES.keys() - filled - set(_TIMED)}"
+    )
     # And so does a store that the rows of either were copied to.
     for source, where in ((one, make_database()), (other, tmp_path / "copy.sqlite")):
         copy = Store(create_database(where))

@@ -207,7 +207,8 @@ def test_a_task_that_rests_is_read_with_a_full_outbox(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("updates", "body_bytes", "holds"), [(7, 142, False), (8, 0, True), (1, 1000, True)]
+    ("updates", "body_bytes", "holds"),
+    [(7, 142, False), (8, 1, True), (8, 0, False), (1, 1000, True)],
 )
 def test_an_outbox_is_full_by_its_updates_or_their_bytes(
     tmp_path: Path, updates: int, body_bytes: int, holds: bool

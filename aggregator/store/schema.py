@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -183,6 +183,7 @@ CREATE TABLE figures (
     error_bound REAL,
     median REAL,
     deciles TEXT NOT NULL,               -- JSON
+    typical REAL,
     PRIMARY KEY (task, version, stage, metric, part)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
@@ -372,6 +373,13 @@ def _devices_did_something_in_a_task() -> str:
     )
 
 
+def _figures_have_what_is_typical() -> str:
+    # Those of the oldest files have the column already, which an earlier step made.
+    columns = ", ".join(each for each in TABLES["figures"].columns if each != "typical")
+    made = (_renamed("figures"), _table_of("figures"), _copied("figures", columns, columns))
+    return "".join(made)
+
+
 _SHARES_WITH_ARRIVALS = """
 CREATE TABLE shares (
     task INTEGER NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -417,6 +425,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
         )
     ),
     7: "ALTER TABLE workers ADD COLUMN connected INTEGER NOT NULL DEFAULT 0;\n",
+    8: _figures_have_what_is_typical(),
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -25,6 +25,7 @@ from tests.fakes.homes import make_home
 _URL = "mqtt://127.0.0.1:1"
 # What each version added, undone: the newest first.
 _UNDO = {
+    9: "ALTER TABLE figures DROP COLUMN typical;",
     8: "ALTER TABLE workers DROP COLUMN connected;",
     7: "DROP TABLE arrivals; ALTER TABLE shares ADD COLUMN arrivals BLOB NOT NULL DEFAULT x'';",
     6: "DROP TABLE lease; DROP TABLE workers; DROP TABLE shares; DROP TABLE freshness; "

@@ -78,7 +78,7 @@ def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifa
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array)
-    senders = before["incoming.senders"]
+    senders = before["bounds.held.senders"]
     assert {bytes(row) for row in senders} == set(SENDERS)
 
 

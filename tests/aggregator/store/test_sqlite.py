@@ -19,7 +19,6 @@ from aggregator.store.cluster import ShareRow
 from aggregator.store.participations import LastParticipation
 from aggregator.store.schema import SCHEMA_VERSION
 from device_sdk.artifact import safetensors
-from tests.aggregator.methods.stored_states import stored
 from tests.fakes.homes import make_home
 
 _URL = "mqtt://127.0.0.1:1"
@@ -186,7 +185,7 @@ def test_a_checkpoint_of_an_older_version_is_read_and_replaced_by_one_of_this(
     for _ in range(2):
         found = store.first.checkpoints.get("version")
         assert found is not None and (found.round, found.version) == (7, 5)
-        wanted = stored("scatter-unlimited", "middle", "floats")
+        wanted = unpack_state(written)
         assert found.state.keys() == wanted.keys()
         for name, array in wanted.items():
             each = found.state[name]

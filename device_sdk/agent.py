@@ -300,9 +300,7 @@ class Agent:
         """By the clock, when a training must begin to end before the deadline."""
         took = self._rounds.trained_seconds(job.manifest.task, job.manifest.generation)
         needs = job.terms.train_seconds if took is None else _SPARE * took
-        deadline_unix_seconds = job.manifest.deadline_unix_seconds
-        deadline = self.participant.sessions.time.clock_seconds(deadline_unix_seconds)
-        return -math.inf if deadline is None else deadline - needs
+        return self.participant.rounds[job.manifest.task].deadline_seconds - needs
 
     def live(self) -> Live:
         """What only this thread knows."""
@@ -461,10 +459,9 @@ class Background:
             )
         if agent is None:
             return status
-        seen = agent.participant.sessions.time.largest_unix_seconds
         return replace(
             status,
-            time_unix_seconds=max(seen, status.time_unix_seconds),
+            time_unix_seconds=agent.participant.sessions.time.unix_seconds(),
             sent_bytes=agent.participant.sender.sent_bytes,
             refused=agent.participant.refusals.counts(),
         )

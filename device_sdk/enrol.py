@@ -78,7 +78,7 @@ def trust(home: Home, code_text: str, *, set_clock_back: bool = False) -> None:
         raise EnrolmentRefused(
             "serial-fell", "the code is older than the keys this device has seen: ask for a new one"
         )
-    if code.made_unix_seconds < home.membership.largest_time() and not set_clock_back:
+    if code.made_unix_seconds < home.membership.signed_time() and not set_clock_back:
         raise EnrolmentRefused(
             "time-fell",
             "the code was made before the time that this device believes in: ask for a new one, or "

@@ -38,7 +38,7 @@ class DeviceStatus:
         outbox, outbox_bytes: updates without a receipt.
         working_on: the task's round being fetched or trained; None for none.
         users, interactions: local data, of all tasks.
-        time_unix_seconds: the aggregator's time; without a session the largest ever seen.
+        time_unix_seconds: the aggregator's time; without a session the largest that was signed.
         slowdown: above 1 the device pretends to be so many times slower.
         sent_bytes: of updates since the start, sealed.
         refused: bad messages since the start, by reason.
@@ -191,7 +191,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         working_on=None,
         users=users,
         interactions=interactions,
-        time_unix_seconds=home.membership.largest_time(),
+        time_unix_seconds=home.membership.signed_time(),
         slowdown=world.options.slowdown,
         sent_bytes=0,
         refused={},

@@ -145,7 +145,7 @@ RULES = (
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
     _server("task", "evaluation methods store tables"),
-    _server("keys", "home refusals store"),
+    _server("keys", "clock home refusals store"),
     _server("rounds", "evaluation keys methods refusals shared store task task_log"),
     _server("publish", "shared store task"),
     Rule(
@@ -156,10 +156,13 @@ RULES = (
         | _CONTRACT
         | {"numpy", _CHECK},
     ),
-    _server("serve", "evaluation home keys publish refusals rounds shared store task task_log"),
+    _server(
+        "serve", "clock evaluation home keys publish refusals rounds shared store task task_log"
+    ),
     _server(
         "cluster",
-        "evaluation home keys methods publish refusals rounds serve shared store task task_log",
+        "clock evaluation home keys methods publish refusals rounds serve shared store task "
+        "task_log",
         libraries="ray",
     ),
     Rule(

@@ -23,6 +23,7 @@ from aggregator.serve.metrics import serve_metrics
 from aggregator.serve.service import Service
 from aggregator.store import Store
 from aggregator.task.file import read_task
+from device_sdk.system.clock import awake_clock
 
 # Python's garbage collector in a process that serves: less often, and past what stays for good.
 
@@ -117,7 +118,7 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
             )
         stack.enter_context(view)
         _tell_elsewhere(home)
-        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
 
         def ready(service: Service) -> None:
             ease_collector()
@@ -171,7 +172,7 @@ def _run_alone(arguments: argparse.Namespace) -> int:
         stack.enter_context(serve_lock(home))
         task = read_task(arguments.task or home.task_file)
         stack.enter_context(view)
-        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
         store = home.open_store()
         _tell_elsewhere(home)
         begin_alone(store)

@@ -159,6 +159,8 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
         _print_head(tasks[0])
     print(f"serve        {'runs' if serves else 'does not run: no round opens or closes'}")
     _print_cluster(store)
+    if serves and (problem := store.facts.clock_problem):
+        print(f"problem      {printable(problem)}")
     if problem := store.facts.mirror_problem:
         print(
             f"problem      cluster.chunk_store cannot be written to ({printable(problem)}); "
@@ -305,6 +307,7 @@ def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> 
         "refusals": store.refusals.all(),
         "unpublished": first["unpublished"],
         "serves": serves,
+        "clock_problem": store.facts.clock_problem,
         "chunk_store_problem": store.facts.mirror_problem,
         "coordinator": _lease_as_json(store),
         "workers": [asdict(each) for each in store.workers.all()],

@@ -20,6 +20,7 @@ from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
 from aggregator.store.cluster import Deposed, ShareRow
+from device_sdk.system.clock import awake_clock
 
 _LOG = logging.getLogger(__name__)
 _LONG_SECONDS = 30.0
@@ -36,7 +37,7 @@ class WorkerActor:
     def __init__(self, post: Post) -> None:
         line = f"worker {post.slot.number}: %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
-        world = World(time.monotonic, time.time, np.random.default_rng(), os.urandom)
+        world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
         self._post = post
         self._worker = Worker(post, world)
         self._done = threading.Event()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
@@ -257,11 +258,11 @@ class WorkerParts:
         epoch: int,
         orders: Orders,
     ) -> None:
-        slot, clock, unix_clock = post.slot, world.clock, world.unix_clock
+        slot, clock = post.slot, world.clock
+        self._unix_clock = unix_clock = steady_clock(store, clock, world.unix_clock)
         store.database.guard = lambda: store.workers.require(slot.number, epoch)
         self._slot, self._epoch = slot, epoch
         self._store, self._clock, self._sleep = store, clock, world.sleep
-        self._unix_clock = unix_clock
         self._incarnation = orders.incarnation
         self._orders: Orders | None = None
         self._group_keys: tuple[GroupKey, ...] = store.secrets.group_keys()
@@ -276,10 +277,11 @@ class WorkerParts:
             post.settings,
             store,
         )
+        self._keyring = keyring = keyring_of(orders.keys)
         self._marks = StoredMarks(orders.incarnation, store.granted)
         opens = Bounds.of(post.settings.admission.opens_share, clock)
         self.table = SessionTable(
-            keyring_of(orders.keys),
+            keyring,
             orders.incarnation,
             opens.buckets,
             opens.budget,
@@ -330,7 +332,8 @@ class WorkerParts:
         if orders.incarnation != self._incarnation:
             raise Deposed(_ANOTHER_LIFE)
         if self._orders is not None and orders.keys != self._orders.keys:
-            self.table.replace_keyring(keyring_of(orders.keys))
+            self._keyring = keyring_of(orders.keys)
+            self.table.replace_keyring(self._keyring)
         known = {each.served.number: each for each in self.board.served}
         board = []
         for served in orders.tasks:
@@ -362,6 +365,7 @@ class WorkerParts:
         for owner, times in self.link.take_refused().items():
             self._shared.refusals.note_reason("too-many", owner, "more than the limit", times)
         self._commit_due()
+        self._unix_clock.look(self._keyring.newest.descriptor.delegation.expires_unix_seconds)
         now = self._clock()
         self._send_all(self._standings.due())
         if now >= self._next_look:

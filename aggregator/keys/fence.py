@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
@@ -69,7 +69,7 @@ class Fence:
         if presence.incarnation == self._ours.incarnation:
             return
         theirs, ours = _order(presence), _order(self._ours)
-        started = _moment(presence.started_unix_seconds)
+        started = moment_of(presence.started_unix_seconds)
         if theirs > ours:
             raise AggregatorError(
                 f"another serve with this aggregator's keys started at {started} "
@@ -156,11 +156,3 @@ class Fence:
 
 def _order(presence: Presence) -> tuple[int, bytes]:
     return presence.started_unix_seconds, presence.incarnation
-
-
-def _moment(unix_seconds: int) -> str:
-    try:
-        moment = datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC)
-    except (OSError, OverflowError, ValueError):  # a calendar that was set beyond the year 9999
-        return f"second {unix_seconds} of Unix time"
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -53,7 +53,10 @@ class FleetKeys:
         self._group_keys = store.secrets.group_keys()
         self.tend(between_rounds=True)
         if self._left_seconds() <= 0:
-            raise AggregatorError("the descriptor has expired; run tessera-aggregator rotate keys")
+            raise AggregatorError(
+                "the descriptor has expired by this machine's clock: set that right or, if it is "
+                "right, run tessera-aggregator rotate keys"
+            )
 
     @property
     def keyring(self) -> Keyring:
@@ -98,7 +101,10 @@ class FleetKeys:
         share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
         held = self.current().descriptor
         could_hold_longer = held.expires_unix_seconds < held.delegation.expires_unix_seconds
-        if could_hold_longer and self._left_seconds() <= share * self._descriptor_seconds:
+        ends_soon = self._left_seconds() <= share * self._descriptor_seconds
+        # By a clock that was ahead: its keys would be used for longer than was meant.
+        of_the_future = held.issued_unix_seconds > now + _DAY_SECONDS
+        if of_the_future or (could_hold_longer and ends_soon):
             self._renew(now)
         return self.current().descriptor.serial != before
 

@@ -100,7 +100,7 @@ def initialise(
     first = _first_serial(0, now_unix_seconds)
     mandate = _delegate(home, signing_key(seed), (), first, now_unix_seconds, lives, random_bytes)
     expires = now_unix_seconds + lives.descriptor_seconds
-    descriptor = _issue_keys(home, mandate, first, expires, random_bytes)
+    descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)
     with store.database.transaction():
         store.facts.generation = now_unix_seconds
         store.facts.root_fingerprint = descriptor.root_fingerprint
@@ -141,7 +141,7 @@ def renew_descriptor(
                 "(it needs keys/root.key)"
             ) from None
         mandate = _Mandate(delegate, delegation, current.successions)
-        descriptor = _issue_keys(home, mandate, serial, expires, random_bytes)
+        descriptor = _issue_keys(home, mandate, serial, now_unix_seconds, expires, random_bytes)
         until = _grace_ends(current, now_unix_seconds, USUAL_LIVES)
         store.secrets.issue(serial, descriptor.message, until)
     return descriptor
@@ -265,7 +265,7 @@ def _rotate(
     first = _first_serial(last, now_unix_seconds)
     mandate = _delegate(home, root, successions, first, now_unix_seconds, lives, random_bytes)
     expires = now_unix_seconds + lives.descriptor_seconds
-    descriptor = _issue_keys(home, mandate, first, expires, random_bytes)
+    descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)
     store.secrets.issue(first, descriptor.message, until)
     return descriptor
 
@@ -296,6 +296,7 @@ def _issue_keys(
     home: AggregatorHome,
     mandate: _Mandate,
     serial: int,
+    issued_unix_seconds: int,
     expires_unix_seconds: int,
     random_bytes: RandomBytes,
 ) -> Descriptor:
@@ -307,6 +308,7 @@ def _issue_keys(
         mandate.delegate,
         mandate.delegation,
         serial,
+        issued_unix_seconds,
         expires_unix_seconds,
         signing_key(signing_seed).public_key().public_bytes_raw(),
         hpke.public_bytes(hpke_seed),

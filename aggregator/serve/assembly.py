@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.clock import steady_clock
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
@@ -67,7 +68,8 @@ LINK_SETTINGS = LinkSettings(
 
 @dataclass(frozen=True)
 class World:
-    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: Unix seconds."""
+    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: this machine's calendar, Unix
+    seconds, which may jump."""
 
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
@@ -145,7 +147,8 @@ def assemble(
     role = Whole() if role is None else role
     placement_of = role.placement_of
     settings = task.fleet
-    clock, unix_clock, random_bytes = world.clock, world.unix_clock, world.random_bytes
+    clock, random_bytes = world.clock, world.random_bytes
+    unix_clock = steady_clock(store, clock, world.unix_clock)
     # One each: links draw on threads of their own.
     link_rngs = world.rng.spawn(4)
     sealing_rng = link_rngs.pop(1)
@@ -228,6 +231,7 @@ def assemble(
         standings=Standings(shared, board, table),
         placements=Placements(shared, table, told, always=store.facts.mirrored),
         outgoing=Outgoing(link, store.retained, mirror),
+        time=unix_clock,
         keys=keys,
         fence=Fence(presence, last_life, home.folder, keys.descriptors, clock),
         housekeeping=Housekeeping(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from aggregator.clock import SteadyClock
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from aggregator.keys.fleet import FleetKeys
@@ -108,6 +109,7 @@ class Parts(Shared):
     standings: Standings
     placements: Placements
     outgoing: Outgoing
+    time: SteadyClock
     keys: FleetKeys
     fence: Fence
     housekeeping: Housekeeping
@@ -145,6 +147,7 @@ class Service:
         self._next_snapshot_seconds = 0.0
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
         self._next_look_seconds = parts.clock() + _LOOK_SECONDS
+        self._clock_problem = parts.store.facts.clock_problem or ""
 
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
@@ -182,6 +185,7 @@ class Service:
         for task in parts.tasks.served:
             with parts.tasks.about(task):
                 self._settle(task.ingest.commit())
+        self._look_at_clock()
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.due())
@@ -376,6 +380,13 @@ class Service:
         parts.housekeeping.something_was_deleted()
         if parts.keys.refresh():
             self._announce(parts.announcements.standing(), [])
+
+    def _look_at_clock(self) -> None:
+        """The calendar, and what ``status`` says of it."""
+        parts, before = self._parts, self._clock_problem
+        parts.time.look(parts.keys.current().descriptor.delegation.expires_unix_seconds)
+        if parts.time.problem != before:
+            parts.store.facts.clock_problem = self._clock_problem = parts.time.problem
 
     def _look_at_files(self) -> None:
         now = self._parts.clock()

@@ -133,7 +133,7 @@ def publish(
         sampling_seed=seed,
         threshold=threshold,
         deadline_unix_seconds=int(deadline_seconds),
-        expiry_unix_seconds=int(deadline_seconds),
+        opened_unix_seconds=0,
         codec=task.broadcast_codec,
         length=len(plaintext),
         chunks=tuple(hashlib.sha256(chunk).digest() for chunk in chunks),

@@ -34,6 +34,9 @@ class Database(ABC):
     where: str
     """Its place, for people: without a password."""
 
+    tells_time = False
+    """Whether its clock is one that several machines share, and not this machine's."""
+
     identity = ""
     """Which store it is, where its place alone does not say it: drawn when it was made."""
 

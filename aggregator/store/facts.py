@@ -68,6 +68,8 @@ class Facts(Named):
     """Whether devices were ever told of a mirror: then each is told where there is none."""
     mirror_problem = Fact[str | None](str, None)
     """Why chunks cannot be written to ``cluster.chunk_store`` at present; None: they can."""
+    clock_problem = Fact[str | None](str, None)
+    """How the calendar differs from the time that ``serve`` goes by; None: it does not."""
     contents = Fact[str](str, "")
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")

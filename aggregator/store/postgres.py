@@ -96,6 +96,8 @@ class PostgresDatabase(Database):
     the URL's password.
     """
 
+    tells_time = True
+
     def __init__(
         self, url: str, fill: Callable[[Database], None] | None = None, *, identity: str = ""
     ) -> None:

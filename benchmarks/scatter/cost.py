@@ -60,7 +60,7 @@ def published_bytes(experiment: Experiment) -> int:
         sampling_seed=_ID,
         threshold=2**63,
         deadline_unix_seconds=1_700_000_300,
-        expiry_unix_seconds=1_700_000_300,
+        opened_unix_seconds=1_700_000_000,
         codec=experiment.broadcast_codec,
         length=len(plaintext),
         chunks=digests,

@@ -76,7 +76,7 @@ class Membership:
 
 
 class MembershipStore(HomeStore):
-    """Membership, descriptor and the largest time seen: each has one row at most."""
+    """Membership, descriptor and the largest time signed: each has one row at most."""
 
     def load(self) -> Membership | None:
         """The membership; None before enrolment."""
@@ -153,8 +153,15 @@ class MembershipStore(HomeStore):
         return None if row is None else read_descriptor(row[0], root_fingerprint)
 
     def save_descriptor(self, descriptor: Descriptor) -> None:
-        """Keep a descriptor that was accepted, and trust the root it is under from now on."""
+        """Keep a descriptor that was accepted, and trust the root it is under from now on.
+
+        What was signed under the one before it tells the time no more: the time is at least the
+        one at which this one was issued. Without one before it no time falls.
+        """
         with self._database.transaction() as sql:
+            if self._database.row("SELECT 1 FROM descriptor") is not None:
+                sql.execute("DELETE FROM clock")
+            self.raise_time(descriptor.issued_unix_seconds)
             sql.execute("INSERT OR REPLACE INTO descriptor VALUES (1, ?)", (descriptor.message,))
             sql.execute(
                 "UPDATE membership SET root_fingerprint = ?", (descriptor.root_fingerprint,)
@@ -178,8 +185,8 @@ class MembershipStore(HomeStore):
                 sql.execute("DELETE FROM descriptor")
                 sql.execute("DELETE FROM mark")
 
-    def largest_time(self) -> int:
-        """The largest Unix time ever seen, 0 before the first session."""
+    def signed_time(self) -> int:
+        """The largest Unix time signed under the descriptor in force, 0 before the first."""
         row = self._database.row("SELECT largest_unix_seconds FROM clock")
         return 0 if row is None else int(row[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from device_sdk.methods.learner import Declined
-from device_sdk.rounds.session import TrustedTime
+from device_sdk.rounds.session import AggregatorTime
 from device_sdk.world import DeviceWorld
 
 _DAY_SECONDS = 86_400
@@ -20,7 +20,7 @@ class DayBudget:
     process that dies in it has spent it all the same. Bytes reach the disk with :meth:`save`.
     """
 
-    def __init__(self, world: DeviceWorld, time: TrustedTime) -> None:
+    def __init__(self, world: DeviceWorld, time: AggregatorTime) -> None:
         self._store, self._options, self._time = world.home.spent, world.options, time
         self._clock = world.work_clock
         self._bytes = 0
@@ -70,4 +70,4 @@ class DayBudget:
         self._bytes = 0
 
     def _day(self) -> int:
-        return self._time.largest_unix_seconds // _DAY_SECONDS
+        return self._time.unix_seconds() // _DAY_SECONDS

@@ -46,7 +46,6 @@ def commit_round(
     device_id: bytes,
     job: TrainingJob,
     result: TrainedRound,
-    largest_unix_seconds: int,
     report: bytes | None = None,
 ) -> OutboxRow:
     """Commit users' vectors, model, k, the part in the round and the update, with its report if
@@ -86,7 +85,6 @@ def commit_round(
                 )
             )
         home.rounds.post(row)
-        home.membership.raise_time(largest_unix_seconds)
     return row
 
 
@@ -134,7 +132,7 @@ def read_model(
 _log = logging.getLogger("tessera.device")
 # A manifest refused for one of these may be right after the next descriptor or session.
 _MAY_COME_RIGHT = frozenset(
-    {"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor", "descriptor-expired"}
+    {"unknown-epoch", "bad-signature", "bad-tag", "no-descriptor", "descriptor-expired", "old-time"}
 )
 
 
@@ -158,27 +156,31 @@ class ManifestIntake:
         self._membership, self._store = world.membership, world.home.rounds
         self._sessions = sessions
         self._newest = b""
+        self._came_seconds, self._is_live = 0.0, False
         self._is_over = False
         self._waits = False
         self._retry: Retry | None = None
         self.expired: RoundManifest | None = None
         """A round that this device was selected for, whose manifest came after its deadline."""
 
-    def take(self, message: bytes | None = None) -> Accepted | None:
+    def take(self, message: bytes | None = None, *, live: bool = False) -> Accepted | None:
         """The manifest that waits; None for none, and for one that was concluded before.
 
-        A ``message`` that just came waits from now on, in the place of any other. Takes none
+        A ``message`` that just came waits from now on, in the place of any other; ``live``: it was
+        sent at this moment, and did not lie at the broker. Takes none
         without an open session, unless the device only waits for one as it was told: then it may
         train meanwhile, and comes sooner for it. The manifest's mark is on the disk when this
         returns. A round that a crash interrupted before its end comes back as if new. Raises
         ``WireError``: ``unknown-epoch`` (open a new session), ``stale-manifest``,
-        ``version-fell``, ``expired-manifest``, ``wrong-manifest``, or another; and
+        ``version-fell``, ``expired-manifest``, ``old-time`` (over, by a time that is asked for
+        again), ``wrong-manifest``, or another; and
         ``sqlite3.Error`` where the mark cannot be written.
         """
         if message is not None:
             if message == self._newest and (self._is_over or self._retry is not None):
                 return None  # shown again: it was judged, or has a time of its own
             self._newest, self._waits, self._retry, self._is_over = message, True, None, False
+            self._came_seconds, self._is_live = self._world.clock(), live
         if not self._waits or not (self._sessions.is_open or self._sessions.waits_as_told):
             return None
         self._waits = False
@@ -217,21 +219,31 @@ class ManifestIntake:
         if manifest.root_fingerprint != self._sessions.root_fingerprint:
             raise WireError("wrong-root", "a manifest of another root")
         which, mark = order(self._store.mark(manifest.task, manifest.cohort), manifest, body)
-        now_unix_seconds = self._sessions.time.now()
-        if now_unix_seconds is None:
-            raise WireError("no-session", "no session has given the time yet")
+        if which is Order.NEWER:
+            self._learn_time(manifest)
         chosen = _selects(manifest, membership.grant.device_id)
-        if now_unix_seconds >= manifest.expiry_unix_seconds:
+        if self._sessions.time.unix_seconds() >= manifest.deadline_unix_seconds:
             if which is Order.SAME:
                 return None  # the broker shows it until the next one
-            if which is Order.NEWER and chosen:
+            if self._sessions.ask_for_time_at(manifest.deadline_unix_seconds):
+                raise WireError("old-time", "the round's time is over, if this device's is right")
+            if chosen:
                 self.expired = manifest
             raise WireError("expired-manifest", "the round's time is over")
         if which is Order.NEWER:
-            self._store.save_mark(manifest, mark)
+            with self._world.home.database.transaction():
+                self._world.home.membership.raise_time(manifest.opened_unix_seconds)
+                self._store.save_mark(manifest, mark)
         if self._store.participation(manifest.task, manifest.generation, manifest.round):
             return None
         return Accepted(manifest, chosen)
+
+    def _learn_time(self, manifest: RoundManifest) -> None:
+        opened = manifest.opened_unix_seconds
+        descriptor = self._sessions.descriptor
+        assert descriptor is not None
+        descriptor.require_unexpired(opened)
+        self._sessions.time.opened(opened, self._came_seconds, live=self._is_live)
 
 
 def _selects(manifest: RoundManifest, device_id: bytes) -> bool:
@@ -271,6 +283,9 @@ class CurrentRound:
         self._connected = False
         self._held_back = False
         self._round: OpenRound | None = None
+        self.deadline_seconds = math.inf
+        """Of the round in hand, by this device's clock: what its manifest left when it was taken,
+        whatever anybody's calendar says later."""
         self.question: TrainingJob | None = None
         """A round that offers attachments: :meth:`wanted` or :meth:`ended` must follow."""
         self.job: TrainingJob | None = None
@@ -290,10 +305,9 @@ class CurrentRound:
         """The job as one that waits for its turn; None where there is none, or the task rests."""
         if self.job is None or self.job.manifest.threshold == 0:
             return None
-        deadline = self._sessions.time.clock_seconds(self.job.manifest.deadline_unix_seconds)
         return Ready(
             self.task,
-            math.inf if deadline is None else deadline,
+            self.deadline_seconds,
             self._expected_seconds(self.job),
             self._ready_seconds,
         )
@@ -332,14 +346,15 @@ class CurrentRound:
         if value and self._round is not None:
             self._round.retry.progressed()  # the link subscribes again by itself
 
-    def take_manifest(self, message: bytes | None = None) -> None:
+    def take_manifest(self, message: bytes | None = None, *, live: bool = False) -> None:
         """Take the manifest that just came, or else the one that waits, once there is a session.
+        ``live``: it did not lie at the broker.
 
         Its round is begun, or concluded where there is nothing to do. Raises ``WireError``, where
         the broadcast's key is missing or there is nothing to fetch too, and ``sqlite3.Error``.
         """
         try:
-            accepted = self._intake.take(message)
+            accepted = self._intake.take(message, live=live)
             if accepted is not None:
                 self._take(accepted)
         except WireError as error:
@@ -365,12 +380,9 @@ class CurrentRound:
             self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
         # Only for news: a broker that repeats a manifest must not shorten the waits.
         self._sessions.went_well()
+        self.deadline_seconds = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
         if not accepted.selected and not self._is_wanted_to_read(manifest):
             self._conclude(manifest, RoundOutcome.NOT_SELECTED)
-        elif self._is_past(manifest.deadline_unix_seconds):
-            self._miss(manifest)
-            late = "the deadline was over on arrival"
-            self._conclude(manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
         elif accepted.selected and self._sender.obstacle:
             self._hold_back(manifest, self._sender.obstacle)
         elif accepted.selected and (lack := self._world.lacks(self.task, manifest.generation)):
@@ -397,9 +409,9 @@ class CurrentRound:
     def _miss(self, manifest: RoundManifest) -> None:
         """The deadline passed before anything was done: for another task's training, perhaps."""
         which = (manifest.generation, manifest.round)
-        deadline = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
-        if which != self._missed and deadline is not None:
+        if which != self._missed:
             self._missed = which
+            deadline = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
             self._turns.missed(self.task, deadline)
 
     def fetches(self, content_id: bytes) -> bool:
@@ -444,7 +456,7 @@ class CurrentRound:
         deadline. Raises as :meth:`take_manifest` does."""
         round_ = self._round
         if round_ is not None and not self._trains:
-            if self._is_past(round_.manifest.deadline_unix_seconds):
+            if self._is_over:
                 what = "chunks" if round_.fetches else "receipts"
                 detail = f"not all {what} came in time"
                 if self.ready is not None:
@@ -461,10 +473,9 @@ class CurrentRound:
         round_, intake_seconds = self._round, self._intake.next_seconds()
         if round_ is None or self._trains:
             return intake_seconds
-        deadline = self._sessions.time.clock_seconds(round_.manifest.deadline_unix_seconds)
         asks_again = self._connected and round_.fetches
         retry = round_.retry.next_seconds if asks_again else math.inf
-        return min(retry, intake_seconds, math.inf if deadline is None else deadline)
+        return min(retry, intake_seconds, self.deadline_seconds)
 
     def wanted(self, names: Sequence[str]) -> None:
         """The learner's answer to :attr:`question`: the attachments to fetch before training.
@@ -478,8 +489,7 @@ class CurrentRound:
 
     def trained(self, job: TrainingJob, result: TrainedRound) -> None:
         """Commit the round's outcome, update and all, in one transaction; then send it."""
-        manifest = job.manifest
-        if self._is_past(manifest.deadline_unix_seconds):
+        if self._is_over:
             if result.capability is not None:
                 self._home.models.save_capability(result.capability)
             why = f"training took {result.seconds:.1f} s"
@@ -491,11 +501,10 @@ class CurrentRound:
             self._world.membership.grant.device_id,
             job,
             result,
-            self._sessions.time.largest_unix_seconds,
             self._reports.of(ReportedOutcome.TRAINED, None, received_bytes, result),
         )
         self._close()
-        self._sender.add(row, manifest.deadline_unix_seconds)
+        self._sender.add(row, self.deadline_seconds)
 
     def read(self, job: TrainingJob, adopted: Mapping[str, NDArray[Any]] | None = None) -> None:
         """The task rests, and its last version was read; see :func:`read_model`."""
@@ -607,6 +616,6 @@ class CurrentRound:
         self._turns.ended(self.task, self._world.clock())
         self._budget.settle()
 
-    def _is_past(self, unix_seconds: int) -> bool:
-        now = self._sessions.time.now()
-        return now is not None and now >= unix_seconds
+    @property
+    def _is_over(self) -> bool:
+        return self._world.clock() >= self.deadline_seconds

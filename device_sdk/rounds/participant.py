@@ -41,6 +41,7 @@ _log = logging.getLogger("tessera.device")
 # Refused, and yet nothing is wrong: what it means to whoever reads the log.
 _IN_WORDS = {
     "expired-manifest": "the round at the broker is over: this device waits for the next one",
+    "old-time": "a round seems over, but this device was told the time long ago: it asks again",
     "unknown-epoch": "the fleet's key was replaced: this device asks for the new one",
 }
 
@@ -66,7 +67,7 @@ class RefusedMessages:
         return dict(self._counts)
 
 
-_TIME_SAVED_EVERY_SECONDS = 3600.0
+_SAVED_EVERY_SECONDS = 3600.0
 _TAKEN = (RecordType.RECEIPT, RecordType.STANDING, RecordType.PLACEMENT)
 
 
@@ -99,7 +100,7 @@ class Participant:
         self.farewell = Farewell(world, self.sessions, self.actions) if leaves else None
         self._early: dict[str, bytes] = {}  # what no descriptor in hand vouches for
         self._unserved = ""
-        self._save_time_seconds = world.clock() + _TIME_SAVED_EVERY_SECONDS
+        self._save_seconds = world.clock() + _SAVED_EVERY_SECONDS
 
     @property
     def problem(self) -> str:
@@ -171,7 +172,7 @@ class Participant:
                 case ManifestTopic(task, cohort):
                     of_task = self.rounds.get(task)
                     if of_task is not None and of_task.cohort == cohort:
-                        of_task.take_manifest(payload)
+                        of_task.take_manifest(payload, live=not retained)
                 case DownTopic():
                     if retained:
                         raise WireError("retained", "nothing retained is accepted on this topic")
@@ -211,10 +212,8 @@ class Participant:
         if self.farewell is not None:
             self.farewell.tick()
         now = self._world.clock()
-        if now >= self._save_time_seconds:
-            self._save_time_seconds = now + _TIME_SAVED_EVERY_SECONDS
-            if self.sessions.time.now() is not None:
-                self._world.home.membership.raise_time(self.sessions.time.largest_unix_seconds)
+        if now >= self._save_seconds:
+            self._save_seconds = now + _SAVED_EVERY_SECONDS
             self.budget.save()
         self._listen()
         if self._resubscription.due():
@@ -235,7 +234,7 @@ class Participant:
             self._resubscription.next_seconds(),
             self.sender.next_seconds(),
             math.inf if self.farewell is None else self.farewell.next_seconds(),
-            self._save_time_seconds,
+            self._save_seconds,
         )
 
     def _on_down(self, payload: bytes) -> None:

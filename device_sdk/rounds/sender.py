@@ -32,8 +32,8 @@ class _Waiting:
     """Whether the early repetition was made: one for each update and connection."""
     withheld_seconds: float = math.inf
     """Since when a contribution waits for an aggregator that reads it."""
-    deadline_unix_seconds: float = math.inf
-    """Of its round, as far as that is known: infinite after a restart."""
+    deadline_seconds: float = math.inf
+    """Of its round, by this device's clock: infinite after a restart."""
 
 
 class Sender:
@@ -82,19 +82,20 @@ class Sender:
 
     def left_seconds(self) -> float:
         """Until the first deadline of a round that an update waits for; infinite for none."""
-        now = self._sessions.time.now()
-        left = (each.deadline_unix_seconds - (now or 0.0) for each in self.waiting.values())
+        now = self._clock()
+        left = (each.deadline_seconds - now for each in self.waiting.values())
         return min((each for each in left if each > 0), default=math.inf)
 
-    def add(self, row: OutboxRow, deadline_unix_seconds: float = math.inf) -> None:
-        """Send an update that lies in the outbox from now on."""
+    def add(self, row: OutboxRow, deadline_seconds: float = math.inf) -> None:
+        """Send an update that lies in the outbox from now on; ``deadline_seconds`` of its round, by
+        this device's clock."""
         backoff = Backoff(
             self._rng,
             first_seconds=self._pace.answer_seconds,
             most_seconds=self._pace.most_seconds,
         )
         self.waiting[row.digest] = _Waiting(
-            row, backoff, self._clock(), deadline_unix_seconds=deadline_unix_seconds
+            row, backoff, self._clock(), deadline_seconds=deadline_seconds
         )
         self._sessions.needed_within(self.left_seconds())
 
@@ -166,7 +167,7 @@ class Sender:
             instead = plain if plain.body else None
             self._store.repost(waiting.row, instead)
             if instead is not None:
-                self.add(instead, waiting.deadline_unix_seconds)
+                self.add(instead, waiting.deadline_seconds)
         return True
 
     def hurry(self) -> None:

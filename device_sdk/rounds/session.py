@@ -25,44 +25,83 @@ from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
 from device_sdk.world import DeviceWorld
 
-# The aggregator's time, carried on by the monotonic clock between sessions' replies.
+_MOST_DRIFT = 0.02
+_FRESH_SECONDS = 60.0
 
 
-class TrustedTime:
-    """Unix time that a session's reply gave and that never falls.
+class AggregatorTime:
+    """What a device knows of the aggregator's time: two things that must not be mixed.
 
-    The device's own calendar clock is not asked: on small boards it is often wrong, and whoever can
-    set it could bring old manifests back to life. ``clock``: monotonic seconds.
+    * :meth:`now`, an estimate that rounds go by. A session's reply sets it, forwards or back, and
+      this device's monotonic clock carries it on until the next; manifests correct it meanwhile.
+      Nothing of it is kept: a wrong one, of either end's clock, lasts until the next reply.
+    * :attr:`signed_unix_seconds`, what descriptors' expiry is judged by: the largest time that was
+      signed under the descriptor in force. It is stored, rises by signed times alone, which lie
+      before that descriptor's end, and begins anew with a newer descriptor. So it can never keep a
+      device from the next descriptor, whatever a clock said.
+
+    The device's own calendar is not asked: on small boards it is often wrong. ``clock``: monotonic
+    seconds.
     """
 
-    def __init__(self, clock: Callable[[], float], largest_unix_seconds: int) -> None:
+    def __init__(self, clock: Callable[[], float], signed_unix_seconds: int) -> None:
         self._clock = clock
-        self._largest_unix_seconds = float(largest_unix_seconds)
-        self._at_seconds: float | None = None
+        self.signed_unix_seconds = signed_unix_seconds
+        self._replied_seconds = -math.inf
+        self._replied_offset = 0.0
+        self._offset: float | None = None
 
-    def set(self, unix_seconds: int) -> None:
-        """Take the time of a session's reply."""
-        # What was reached before stays: a session whose time lies behind moves nothing back.
-        self._largest_unix_seconds = max(self._largest_unix_seconds, self.now() or 0.0)
-        self._largest_unix_seconds = max(self._largest_unix_seconds, float(unix_seconds))
-        self._at_seconds = self._clock()
+    def replied(self, unix_seconds: int) -> None:
+        """A session's reply that was just asked for gave this time."""
+        self._replied_seconds = self._clock()
+        self._offset = self._replied_offset = unix_seconds - self._replied_seconds
+        self.signed_unix_seconds = max(self.signed_unix_seconds, unix_seconds)
+
+    def opened(self, unix_seconds: int, at_seconds: float, *, live: bool) -> None:
+        """A verified manifest, newer than all before it, came at ``at_seconds``: its round had
+        opened at ``unix_seconds``.
+
+        So it was that late at least. It was no later either where the manifest is ``live``, sent
+        at that moment: then a clock of this device that runs fast is corrected, by up to 2 % of
+        the time since the last reply. No crystal is worse, and who shows an old manifest as if it
+        were new gains no more.
+        """
+        self.signed_unix_seconds = max(self.signed_unix_seconds, unix_seconds)
+        if self._offset is None:
+            return
+        least = unix_seconds - at_seconds
+        if live:
+            drift = _MOST_DRIFT * max(0.0, at_seconds - self._replied_seconds)
+            self._offset = max(least, self._replied_offset - drift)
+        else:
+            self._offset = max(least, self._offset)
+
+    def descriptor_began(self, unix_seconds: int) -> None:
+        """A descriptor newer than the one in force was issued at this time."""
+        self.signed_unix_seconds = unix_seconds
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a reply told the time within the last minute."""
+        return self._clock() - self._replied_seconds < _FRESH_SECONDS
 
     def now(self) -> float | None:
-        """Unix seconds; None before the first session."""
-        if self._at_seconds is None:
-            return None
-        return self._largest_unix_seconds + (self._clock() - self._at_seconds)
+        """Unix seconds, as far as this device can tell; None before the first session."""
+        return None if self._offset is None else self._clock() + self._offset
+
+    def unix_seconds(self) -> int:
+        """:meth:`now`, and before the first session the largest time that was signed."""
+        now = self.now()
+        return self.signed_unix_seconds if now is None else int(now)
 
     @property
     def largest_unix_seconds(self) -> int:
-        """The largest time seen, to be stored."""
-        now = self.now()
-        return int(self._largest_unix_seconds if now is None else now)
+        """What descriptors and their keys are judged by: the later one of both."""
+        return max(self.signed_unix_seconds, self.unix_seconds())
 
-    def clock_seconds(self, unix_seconds: float) -> float | None:
-        """The monotonic time at which ``unix_seconds`` comes; None before the first session."""
-        now = self.now()
-        return None if now is None else self._clock() + (unix_seconds - now)
+    def clock_seconds(self, unix_seconds: float) -> float:
+        """The monotonic time at which ``unix_seconds`` comes; infinite before the first session."""
+        return math.inf if self._offset is None else unix_seconds - self._offset
 
 
 _SENDS_AN_ATTEMPT = 3
@@ -110,7 +149,7 @@ class SessionKeeper:
         self._answers = self._new_backoff(self._pace.answer_seconds)
         self._reopens = self._new_backoff(self._pace.reopen_seconds)
         self._renewals = self._new_backoff(self._pace.renew_seconds)
-        self.time = TrustedTime(clock, self._store.largest_time())
+        self.time = AggregatorTime(clock, self._store.signed_time())
         self._unanswered = 0
         self._attempts = 0  # since the last reply
         self.opened = 0
@@ -189,14 +228,18 @@ class SessionKeeper:
         descriptor = read_descriptor(
             message, self.root_fingerprint, seen(known), self._least_serial
         )
-        descriptor.require_unexpired(self.time.largest_unix_seconds)
+        if known is None:
+            descriptor.require_unexpired(self.time.signed_unix_seconds)
         self._store.save_descriptor(descriptor)
+        self.time.descriptor_began(self._store.signed_time())
         self.descriptor, self._signing = descriptor, None
         self.root_fingerprint = descriptor.root_fingerprint
         # An attempt under the old keys may never be answered.
         self._opening = None
         if self._wanted:
             self._next_seconds = self._clock()
+        else:
+            self.ask_for_time_at(descriptor.expires_unix_seconds)
 
     def on_presence(self, message: bytes, *, retained: bool) -> None:
         """A presence came. Raises ``WireError``.
@@ -232,7 +275,7 @@ class SessionKeeper:
         if self._opening is None:
             raise WireError("unexpected-reply", "no open waits for a reply")
         try:
-            opened = self._opening.accept(message, self.time.largest_unix_seconds)
+            opened = self._opening.accept(message, self.time.signed_unix_seconds)
         except WireError as error:
             if error.reason == "descriptor-expired":
                 # Only a newer descriptor helps; ask for time again after the longest wait.
@@ -241,11 +284,11 @@ class SessionKeeper:
             raise
         self._opening = None
         self._unanswered = self._attempts = 0
-        self.time.set(opened.time_unix_seconds)
         # First, since the disk may be full: then there is no session, and another open is due.
         with self._home.database.transaction():
-            self._store.raise_time(self.time.largest_unix_seconds)
+            self._store.raise_time(opened.time_unix_seconds)
             self._home.requests.answered()
+        self.time.replied(opened.time_unix_seconds)
         self._wanted = False
         self._answers.reset()
         self._sessions.install(opened.session)
@@ -309,6 +352,14 @@ class SessionKeeper:
         if not self._wanted:
             self._wanted = True
             self._next_seconds = self._clock() + self._reopens.next_seconds()
+
+    def ask_for_time_at(self, unix_seconds: int) -> bool:
+        """This device believes that a time has passed. Unless it was told lately what time it is,
+        it asks, by opening another session; whether it asks, or has asked already."""
+        if self.time.unix_seconds() < unix_seconds or self.time.is_fresh:
+            return False
+        self.reopen()
+        return True
 
     def went_well(self) -> None:
         """The session proved good (a receipt came, a manifest opened): next wait is short again."""

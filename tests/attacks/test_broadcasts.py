@@ -259,7 +259,7 @@ def test_a_broadcast_forged_by_a_device_with_the_group_key_is_refused(stage: Sta
         ({"key_epoch": 77}, "wrong-manifest"),
         ({"broadcast_id": bytes(32)}, "wrong-manifest"),
         ({"root_fingerprint": bytes(16)}, "wrong-root"),
-        ({"deadline_unix_seconds": 9, "expiry_unix_seconds": 9}, "expired-manifest"),
+        ({"opened_unix_seconds": 9, "deadline_unix_seconds": 9}, "expired-manifest"),
     ],
 )
 def test_a_signed_manifest_that_says_something_else_inside_is_refused(

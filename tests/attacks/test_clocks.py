@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from aggregator.keys.enrolment import make_codes
 from aggregator.store import Database
-from device_sdk.enrol import trust
-from device_sdk.home.home import Home
 from device_sdk.wire.publish.receipts import RecordType
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
@@ -92,24 +87,97 @@ def test_a_round_ends_though_the_clock_was_ahead_when_it_opened(
     stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 60.0)
 
 
-def test_devices_that_were_told_a_time_far_ahead_come_back_by_a_code(
-    make_stage: MakeStage,
+_ROUNDS = "quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5"
+_WITHIN_ROUNDS = 3
+
+
+def _restarted_at(stage: Stage, offset_seconds: float) -> None:
+    stage.kill_aggregator()
+    stage.offset_seconds = offset_seconds
+    stage.start_aggregator()
+
+
+def _all_go_on(stage: Stage) -> None:
+    """Each device is counted within three rounds from now on, and nobody lends a hand."""
+    last = stage.store.first.rounds.latest()[0].round
+    stage.run(_WITHIN_ROUNDS * 70.0)
+    for place in range(len(stage.devices)):
+        heard = [stage.verdict(place, last + later) for later in range(1, _WITHIN_ROUNDS + 1)]
+        assert "counted" in heard, f"device {place}: {heard}"
+
+
+@pytest.mark.parametrize("hours", [1 / 6, 12.0, 40 * 24.0, 100 * 24.0, -1 / 6, -400 * 24.0])
+def test_a_serve_that_began_at_a_wrong_time_and_then_at_the_right_one(
+    make_stage: MakeStage, hours: float
 ) -> None:
-    stage = make_stage()
-    stage.offset_seconds = 100 * _DAY_SECONDS
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
-    stage.offset_seconds = 0.0
-    stage.run(100.0)
-    assert stage.parts.first.aggregation.version == 1
-    assert stage.devices[0].participant.refusals.counts()["expired-manifest"] >= 1
+    """A computer without a battery, before NTP came; a hundred days is past its descriptor."""
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    _restarted_at(stage, hours * 3600.0)
+    _all_go_on(stage)
+    _restarted_at(stage, 0.0)
+    _all_go_on(stage)
     for device in stage.devices:
         device.kill()
-        [code] = make_codes(stage.store, 1, int(stage.unix()), os.urandom)
-        home = Home(device.folder)
-        trust(home, code.to_text(), set_clock_back=True)
-        home.close()
         device.start()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
+    _all_go_on(stage)
+    held = stage.parts.keys.current().descriptor
+    assert held.issued_unix_seconds <= stage.unix() + _DAY_SECONDS
+
+
+@pytest.mark.parametrize("seconds", [-30.0, -600.0, 600.0, 43_200.0, 100 * _DAY_SECONDS])
+def test_a_clock_that_is_set_while_serve_runs(make_stage: MakeStage, seconds: float) -> None:
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    signed = stage.parts.unix_clock()
+    stage.offset_seconds = seconds
+    stage.run(30.0)
+    assert abs(stage.parts.unix_clock() - signed - 30.0) < 1.0, "no jump is signed at once"
+    assert "the clock was set" in (stage.store.facts.clock_problem or "")
+    _all_go_on(stage)
+    stage.run(120.0)
+    assert abs(stage.parts.unix_clock() - stage.unix()) < 1.0
+    assert not stage.store.facts.clock_problem
+    _all_go_on(stage)
+
+
+def test_a_clock_that_goes_to_and_fro_is_not_followed(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    opened = [device.participant.sessions.opened for device in stage.devices]
+    for turn in range(60):
+        stage.offset_seconds = 600.0 if turn % 2 else -600.0
+        stage.run(10.0)
+    stage.offset_seconds = 0.0
+    assert stage.parts.first.aggregation.version > 20
+    assert opened == [device.participant.sessions.opened for device in stage.devices]
+    _all_go_on(stage)
+
+
+def test_a_clock_set_past_the_end_of_the_delegation_is_not_followed(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.offset_seconds = 9_000 * _DAY_SECONDS
+    stage.run(300.0)
+    assert "rotate keys" in (stage.store.facts.clock_problem or "")
+    _all_go_on(stage)
+
+
+@pytest.mark.parametrize("rate", [1.01, 0.99])
+def test_a_device_whose_clock_runs_fast_or_slow_is_counted_all_day(
+    make_stage: MakeStage, rate: float
+) -> None:
+    stage = make_stage(round_lines=_ROUNDS.replace("pause_seconds = 5", "pause_seconds = 1800"))
+    stage.idle_seconds = 60.0
+    device = stage.devices[0]
+    device.kill()
+    device._clock = lambda: stage.now_seconds * rate
+    true_next = device.next_seconds
+    device.next_seconds = lambda: true_next() / rate if device.alive else float("inf")  # type: ignore[method-assign]
+    device.start()
+    stage.run(_DAY_SECONDS)
+    jobs = [each.jobs for each in stage.devices]
+    assert jobs[0] >= jobs[1] - 2 and jobs[0] > 40
 
 
 def test_a_clock_that_stands_in_the_past_keeps_nothing_for_ever(make_stage: MakeStage) -> None:

@@ -177,7 +177,7 @@ def test_an_unused_code_of_before_leads_to_the_keys_and_the_root_of_today(
     assert membership is not None
     assert membership.root_fingerprint == held.root_fingerprint
     assert joined.membership.descriptor(held.root_fingerprint) == held
-    assert joined.membership.largest_time() >= began, "no later time falls below this one"
+    assert joined.membership.signed_time() >= began, "no later time falls below this one"
     joined.close()
 
 

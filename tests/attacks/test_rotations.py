@@ -191,7 +191,7 @@ def test_manifests_under_an_expired_descriptor_are_refused_until_a_newer_one_com
     device = stage.devices[0]
     held = stage.parts.keys.current().descriptor
     jobs = device.jobs
-    device.participant.sessions.time.set(held.expires_unix_seconds)
+    device.participant.sessions.time.replied(held.expires_unix_seconds)
     stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
     assert device.jobs == jobs
     assert _refusals(stage, 0)["descriptor-expired"] >= 1

@@ -79,6 +79,7 @@ def make_serving(serial: int = 1, until: int | None = None, root: str = "root") 
         key_from("delegate"),
         delegation_of(root),
         serial,
+        NOW,
         EXPIRES,
         signing.public_key().public_bytes_raw(),
         hpke.public_bytes(seed),

@@ -356,6 +356,7 @@ def _succeeded() -> Descriptor:
         _DELEGATE,
         _DESCRIPTOR.delegation,
         1,
+        NOW,
         EXPIRES,
         _DESCRIPTOR.signing,
         _DESCRIPTOR.hpke,

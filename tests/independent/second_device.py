@@ -161,6 +161,7 @@ class Descriptor(NamedTuple):
     root: bytes  # fingerprint of the root that is trusted from now on
     digest: bytes
     serial: int
+    issued: int
     expires: int
     hpke: bytes
     signing: bytes
@@ -185,9 +186,10 @@ def read_descriptor(message: bytes, code: Code) -> Descriptor:
         check(each[32:64] == following, "bad-succession")
         verify(each[:32], "succession", each[64:], each[:64])
     verify(delegate, "descriptor", signature, message[2 : at + 152] + body)
-    said = read_cbor(body, expires=int, hpke=1216, serial=int, signing=32)
+    said = read_cbor(body, expires=int, hpke=1216, issued=int, serial=int, signing=32)
     first, last, ends = unpack("<QQQ", delegation[64:88])
     check(0 < first <= said["serial"] <= last < 2**40, "bad-delegation")
+    check(said["issued"] < said["expires"], "bad-field")
     check(said["expires"] <= ends, "bad-delegation")
     check(said["serial"] >= code.least_serial, "serial-fell")
     check(said["expires"] > code.made, "descriptor-expired")
@@ -355,14 +357,14 @@ class Reader:
         ids = ("artifact_id", "catalogue_id", "broadcast_id", "sampling_seed")
         names, numbers = ("task", "cohort", "codec"), ("generation", "round", "version")
         numbers += ("key_epoch", "threshold", "length")
-        numbers += ("deadline_unix_seconds", "expiry_unix_seconds")
+        numbers += ("opened_unix_seconds", "deadline_unix_seconds")
         kinds = ((ids, 32), (names, str), (numbers, int))
         fields = {name: kind for each, kind in kinds for name in each}
         said = read_cbor(body, root_fingerprint=16, chunks=list, **fields)
         check(said["root_fingerprint"] == self.by.root, "wrong-root")
         inside = tuple(said[name] for name in ("task", "cohort", "key_epoch", "broadcast_id"))
         check(inside == (self.task, self.cohort, epoch, broadcast), "wrong-manifest")
-        check(said["expiry_unix_seconds"] > self.session.now(), "expired-manifest")
+        check(said["deadline_unix_seconds"] > self.session.now(), "expired-manifest")
         return said, key
 
     def head(self, message: bytes, content: bytes) -> tuple[dict[str, Any], bytes]:

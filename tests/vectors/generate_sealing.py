@@ -118,6 +118,7 @@ def build(recorded: dict[str, str]) -> Section:
         delegate,
         delegation,
         7,
+        NOW,
         NOW + 86_400,
         signing.public_key().public_bytes_raw(),
         hpke.public_bytes(hpke_seed),

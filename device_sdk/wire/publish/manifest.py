@@ -39,8 +39,8 @@ _NUMBERS = {
     "version": 2**63 - 1,
     "key_epoch": 2**63 - 1,
     "threshold": EVERYONE,
+    "opened_unix_seconds": 2**63 - 1,
     "deadline_unix_seconds": 2**63 - 1,
-    "expiry_unix_seconds": 2**63 - 1,
     "length": CHUNK_BYTES * MOST_CHUNKS,
 }
 _FIELDS = (*_SIZES, *_NAMES, *_NUMBERS, "chunks")
@@ -69,9 +69,10 @@ class RoundManifest:
     sampling_seed: bytes
     threshold: int
     """Selected below it: the expected share of devices times 2^64."""
+    opened_unix_seconds: int
+    """When the aggregator opened the round and signed this."""
     deadline_unix_seconds: int
-    expiry_unix_seconds: int
-    """After this the manifest is not acted upon; not before the deadline."""
+    """From then on it is not acted upon; a device counts the seconds left by its own clock."""
     codec: str
     length: int
     chunks: tuple[bytes, ...]
@@ -87,8 +88,8 @@ class RoundManifest:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
                 raise ValueError(f"{name} is {value!r}; expected an integer from 0 to {limit}")
-        if self.expiry_unix_seconds < self.deadline_unix_seconds:
-            raise ValueError("expiry_unix_seconds lies before deadline_unix_seconds")
+        if self.deadline_unix_seconds < self.opened_unix_seconds:
+            raise ValueError("deadline_unix_seconds lies before opened_unix_seconds")
         if len(self.chunks) != chunk_count(self.length):
             raise ValueError(
                 f"{len(self.chunks)} chunks for {self.length} bytes; expected "

@@ -1,9 +1,9 @@
 """The descriptor: which keys the aggregator uses now, and on whose word.
 
 Bytes: ``version 1 | type 1 | number of successions 1 | successions 128 each | delegation 152 |
-signature 64 | body``, the body canonical CBOR of {expires, hpke, serial, signing}. The signature is
-the delegate's and covers everything between the first two bytes and itself, and the body. So one
-message leads from a root that was trusted some rotations ago to the keys of today.
+signature 64 | body``, the body canonical CBOR of {expires, hpke, issued, serial, signing}. The
+signature is the delegate's and covers everything between the first two bytes and itself, and the
+body. So one message leads from a root that was trusted some rotations ago to the keys of today.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_BYTES = 4096
 _TIME_LIMIT = 2**63 - 1  # what the stores' signed integers hold
 _LINE_AT = 3
 _LEAST_BYTES = _LINE_AT + DELEGATION_BYTES + signature.SIGNATURE_BYTES + 1
-_FIELDS = ("expires", "hpke", "serial", "signing")
+_FIELDS = ("expires", "hpke", "issued", "serial", "signing")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class Descriptor:
     """How the root came to its place, oldest first; none for a fleet's first root."""
     delegation: Delegation
     serial: int
+    issued_unix_seconds: int
+    """The time by which devices that knew an older descriptor go from now on: no time that was
+    signed under one before counts any more, so that they recover from clocks that were ahead."""
     expires_unix_seconds: int
     signing: bytes
     """Ed25519 public key of the aggregator's online signing key, 32 bytes."""
@@ -93,6 +96,7 @@ def make_descriptor(
     delegate: Ed25519PrivateKey,
     delegation: Delegation,
     serial: int,
+    issued_unix_seconds: int,
     expires_unix_seconds: int,
     signing: bytes,
     hpke_public: bytes,
@@ -102,8 +106,10 @@ def make_descriptor(
 
     Raises ``ValueError`` for values out of range, and for what the delegation does not allow.
     """
-    if not 0 < serial <= SERIAL_LIMIT or not 0 < expires_unix_seconds <= _TIME_LIMIT:
-        raise ValueError("serial and expiry must lie between 1 and 2^40 - 1, and 2^63 - 1")
+    if not 0 < serial <= SERIAL_LIMIT:
+        raise ValueError("a serial must lie between 1 and 2^40 - 1")
+    if not 0 <= issued_unix_seconds < expires_unix_seconds <= _TIME_LIMIT:
+        raise ValueError("issue and expiry must rise and lie between 0 and 2^63 - 1")
     if len(signing) != signature.PUBLIC_KEY_BYTES or len(hpke_public) != hpke.PUBLIC_KEY_BYTES:
         raise ValueError(
             f"expected public keys of {signature.PUBLIC_KEY_BYTES} bytes (signing) and "
@@ -113,6 +119,7 @@ def make_descriptor(
         {
             "expires": expires_unix_seconds,
             "hpke": hpke_public,
+            "issued": issued_unix_seconds,
             "serial": serial,
             "signing": signing,
         }
@@ -175,6 +182,7 @@ def read_descriptor(
         successions=successions,
         delegation=delegation,
         serial=record.unsigned("serial", SERIAL_LIMIT),
+        issued_unix_seconds=record.unsigned("issued", _TIME_LIMIT),
         expires_unix_seconds=record.unsigned("expires", _TIME_LIMIT),
         signing=record.octets("signing", signature.PUBLIC_KEY_BYTES),
         hpke=record.octets("hpke", hpke.PUBLIC_KEY_BYTES),
@@ -183,6 +191,8 @@ def read_descriptor(
     )
     signature.public_key(descriptor.signing)
     hpke.public_key(descriptor.hpke)
+    if descriptor.issued_unix_seconds >= descriptor.expires_unix_seconds:
+        raise WireError("bad-field", "issued at the time of its expiry, or after it")
     if not delegation.allows(descriptor.serial, descriptor.expires_unix_seconds):
         raise WireError("bad-delegation", "a serial or an expiry that the root did not allow")
     if descriptor.serial < least_serial:

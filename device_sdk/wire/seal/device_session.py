@@ -55,7 +55,7 @@ class OpenedSession:
     session: Session
     incarnation: bytes
     time_unix_seconds: int
-    """The aggregator's time, or the largest time seen before where that is later."""
+    """The aggregator's time when it answered."""
     group_keys: tuple[GroupKey, ...]
 
 
@@ -95,13 +95,13 @@ class SessionOpening:
     def accept(
         self,
         reply_message: bytes,
-        largest_time_unix_seconds: int,
+        signed_unix_seconds: int,
         unseal: hpke.Unseal = hpke.unseal,
     ) -> OpenedSession:
         """The session that ``reply_message`` grants.
 
-        ``largest_time_unix_seconds`` is the largest time the device has ever seen, from its store:
-        time never falls, so a descriptor that expired once stays expired.
+        ``signed_unix_seconds`` is the largest time that was signed under this descriptor, from the
+        device's store: once it has expired it stays so.
 
         A reply that is not ours or not right raises ``WireError`` and changes nothing: anybody can
         send one, so the right one may still come. ``descriptor-expired`` (the descriptor expired by
@@ -113,8 +113,7 @@ class SessionOpening:
         open_digest = hashlib.sha256(self.message).digest()
         reply = decode_reply(reply_message, open_digest, ephemeral, self._descriptor, unseal)
         self._secrets = None
-        now_unix_seconds = max(reply.time_unix_seconds, largest_time_unix_seconds)
-        self._descriptor.require_unexpired(now_unix_seconds)
+        self._descriptor.require_unexpired(max(reply.time_unix_seconds, signed_unix_seconds))
         keys = derive_session_keys(secret, reply.secret, self.message, reply_message)
         session = Session(reply.session_id, keys, End.DEVICE, self._clock)
-        return OpenedSession(session, reply.incarnation, now_unix_seconds, reply.group_keys)
+        return OpenedSession(session, reply.incarnation, reply.time_unix_seconds, reply.group_keys)

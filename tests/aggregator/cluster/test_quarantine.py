@@ -80,7 +80,7 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
     binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
     task = replace(read_task(home.task_file), binding=binding)
     moved = [0.0]
-    here = replace(world(), unix_clock=lambda: time.time() + moved[0])
+    here = replace(world(), clock=lambda: time.monotonic() + moved[0])
     parts = assemble(home, home.open_store(), task, here, role=Coordinating(cluster))
     told = Told()
     Crew(told, home, parts).tend()

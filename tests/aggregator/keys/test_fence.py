@@ -15,7 +15,7 @@ from device_sdk.wire.seal.authority import make_succession
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.presence import Presence, sign_presence
-from tests.fakes.parties import EXPIRES, Clock, delegation_of, key_from, make_serving
+from tests.fakes.parties import EXPIRES, NOW, Clock, delegation_of, key_from, make_serving
 
 OURS = Presence(b"m" * 16, 1_700_000_000)
 LAST_LIFE = 1_600_000_000
@@ -83,7 +83,7 @@ def handed_over() -> Descriptor:
     line = [make_succession(key_from("root"), key_from("next").public_key().public_bytes_raw())]
     signing, public = NEW.descriptor.signing, NEW.descriptor.hpke
     delegation = delegation_of("next")
-    return make_descriptor(key_from("delegate"), delegation, 1, EXPIRES, signing, public, line)
+    return make_descriptor(key_from("delegate"), delegation, 1, NOW, EXPIRES, signing, public, line)
 
 
 def test_a_root_that_took_our_root_s_place_ends_it_whatever_the_serial() -> None:
@@ -98,6 +98,7 @@ def test_two_that_renewed_apart_from_each_other_have_one_serial() -> None:
         key_from("delegate"),
         NEW.descriptor.delegation,
         NEW.descriptor.serial,
+        NOW,
         expires,
         NEW.descriptor.signing,
         NEW.descriptor.hpke,

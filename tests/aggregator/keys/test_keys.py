@@ -235,6 +235,7 @@ def test_a_new_delegation_outranks_all_that_the_last_one_can_sign(
         thief,
         old.delegation,
         old.delegation.last_serial,
+        old.issued_unix_seconds,
         old.delegation.expires_unix_seconds,
         old.signing,
         old.hpke,

@@ -116,7 +116,7 @@ def trained(
 ) -> tuple[bytes, bytes]:
     """Body and evaluation of a real device, which commits what it keeps."""
     result = trainer.train(job)
-    commit_round(home, device_id(device), job, result, 0)
+    commit_round(home, device_id(device), job, result)
     found = b"" if result.evaluation is None else write_evaluations(result.evaluation)
     return result.body, found
 

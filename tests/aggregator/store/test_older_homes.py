@@ -17,15 +17,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
-from aggregator.serve.assembly import World, assemble
 from aggregator.store import SQLiteDatabase
 from aggregator.store.schema import SCHEMA_VERSION
-from aggregator.task.file import read_task
 
 
 @pytest.fixture
@@ -98,23 +95,6 @@ def test_every_row_of_a_home_with_one_task_is_the_first_task_s(home: AggregatorH
     ]
     assert published == tables["publications"]
     assert store.first.facts.key_epoch == tables["group_keys"][-1][0]
-    store.database.close()
-
-
-def test_its_round_goes_on_with_all_that_was_counted(home: AggregatorHome) -> None:
-    """The model to the bit. Its checkpoint within the round has sums of floats, and those from now
-    on are of integers: the updates are absorbed anew from the log."""
-    expected = _expected(home)
-    now = expected["now"]
-    store = home.open_store()
-    world = World(lambda: now, lambda: now, np.random.default_rng(1))
-    parts = assemble(home, store, read_task(home.task_file), world)
-    state = parts.first.aggregation.state()
-    for name in ("items", "optimizer.first_moment", "optimizer.second_moment", "optimizer.steps"):
-        found = hashlib.sha256(np.ascontiguousarray(state[name]).tobytes()).hexdigest()
-        assert found == expected["state"][name], name
-    assert parts.first.aggregation.participants == expected["participants"]
-    assert parts.first.rounds.outstanding == expected["outstanding"]
     store.database.close()
 
 

@@ -28,7 +28,7 @@ from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, HomeDatabase
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
 from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome, StoredEvaluation
-from device_sdk.rounds.session import TrustedTime
+from device_sdk.rounds.session import AggregatorTime
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 from device_sdk.wire.seal.placement import Placement
@@ -197,7 +197,7 @@ def test_what_was_deleted_is_not_left_in_the_file(home: Home) -> None:
 def test_the_largest_time_never_falls(home: Home) -> None:
     for value, expected in ((100, 100), (50, 100), (200, 200)):
         home.membership.raise_time(value)
-        assert home.membership.largest_time() == expected
+        assert home.membership.signed_time() == expected
 
 
 def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
@@ -226,25 +226,67 @@ def test_two_homes_of_one_process_are_kept_apart_too(home: Home) -> None:
 
 @given(
     steps=st.lists(
-        st.tuples(st.floats(0, 1e6), st.one_of(st.none(), st.integers(0, 2**40))), max_size=20
+        st.tuples(
+            st.floats(0, 1e6),
+            st.sampled_from(["reply", "live", "shown", "descriptor"]),
+            st.integers(0, 2**40),
+        ),
+        max_size=20,
     ),
-    largest=st.integers(0, 2**40),
+    signed=st.integers(0, 2**40),
 )
-def test_trusted_time_never_falls(steps: list[tuple[float, int | None]], largest: int) -> None:
+def test_what_was_signed_and_what_time_it_is_are_apart(
+    steps: list[tuple[float, str, int]], signed: int
+) -> None:
+    """Whatever was said before, a reply is believed; what is stored rises by signed times alone,
+    and begins anew with a descriptor."""
     now = 0.0
-    trusted = TrustedTime(lambda: now, largest)
-    assert trusted.now() is None
-    before = float(largest)
-    for passed, reply in steps:
+    time = AggregatorTime(lambda: now, signed)
+    assert time.now() is None and time.unix_seconds() == signed
+    for passed, what, unix_seconds in steps:
+        before = time.now()
         now += passed
-        if reply is not None:
-            trusted.set(reply)
-            assert (trusted.now() or 0.0) >= reply
-        told = trusted.now()
-        if told is not None:
-            assert told >= before
-            before = told
-        assert trusted.largest_unix_seconds >= largest
+        if what == "reply":
+            time.replied(unix_seconds)
+            assert time.now() == pytest.approx(unix_seconds)
+            assert time.is_fresh
+        elif what == "descriptor":
+            time.descriptor_began(unix_seconds)
+            signed = unix_seconds
+        else:
+            time.opened(unix_seconds, now, live=what == "live")
+            if before is not None:
+                assert (time.now() or 0.0) >= unix_seconds - 1e-3
+        signed = max(signed, unix_seconds)
+        assert time.signed_unix_seconds == signed
+        assert time.largest_unix_seconds >= signed
+
+
+@given(
+    fast=st.floats(-0.015, 0.015),
+    rounds=st.integers(1, 400),
+    every_seconds=st.floats(60, 600),
+)
+def test_a_clock_that_runs_fast_or_slow_keeps_to_live_manifests(
+    fast: float, rounds: int, every_seconds: float
+) -> None:
+    """For as long as sessions last, and longer: no deadline seems over that is not."""
+    real, base = 0.0, 1_700_000_000
+    time = AggregatorTime(lambda: real * (1 + fast), 0)
+    time.replied(base)
+    for _ in range(rounds):
+        real += every_seconds
+        time.opened(int(base + real), real * (1 + fast), live=True)
+        assert time.now() == pytest.approx(base + real, abs=1.5)
+
+
+def test_an_old_manifest_shown_as_if_it_were_new_takes_time_back_by_2_percent_at_most() -> None:
+    now = 0.0
+    time = AggregatorTime(lambda: now, 0)
+    time.replied(1_000_000)
+    now = 3600.0
+    time.opened(1_000_000 - 50_000, now, live=True)
+    assert time.now() == pytest.approx(1_000_000 + 3600 * 0.98)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +508,7 @@ def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_p
     rows = {"one": 4, "two": 5, "new": 6}
     assert home.interactions.latest(rows)[0].tolist() == [5], "of unknown order, by ids"
     assert home.rounds.evaluation("t") is None
-    assert home.membership.largest_time() == 100 and home.requests.next() == 2**4 + 1
+    assert home.membership.signed_time() == 100 and home.requests.next() == 2**4 + 1
     home.close()
     Home(folder, read_only=True).close()
 

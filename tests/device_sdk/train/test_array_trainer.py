@@ -87,7 +87,7 @@ def trainer(
 
 
 def commit(home: Home, work: TrainingJob, result: TrainedRound) -> None:
-    commit_round(home, b"d" * 16, work, result, 1)
+    commit_round(home, b"d" * 16, work, result)
 
 
 def test_a_round_gives_an_update_a_state_and_a_model(

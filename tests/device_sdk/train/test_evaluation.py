@@ -457,7 +457,7 @@ def test_the_last_evaluation_is_in_the_status(
     world = world_of(home, b"a" * 16, np.random.default_rng(1), StepClock(), lambda: data)
     work = job(artifact, EvaluationTerms(("accuracy", "mae")))
     assert read_status(world).evaluation == {}
-    commit_round(home, b"a" * 16, work, ArrayTrainer(world, FedAvgLearner).train(work), 1)
+    commit_round(home, b"a" * 16, work, ArrayTrainer(world, FedAvgLearner).train(work))
     status = read_status(world)
     assert (status.evaluated_round, status.evaluated_version) == (1, 7)
     assert set(status.evaluation["global"]) == {"accuracy", "samples"}
@@ -503,7 +503,7 @@ HELD = {user: 120 - 20 * user - 7 for user in range(5)}
 
 
 def commit(home: Home, work: TrainingJob, result: TrainedRound) -> None:
-    commit_round(home, b"c" * 16, work, result, 1)
+    commit_round(home, b"c" * 16, work, result)
 
 
 def test_the_latest_item_is_not_trained_on_where_the_task_evaluates(

@@ -114,7 +114,7 @@ class Fleet:
         kept = {name: job.broadcast.attachments[name] for name in wanted}
         job = replace(job, broadcast=replace(job.broadcast, attachments=kept))
         result = device.train(job)
-        commit_round(self.home, b"d" * 16, job, result, number)
+        commit_round(self.home, b"d" * 16, job, result)
         update = replace(decode_update(result.body, number), sender=OWN)
         self.method.check(update)
         self.method.absorb(update)

@@ -79,6 +79,7 @@ def under(line: Sequence[Succession], root: str = "root", serial: int = 5) -> De
         key_from("delegate"),
         delegation_of(root),
         serial,
+        NOW,
         EXPIRES,
         DESCRIPTOR.signing,
         DESCRIPTOR.hpke,
@@ -157,6 +158,7 @@ def test_what_the_root_did_not_allow_is_refused() -> None:
             key_from("delegate"),
             DESCRIPTOR.delegation,
             1001,
+            NOW,
             EXPIRES,
             DESCRIPTOR.signing,
             DESCRIPTOR.hpke,
@@ -166,6 +168,7 @@ def test_what_the_root_did_not_allow_is_refused() -> None:
             key_from("another delegate"),
             DESCRIPTOR.delegation,
             5,
+            NOW,
             EXPIRES,
             DESCRIPTOR.signing,
             DESCRIPTOR.hpke,
@@ -176,21 +179,27 @@ def test_the_ends_of_every_range_are_within_it() -> None:
     last_time, last_serial = 2**63 - 1, 2**40 - 1
     public = (DESCRIPTOR.signing, DESCRIPTOR.hpke)
     narrow = delegation_of("root", last_serial, last_serial, 1)
-    made = make_descriptor(key_from("delegate"), narrow, last_serial, 1, *public)
+    made = make_descriptor(key_from("delegate"), narrow, last_serial, 0, 1, *public)
     assert read_descriptor(made.message, ROOT, least_serial=last_serial) == made
     wide = delegation_of("root", 1, last_serial, last_time)
     assert read_delegation(wide.to_bytes()) == wide
-    made = make_descriptor(key_from("delegate"), wide, 1, last_time, *public)
+    made = make_descriptor(key_from("delegate"), wide, 1, NOW, last_time, *public)
     assert read_descriptor(made.message, ROOT) == made
     with pytest.raises(ValueError, match="expiry"):
         delegation_of("root", 1, last_serial, last_time + 1)
     for key in (0, 1):
         with pytest.raises(ValueError, match="public keys of 32 bytes"):
             wrong = [*public[:key], b"", *public[key + 1 :]]
-            make_descriptor(key_from("delegate"), wide, 1, last_time, *wrong)
+            make_descriptor(key_from("delegate"), wide, 1, NOW, last_time, *wrong)
     for serial, expires in ((last_serial + 1, EXPIRES), (5, last_time + 1)):
         body = cbor.encode(
-            {"expires": expires, "hpke": public[1], "serial": serial, "signing": public[0]}
+            {
+                "expires": expires,
+                "hpke": public[1],
+                "issued": NOW,
+                "serial": serial,
+                "signing": public[0],
+            }
         )
         assert reason_of(signed_by_delegate(body)) == "bad-field"
 
@@ -229,6 +238,7 @@ def test_serials_never_fall_and_never_name_two_descriptors() -> None:
         key_from("delegate"),
         DESCRIPTOR.delegation,
         5,
+        NOW,
         EXPIRES + 1,
         DESCRIPTOR.signing,
         DESCRIPTOR.hpke,
@@ -318,11 +328,13 @@ def test_expiry_is_judged_apart() -> None:
 def test_values_out_of_range_are_refused_at_construction() -> None:
     signing, public = DESCRIPTOR.signing, DESCRIPTOR.hpke
     for arguments in [
-        (0, EXPIRES, signing, public),
-        (2**40, EXPIRES, signing, public),
-        (1, 0, signing, public),
-        (1, EXPIRES, b"", public),
-        (1, EXPIRES, signing, b""),
+        (0, NOW, EXPIRES, signing, public),
+        (2**40, NOW, EXPIRES, signing, public),
+        (1, NOW, 0, signing, public),
+        (1, EXPIRES, EXPIRES, signing, public),
+        (1, -1, EXPIRES, signing, public),
+        (1, NOW, EXPIRES, b"", public),
+        (1, NOW, EXPIRES, signing, b""),
     ]:
         with pytest.raises(ValueError, match=r"expected|must"):
             make_descriptor(key_from("delegate"), DESCRIPTOR.delegation, *arguments)

@@ -203,6 +203,7 @@ def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
         key_from("delegate"),
         fleet.descriptor.delegation,
         1,
+        NOW,
         EXPIRES + 1,
         fleet.descriptor.signing,
         fleet.descriptor.hpke,
@@ -211,11 +212,11 @@ def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
     assert reason_of(fleet.grant, message) == "cannot-unseal"
 
 
-def test_the_time_of_a_session_never_falls() -> None:
+def test_a_session_s_time_is_the_aggregator_s_whatever_was_signed_before() -> None:
     fleet = Fleet()
     attempt = fleet.opening()
     opened = attempt.accept(fleet.grant(attempt.message), NOW + 100)
-    assert opened.time_unix_seconds == NOW + 100
+    assert opened.time_unix_seconds == NOW
 
 
 def test_the_key_schedule_depends_on_all_of_its_inputs() -> None:

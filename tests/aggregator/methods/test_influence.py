@@ -21,6 +21,7 @@ from aggregator.methods.method import Method, Refused, RoundSummary
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.sums import Additive
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.artifact.flat_layout import flat_layout
@@ -484,3 +485,80 @@ def test_bad_states_of_the_stage_are_refused_and_change_nothing() -> None:
         with pytest.raises(ValueError):
             other.restore(bad)
     assert pack_state(other.state()) == pack_state(good)
+
+
+class Shards(Additive, Method):
+    """A stranger's whose rounds are sums."""
+
+    ADDED = ("sum", "count")
+
+    def __init__(self) -> None:
+        self._model = np.zeros(P)
+        self._sum = np.zeros(P, np.int64)
+        self._count = 0
+
+    @property
+    def adds_up(self) -> bool:
+        return True
+
+    def open_round(self, round_id: int) -> Broadcast:
+        self._begin(round_id)
+        self._sum, self._count = np.zeros(P, np.int64), 0
+        return Broadcast(round_id, self._version, {"model": self._model.astype(np.float32)})
+
+    def check(self, update: Update) -> None:
+        self._require_round(update)
+
+    def absorb(self, update: Update) -> None:
+        self._sum = self._sum + np.rint(update.tensors["model"].astype(np.float64) * 2**20).astype(
+            np.int64
+        )
+        self._count += 1
+
+    def close_round(self) -> RoundSummary:
+        if self._count:
+            self._model = self._sum / self._count / 2**20
+            self._version += 1
+        return RoundSummary(self._round_id, self._version, self._count)
+
+    def _schema(self) -> Schema:
+        return {
+            "model": Entry(np.float64, (P,)),
+            "sum": Entry(np.int64, (P,)),
+            "counters": counters("round_id", "version", "count"),
+        }
+
+
+def sent(number: int, place: int) -> Update:
+    rng = np.random.default_rng([number, place])
+    values = START * 1e9 if place == 3 else START + near(rng, (P,), 0.1)
+    return Update(number, model_of(values), {"samples": 4}, sender(place))
+
+
+def test_a_stranger_s_sums_over_shards_are_bounded_to_the_same_bits_in_any_order() -> None:
+    whole = Shards()
+    for number in (1, 2, 3, 4):
+        whole.open_round(number)
+        for place in range(HONEST):
+            if number < 3:
+                assert not whole.adds_up, "held, and no sum"
+                with pytest.raises(TypeError, match="held"):
+                    whole.share()
+            whole.absorb(sent(number, place))
+        if number < 4:
+            whole.close_round()
+            version = whole.state()
+    shards = []
+    for places in ([7, 1, 4], [0, 3, 2], [6, 5]):
+        one = Shards()
+        one.restore(version)
+        one.open_round(4)
+        for place in places:
+            one.absorb(sent(4, place))
+        shards.append(one)
+    first, *others = shards
+    for other in others:
+        assert first.adds_up
+        first.merge(unpack_state(pack_state(other.share())))
+    assert first.close_round() == whole.close_round()
+    assert pack_state(first.state()) == pack_state(whole.state())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
+_MOST_SAID = 300
+
 
 class AggregatorError(Exception):
     """The aggregator cannot do what it was asked; the message says why and what would help."""
@@ -19,3 +23,25 @@ class StoreError(Exception):
 class OutcomeUnknown(StoreError):
     """The connection was lost in the midst of a commit, and nobody can tell what became of it: all
     of the transaction is kept, or nothing. Whoever asked for it has to look."""
+
+
+class MethodFault(Exception):
+    """A method's code raised what it may not, or returned what it may not; the message says which
+    call, what and where. Its cause is the error, with the traceback."""
+
+    def __init__(self, call: str, error: BaseException) -> None:
+        self.call = call
+        self.__cause__ = error
+        text = " ".join(str(error).split())[:_MOST_SAID]
+        what = type(error).__name__ + (f": {text}" if text else "")
+        super().__init__(f"the method's {call} raised {what}{_place(error)}")
+
+    def __reduce__(self) -> tuple[type[RuntimeError], tuple[str]]:
+        # In another process the words are enough.
+        return (RuntimeError, (str(self),))
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, in words: the innermost line of Python."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

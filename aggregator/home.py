@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store, create_database, open_database
 from aggregator.store.move import copy_store
-from device_sdk.system.files import write_atomically
+from aggregator.store.schema import TABLES
+from device_sdk.system.files import erase_file, write_atomically
 from device_sdk.system.lock import FileLock
 
 
@@ -32,7 +33,9 @@ class AggregatorHome:
         """The root key to be, until ``rotate root`` has put it in the place of the old one."""
         self.database = folder / "aggregator.sqlite"
         self.store_identity = folder / "store.id"
-        """Says which store is this home's, where a URL names it."""
+        """Says which store is this home's, where a URL names it, and in its second line where."""
+        self._moved = folder / "aggregator.sqlite.moved"  # while file and store.id are both there
+        self._copied = folder / "aggregator.sqlite.new"  # until it is whole
         self.task_file = folder / "task.toml"
         self.held = False
         """Whether this process holds it: see :func:`serve_lock`."""
@@ -79,12 +82,14 @@ class AggregatorHome:
         """The store. Raises AggregatorError when there is none, when it is another fleet's, and
         where it is an older version's while that version's ``serve`` runs, which would not know it
         any more."""
+        self._tidy()
         identified = self.store_identity.exists()
         if self.store_url is None:
             if identified:
+                where = self.store_identity.read_text().splitlines()[1:]
                 raise AggregatorError(
-                    f"{self.folder} has its store in PostgreSQL, and nothing says where: see "
-                    "store under [cluster] in its task file"
+                    f"{self.folder} has its store in {where[0] if where else 'PostgreSQL'}, and no "
+                    "file of its own any more: name it as store under [cluster] in its task file"
                 )
             return Store(open_database(self.database, taken_over_in=self._taking_over))
         if not identified:
@@ -92,7 +97,7 @@ class AggregatorHome:
                 f"{self.folder} has no store in PostgreSQL; make the home anew with one, or leave "
                 "the store's URL out"
             )
-        identity = self.store_identity.read_text().strip()
+        identity = self.store_identity.read_text().partition("\n")[0].strip()
         if not identity:
             raise AggregatorError(
                 f"{self.store_identity} is empty, and has to say which store is this home's: put a "
@@ -102,11 +107,12 @@ class AggregatorHome:
         return Store(open_database(self.store_url, identity=identity))
 
     def _identify(self, database: Database) -> None:
-        write_atomically(self.store_identity, f"{database.identity}\n".encode())
+        said = f"{database.identity}\n{database.where}\n"
+        write_atomically(self.store_identity, said.encode())
 
     def move_store(self) -> None:
         """Copy what the file has to the empty database that ``store_url`` names; the home's store
-        is there from then on, and the file stays as ``aggregator.sqlite.moved``.
+        is there from then on, and the file is erased: it has keys, and what devices sent.
 
         Raises AggregatorError, and then the file is the store as before. Not while ``serve`` runs,
         nor any command.
@@ -115,31 +121,56 @@ class AggregatorHome:
         with serve_lock(self):
             if self.store_identity.exists():
                 raise AggregatorError(f"{self.folder} has its store in PostgreSQL already")
+            self._finish_move()
             with (
                 closing(open_database(self.database)) as source,
                 _alone_with(source) as copied,
                 closing(create_database(self.store_url, copied)) as target,
             ):
+                self._moved.touch(0o600)
                 self._identify(target)
-            self.database.rename(self.database.with_name(f"{self.database.name}.moved"))
+            self._finish_move()
+
+    def _finish_move(self) -> None:
+        """Erase what was copied, and the copies that came to nothing: they hold keys, and what
+        devices sent. Once the home says that its store is elsewhere, that is the file."""
+        _erase(self._copied)
+        if self._moved.exists():
+            if self.store_identity.exists():
+                _erase(self.database)
+            self._moved.unlink()
+
+    def _tidy(self) -> None:
+        """Finish a move that was cut short, unless one is going on."""
+        if not (self._moved.exists() or self._copied.exists()):
+            return
+        if self.held:
+            self._finish_move()
+            return
+        with suppress(AggregatorError), serve_lock(self):
+            self._finish_move()
 
     def move_store_back(self) -> None:
-        """The other way: into the home's file. The database stays as it was, and is no home's
-        store any more. Raises AggregatorError, and then the database is the store as before."""
+        """The other way: into the home's file. What was in the database is deleted there, and it is
+        no home's store any more. Raises AggregatorError, and then it is the store as before."""
         if not self.store_identity.exists():
             raise AggregatorError(f"{self.folder} has its store in {self.database} already")
-        copy = self.database.with_name(f"{self.database.name}.new")
         with serve_lock(self):
-            copy.unlink(missing_ok=True)  # of a try before
             source = self.open_store().database
             with closing(source):
-                with _alone_with(source) as copied:
-                    create_database(copy, copied).close()
-                copy.rename(self.database)
-                copy.with_name(f"{copy.name}.lock").unlink()
+                try:
+                    with _alone_with(source) as copied:
+                        create_database(self._copied, copied).close()
+                    self._moved.touch(0o600)
+                    self._copied.rename(self.database)
+                finally:
+                    _erase(self._copied)
                 self.store_identity.unlink()
-                # A copy of the home elsewhere must not go on with it.
-                source.execute("UPDATE tessera_store SET identity = 'moved'")
+                self._finish_move()
+                with source.transaction():
+                    # A copy of the home elsewhere must not go on with it.
+                    source.execute("UPDATE tessera_store SET identity = 'moved'")
+                    source.execute(f"TRUNCATE {', '.join(TABLES)}")
 
     @contextmanager
     def _taking_over(self) -> Iterator[None]:
@@ -155,6 +186,12 @@ class AggregatorHome:
                     "with this version first"
                 ) from None
             yield
+
+
+def _erase(database: Path) -> None:
+    """An SQLite file and all that stands beside it."""
+    for suffix in ("", "-wal", "-shm", "-journal", ".lock"):
+        erase_file(database.with_name(database.name + suffix))
 
 
 @contextmanager

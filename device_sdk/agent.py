@@ -192,8 +192,9 @@ class Agent:
             work = self._waiting.popleft() if self._waiting else self._turn
             try:
                 work()
-            except Exception as error:
-                # No failure of ours (a full disk, say) may end the thread.
+            except BaseException as error:
+                # No failure of ours (a full disk, say) may end the thread, nor may an app's or a
+                # method's code, by sys.exit() say: signals come to the main thread alone.
                 name = type(error).__name__
                 if self._failures[name] == 0:
                     _log.exception("the device's thread failed and goes on")
@@ -343,7 +344,7 @@ class Agent:
             result = trainer.train(job)
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
-        except Exception as error:
+        except BaseException as error:
             outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
             reason = reason_of(error)
             several = len(self.participant.rounds) > 1

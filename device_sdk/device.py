@@ -36,6 +36,7 @@ from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus, TaskStatus, reason_against
 from device_sdk.system.clock import Clock, awake_clock
+from device_sdk.system.process import ForkedError, Owner
 from device_sdk.wire.codec.message import require_name
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 
@@ -51,10 +52,14 @@ class Device:
     Made by :meth:`enrol` (once) or :meth:`open` (afterwards). A context manager: leaving it stops
     and closes. All methods may be called from any thread, and none waits for the network but
     :meth:`enrol`. Nothing that is recorded leaves the device; a round sends one sealed update.
+
+    It is of the process that opened it: in a fork its methods raise :class:`HomeError`, and
+    ``stop`` and ``close`` do nothing.
     """
 
     def __init__(self, world: DeviceWorld, data: Data | None = None) -> None:
         """For :meth:`open`, and for tests that bring a world of their own. Takes its home over."""
+        self._owner = Owner(f"the device of {world.home.folder}")
         self._sources: Mapping[str, DataSource] = {}
         self._world = world = replace(world, data=lambda: self._sources)
         self._home = world.home
@@ -216,6 +221,7 @@ class Device:
         called at any moment, and again with other data. Not kept in the home folder: an app gives
         its data each time it opens the device. Raises ValueError for what is no task's name.
         """
+        self._require_here()
         if isinstance(data, Mapping):
             given = {_name(name): each for name, each in data.items()}
         else:
@@ -248,9 +254,9 @@ class Device:
         """Stop taking part; whether the thread ended in time. May be called at any moment.
 
         A training in progress is finished first. What waits in the outbox is sent after the next
-        :meth:`start`, in this process or another.
+        :meth:`start`, in this process or another. In a fork nothing runs, and nothing happens.
         """
-        return self._background.stop(timeout_seconds)
+        return not self._owner.is_here or self._background.stop(timeout_seconds)
 
     def leave(self, timeout_seconds: float = 30.0) -> None:
         """Leave the fleet for good: the aggregator forgets this device as if it had been revoked.
@@ -460,11 +466,11 @@ class Device:
         return task
 
     def close(self, timeout_seconds: float = 30.0) -> None:
-        """Stop, and give the home folder back. May be called twice.
+        """Stop, and give the home folder back. May be called twice; in a fork nothing happens.
 
         Raises :class:`HomeError` where a training in progress does not end in time.
         """
-        if self._closed:
+        if self._closed or not self._owner.is_here:
             return
         if not self.stop(timeout_seconds):
             # The thread still writes: the lock goes with the process, not before.
@@ -488,7 +494,20 @@ class Device:
         membership = self._home.membership.load()
         return membership is not None and membership.has_left
 
+    def __getstate__(self) -> object:
+        raise TypeError(
+            "a Device cannot be handed to another process: hand over its home folder, and call "
+            "Device.open there (one process at a time trains a home)"
+        )
+
+    def _require_here(self) -> None:
+        try:
+            self._owner.require()
+        except ForkedError as error:
+            raise HomeError(str(error)) from None
+
     def _require_open(self, *, writing: bool) -> None:
+        self._require_here()
         if self._closed:
             raise HomeError("this device was closed; open it again with Device.open")
         if writing and self._home.read_only:

@@ -44,6 +44,7 @@ from device_sdk.runtime.state import (
 )
 from device_sdk.runtime.step import StepRunner, StepScalars
 from device_sdk.system.clock import Clock, MonotonicClock
+from device_sdk.system.process import Owner
 
 if TYPE_CHECKING:  # device_sdk.runtime loads it, or says what is missing
     import onnxruntime as ort
@@ -56,7 +57,8 @@ _LARGE_STATE_BYTES: Final = 1 << 24
 
 
 class Trainer:
-    """Trains and predicts with an artifact. Use it from one thread at a time.
+    """Trains and predicts with an artifact. Use it from one thread at a time, and in the process
+    that made it: in a fork, which lacks the session's threads, it raises ForkedError.
 
     `directory` is the artifact's folder; every file in it is checked. `providers` is "cpu", "cuda",
     "webgpu", "openvino", one of onnxruntime's names, a
@@ -84,6 +86,7 @@ class Trainer:
             raise ValueError(f"threads is a positive integer, not {threads!r}")
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise TypeError(f"seed is an integer, not {seed!r}")
+        self._owner: Final = Owner(f"the Trainer of {directory}")
         artifact = load_artifact(directory)
         manifest = artifact.manifest
         if manifest.sequential and threads > 1:
@@ -153,6 +156,7 @@ class Trainer:
         memory, while a large artifact's step writes in place, GraphRunError says so, and the
         trainer raises StateError until its whole state is set, restored or reset.
         """
+        self._owner.require()
         arrays = self._checker.arrays(batch)
         if "train" in self._unproven:
             self._prove(self._unproven["train"], arrays, hyper)
@@ -205,6 +209,7 @@ class Trainer:
     def _in_evaluation_mode(
         self, name: str, batch: Mapping[str, Array], averaged: bool
     ) -> list[tuple[Port, Array]]:
+        self._owner.require()
         if name not in self._predictors:
             if name not in self._graphs:
                 raise ArtifactError(

@@ -103,12 +103,16 @@ def __getattr__(name: str) -> object:
     home, _, attribute = _HOMES.get(name, f"optimizers:{name}").partition(":")
     try:
         module = importlib.import_module(f"export.{home}")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"export needs {error.name}, which a device does without: "
-            "pip install 'tessera-edge[export]'",
-            name=error.name,
-        ) from None
+    except (ImportError, AttributeError) as error:
+        # All that is taken of torch's own is taken while these modules are imported.
+        from device_sdk.system.command_line import how_to_mend
+        from export.cli import main
+
+        how = how_to_mend(error, main.package, main.extra, main.needs)
+        if not how:
+            raise
+        kind = type(error) if isinstance(error, ImportError) else ImportError
+        raise kind(f"export: {how}", name=error.name) from error
     return getattr(module, attribute) if attribute else module
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from aggregator.errors import AggregatorError, StoreError
+from aggregator.errors import AggregatorError, MethodFault, StoreError
 from device_sdk.system.command_line import Program
 
 main = Program(
@@ -46,6 +46,7 @@ examples: a fleet in five steps
     },
     errors={
         AggregatorError: "{error}",
+        MethodFault: "{error}: mend or change the package that offers the method",
         sqlite3.Error: "the database cannot be used: {error}. Nothing that was receipted is lost; "
         "mend the disk and start again",
         StoreError: "the store cannot be used: {error}. Nothing that was receipted is lost; start "

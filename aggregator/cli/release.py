@@ -6,14 +6,17 @@ import argparse
 
 from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
 from aggregator.errors import AggregatorError
+from aggregator.rounds.hold import held, let_go
 from aggregator.store import TaskStore
 
 DESCRIPTION = """\
 A round is held when an update that passed its check could not be absorbed (it is then in
 quarantine, and refused), when the method could not make a version that can be published (a learning
-rate that is too high, say), or before it opens, when it could not be published. status shows why.
+rate that is too high, say), when the method's own code failed in any other way, or before it opens,
+when it could not be published. status shows why.
 release drops what is in quarantine and lets the round go on; where the method or the publication
-failed, change the task file and restart serve first."""
+failed, change the task file, or the method's package, and restart serve first. What the method's
+own code failed at is tried again when serve starts, without release too."""
 
 EXAMPLES = """\
 examples:
@@ -42,16 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _release(store: TaskStore) -> str | None:
     """What became of a task's held round; None where none is held."""
+    if held(store) is None:
+        return None
     latest = store.rounds.latest()
     number = latest[0].round if latest else 0
     unpublished = store.facts.unpublished is not None
-    if not unpublished and (not latest or latest[0].held is None):
-        return None
     with store.database.transaction():
-        dropped = store.log.drop_quarantined()
-        store.facts.unpublished = None
-        if latest:
-            store.rounds.hold(number, None)
+        dropped = let_go(store)
     if unpublished:
         return f"round {number + 1} is published once more"
     return f"round {number} goes on; {dropped} updates in quarantine were dropped"

@@ -14,8 +14,9 @@ Says where everything is kept that the aggregator must not lose: a file in the h
 database, which processes on several machines need (serve --cluster ray --address).
 
 --move copies all of it from the file into the database that the task file names, as store under
-[cluster]. The database must be empty, and no serve may run. The file stays as a copy of before.
---move-back copies it from there into the home's file again; the database stays as it was."""
+[cluster]. The database must be empty, and no serve may run. Then the file is erased, with the keys
+and updates that it holds: make a backup first, to keep a copy of before.
+--move-back copies it from there into the home's file again, and deletes it in the database."""
 
 EXAMPLES = """\
 examples:

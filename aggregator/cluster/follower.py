@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from aggregator.cluster.orders import ServedTask
-from aggregator.methods.method import Method, taken_of
+from aggregator.errors import MethodFault
+from aggregator.methods.guard import GuardedBinding, GuardedMethod
+from aggregator.methods.method import taken_of
+from aggregator.rounds.hold import hold_failed
 from aggregator.shared import TaskShared
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.cluster import RoundOver, ShareRow
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
 from aggregator.task.cluster import WorkerSlot
-from device_sdk.methods.state import RestoreError
+from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.placement import shard_of
@@ -42,10 +45,11 @@ class ShareKeeper:
 
     def __init__(self, served: ServedTask, shared: TaskShared, slot: int, epoch: int) -> None:
         self._served, self._store = served, shared.store
+        self._binding = GuardedBinding(served.task.binding)
         self._artifacts = served.artifacts()
         self._slot, self._epoch = slot, epoch
-        self._method: Method | None = None  # with what was committed, and nothing else
-        self._tried: Method | None = None  # with the group that is being committed
+        self._method: GuardedMethod | None = None  # with what was committed, and nothing else
+        self._tried: GuardedMethod | None = None  # with the group that is being committed
         self._items = 0
         self._commits = 0
         self._counted = self._heard = self._logged = 0
@@ -69,27 +73,39 @@ class ShareKeeper:
             return False
         if store.fleet.tasks.find(served.number).served != served.task.text:
             return False
-        binding = served.task.binding
-        method = binding.build(
-            row.items, np.random.default_rng([store.fleet.facts.seed, 0]), self._artifacts
-        )
+        share = store.shares.find(row.round, self._slot)
         try:
-            method.restore(version.state)
+            method = self._made(row, version.state, share)
         except RestoreError as error:
             _LOG.warning("round %d is left alone for now: %s", row.round, error)
             return False
-        method.open_round(row.round)
-        self._items = binding.items_of(method)
-        share = store.shares.find(row.round, self._slot)
+        except (MethodFault, ValueError) as error:
+            self.hold(error)
+            return False
         self._commits = self._counted = self._heard = 0
         self._state_bytes = 0
         self._kept = self.committed = None
         if share is not None:
             self._commits, self._counted, self._heard = share.commits, share.counted, share.heard
-            if share.state is not None:
-                method.merge(unpack_state(share.state))
         self._method = method
         return True
+
+    def _made(self, row: RoundRow, version: State, share: ShareRow | None) -> GuardedMethod:
+        """The round's method, with what is in the store of this slot."""
+        rng = np.random.default_rng([self._store.fleet.facts.seed, 0])
+        method = self._binding.build(row.items, rng, self._artifacts)
+        method.restore(version)
+        method.open_round(row.round)
+        self._items = self._binding.items_of(method)
+        if share is not None and share.state is not None:
+            method.merge(unpack_state(share.state))
+        return method
+
+    def hold(self, error: Exception) -> None:
+        """The method's code failed: its task is held, for all workers."""
+        self._method = self._tried = None
+        with self._store.database.transaction():
+            hold_failed(self._store, self._served.task, error)
 
     def read_each(
         self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
@@ -97,10 +113,10 @@ class ShareKeeper:
         """Raises RoundOver where the round is of another task by now."""
         method = self._committed_method(row)
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        decoded = self._served.task.binding.decode_each(named, row.round, self._items)
+        decoded = self._binding.decode_each(named, row.round, self._items)
         return taken_of(method, decoded)
 
-    def _committed_method(self, row: RoundRow) -> Method:
+    def _committed_method(self, row: RoundRow) -> GuardedMethod:
         """Raises RoundOver where the round is of another task by now."""
         if self._method is None and not self.begin(row):
             raise RoundOver
@@ -121,8 +137,11 @@ class ShareKeeper:
         self._logged += len(group)
         try:
             method.absorb_each([update for _, update in group])
-        except Exception:
-            return self._absorb_anew(row, group)
+        except MethodFault:
+            failed = self._absorb_anew(row, group)
+            if not failed:
+                raise  # no update's fault
+            return failed
         return {}
 
     def _absorb_anew(
@@ -143,8 +162,8 @@ class ShareKeeper:
                     continue
                 try:
                     method.absorb(update)
-                except Exception as error:
-                    failed[logged.seq] = f"{type(error).__name__}: {error}"
+                except MethodFault as error:
+                    failed[logged.seq] = str(error)
                     _LOG.error(
                         "update %d of %s passed its check but cannot be absorbed (%s): it is in "
                         "quarantine, and round %d will be held until tessera-aggregator release",
@@ -157,7 +176,7 @@ class ShareKeeper:
                     method = self._begun_anew(row)
         return failed
 
-    def _begun_anew(self, row: RoundRow) -> Method:
+    def _begun_anew(self, row: RoundRow) -> GuardedMethod:
         """Raises RoundOver as :meth:`read_each` does."""
         self._method = None
         self._method, self._tried = None, self._committed_method(row)
@@ -203,8 +222,11 @@ class RoundFollower:
     """A task's round, as the store has it, and whom it waits for on this worker's shards.
 
     It waits for those of the devices here (:class:`HeldRegistry`) that the round selects.
-    ``leaving`` is called while the round before is still the current one, which is over.
+    ``leaving`` is called while the round before is still the current one, which is over. A round
+    that is held is followed once it is let go.
     """
+
+    failed = False
 
     def __init__(
         self, shared: TaskShared, slot: WorkerSlot, keeper: ShareKeeper, leaving: Callable[[], None]
@@ -233,7 +255,9 @@ class RoundFollower:
         """Look at the store; whether another round is followed from now on, or none."""
         latest = self._store.rounds.latest()
         self._latest = latest[0] if latest else None
-        row = self._latest if self._latest and self._latest.closed_unix_seconds is None else None
+        row = self._latest
+        if row is not None and (row.closed_unix_seconds is not None or row.held is not None):
+            row = None
         known = self.current
         if known is not None and row is not None and row.round == known.round:
             self.current = row

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from aggregator.methods.method import Method
+from aggregator.errors import MethodFault
+from aggregator.methods.guard import GuardedMethod
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store.checkpoints import unpack_state
 from aggregator.store.cluster import ShareRow
 from aggregator.store.rounds import RoundRow
+from device_sdk.wire.codec.errors import WireError
 
 Fetch = Callable[[int, Sequence[ShareRow]], list[bytes | None]]
 """Workers' own copies of the states that a task's rows are of: None for what none has any more."""
@@ -29,6 +31,7 @@ class GatheredAggregation(Aggregation):
     def resume(self, open_round: RoundRow | None) -> None:
         with self._store.database.transaction():
             self._store.checkpoints.drop_partial()
+        self._built = None
         self._restore(open_round)
         self.participants = self._waiting()
 
@@ -53,7 +56,7 @@ class GatheredAggregation(Aggregation):
         for logged in self._store.log.by_device():
             try:
                 self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
-            except Exception as error:
+            except (MethodFault, WireError) as error:
                 self._quarantine(row, logged, error)
                 return False
             self.participants += 1
@@ -70,7 +73,7 @@ class GatheredAggregation(Aggregation):
         self.participants = self._waiting()
         return True
 
-    def _opened_anew(self, number: int) -> Method:
+    def _opened_anew(self, number: int) -> GuardedMethod:
         """The method as it was when an earlier round opened, since which no version was made."""
         version = self._store.checkpoints.get("version")
         assert version is not None

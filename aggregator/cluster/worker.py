@@ -31,6 +31,7 @@ from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
+from aggregator.task_log import about
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -571,6 +572,14 @@ class WorkerParts:
                 if tries_left:
                     continue
                 raise
+            except Deposed:
+                raise
+            except Exception as error:
+                # Of this task alone. Those devices send again, until it is let go.
+                each.ingest.abandon()
+                with about(each.task.name):
+                    each.keeper.hold(error)
+                self._next_look = self._clock()
             return
 
     def _settle(self, settled: Sequence[Settled]) -> None:

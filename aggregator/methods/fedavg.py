@@ -26,6 +26,7 @@ from aggregator.methods.limits import (
 from aggregator.methods.method import (
     LOSSES,
     Binding,
+    NoVersion,
     Refused,
     RoundSummary,
     Said,
@@ -322,7 +323,7 @@ class FedAvgMethod(SummingMethod):
             )[0]
             moved[trained:] = self._model[trained:] + difference[trained:]
             if not np.isfinite(moved).all():
-                raise ArithmeticError(
+                raise NoVersion(
                     "the server's step made the model non-finite; lower the learning rate or set "
                     "clip_norm"
                 )

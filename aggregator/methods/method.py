@@ -47,6 +47,11 @@ LOSSES = Within(-1e12, 1e12)
 """What a device may say of its loss."""
 
 
+class NoVersion(ArithmeticError):
+    """What was absorbed makes no version that could be published, with these settings; the message
+    says why, and what would help."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
     """How a round ended: ``version`` is the one to publish next, ``metrics`` are for people."""
@@ -200,7 +205,10 @@ class Method(ABC):
 
     @abstractmethod
     def close_round(self) -> RoundSummary:
-        """Make the next version out of what was absorbed; without updates the version stays."""
+        """Make the next version out of what was absorbed; without updates the version stays.
+
+        Raises :class:`NoVersion` where none can be made.
+        """
 
     @abstractmethod
     def state(self) -> State:

@@ -22,7 +22,7 @@ from aggregator.methods.limits import (
     measured,
     measured_each,
 )
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
 from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
@@ -434,7 +434,7 @@ class ScatterMethod(SummingMethod):
             gradient = (total / divisor).astype(np.float32)
             moved = self._optimizer.step(self._items, gradient)
             if not np.isfinite(moved).all():
-                raise ArithmeticError(
+                raise NoVersion(
                     "the server's step made the item matrix non-finite; lower the learning rate "
                     "or set clip_norm"
                 )

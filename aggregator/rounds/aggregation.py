@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.errors import AggregatorError
-from aggregator.methods.method import Binding, Method, RoundSummary, taken_of
+from aggregator.errors import AggregatorError, MethodFault
+from aggregator.methods.guard import GuardedBinding, GuardedMethod
+from aggregator.methods.method import Binding, RoundSummary, taken_of
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
@@ -44,13 +45,13 @@ class Aggregation:
         artifacts: Sequence[Artifact] = (),
         keeper: VersionKeeper | None = None,
     ) -> None:
-        self._binding = binding
+        self._binding = GuardedBinding(binding)
         self._store = store
         self._artifacts = tuple(artifacts)
         self._keeper = keeper
         self._checkpoint_updates = checkpoint_updates
         self._require_publishable = require_publishable
-        self._method = self._new_method(items)
+        self._built: GuardedMethod | None = None  # as soon as it is asked for
         self.items = items
         """Rows of the catalogue that updates are decoded for."""
         self.version = 0
@@ -64,11 +65,19 @@ class Aggregation:
         """Of that round, until the machine opens it."""
         self._told_lowered: set[str] = set()
 
-    def _new_method(self, items: int) -> Method:
+    @property
+    def _method(self) -> GuardedMethod:
+        if self._built is None:
+            self._built = self._new_method(self.items)
+        return self._built
+
+    def _new_method(self, items: int) -> GuardedMethod:
         rng = np.random.default_rng([self._store.fleet.facts.seed, 0])
         try:
             return self._binding.build(items, rng, self._artifacts)
         except ValueError as error:
+            if self._store.checkpoints.get("version") is not None:
+                raise MethodFault("build", error) from error  # they did suit it
             name = self._binding.method_name
             raise AggregatorError(f"the task's artifacts do not suit {name}: {error}") from None
 
@@ -76,13 +85,26 @@ class Aggregation:
         return self._method.state()
 
     def resume(self, open_round: RoundRow | None) -> None:
-        """The state of the moment of the last commit, bit for bit. Raises AggregatorError."""
+        """The state of the moment of the last commit, bit for bit, in a method that is made anew.
+        Raises AggregatorError."""
+        self._built = None  # whatever failed may have left anything behind
         self._restore(open_round)
         if open_round is None:
-            self.participants = self._store.log.waiting()
+            self.participants = self._waiting()
             return
         while not self._absorb_log(open_round):
+            self._built = None
             self._restore(open_round)
+
+    def rest(self) -> None:
+        """Instead of :meth:`resume`, where the method's code is not to be called: only what there
+        is to see of it."""
+        version = self._store.checkpoints.get("version")
+        self.version = 0 if version is None else version.version
+        self.participants = self._waiting()
+
+    def _waiting(self) -> int:
+        return self._store.log.waiting()
 
     def open_round(self, number: int) -> Broadcast:
         """Open a round. What the last one could not use has to be absorbed by ``carry_over``."""
@@ -147,11 +169,14 @@ class Aggregation:
             return frozenset()
         try:
             self._method.absorb_each([update for _, update in group])
-        except Exception:
+        except MethodFault:
             # Absorbed anew, one by one, the log says which.
             self.resume(row)
             still = {logged.seq for logged in self._store.log.after(0)}
-            return frozenset(logged.seq for logged, _ in group if logged.seq not in still)
+            failed = frozenset(logged.seq for logged, _ in group if logged.seq not in still)
+            if not failed:
+                raise  # no update's fault
+            return failed
         self._last_seq = group[-1][0].seq
         self.participants += len(group)
         self._since_checkpoint += len(group)
@@ -265,7 +290,7 @@ class Aggregation:
         self._made = self._opened = None
         version = self._store.checkpoints.get("version")
         if version is None:
-            self._method = self._new_method(self.items)
+            self._built = None
             origin = "" if self._keeper is None else self._keeper.begin(self._method, self.items)
             version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
             with self._store.database.transaction():
@@ -308,7 +333,7 @@ class Aggregation:
         for logged in self._store.log.after(self._last_seq):
             try:
                 self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
-            except Exception as error:
+            except (MethodFault, WireError) as error:
                 self._quarantine(row, logged, error)
                 return False
             self._last_seq = logged.seq
@@ -327,7 +352,7 @@ class Aggregation:
         return max(self._checkpoint_updates, self.participants // 3)
 
     def _quarantine(self, row: RoundRow, logged: LoggedUpdate, error: Exception) -> None:
-        why = f"{type(error).__name__}: {error}"
+        why = str(error)
         _LOG.error(
             "update %d of %s passed its check but cannot be absorbed (%s): it is in quarantine, "
             "and round %d is held until tessera-aggregator release",

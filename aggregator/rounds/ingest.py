@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from aggregator.methods.guard import GuardedBinding
 from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
@@ -83,6 +84,9 @@ class OpenRounds(Protocol):
     """What there is to know of a task's rounds where updates come in; see
     :class:`~aggregator.rounds.machine.RoundMachine`."""
 
+    failed: bool
+    """Whether the task is held, and takes none."""
+
     @property
     def current(self) -> RoundRow | None:
         """The round that takes updates."""
@@ -131,6 +135,7 @@ class _Decided(NamedTuple):
     """With ``logged``, where it is to be counted."""
     report: Report | None
     said: DeviceEvaluation | None
+    width: int
 
 
 class Ingest:
@@ -150,6 +155,7 @@ class Ingest:
     ) -> None:
         self._task, self._store, self._registry = shared.task, shared.store, shared.registry
         self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
+        self._width_of = GuardedBinding(shared.task.binding).width_of
         self._rounds = rounds
         self._aggregation = aggregation
         self._evaluator = evaluator
@@ -278,6 +284,9 @@ class Ingest:
             refused = self._judge_unexpected(update, row)
             if refused is not None:
                 return refused
+        if self._rounds.failed:
+            # No verdict is known, and none can be found: the device sends it again later.
+            raise WireError("not-served", "the task is held: its method's code failed")
         arrived_seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
         self._staged[device_id] = _Staged(update, arrived_seconds)
         return None
@@ -299,16 +308,17 @@ class Ingest:
         decided: list[_Decided] = []
         for (update, arrived_seconds), report in zip(staged, reports, strict=True):
             device_id = update.identity.device_id
-            decoded, said, reason = None, None, None
+            decoded, said, reason, width = None, None, None, 0
             try:
                 if isinstance(report, WireError):
                     raise report
                 if update.body or report is None:
                     decoded = _good(next(updates))
+                    width = self._width_of(decoded)
                 else:
                     reason = NOTED
                 if report is not None and report.evaluation:
-                    part = self._part(report, decoded)
+                    part = _part(report, width)
                     said = self._evaluator.read(row, device_id, part, report.evaluation)
             except WireError as error:
                 reason, decoded = error.reason, None
@@ -321,15 +331,8 @@ class Ingest:
                 row.generation, row.round, device_id, update.body_sha256, reason
             )
             kept = None if isinstance(report, WireError) else report
-            decided.append(_Decided(update, verdict, logged, decoded, kept, said))
+            decided.append(_Decided(update, verdict, logged, decoded, kept, said, width))
         return decided
-
-    def _part(self, report: Report, update: exchange.Update | None) -> str:
-        """The capacity class of a device: the width that it trained, else the option it named."""
-        width = 0 if update is None else self._task.binding.width_of(update)
-        if width:
-            return f"k={width}"
-        return "" if report.details is None else report.details.option
 
     def _judge_unexpected(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
         identity = update.identity
@@ -426,13 +429,20 @@ class Ingest:
             self._rounds.heard_of(device_id)
             return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
         self._rounds.heard_of(device_id, logged.arrived_seconds)
-        width = self._task.binding.width_of(decided.decoded)
+        width = decided.width
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1
         self.counted += 1
         known = self._seen.get(device_id, _NOTHING)
         self._seen[device_id] = LastParticipation(now_unix_seconds, width or None, *known[2:])
         return Settled(device_id, Receipt(digest, _COUNTED))
+
+
+def _part(report: Report, width: int) -> str:
+    """The capacity class of a device: the width that it trained, else the option it named."""
+    if width:
+        return f"k={width}"
+    return "" if report.details is None else report.details.option
 
 
 def _good(found: exchange.Update | WireError) -> exchange.Update:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.errors import MethodFault
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance
@@ -134,6 +135,8 @@ class RoundMachine:
         seal_round: SealRound,
         evaluator: Evaluator,
         attendance: Attendance | None = None,
+        *,
+        failed: bool = False,
     ) -> None:
         self._task, self._settings = shared.task.name, shared.task.round
         self._selector = shared.task.selector
@@ -156,6 +159,8 @@ class RoundMachine:
         self.unpublished: str | None = None
         """Why the next round could not be published; none opens before it is released."""
         self.current: RoundRow | None = None
+        self.failed = failed
+        """Whether the method's code is not called any more: its task is held, see ``TaskBoard``."""
         self._resume()
 
     @property
@@ -179,6 +184,8 @@ class RoundMachine:
 
     def tick(self) -> RoundEvent | None:
         """Open or close a round if it is time to; None when nothing changed."""
+        if self.failed:
+            return None
         now = self._unix_clock()
         row = self.current
         if row is None:
@@ -297,7 +304,10 @@ class RoundMachine:
             _LOG.error("round %d is held: %s", self.next_number(), self.unpublished)
         latest = self._store.rounds.latest()
         row = latest[0] if latest and latest[0].unfinished else None
-        self._aggregation.resume(row)
+        if self.failed:
+            self._aggregation.rest()
+        else:
+            self._aggregation.resume(row)
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
@@ -363,7 +373,7 @@ class RoundMachine:
                 self._store.late.forget(number - LAST_ROUNDS)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
-        except STORE_FAILURES:
+        except (MethodFault, *STORE_FAILURES):
             raise
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
@@ -398,6 +408,8 @@ class RoundMachine:
         if participants >= self._settings.quorum:
             try:
                 summary = self._aggregation.close_round(self._registry.revoked_ids())
+            except MethodFault:
+                raise
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version

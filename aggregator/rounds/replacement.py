@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
+from aggregator.methods.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Method
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
@@ -113,7 +114,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts.own_generation = max(now_unix_seconds, facts.generation + 1)
         facts.label = task.label
         facts.catalogue = replacement.catalogue
-        facts.unpublished = None
+        facts.unpublished, facts.failed = None, False
         facts.replaced_at, facts.stopped_at = replacement.method.version, None
         facts.dropped_rollback = None
         if not replacement.same_model:
@@ -226,16 +227,16 @@ def _catalogue(store: TaskStore, new: Task) -> bytes | None:
     return known.to_bytes()
 
 
-def _built(fleet: Store, task: Task, items: int) -> Method:
+def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
     rng = np.random.default_rng([fleet.facts.seed, 0])
     artifacts = read_artifacts(task.artifacts, task.companions)
     try:
-        method: Method = task.binding.build(items, rng, tuple(each.artifact for each in artifacts))
+        parameters = tuple(each.artifact for each in artifacts)
+        return GuardedBinding(task.binding).build(items, rng, parameters)
     except ValueError as error:
         raise AggregatorError(
             f"the task's artifacts do not suit {task.binding.method_name}: {error}"
         ) from None
-    return method
 
 
 def _give(method: Method, before: Arrays) -> Inheritance:

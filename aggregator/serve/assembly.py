@@ -193,8 +193,9 @@ def assemble(
     keys.watch(desk.replace_keyring)
 
     # What is learnt.
-    def make(store: TaskStore, task: Task) -> TaskParts:
-        return make_task(TaskShared.of(shared, task, store), keys, sealing_rng, role)
+    def make(store: TaskStore, task: Task, *, failed: bool = False) -> TaskParts:
+        shared_by_task = TaskShared.of(shared, task, store)
+        return make_task(shared_by_task, keys, sealing_rng, role, failed=failed)
 
     reassembler, repeats = Reassembler(clock), Repeats(clock)
     inbox = Inbox(shared.refusals, repeats)
@@ -244,9 +245,17 @@ def assemble(
 
 
 def make_task(
-    shared: TaskShared, keys: FleetKeys, rng: np.random.Generator, role: Whole
+    shared: TaskShared,
+    keys: FleetKeys,
+    rng: np.random.Generator,
+    role: Whole,
+    *,
+    failed: bool = False,
 ) -> TaskParts:
-    """A task's parts, resumed from its store. Raises AggregatorError."""
+    """A task's parts, resumed from its store. Raises AggregatorError.
+
+    ``failed``: the task is held, and its method's code is not called.
+    """
     task, store = shared.task, shared.store
     artifacts = read_artifacts(task.artifacts, task.companions)
     publisher = Publisher(shared, artifacts, keys.current, rng)
@@ -273,10 +282,12 @@ def make_task(
         _LOG.warning("%s", alike)
     parts = {option_name(each) for each in names}
     evaluator = Evaluator(store, task.name, task.evaluation, parts)
+    attendance = role.attendance(store)
     rounds = RoundMachine(
-        shared, aggregation, publisher.seal_round, evaluator, role.attendance(store)
+        shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed
     )
     upkeep = Upkeep(shared, aggregation, evaluator)
-    upkeep.begin(in_a_round=rounds.current is not None)
+    if not failed:
+        upkeep.begin(in_a_round=rounds.current is not None)
     ingest = Ingest(shared, rounds, aggregation, evaluator)
     return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)

@@ -183,8 +183,7 @@ class Service:
         for owner, times in parts.link.take_refused().items():
             parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
         for task in parts.tasks.served:
-            with parts.tasks.about(task):
-                self._settle(task.ingest.commit())
+            self._commit(task)
         self._look_at_clock()
         self._tick()
         self._look_at_files()
@@ -198,13 +197,21 @@ class Service:
         parts.outgoing.pump()
         parts.housekeeping.turn()
 
+    def _commit(self, task: TaskParts) -> None:
+        """Decide what came for a task, and answer it."""
+        settled: Sequence[Settled] = ()
+        with self._parts.tasks.within(task):
+            settled = task.ingest.commit()
+        self._settle(settled)
+
     def _tick(self) -> None:
         """Open and close what is due: each task one step at a time, until none has another."""
         happened = True
         while happened:
             happened = False
             for task in self._parts.tasks.served:
-                with self._parts.tasks.about(task):
+                event = None
+                with self._parts.tasks.within(task):
                     event = task.rounds.tick()
                 if event is not None:
                     happened = True
@@ -218,8 +225,7 @@ class Service:
         """Send what is decided, and close."""
         parts = self._parts
         for task in parts.tasks.served:
-            with parts.tasks.about(task):
-                self._settle(task.ingest.commit())
+            self._commit(task)
         parts.link.stop(flush_seconds=_FLUSH_SECONDS)
         parts.outgoing.stop()
         with parts.store.database.transaction():
@@ -351,7 +357,7 @@ class Service:
             parts.standings.remind(event.silent)
             with parts.store.database.transaction():
                 task.ingest.save_seen()  # the next group may be a day away
-            with parts.tasks.about(task):
+            with parts.tasks.within(task):
                 if not parts.tasks.between_rounds(task):
                     task.upkeep.between_rounds()
             self._tend_keys()

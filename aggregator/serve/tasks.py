@@ -4,19 +4,22 @@ wishes change."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, MethodFault
 from aggregator.home import AggregatorHome
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.hold import held, hold_failed, try_again
 from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.replacement import replace_task
 from aggregator.serve.housekeeping import Upkeep, file_stamp
-from aggregator.store import Store, TaskStore
+from aggregator.store import STORE_FAILURES, Store, TaskStore
+from aggregator.store.cluster import Deposed
 from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import (
@@ -46,6 +49,12 @@ class TaskParts:
     ingest: Ingest
     publisher: Publisher
     upkeep: Upkeep
+
+
+class MakeTask(Protocol):
+    """Makes a task's parts from its store; ``failed``: without a call of its method's code."""
+
+    def __call__(self, store: TaskStore, task: Task, *, failed: bool = False) -> TaskParts: ...
 
 
 def claim(store: TaskStore, task: Task) -> None:
@@ -108,6 +117,10 @@ class TaskBoard:
     Whatever changes is taken up in the way of a restart: the task's parts are made anew from its
     store, between two of its rounds, in one transaction with what changes there. A file that is not
     usable leaves the task as it was, and says so in the log and in ``status``.
+
+    Whatever fails in a task's affairs (:meth:`within`), in the code of its method above all, holds
+    that task alone. Its parts are thrown away, as if its process had been killed, and made anew
+    from the store once it is let go: by ``release``, or when ``serve`` starts.
     """
 
     def __init__(
@@ -115,7 +128,7 @@ class TaskBoard:
         home: AggregatorHome,
         store: Store,
         fleet: SharedSettings,
-        make: Callable[[TaskStore, Task], TaskParts],
+        make: MakeTask,
         inbox: Inbox,
         unix_clock: Callable[[], float],
     ) -> None:
@@ -157,6 +170,19 @@ class TaskBoard:
         """What is logged meanwhile is about this task, which is named where there are several."""
         return self._about(parts.task.name)
 
+    @contextmanager
+    def within(self, parts: TaskParts) -> Iterator[None]:
+        """What is done meanwhile is this task's affair: what fails there is its own end, and
+        nobody else's. What the store does, and who takes our place, concerns all."""
+        with self._about(parts.task.name):
+            try:
+                yield
+            except (Deposed, *STORE_FAILURES):
+                raise
+            except Exception as error:
+                parts.ingest.abandon()
+                self._follow(parts, self._failed(parts.store, parts.task, error))
+
     def _about(self, name: str | None) -> AbstractContextManager[None]:
         return about((name or "") if self._several else "")
 
@@ -167,7 +193,7 @@ class TaskBoard:
         self._several = len(self._store.tasks.all()) > 1
         with self._about(first.name):
             try:
-                self._put(FIRST, self._made(self._store.first, first))
+                self._put(FIRST, self._made_or_held(self._store.first, first))
             except AggregatorError as error:
                 row = self._store.tasks.find(FIRST)
                 if row.served is None:
@@ -200,12 +226,17 @@ class TaskBoard:
         if row.number not in self._parts:
             self._add(row)
         parts = self._parts.get(row.number)
-        if parts is not None:
+        if parts is None:
+            return row.request is not None and self._replace(row)
+        with self.within(parts):
             parts.rounds.paused = row.state == "paused"
             parts.rounds.reload_hold()
-            if parts.rounds.current is None:
+            if parts.rounds.failed and held(parts.store) is None:
+                self._follow(parts, self._made_or_held(parts.store, parts.task))
+            elif parts.rounds.current is None and not parts.rounds.failed:
                 parts.upkeep.between_rounds()
-        return row.request is not None and self._replace(row)
+            return row.request is not None and self._replace(row)
+        return False
 
     def between_rounds(self, parts: TaskParts) -> bool:
         """A round of a task ended: take up what waited for it; whether the parts are others now."""
@@ -230,7 +261,7 @@ class TaskBoard:
         for parts in self.served:
             row = parts.rounds.current
             if row is None or row.held is not None or parts.rounds.rests:
-                with self.about(parts):
+                with self.within(parts):
                     changed |= self._reload(parts)
         for each in self._store.tasks.all():
             if each.number in self._absent:
@@ -248,7 +279,7 @@ class TaskBoard:
         try:
             task = read_task(path, self._fleet)
             require_room(len(self._parts))
-            self._put(row.number, self._made(store, task))
+            self._put(row.number, self._made_or_held(store, task))
         except AggregatorError as error:
             self._absent[row.number] = row.name or ""
             self._serve()
@@ -271,8 +302,11 @@ class TaskBoard:
                 return False
             found, problem = self._with_fleet(found)
             _require_same(parts, found)
-            made = self._made(parts.store, found)
-        except AggregatorError as error:
+            with self._store.database.transaction():
+                if parts.rounds.failed:
+                    try_again(parts.store)
+                made = self._made(parts.store, found)
+        except (AggregatorError, MethodFault) as error:
             self._say(number, f"it goes on with the settings it had: {error}")
             return False
         made.rounds.follow(parts.rounds)
@@ -284,10 +318,12 @@ class TaskBoard:
     def _replace(self, row: TaskRow) -> bool:
         parts, store = self._parts.get(row.number), self._store.task(row.number)
         request = ReplaceRequest.read(row.request or "")
-        # The round of a task that cannot be served cannot end.
-        if parts is not None and parts.rounds.current is None:
+        # The round of a task that cannot be served, or is held, cannot end.
+        if parts is None or parts.rounds.failed:
+            pass
+        elif parts.rounds.current is None:
             parts.upkeep.between_rounds()  # what was asked for before it
-        elif parts is not None and not (request.now or parts.rounds.rests):
+        elif not (request.now or parts.rounds.rests):
             return False
         path = self._home.folder / row.file if parts is None else parts.task.path
         fleet = None if row.number == FIRST else self._fleet
@@ -303,7 +339,7 @@ class TaskBoard:
                 replace_task(store, names, task, request, int(self._unix_clock()))
                 self._store.tasks.set_problem(row.number, problem)  # who waits sees both at once
                 made = self._made(store, task)
-        except AggregatorError as error:
+        except (AggregatorError, MethodFault) as error:
             served = "" if parts is not None else "it is not served, and "
             with self._store.database.transaction():
                 self._store.tasks.set_request(row.number, None)
@@ -330,6 +366,24 @@ class TaskBoard:
         with self._store.database.transaction():
             claim(store, task)
             return self._make(store, task)
+
+    def _made_or_held(self, store: TaskStore, task: Task) -> TaskParts:
+        """Its parts, as a process that starts makes them: what failed before is tried once more,
+        and the task is held where it fails again."""
+        try:
+            try_again(store)
+            return self._made(store, task)
+        except (AggregatorError, *STORE_FAILURES):
+            raise
+        except Exception as error:
+            return self._failed(store, task, error)
+
+    def _failed(self, store: TaskStore, task: Task, error: Exception) -> TaskParts:
+        """Hold the task; its parts, which call none of its method's code."""
+        with self._store.database.transaction():
+            claim(store, task)
+            hold_failed(store, task, error)
+            return self._make(store, task, failed=True)
 
     def _write_files(self) -> None:
         try:

@@ -103,6 +103,8 @@ class TaskFacts(Named):
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, so that none opens before the operator looked;
     None: nothing stands in its way."""
+    failed = Fact[bool](bool, False)
+    """Whether it is held because the code of its method failed, which the next life tries again."""
     stopped_at = Fact[int | None](int, None)
     """The version that early stopping ended with, once the best one was asked for; None while
     rounds go on."""

@@ -15,6 +15,7 @@ from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Databas
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, WITHOUT_ERASING
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.lock import FileLock
+from device_sdk.system.process import ForkedError, OwnedConnection
 
 _APPLICATION_ID = 0x54455353  # "TESS"
 _BUSY_SECONDS = 10.0
@@ -64,9 +65,13 @@ class SQLiteDatabase(Database):
             self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
         except OSError as error:
             raise AggregatorError(f"{path} cannot be used: {error}") from None
-        self._connection = sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, cached_statements=256
-        )
+        try:
+            self._owned = OwnedConnection(
+                path, isolation_level=None, check_same_thread=False, cached_statements=256
+            )
+        except ForkedError as error:
+            self._write_lock.close()
+            raise AggregatorError(str(error)) from None
         try:
             self._prepare(path, create, taken_over_in)
         except sqlite3.DatabaseError as error:
@@ -77,6 +82,10 @@ class SQLiteDatabase(Database):
             raise
         self._shared = False
         self._seen_version = self._data_version()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._owned.here
 
     def _prepare(
         self, path: Path, create: bool, taken_over_in: Callable[[], AbstractContextManager[None]]
@@ -220,11 +229,12 @@ class SQLiteDatabase(Database):
         """See :class:`Database`."""
         # The last one to close moves the log into the file and removes it. SQLite does that only
         # where no other connection is left.
-        self._connection.close()
+        self._owned.close()
         self._write_lock.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        self._owned.owner.require()
         patience = _BUSY_SECONDS
         while not self._write_lock.try_acquire():
             if patience <= 0.0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,9 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.errors import HomeBroken
+from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
+from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
 from device_sdk.wire.arrays.tensors import (
     Codec,
     TensorLimits,
@@ -220,18 +220,24 @@ class HomeDatabase:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
-        self._lock = threading.RLock()
+        self._lock = OwnedLock(Owner(f"the device's home {path.parent}"))
         self._depth = 0
         try:
             if not read_only:
                 # SQLite gives its journal the mode of the file, but would make the file with 0644.
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._connection = sqlite3.connect(
+            self._owned = OwnedConnection(
                 path, isolation_level=None, check_same_thread=False, timeout=10.0
             )
             self._prepare(read_only)
+        except ForkedError as error:
+            raise HomeError(str(error)) from None
         except (OSError, sqlite3.Error) as error:
             raise HomeBroken(f"{path} cannot be used: {error}") from error
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._owned.here
 
     def _prepare(self, read_only: bool) -> None:
         run = self._connection.execute
@@ -325,9 +331,10 @@ class HomeDatabase:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
-        with self._lock:
-            self._connection.close()
+        """Close the file. May be called twice; in a fork nothing happens."""
+        if self._owned.owner.is_here:
+            with self._lock:
+                self._owned.close()
 
 
 class HomeStore:

@@ -8,7 +8,8 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,11 @@ class Program:
         try:
             with held_signals():  # what libraries start threads for is arithmetic
                 module: Any = importlib.import_module(f"{self.package}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name is None or not self.extra or _top(error.name) == _top(self.package):
+        except (ImportError, AttributeError) as error:
+            how = how_to_mend(error, self.package, self.extra, self.needs) if self.extra else ""
+            if not how:
                 raise
-            raise SystemExit(
-                f"{self.name}: {_how_to_install(_top(error.name), self.extra)}"
-            ) from None
+            raise SystemExit(f"{self.name}: {how}") from error
         parser.description = module.DESCRIPTION
         parser.epilog = getattr(module, "EXAMPLES", None)
         module.add_arguments(parser)
@@ -133,17 +133,39 @@ class Program:
 
     def _lack(self) -> str:
         for library in self.needs:
-            try:
-                found = importlib.util.find_spec(library) is not None
-            except ImportError:
-                found = False
-            if not found:
+            if not _is_here(library):
                 return _how_to_install(library, self.extra)
         return ""
 
 
+def how_to_mend(
+    error: ImportError | AttributeError, package: str, extra: str, needs: Sequence[str]
+) -> str:
+    """What to install where a module of ``package`` met ``error`` while it was imported.
+
+    Either a library of the extra is missing, or one of ``needs`` is of a release that lacks what is
+    taken of it. Empty where the missing module is the package's own.
+    """
+    absent = _top(error.name or "") if isinstance(error, ImportError) else ""
+    if absent == _top(package):
+        return ""
+    if absent and not _is_here(absent):
+        return _how_to_install(absent, extra)
+    return (
+        f"{error}: not what this release was run with ({', '.join(_releases(needs))}); "
+        f"pip install --upgrade 'tessera-edge[{extra}]' installs what was"
+    )
+
+
 def _top(module: str) -> str:
     return module.partition(".")[0]
+
+
+def _is_here(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ImportError:
+        return False
 
 
 def _how_to_install(library: str, extra: str) -> str:
@@ -151,6 +173,14 @@ def _how_to_install(library: str, extra: str) -> str:
         f"{library} is not installed, which a device does without: "
         f"pip install 'tessera-edge[{extra}]'"
     )
+
+
+def _releases(libraries: Sequence[str]) -> Iterator[str]:
+    from importlib import metadata  # takes a while, which every command would wait for
+
+    for library in libraries:
+        with suppress(metadata.PackageNotFoundError):  # some distributions bear another name
+            yield f"{library} {metadata.version(library)}"
 
 
 class _Version(argparse.Action):

@@ -45,6 +45,28 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+_ZEROS = bytes(1 << 20)
+
+
+def erase_file(path: Path) -> None:
+    """Overwrite a file with zeros, flush it, and remove it; nothing where there is none.
+
+    Whoever reads its blocks afterwards finds nothing of it, as far as the file system writes where
+    it wrote before: one that copies what it writes, and a disk that spreads it, may not.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return
+    with open(descriptor, "wb", buffering=0) as file:
+        left = os.fstat(descriptor).st_size
+        while left > 0:
+            left -= file.write(_ZEROS[:left]) or 0
+        flush_file(descriptor)
+    path.unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
 # Replacing a file so that a crash at any moment leaves the old or the new one, whole.
 
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+from device_sdk.system.process import OwnedHandle
 
 
 class FileLock:
     """``path`` is made, mode 0600, if it is not there; it holds its last holder's process number.
 
-    Two locks on one path exclude each other within a process too.
+    Two locks on one path exclude each other within a process too. A fork has none of its parent's.
     """
 
     def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = OwnedHandle(path, os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+    @property
+    def _handle(self) -> int:
+        return self._file.number
 
     def try_acquire(self) -> bool:
         """Take the lock if nobody else has it; whether that worked. Never waits."""
@@ -45,10 +52,12 @@ class FileLock:
         _unlock(self._handle)
 
     def close(self) -> None:
-        """Let go of it for good. May be called twice."""
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        """Let go of it for good. May be called twice; a fork closes its copy, and lets go of
+        nothing."""
+        if self._handle >= 0 and self._file.owner.is_here:
+            with suppress(OSError):  # nobody held it
+                self.release()  # for a fork that has not closed its copy yet
+        self._file.close()
 
 
 if sys.platform == "win32":

@@ -24,8 +24,13 @@ class _Plain:
         return function(*args)
 
 
-# What ``torch.utils.checkpoint.checkpoint`` looks up when it is called, in both its ways.
+# What ``torch.utils.checkpoint.checkpoint`` looks up when it is called, in both its ways. Since
+# torch 2.14 the first has another name, and its old one is there for others alone.
 REPLACED: list[Replacement] = [
-    (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _plain),
+    *(
+        (torch.utils.checkpoint, name, _plain)
+        for name in vars(torch.utils.checkpoint)
+        if name.startswith("_checkpoint_without_reentrant_generator")
+    ),
     (torch.utils.checkpoint, "CheckpointFunction", _Plain),
 ]

@@ -275,11 +275,14 @@ EQUALS: Equals = {
 }
 REPLACED: tuple[Replacement, ...] = (
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
-    *((kind, "__float__", _float_of_size) for kind in _SYMBOLIC),
+    (torch.SymFloat, "__float__", _float_of_size),
     *((kind, "__format__", _text) for kind in _SYMBOLIC),
     *((math, name, made) for name, made in _MATH.items()),
-    # Which numpy's functions ask for.
-    *((kind, name, _MATH[name]) for kind in _SYMBOLIC for name in _MATH),
     (builtins, "max", _extreme(max, torch.sym_max)),
     (builtins, "min", _extreme(min, torch.sym_min)),
+)
+ADDED: tuple[Replacement, ...] = (
+    (torch.SymInt, "__float__", _float_of_size),
+    # Which numpy's functions ask for.
+    *((kind, name, _MATH[name]) for kind in _SYMBOLIC for name in _MATH),
 )

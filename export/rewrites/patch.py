@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from export.errors import ExportError
 from export.rewrites import (
     Equals,
     Replacement,
@@ -114,7 +115,7 @@ def recordable(randomness: Randomness) -> Iterator[None]:
     drawing = dropout.replacements(randomness)
     layers = (*recurrent.replacements(), *quantisation.replacements())
     full = precision.FullPrecision(saying=True)
-    with _in_place(randomness, drawing, (*layers, *_REPLACED), _EQUALS), full:
+    with _in_place(randomness, drawing, (*layers, *_REPLACED), _EQUALS, numbers.ADDED), full:
         yield
 
 
@@ -141,14 +142,15 @@ def _in_place(
     drawing: Sequence[Replacement],
     replaced: Sequence[Replacement],
     equals: Equals,
+    added: Sequence[Replacement] = (),
 ) -> Iterator[None]:
     """Patches module attributes, so it holds a lock: one export at a time in a process."""
-    by_own = {getattr(owner, name): function for owner, name, function in drawing}
+    by_own = {getattr(owner, name, None): function for owner, name, function in drawing}
     # A model may have imported those of C++ before.
     held = {own: function for own, function in by_own.items() if isbuiltin(own)}
     with (
         _LOCK,
-        patched((*drawing, *replaced)),
+        patched((*drawing, *replaced), added),
         _plain_attention(),
         RandomFunctions(randomness),
         _Replaced({**equals, **held}),
@@ -157,12 +159,27 @@ def _in_place(
 
 
 @contextmanager
-def patched(replacements: Sequence[Replacement]) -> Iterator[None]:
-    """Inside, each owner's attribute of that name is another one."""
+def patched(
+    replacements: Sequence[Replacement], added: Sequence[Replacement] = ()
+) -> Iterator[None]:
+    """Inside, each owner's attribute of that name is another one, or is there at all.
+
+    Raises ExportError where torch has none to replace: torch would call its own, under a new name.
+    """
+    gone = [
+        f"{owner.__name__}.{name}" for owner, name, _ in replacements if not hasattr(owner, name)
+    ]
+    if gone:
+        raise ExportError(
+            f"torch {torch.__version__} has no {', '.join(gone)}, which recording a step replaces",
+            instead="pip install --upgrade 'tessera-edge[export]', "
+            "which installs a torch that this release was run with",
+        )
+    every = (*replacements, *added)
     # What an owner has of its own: it inherits or finds the others again.
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in replacements]
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in every]
     try:
-        for owner, name, function in replacements:
+        for owner, name, function in every:
             setattr(owner, name, function)
         yield
     finally:

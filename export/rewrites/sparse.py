@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -416,13 +417,13 @@ def _saved(self: Any) -> Any:
 def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(each, Sparse) and each.requires_grad for each in args):
         raise _refusal(f"a sparse matrix with a gradient, given to {cls.__name__}", "apply")
-    return _APPLY(cls, *args, **kwargs)
+    return _APPLY.__get__(None, cls)(*args, **kwargs)
 
 
 _T: Any = Tensor.T
 _SAVE: Any = FunctionCtx.save_for_backward
 _SAVED: Any = BackwardCFunction.saved_tensors
-_APPLY: Any = Function.__dict__["apply"].__func__
+_APPLY: Any = getattr_static(Function, "apply")  # a method of Python's or of C++'s, unbound
 
 EQUALS: Equals = {
     torch.sparse_coo_tensor: made,

@@ -20,7 +20,7 @@ from tests.faults.fleet_home import FleetHome, make_fleet
 from tests.faults.known import KnownBinding
 from tests.faults.oracle import judge, outbox_rows
 
-_ROUND = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60\npause_seconds = 0.2"
+_ROUND = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.2"
 
 
 def _await_counted(fleet: FleetHome, agent: object, least: int) -> None:

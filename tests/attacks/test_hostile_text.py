@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.homes import make_home
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.fleet_home import make_fleet
 
 _FORGED = "2026-11-22 09:00:00,000 INFO    round 7 closed: version 8"
@@ -60,7 +61,7 @@ def _output_of(command: list[str], until: bytes, *, terminal: bool = False) -> b
     )
     os.close(theirs)
     written = b""
-    ends = time.monotonic() + 60.0
+    ends = time.monotonic() + PATIENCE_SECONDS
     while until not in written and time.monotonic() < ends:
         if select.select([ours], [], [], 0.5)[0]:
             try:
@@ -69,7 +70,7 @@ def _output_of(command: list[str], until: bytes, *, terminal: bool = False) -> b
                 break
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(30)
+        process.wait(PATIENCE_SECONDS)
     finally:
         process.kill()
     os.close(ours)
@@ -113,5 +114,5 @@ def test_a_device_s_commands_show_it_in_one_line(
 
         (code,) = invite(home)
         folder = str(tmp_path / "device")
-        more = ["join", refusing_broker, code, "--home", folder, "--timeout", "5"]
+        more = ["join", refusing_broker, code, "--home", folder, "--timeout", str(PATIENCE_SECONDS)]
     _shown_in_one_line(_output_of(["device_sdk.cli", *more], b"2066"))

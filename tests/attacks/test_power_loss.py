@@ -100,7 +100,7 @@ def _envelope(direction: str, message_type: bytes) -> re.Pattern[bytes]:
 def test_what_is_said_was_flushed_before(mosquitto: Mosquitto, tmp_path: Path) -> None:
     if STRACE is None:
         pytest.skip("strace is not installed (apt-get install strace)")
-    lines = f"quorum = 1\ndeadline_seconds = 60\nmost_rounds = {UPDATES}\npause_seconds = 0.3"
+    lines = f"quorum = 1\nmost_rounds = {UPDATES}\npause_seconds = 0.3"
     fleet = make_fleet(tmp_path, mosquitto.url, 1, lines, seed=1)
     aggregator, device = tmp_path / "aggregator.trace", tmp_path / "device.trace"
     counters = str(tmp_path / "counters")

@@ -33,7 +33,7 @@ from tests.device_sdk.conftest import MakeDevice
 from tests.device_sdk.rounds.test_device_round import await_receipt
 from tests.fakes.brisk import BRISK
 from tests.fakes.small_aggregator import SmallAggregator, small_catalogue
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
 _OTHER_FILMS = replace(small_catalogue(), titles=small_catalogue().titles[::-1])
 MakeReluctant = Callable[[Callable[[], bool]], Device]
@@ -227,7 +227,7 @@ def test_a_round_that_waited_too_long_is_declined_and_the_next_one_is_not(
     yes = threading.Event()
     with make_reluctant(yes.is_set) as device:
         device.start()
-        aggregator.open_round(deadline_seconds=3, train_seconds=1.5)
+        aggregator.open_round(train_seconds=NEVER_SECONDS - 1.5)
         aggregator.await_(lambda: device.status().outcome == "declined")
         assert device.status().detail.startswith("not-now: only_when said no")
         assert device.status().problem == "" and not aggregator.seen.bodies
@@ -288,6 +288,7 @@ def test_data_for_one_task_more_wake_the_device_at_once(
         options=TrainingOptions(k=4),
         pace=BRISK,
         link_settings=QUICK,
+        timeout_seconds=PATIENCE_SECONDS,
     ) as device:
         for task in ("air", "default"):
             device.record_all([("film-1", "anna"), ("film-2", "anna")], task=task)

@@ -22,9 +22,9 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.proxy import Proxy
 from tests.fakes.brisk import BRISK
 from tests.fakes.homes import Serving, invite, make_home, serving
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
-ROUNDS = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 5.0\npause_seconds = 0.1"
+ROUNDS = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.1"
 PACE = replace(BRISK, cell_seconds=1.0, renew_seconds=0.1)
 
 
@@ -69,7 +69,12 @@ def test_a_device_lives_in_the_cell_that_it_is_told_and_survives_its_end(
         with (
             serving(home, placement_of=placement_of) as served,
             Device.enrol(
-                mosquitto.url, code, tmp_path / "dev", pace=PACE, link_settings=QUICK
+                mosquitto.url,
+                code,
+                tmp_path / "dev",
+                pace=PACE,
+                link_settings=QUICK,
+                timeout_seconds=PATIENCE_SECONDS,
             ) as device,
         ):
             for item in range(5):

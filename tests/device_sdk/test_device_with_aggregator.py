@@ -18,7 +18,7 @@ from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.brisk import BRISK
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 _TASK = """
 [task]
@@ -27,7 +27,7 @@ catalogue = "items.tsv"
 [broker]
 url = "{url}"
 [round]
-deadline_seconds = 8.0
+deadline_seconds = {never}
 wait_for_devices = {wait}
 quorum = 1
 most_rounds = {rounds}
@@ -46,7 +46,8 @@ class Operator:
     ) -> None:
         self._home = folder / "fleet"
         self._command("init")
-        (self._home / "task.toml").write_text(task.format(url=url, rounds=rounds, wait=wait))
+        filled = task.format(url=url, rounds=rounds, wait=wait, never=NEVER_SECONDS)
+        (self._home / "task.toml").write_text(filled)
         items = "".join(f"film-{n}\tFilm {n}\n" for n in range(60))
         (self._home / "items.tsv").write_text(items)
 

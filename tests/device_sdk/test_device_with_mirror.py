@@ -63,7 +63,7 @@ def test_rounds_go_on_while_the_mirror_is_full_and_it_is_filled_again_by_itself(
     small_folder.fill()
     with pages(small_folder.path) as url:
         table = f'[cluster]\nchunks = "{url}"\nchunk_store = "{small_folder.path}"\n'
-        lines = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60.0\npause_seconds = 0.2"
+        lines = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.2"
         home = make_home(tmp_path, mosquitto.url, lines, table)
 
         def problem() -> str:
@@ -112,7 +112,7 @@ def test_rounds_go_on_while_the_chunk_store_hangs(
     fsspec.register_implementation("hangs", Hangs, clobber=True)
     folder = tmp_path / "www"
     table = f'[cluster]\nchunks = "http://127.0.0.1:9"\nchunk_store = "hangs://{folder}"\n'
-    lines = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 60.0\npause_seconds = 0.2"
+    lines = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.2"
     home = make_home(tmp_path, mosquitto.url, lines, table)
 
     def problem() -> str:

@@ -64,7 +64,7 @@ artifacts = ["shipped:mf"]
 [broker]
 url = "{url}"
 [round]
-deadline_seconds = 8.0
+deadline_seconds = {never}
 wait_for_devices = {wait}
 quorum = 1
 most_rounds = {rounds}

@@ -36,7 +36,12 @@ def test_a_second_start_says_that_the_home_knows_its_fleet(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
     with SmallAggregator(mosquitto.url) as aggregator:
-        Device.enrol(mosquitto.url, aggregator.code(), tmp_path / "tessera-home").close()
+        Device.enrol(
+            mosquitto.url,
+            aggregator.code(),
+            tmp_path / "tessera-home",
+            timeout_seconds=PATIENCE_SECONDS,
+        ).close()
     with subprocess.Popen(
         [sys.executable, "-m", "examples.embed", "mqtt://elsewhere.example", "film-1"],
         cwd=tmp_path,

@@ -16,7 +16,7 @@ from examples.fleet.errors import FleetError
 from examples.local_fleet import FleetTask, Member, local_fleet
 from export.models.attention_meta import export_attention
 from tests.fakes.mutual_artifact import CLASSES, samples, write_mutual_artifact
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
 Batch = dict[str, torch.Tensor]
 FEATURES = 4
@@ -70,7 +70,7 @@ def test_mutual_learners_fetch_each_others_samples_once(tmp_path: Path) -> None:
         [write_mutual_artifact(tmp_path / "net")],
         rounds=3,
         settings={"training": {"classes": CLASSES, "sample_form": "float16"}},
-        deadline_seconds=300.0,
+        deadline_seconds=NEVER_SECONDS,
     )
     members = [
         Member(f"d{n}", LocalData(samples(40, n, n), samples(10, n + 50, n))) for n in range(3)
@@ -100,7 +100,7 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         companions=[meta for _, meta in pairs],
         rounds=4,
         settings={"training": {"warm_up_rounds": 1, "base_steps": 5}},
-        deadline_seconds=300.0,
+        deadline_seconds=NEVER_SECONDS,
     )
     members = [
         Member("measured", labelled(40, 0), TrainingOptions(capability_seconds=0.5)),

@@ -89,7 +89,7 @@ def test_inverses_and_determinants() -> None:
 
 def _triangular(a: Tensor, b: Tensor) -> list[Tensor]:
     spread = a @ a.mT + torch.eye(4)
-    low, high = torch.linalg.cholesky(spread), spread.cholesky(upper=True)
+    low, high = torch.linalg.cholesky(spread), torch.linalg.cholesky(spread, upper=True)
     mean, number = torch.zeros(4), torch.distributions.MultivariateNormal
     solve = torch.linalg.solve_triangular
     return [
@@ -107,6 +107,20 @@ def _triangular(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def test_cholesky_factors_and_triangular_solutions() -> None:
     assert_as_torch(_triangular, lambda n: (_numbers(n, 4, 4), _numbers(n, 4, 2)))
+
+
+def test_the_old_names_of_the_cholesky_factor() -> None:
+    """torch 2.14 has them no more, and says what is called instead."""
+    try:
+        torch.eye(2).cholesky()
+    except RuntimeError as error:
+        assert "torch.linalg.cholesky" in str(error)
+    else:
+        one = torch.eye(4)
+        assert_as_torch(
+            lambda a: [torch.cholesky(a @ a.mT + one), (a @ a.mT + one).cholesky(upper=True)],
+            lambda n: (_numbers(n, 4, 4),),
+        )
 
 
 def test_gamma_functions() -> None:

@@ -28,7 +28,7 @@ from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.seal.placement import own_placement
 from tests.fakes.threads import on_thread
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, endless, wait_until
 
 ITEMS, WIDTH = 20, 8
 
@@ -50,7 +50,7 @@ def make_home(
     home.task_file.write_text(
         f'[task]\ncatalogue = "items.tsv"\nartifact = "shipped:mf"\n'
         f'[broker]\nurl = "{url}"\n'
-        f"[round]\n{round_lines}\n"
+        f"[round]\n{endless(round_lines)}\n"
         f"[scatter]\ncolumns = {WIDTH}\n{more}\n"
     )
     return home

@@ -19,7 +19,7 @@ from device_sdk.methods.state import State
 from device_sdk.status import DeviceStatus
 from tests.brokers.links import QUICK
 from tests.fakes.homes import ServeProcess, invite
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 __all__ = [
     "DEVICES",
@@ -67,7 +67,7 @@ url = "{url}"
 [round]
 quorum = {DEVICES}
 wait_for_devices = {DEVICES}
-deadline_seconds = 300.0
+deadline_seconds = {NEVER_SECONDS}
 resume_grace_seconds = 2.0
 pause_seconds = {pause}
 most_rounds = {rounds}
@@ -110,7 +110,13 @@ class DeviceProcess:
 def enrolled(home: AggregatorHome, url: str, folder: Path) -> Iterator[list[Path]]:
     homes = []
     for place, code in enumerate(invite(home, DEVICES)):
-        device = Device.enrol(url, code, folder / f"device-{place}", link_settings=QUICK)
+        device = Device.enrol(
+            url,
+            code,
+            folder / f"device-{place}",
+            link_settings=QUICK,
+            timeout_seconds=PATIENCE_SECONDS,
+        )
         homes.append(device.home)
         device.close()
     yield homes

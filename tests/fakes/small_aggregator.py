@@ -71,7 +71,7 @@ from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.links import QUICK
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 40, 8
 
@@ -243,7 +243,7 @@ class SmallAggregator:
     def open_round(
         self,
         *,
-        deadline_seconds: float = 60,
+        deadline_seconds: float = NEVER_SECONDS,
         threshold: int = EVERYONE,
         signing: Ed25519PrivateKey | None = None,
         train_seconds: float = 1.0,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from aggregator.home import AggregatorHome
 from aggregator.task.request import write_task_files
+from tests.fakes.waiting import endless
 
-ROUND = "quorum = 1\ndeadline_seconds = 20.0"
+ROUND = "quorum = 1"
 
 
 def task_text(
@@ -16,7 +17,8 @@ def task_text(
     (home.folder / f"{catalogue}.tsv").write_text("\n".join(lines) + "\n")
     return (
         f'[task]\nfolder = "{home.folder.resolve()}"\ncatalogue = "{catalogue}.tsv"\n'
-        f'artifact = "shipped:mf"\n{more}\n[round]\n{round_lines}\n[scatter]\ncolumns = {width}\n'
+        f'artifact = "shipped:mf"\n{more}\n'
+        f"[round]\n{endless(round_lines)}\n[scatter]\ncolumns = {width}\n"
     )
 
 

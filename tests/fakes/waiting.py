@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 120.0
 """A test that passes never waits for so long, one that fails does so once."""
+NEVER_SECONDS = 30 * PATIENCE_SECONDS
+"""Until the deadline of a round: it ends when all have come, and no busy machine makes one late."""
+
+
+def endless(round_lines: str) -> str:
+    """The lines of a task file's ``[round]``, with a deadline that no test reaches.
+
+    Unless they name another: for rounds by a clock that the test holds, and for those few tests
+    whose rounds have to end by their deadlines (``tests/test_real_time.py`` lists both).
+    """
+    if "\ndeadline_seconds" in f"\n{round_lines}":
+        return round_lines
+    return f"{round_lines}\ndeadline_seconds = {NEVER_SECONDS}"
 
 
 def wait_until(
@@ -20,3 +34,22 @@ def wait_until(
     while not true():
         assert time.monotonic() < until, what() if callable(what) else what
         time.sleep(every_seconds)
+
+
+def fails_in_the_end(
+    attempt: Callable[[float], object], error: type[Exception], why: str, seconds: float
+) -> None:
+    """An attempt with a time limit in seconds fails, and says why.
+
+    It has heard by then what it says; where this machine was too busy, one with twice the time has.
+    """
+    said = ""
+    while not re.search(why, said):
+        assert seconds < PATIENCE_SECONDS, said
+        try:
+            attempt(seconds)
+        except error as failed:
+            said = str(failed)
+        else:
+            raise AssertionError("it did not fail")
+        seconds *= 2

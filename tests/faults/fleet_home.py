@@ -16,6 +16,7 @@ from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import shard_of
+from tests.fakes.waiting import endless
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 # A copy of every update that was ever committed, in the order of commits: the product's own log is
@@ -145,7 +146,7 @@ def make_fleet(
     home.task_file.write_text(
         f'[task]\nmethod = "{method}"\ncatalogue = "items.tsv"\n'
         'broadcast_codec = "float32"\nupdate_codec = "float32"\n'
-        f'[broker]\nurl = "{url}"\n[round]\n{round_lines}\n'
+        f'[broker]\nurl = "{url}"\n[round]\n{endless(round_lines)}\n'
         "[store]\ngroup_updates = 16\ncheckpoint_updates = 7\n"
         f"[{method}]\ncolumns = {WIDTH}\n{further_tables}"
     )

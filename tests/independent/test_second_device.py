@@ -24,7 +24,7 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorBatch, TrainerStep
 from device_sdk.trainer import Trainer
 from tests.brokers.mosquitto import Mosquitto
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 from tests.independent import second_device
 from tests.independent.second_device import Code, Refused, Session, Triples
 from tests.test_import_rules import STANDARD, imports_of
@@ -76,7 +76,7 @@ def test_it_enrols_trains_and_is_counted(mosquitto: Mosquitto, tmp_path: Path) -
     (home / "task.toml").write_text(
         f'[task]\ncatalogue = "items.tsv"\nartifact = "shipped:mf"\n'
         f'[broker]\nurl = "{mosquitto.url}"\n'
-        "[round]\ndeadline_seconds = 40.0\nmost_rounds = 1\n"
+        f"[round]\ndeadline_seconds = {NEVER_SECONDS}\nmost_rounds = 1\n"
     )
     code = aggregator("invite", home).strip()
     with served(home):

@@ -172,7 +172,7 @@ def test_the_library_without_its_extra_says_what_to_install() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: export needs torch, which a device does without: "
+        "ModuleNotFoundError: export: torch is not installed, which a device does without: "
         "pip install 'tessera-edge[export]'"
     )
 

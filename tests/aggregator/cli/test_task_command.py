@@ -28,7 +28,7 @@ from tests.fakes.tasks import task_text
 from tests.fakes.waiting import wait_until
 
 NOWHERE = "mqtt://127.0.0.1:1"
-ROUND = "quorum = 1\ndeadline_seconds = 30.0"
+ROUND = "quorum = 1"
 
 
 def listed(home: AggregatorHome, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
@@ -225,11 +225,11 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
     with serving(home) as served, ScriptedDevice(mosquitto.url, code) as anna:
         anna.enrol().join()
         anna.await_round(1)
-        home.task_file.write_text(text.replace("deadline_seconds = 30.0", "deadline_seconds = 77"))
+        home.task_file.write_text(text.replace("quorum = 1\n", "quorum = 1\npause_seconds = 77\n"))
         capsys.readouterr()
         assert command(home, "task", "check") == 0
         said = capsys.readouterr().out
-        assert "round.deadline_seconds  takes effect between two rounds" in said
+        assert "round.pause_seconds  takes effect between two rounds" in said
         assert anna.take_part(1).verdict is Verdict.COUNTED
         manifest = anna.await_round(2)
         row = served.parts.first.rounds.current

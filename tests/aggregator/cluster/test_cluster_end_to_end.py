@@ -15,9 +15,7 @@ from tests.fakes.homes import invite, make_home
 from tests.fakes.waiting import wait_until
 
 DEVICES = 6
-ROUND = (
-    f"quorum = {DEVICES}\nwait_for_devices = {DEVICES}\ndeadline_seconds = 120.0\nmost_rounds = 3"
-)
+ROUND = f"quorum = {DEVICES}\nwait_for_devices = {DEVICES}\nmost_rounds = 3"
 
 
 def test_two_workers_share_a_fleet(

@@ -25,7 +25,6 @@ from tests.servers.fixtures import MakeDatabase
 DEVICES, ROUNDS = 6, 6
 ROUND = f"""quorum = {DEVICES}
 wait_for_devices = {DEVICES}
-deadline_seconds = 120.0
 most_rounds = {ROUNDS}"""
 TWO = Cluster((Cell("", None, 2),))
 

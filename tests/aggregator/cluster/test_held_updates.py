@@ -66,7 +66,7 @@ def test_an_update_does_not_wait_for_all_that_came_with_it(
         client = MiniClient(mosquitto.port, "somebody")
         client.socket.sendall(publish_packet(slow, bytes(100)) * 2)
         assert device.send_and_wait(manifest, device.body()).verdict is Verdict.COUNTED
-        assert counted[:2] == [0, 1]
+        assert counted[1] == 1, "before the second of what came with it"
         client.socket.close()
         device.disconnect()
 

@@ -19,7 +19,7 @@ from tests.fakes.clusters import Processes, coordinated
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import invite
 from tests.fakes.killed_rounds import DEVICES, await_version, make_home
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUNDS = 5
 TWO = Cluster((Cell("", None, 2),))
@@ -47,7 +47,7 @@ def test_rounds_go_on_though_a_worker_and_a_node_are_killed(
         for place, code in enumerate(invite(home, DEVICES)):
             folder = tmp_path / f"device-{place}"
             Device.enrol(
-                urls[place], code, folder, link_settings=QUICK, timeout_seconds=120.0
+                urls[place], code, folder, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS
             ).close()
             device = Device.open(folder, pace=BRISK, link_settings=QUICK, data=local_data(place))
             devices.append(stack.enter_context(device))

@@ -32,7 +32,7 @@ from tests.fakes.sealed_rounds import Device, HeldLink, SealedRounds
 from tests.fakes.waiting import wait_until
 
 ALONE = Cluster((Cell("", None, 1),))
-ROUND = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 600.0"
+ROUND = "quorum = 1\nwait_for_devices = 1"
 
 
 def parts_of(running: Coordinated) -> WorkerParts:

@@ -120,7 +120,9 @@ def test_a_standby_finds_the_workers_of_a_coordinator_that_was_killed(
         stack.callback(second.kill)
         for place, code in enumerate(invite(home, DEVICES)):
             folder = tmp_path / f"device-{place}"
-            Device.enrol(mosquitto.url, code, folder, link_settings=QUICK).close()
+            Device.enrol(
+                mosquitto.url, code, folder, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS
+            ).close()
             data = local_data(place)
             device = Device.open(folder, pace=BRISK, link_settings=QUICK, data=data)
             stack.enter_context(device).start()

@@ -56,7 +56,9 @@ def test_a_fleet_on_a_ray_of_its_own(mosquitto: Mosquitto, tmp_path: Path) -> No
         devices = []
         for place, code in enumerate(invite(home, DEVICES)):
             folder = tmp_path / f"device-{place}"
-            Device.enrol(mosquitto.url, code, folder, link_settings=QUICK).close()
+            Device.enrol(
+                mosquitto.url, code, folder, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS
+            ).close()
             data = local_data(place)
             device = Device.open(folder, pace=BRISK, link_settings=QUICK, data=data)
             devices.append(stack.enter_context(device))

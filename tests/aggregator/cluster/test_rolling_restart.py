@@ -27,7 +27,6 @@ RESTARTED_BY = {2: signal.SIGTERM, 3: signal.SIGKILL}
 """In which round, and how; the first round keeps bodies, these sums."""
 ROUND = f"""quorum = {DEVICES}
 wait_for_devices = {DEVICES}
-deadline_seconds = 600.0
 most_rounds = {ROUNDS}"""
 
 

@@ -28,7 +28,7 @@ ADAM = '[scatter.optimizer]\nname = "adam"'
 
 
 def round_lines(devices: int) -> str:
-    return f"quorum = 2\nwait_for_devices = {devices}\ndeadline_seconds = 600.0"
+    return f"quorum = 2\nwait_for_devices = {devices}\ndeadline_seconds = 200.0"
 
 
 def factors(rng: np.random.Generator) -> bytes:

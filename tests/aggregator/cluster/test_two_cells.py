@@ -23,6 +23,7 @@ from tests.fakes.clusters import coordinated
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import invite
 from tests.fakes.killed_rounds import DEVICES, await_version, make_home
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.servers.fixtures import MakeDatabase
 
 ROUNDS = 3
@@ -43,7 +44,9 @@ def play(
         for place, code in enumerate(invite(home, DEVICES)):
             folder = home.folder.parent / f"device-{place}"
             entrance = entrances[place % len(entrances)]
-            Device.enrol(entrance, code, folder, link_settings=QUICK).close()
+            Device.enrol(
+                entrance, code, folder, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS
+            ).close()
             device = Device.open(folder, pace=BRISK, link_settings=QUICK, data=local_data(place))
             stack.enter_context(device).start()
         await_version(home, ROUNDS)

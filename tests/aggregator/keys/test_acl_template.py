@@ -73,8 +73,17 @@ def test_who_enrols_is_told_the_names_that_exist(
     with serving(home):
         url, folder = f"mqtt://{login}{address}", tmp_path / "device"
         with pytest.raises(EnrolmentRefused, match="there is task 'default' with cohort 'all'"):
-            Device.enrol(url, code, folder, task="films", link_settings=QUICK)
-        Device.enrol(url, code, folder, link_settings=QUICK).close()
+            Device.enrol(
+                url,
+                code,
+                folder,
+                task="films",
+                link_settings=QUICK,
+                timeout_seconds=PATIENCE_SECONDS,
+            )
+        Device.enrol(
+            url, code, folder, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS
+        ).close()
 
 
 def test_whoever_comes_without_a_user_may_enrol_and_no_more(

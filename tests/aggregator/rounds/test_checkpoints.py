@@ -39,7 +39,7 @@ class Binding(ScatterBinding):
 
 @pytest.fixture
 def home(tmp_path: Path) -> AggregatorHome:
-    made = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1\ndeadline_seconds = 100.0")
+    made = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1")
     store = made.open_store()
     with store.database.transaction():
         for place in range(DEVICES):

@@ -18,7 +18,7 @@ from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
 from tests.fakes.homes import ITEMS, command, make_home
 
-ROUND = "quorum = 1\ndeadline_seconds = 60.0"
+ROUND = "quorum = 1"
 ANNA, BERT = bytes([1]) * 16, bytes([2]) * 16
 
 

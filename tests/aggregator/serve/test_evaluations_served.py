@@ -36,7 +36,7 @@ from tests.fakes.brisk import BRISK
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 from tests.faults.crash_points import EVALUATION_POINTS
 
 TWENTY = 20
@@ -55,6 +55,7 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
     task = FleetTask(
         "fedavg",
         [tmp_path / "linear"],
+        deadline_seconds=NEVER_SECONDS,
         rounds=3,
         settings={"training": {"learning_rate": 0.05}},
         broadcast_codec="float32",
@@ -88,6 +89,7 @@ def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> 
     task = FleetTask(
         "attention",
         [tmp_path / "linear"],
+        deadline_seconds=NEVER_SECONDS,
         rounds=3,
         settings={
             "training": {"warm_up_rounds": 1, "learning_rate": 0.05, "aggregator_mixes": True}
@@ -139,7 +141,7 @@ def test_ranks_after_the_training_are_those_that_one_place_finds(
     home = make_home(
         tmp_path,
         mosquitto.url,
-        f"quorum = {count}\ndeadline_seconds = 60.0\nmost_rounds = {last}",
+        f"quorum = {count}\nmost_rounds = {last}",
         "[scatter.training]\nuser_learning_rate = 0.5\n"
         '[evaluation]\nmetrics = ["hr10_all", "ndcg10_all"]\n',
     )
@@ -156,15 +158,12 @@ def test_ranks_after_the_training_are_those_that_one_place_finds(
                     pace=BRISK,
                     link_settings=QUICK,
                     options=TrainingOptions(k=WIDTH),
-                    timeout_seconds=15,
+                    timeout_seconds=PATIENCE_SECONDS,
                 )
                 devices.append(device)
                 device.record_all([(f"item-{row}", "anna") for row in range(place, ITEMS, 3)])
                 device.start()
-            until = time.monotonic() + 60
-            while len(served.parts.first.store.evaluations.latest(10)) < last:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until(lambda: len(served.parts.first.store.evaluations.latest(10)) >= last)
             ranks = []
             store = served.parts.first.store
             found = store.evaluations.latest(10)[0]
@@ -190,7 +189,7 @@ def test_kill_nine_between_any_two_steps_changes_no_figure_and_loses_no_report(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     most = len(EVALUATION_POINTS)
-    rounds = f"quorum = 3\nwait_for_devices = 3\ndeadline_seconds = 60.0\nmost_rounds = {most}"
+    rounds = f"quorum = 3\nwait_for_devices = 3\nmost_rounds = {most}"
     home = make_home(tmp_path, mosquitto.url, rounds, "[evaluation]\n")
     process = ServeProcess(home)
     devices = [ScriptedDevice(mosquitto.url, code, n) for n, code in enumerate(invite(home, 3))]

@@ -14,7 +14,7 @@ from device_sdk.world import Pace
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import invite, make_home, serving
-from tests.fakes.waiting import wait_until
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 PATIENT = Pace(
     answer_seconds=1800.0,
@@ -23,7 +23,7 @@ PATIENT = Pace(
     renew_seconds=0.1,
     most_seconds=3600.0,
 )
-ROUNDS = "quorum = 1\nwait_for_devices = 1\ndeadline_seconds = 600.0\npause_seconds = 0.5"
+ROUNDS = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.5"
 
 
 def test_a_device_whose_session_is_lost_opens_another_at_once(
@@ -35,7 +35,12 @@ def test_a_device_whose_session_is_lost_opens_another_at_once(
         with serving(home) as served:
             device = stack.enter_context(
                 Device.enrol(
-                    mosquitto.url, code, tmp_path / "dev", pace=PATIENT, link_settings=QUICK
+                    mosquitto.url,
+                    code,
+                    tmp_path / "dev",
+                    pace=PATIENT,
+                    link_settings=QUICK,
+                    timeout_seconds=PATIENCE_SECONDS,
                 )
             )
             for item in range(5):

@@ -20,7 +20,7 @@ from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import FEATURES, TARGETS
 from tests.fakes.homes import command, invite, serving
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 DEVICES = 2
 
@@ -57,7 +57,8 @@ def write_model(folder: Path, depth: int) -> None:
 def task(url: str, method: str, model: str, more: str = "") -> str:
     return (
         f'[task]\nmethod = "{method}"\nartifacts = ["../{model}"]\n[broker]\nurl = "{url}"\n'
-        f"[round]\nquorum = {DEVICES}\ndeadline_seconds = 60.0\npause_seconds = 0.2\n{more}\n"
+        f"[round]\nquorum = {DEVICES}\ndeadline_seconds = {NEVER_SECONDS}\n"
+        f"pause_seconds = 0.2\n{more}\n"
     )
 
 

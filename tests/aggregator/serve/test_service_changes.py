@@ -27,7 +27,7 @@ from tests.fakes.handmade import factor_artifact
 from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
 from tests.fakes.waiting import wait_until
 
-ALONE = "quorum = 1\ndeadline_seconds = 60.0"
+ALONE = "quorum = 1"
 
 
 def test_rotated_keys_are_taken_up_without_a_restart(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -107,9 +107,7 @@ def test_settings_beside_an_unusable_catalogue_lose_no_rollback(
         anna.await_round(2)
         assert command(home, "rollback", "--to", "0") == 0
         file.write_text("moved\n" + file.read_text())
-        home.task_file.write_text(
-            text.replace("deadline_seconds = 60.0", "deadline_seconds = 50.0")
-        )
+        home.task_file.write_text(text.replace("quorum = 1\n", "quorum = 1\npause_seconds = 0.1\n"))
         assert anna.take_part(2).verdict is Verdict.COUNTED
         third = anna.await_round(3)
         store = served.parts.store.first
@@ -123,7 +121,7 @@ def test_settings_beside_an_unusable_catalogue_lose_no_rollback(
 def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
     mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture, quorum: int
 ) -> None:
-    lines = f"quorum = {quorum}\nwait_for_devices = 1\nshare = 1.0\ndeadline_seconds = 60.0"
+    lines = f"quorum = {quorum}\nwait_for_devices = 1\nshare = 1.0"
     home = make_home(tmp_path, mosquitto.url, lines)
     file = home.folder / "items.tsv"
     with ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
@@ -176,7 +174,7 @@ class DefectiveBinding(ScatterBinding):
 def test_an_update_that_cannot_be_absorbed_holds_the_round(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, "quorum = 2\ndeadline_seconds = 60.0")
+    home = make_home(tmp_path, mosquitto.url, "quorum = 2")
     codes = invite(home, 2)
     defective = DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
     with (

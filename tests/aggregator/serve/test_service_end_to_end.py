@@ -15,7 +15,7 @@ from tests.fakes.homes import ITEMS, WIDTH, invite, make_home, serving
 
 
 def test_two_devices_make_versions(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    home = make_home(tmp_path, mosquitto.url, "quorum = 2\ndeadline_seconds = 20.0")
+    home = make_home(tmp_path, mosquitto.url, "quorum = 2")
     with serving(home) as served:
         codes = invite(home, 2)
         with (

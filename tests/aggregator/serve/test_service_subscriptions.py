@@ -25,7 +25,7 @@ from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import ServeProcess, Serving, invite, make_home, serving
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
-ROUND = "quorum = 1\ndeadline_seconds = 60.0"
+ROUND = "quorum = 1"
 UPDATES, ENROLMENTS = "tessera/up/+/+", "tessera/enrol/request"
 DESCRIPTOR, PRESENCE = "tessera/all/descriptor", "tessera/all/presence"
 PROBES = "tessera/all/probe"

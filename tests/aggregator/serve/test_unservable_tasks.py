@@ -23,7 +23,7 @@ from tests.fakes.tasks import add_task, task_text
 from tests.fakes.waiting import wait_until
 
 NOWHERE = "mqtt://127.0.0.1:1"
-ROUND = "quorum = 1\ndeadline_seconds = 30.0"
+ROUND = "quorum = 1"
 
 
 def cut(folder: Path) -> None:
@@ -207,11 +207,11 @@ def test_more_tasks_than_devices_can_be_told_are_not_served(
 def test_a_waiting_replacement_does_not_overwrite_what_is_edited_meanwhile(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    home = make_home(tmp_path, mosquitto.url, "quorum = 1\ndeadline_seconds = 60.0")
+    home = make_home(tmp_path, mosquitto.url, "quorum = 1")
     text = home.task_file.read_text()
     file = home.folder / "wide.toml"
     file.write_text(text.replace("columns = 8", "columns = 12"))
-    edited = text.replace("deadline_seconds = 60.0", "deadline_seconds = 50.0")
+    edited = text.replace("quorum = 1\n", "quorum = 1\npause_seconds = 0.1\n")
     with serving(home) as served, ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
         anna.enrol().join()
         anna.await_round(1)
@@ -222,7 +222,7 @@ def test_a_waiting_replacement_does_not_overwrite_what_is_edited_meanwhile(
         row = served.parts.store.tasks.find(FIRST)
         assert "was edited since task replace" in (row.problem or "") and row.request is None
         assert home.task_file.read_text() == edited
-        assert served.parts.first.task.round.deadline_seconds == 50.0
+        assert served.parts.first.task.round.pause_seconds == 0.1
 
 
 def test_a_task_whose_file_could_not_be_written_is_served_once_it_can(

@@ -22,10 +22,10 @@ from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
 from tests.fakes.tasks import task_text
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 from tests.faults.crash_points import ROLLBACK_POINTS
 
-ALONE = "quorum = 1\ndeadline_seconds = 60.0"
+ALONE = "quorum = 1"
 BRIEF = "quorum = 1\ndeadline_seconds = 1.0"
 KEEPING = "[models]\nkeep_last = 2\n"
 
@@ -260,6 +260,7 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
     task = FleetTask(
         "fedavg",
         [tmp_path / "linear"],
+        deadline_seconds=NEVER_SECONDS,
         rounds=3,
         settings={"training": {"learning_rate": 0.05}},
         broadcast_codec="float32",
@@ -303,6 +304,7 @@ def test_personal_layers_are_in_a_devices_own_model_and_nowhere_else(tmp_path: P
     task = FleetTask(
         "fedavg",
         [tmp_path / "linear"],
+        deadline_seconds=NEVER_SECONDS,
         rounds=1,
         settings={"training": {"learning_rate": 0.05, "personal": "linear.bias"}},
         broadcast_codec="float32",

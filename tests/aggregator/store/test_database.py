@@ -14,13 +14,19 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from aggregator import home as home_module
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.store import Database, Store, move
-from aggregator.store.schema import Shape
+from aggregator.store.devices import DeviceRow
+from aggregator.store.schema import TABLES, Shape
+from aggregator.store.update_log import LoggedUpdate
+from device_sdk.system.files import erase_file
+from device_sdk.wire.seal.broadcast import GroupKey
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.fixtures import MakeDatabase
@@ -158,9 +164,9 @@ def test_a_change_elsewhere_is_noticed_once_and_one_s_own_is_none(
 def test_a_transaction_waits_for_another_process_s(home: AggregatorHome, store: Store) -> None:
     with process(_hold, home) as (_, pipe):
         pipe.send(None)
-        started = time.monotonic()
         store.refusals.add({"late": 1})
-        assert time.monotonic() - started > 0.3
+        ended = time.monotonic()
+        assert pipe.recv() <= ended, "it was let in before the other had ended"
     assert store.refusals.all() == {"first": 1, "late": 1}
 
 
@@ -171,6 +177,7 @@ def _hold(folder: Path, url: str | None, ready: Connection) -> None:
         ready.send(None)
         ready.recv()
         time.sleep(0.5)
+        ready.send(time.monotonic())
     store.database.close()
 
 
@@ -277,7 +284,7 @@ def test_a_home_with_a_file_moves_to_a_database(
     store.database.close()
     with pytest.raises(AggregatorError, match="in PostgreSQL"):
         home.open_store()
-    assert not home.database.exists() and (home.folder / "aggregator.sqlite.moved").exists()
+    assert sorted(each.name for each in home.folder.glob("aggregator.sqlite*")) == []
     moved.move_store_back()
     store = home.open_store()
     assert store.refusals.all() == {"late": 3} and store.tasks.named("air") is not None
@@ -288,6 +295,111 @@ def test_a_home_with_a_file_moves_to_a_database(
     (home.folder / "store.id").write_text("of a copy of the home")
     with pytest.raises(AggregatorError, match="another fleet's"):
         moved.open_store()
+
+
+_SECRETS = (b"admission".ljust(32, b"k"), b"group".ljust(32, b"k"), b"a body" * 900)
+
+
+def _with_secrets(folder: Path) -> AggregatorHome:
+    """A home of whose file's journal and free pages something is left, too."""
+    home = make_home(folder, _URL)
+    store = home.open_store()
+    admission, group, body = _SECRETS
+    row = DeviceRow(bytes(16), bytes(32), bytes(16), admission, 0, bytes(16), 0, 1)
+    with store.database.transaction():
+        store.devices.add(row)
+        store.secrets.add_group_key(GroupKey(7, group))
+        store.first.log.append([LoggedUpdate(1, 1, bytes(16), 0.0, body)], [])
+    store.database.close()
+    return home
+
+
+def _remains(home: AggregatorHome) -> list[str]:
+    """What of the secrets lies in which file."""
+    found = []
+    for path in sorted(home.folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        found += [f"{path.name}: {each[:9]!r}" for each in _SECRETS if each[:32] in content]
+    return found
+
+
+def test_nothing_of_a_store_that_moved_stays_behind(
+    tmp_path: Path, make_database: MakeDatabase
+) -> None:
+    home = _with_secrets(tmp_path)
+    assert _remains(home)
+    moved = AggregatorHome(home.folder, make_database())
+    # Somebody reads beside it: the journal is not moved into the file.
+    reader = home.open_store()
+    found = reader.database.rows("SELECT body FROM updates")
+    moved.move_store()
+    assert _remains(home) == [] and list(home.folder.glob("aggregator.sqlite*")) == []
+    found.close()  # type: ignore[attr-defined]
+    reader.database.close()
+    store = moved.open_store()
+    assert next(iter(store.devices.all())).admission_key == _SECRETS[0]
+    store.database.close()
+    with pytest.raises(
+        AggregatorError, match=r"has its store in PostgreSQL at .* name it as store"
+    ):
+        home.open_store()
+    assert moved.store_identity.stat().st_mode & 0o777 == 0o600
+    moved.move_store_back()
+    store = home.open_store()
+    assert next(store.first.log.after(0)).body == _SECRETS[2]
+    store.database.close()
+    assert home.database.stat().st_mode & 0o777 == 0o600
+    with psycopg.connect(str(moved.store_url)) as connection:
+        for table in TABLES:
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+
+
+def _die_at(folder: Path, url: str, back: bool, step: int) -> None:
+    """Move, and be killed at the nth step that can be seen on the disk."""
+    steps = iter(range(step))
+
+    def dying(done: Any) -> Any:
+        def do(*given: Any, **more: Any) -> Any:
+            # What is not there is not erased.
+            if (done is not erase_file or given[0].exists()) and next(steps, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done(*given, **more)
+
+        return do
+
+    home = AggregatorHome(folder, url)
+    for owner, name in (
+        (home_module, "erase_file"),
+        (home_module, "write_atomically"),
+        (Path, "touch"),
+        (Path, "rename"),
+    ):
+        setattr(owner, name, dying(getattr(owner, name)))
+    home.move_store_back() if back else home.move_store()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_move_that_is_killed_anywhere_leaves_one_store_and_no_other(
+    tmp_path: Path, make_database: MakeDatabase, back: bool
+) -> None:
+    for step in range(12):
+        home, url = _with_secrets(tmp_path / str(step)), make_database()
+        there = AggregatorHome(home.folder, url)
+        if back:
+            there.move_store()
+        killed = _SPAWN.Process(target=_die_at, args=(home.folder, url, back, step))
+        killed.start()
+        killed.join(PATIENCE_SECONDS)
+        moved = home.store_identity.exists()
+        store = (there if moved else home).open_store()
+        assert next(iter(store.devices.all())).admission_key == _SECRETS[0]
+        store.database.close()
+        assert bool(_remains(home)) is not moved
+        if killed.exitcode == 0:
+            assert step > 2 and moved is not back
+            return
+        assert killed.exitcode == -signal.SIGKILL
+    raise AssertionError("it never came to its end")
 
 
 def _move_and_die(folder: Path, url: str) -> None:

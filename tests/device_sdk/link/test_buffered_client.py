@@ -13,6 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from device_sdk.link.buffered_client import Admits, BufferedClient
 from device_sdk.link.events import Message
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 CONNACK = b"\x20\x02\x00\x00"
 
@@ -75,7 +76,7 @@ class Pair:
         sock = self.client.socket()
         if sock is not None:
             sock.shutdown(socket.SHUT_WR)
-        self.broker.settimeout(5)
+        self.broker.settimeout(PATIENCE_SECONDS)
         found = b""
         while received := self.broker.recv(1 << 16):
             found += received
@@ -85,7 +86,7 @@ class Pair:
         sock = self.client.socket()
         assert sock is not None
         sock.setblocking(True)
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_SECONDS)
         sock.recv(1, socket.MSG_PEEK)  # wait until something is there
         sock.setblocking(False)
         self.client.read()
@@ -139,7 +140,7 @@ def test_what_a_slow_reader_leaves_waiting_arrives_in_order(pair: Pair) -> None:
     assert pair.client.has_to_write
     expected = b"".join(publication(index, size) for index in range(count))
     received = bytearray()
-    pair.broker.settimeout(5)
+    pair.broker.settimeout(PATIENCE_SECONDS)
     while len(received) < len(expected):
         received += pair.broker.recv(1 << 20)
         pair.client.write()
@@ -150,7 +151,7 @@ def test_what_a_slow_reader_leaves_waiting_arrives_in_order(pair: Pair) -> None:
 def test_a_goodbye_follows_what_was_waiting(pair: Pair) -> None:
     pair.client.publish("t", b"\x00\x07", 0)
     pair.client.say_goodbye()
-    pair.broker.settimeout(5)
+    pair.broker.settimeout(PATIENCE_SECONDS)
     assert pair.broker.recv(4096) == publication(7, 0) + b"\xe0\x00"
     assert pair.client.socket() is None
 
@@ -223,7 +224,7 @@ def test_what_is_not_admitted_is_acknowledged_and_never_seen(
         pair.client.write()
         answers = b""
         owed = [index + 1 for index, (_, acknowledged, _) in enumerate(messages) if acknowledged]
-        pair.broker.settimeout(5)
+        pair.broker.settimeout(PATIENCE_SECONDS)
         while len(answers) < 4 * len(owed):
             answers += pair.broker.recv(4096)
         numbers = [answers[at + 2 : at + 4] for at in range(0, len(answers), 4)]
@@ -363,7 +364,7 @@ def test_what_is_published_once_counts_as_written_when_the_socket_took_it(pair: 
     assert 0 < len(pair.written) < count
     expected = b"".join(publication(index, size) for index in range(count))
     received = bytearray()
-    pair.broker.settimeout(5)
+    pair.broker.settimeout(PATIENCE_SECONDS)
     while len(received) < len(expected):
         received += pair.broker.recv(1 << 20)
         pair.client.write()

@@ -157,7 +157,7 @@ def answering(answer: bytes) -> Iterator[int]:
                     with near:
                         near.recv(4096)
                         near.sendall(answer)
-                        near.settimeout(5)
+                        near.settimeout(PATIENCE_SECONDS)
                         near.recv(1)
             except OSError:
                 return

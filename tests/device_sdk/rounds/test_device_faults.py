@@ -276,8 +276,8 @@ def test_k_is_measured_once_and_said_why(
     status = device.status()
     assert status.k == 8 and "k = 8" in status.k_reason, status.k_reason
     assert status.slowdown == 2.0
-    assert status.step_p90_seconds is not None and 0 < status.step_p90_seconds < 5.0
-    assert status.train_seconds is not None and 0 < status.train_seconds < 5.0
+    assert status.step_p90_seconds is not None and status.step_p90_seconds > 0
+    assert status.train_seconds is not None and status.train_seconds > 0
     aggregator.open_round(train_seconds=5.0)
     await_receipt(aggregator, device, 2)
     # Measured again it would be another number, in nanoseconds.

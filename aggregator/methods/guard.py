@@ -1,0 +1,217 @@
+"""The one door between this program and a method's code, which may be any package's."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from opcode import opmap
+from typing import Any, TypeVar
+
+import numpy as np
+
+from aggregator.errors import MethodFault
+from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
+from aggregator.methods.model import Arrays, ModelMismatch
+from device_sdk.artifact import Artifact
+from device_sdk.methods.state import RestoreError, State
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.codec.errors import WireError
+
+_RAISE = opmap["RAISE_VARARGS"]
+
+
+def _asked_to_end(error: BaseException) -> bool:
+    """Whether a signal raised it: Python's handler between two instructions of whatever runs, from
+    no ``raise``, or a handler of our own."""
+    trace = error.__traceback__
+    if not isinstance(error, KeyboardInterrupt) or trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    handler = getattr(signal.getsignal(signal.SIGINT), "__code__", None)
+    return code is handler or code.co_code[trace.tb_lasti] != _RAISE
+
+
+@contextmanager
+def _calling(call: str, *allowed: type[Exception]) -> Iterator[None]:
+    """The method's code runs. Raises what is ``allowed`` as it is, Ctrl-C too, and of all else a
+    MethodFault: a ``SystemExit`` is no more this program's end than a ``ValueError``."""
+    try:
+        yield
+    except allowed:
+        raise
+    except BaseException as error:
+        if _asked_to_end(error):
+            raise
+        raise MethodFault(call, error) from error
+
+
+_Kind = TypeVar("_Kind")
+
+
+def _a(kind: type[_Kind], found: object) -> _Kind:
+    """What was returned, which has to be of this kind."""
+    if not isinstance(found, kind):
+        raise TypeError(f"it returned {type(found).__name__}, expected {kind.__name__}")
+    return found
+
+
+def _each(found: object, count: int, *kinds: type) -> list[Any]:
+    """What was returned, a list with one of these kinds for each of ``count``."""
+    listed = _a(list, found)
+    odd = [type(each).__name__ for each in listed if not isinstance(each, kinds)]
+    if len(listed) != count or odd:
+        names = " or ".join(kind.__name__ for kind in kinds)
+        wrong = f"{odd[0]} among {len(listed)}" if odd else str(len(listed))
+        raise TypeError(f"it returned a list of {wrong}, expected {count}, each {names}")
+    return listed
+
+
+def _arrays(found: object) -> State:
+    """What was returned, named arrays."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it returned {type(found).__name__}, expected named arrays")
+    for name, array in found.items():
+        if not isinstance(name, str) or not isinstance(array, np.ndarray):
+            raise TypeError(f"it returned {name!r}: {type(array).__name__}, expected named arrays")
+    return found
+
+
+class GuardedBinding:
+    """A binding whose code, and whose method's, may fail in any way: everybody who has one of the
+    two has it from here. Raises what :class:`~aggregator.methods.method.Binding` says, and of all
+    else :class:`MethodFault`."""
+
+    def __init__(self, binding: Binding[Any]) -> None:
+        self._binding = binding
+        self.method_name = binding.method_name
+
+    def build(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
+    ) -> GuardedMethod:
+        """See :class:`~aggregator.methods.method.Binding`."""
+        with _calling("build", ValueError):
+            made = self._binding.build(items, rng, artifacts)
+        with _calling("build"):
+            return GuardedMethod(_a(Method, made))  # type: ignore[type-abstract]
+
+    def items_of(self, method: GuardedMethod) -> int:
+        """See :class:`~aggregator.methods.method.Binding`."""
+        with _calling("items_of"):
+            return _a(int, self._binding.items_of(method.unguarded))
+
+    def grow(self, method: GuardedMethod, items: int, rng: np.random.Generator) -> None:
+        """See :class:`~aggregator.methods.method.Binding`."""
+        with _calling("grow"):
+            self._binding.grow(method.unguarded, items, rng)
+
+    def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
+        """See :class:`~aggregator.methods.method.Binding`."""
+        with _calling("decode", WireError):
+            return _a(Update, self._binding.decode(body, round_id, items, sender))
+
+    def decode_each(
+        self, bodies: Sequence[tuple[bytes, str]], round_id: int, items: int
+    ) -> list[Update | WireError]:
+        """See :class:`~aggregator.methods.method.Binding`."""
+        with _calling("decode_each"):
+            found = self._binding.decode_each(bodies, round_id, items)
+            return _each(found, len(bodies), Update, WireError)
+
+    def width_of(self, update: Update) -> int:
+        """See :class:`~aggregator.methods.method.Binding`."""
+        with _calling("width_of"):
+            return _a(int, self._binding.width_of(update))
+
+
+class GuardedMethod(Method):
+    """A method whose code may fail in any way; see :class:`GuardedBinding`."""
+
+    bounds = None  # the method inside has its stage
+
+    def __init__(self, method: Method) -> None:
+        self.unguarded = method
+
+    @property
+    def version(self) -> int:
+        with _calling("version"):
+            return _a(int, self.unguarded.version)
+
+    @property
+    def lowered(self) -> dict[str, str]:
+        return self.unguarded.lowered
+
+    @property
+    def adds_up(self) -> bool:
+        with _calling("adds_up"):
+            return _a(bool, self.unguarded.adds_up)
+
+    @property
+    def full(self) -> bool:
+        with _calling("full"):
+            return _a(bool, self.unguarded.full)
+
+    @property
+    def model_arrays(self) -> Arrays | None:
+        with _calling("model_arrays"):
+            found = self.unguarded.model_arrays
+            return None if found is None else _arrays(found)
+
+    def open_round(self, round_id: int) -> Broadcast:
+        with _calling("open_round"):
+            return _a(Broadcast, self.unguarded.open_round(round_id))
+
+    def check(self, update: Update) -> None:
+        with _calling("check", Refused):
+            self.unguarded.check(update)
+
+    def absorb(self, update: Update) -> None:
+        with _calling("absorb"):
+            self.unguarded.absorb(update)
+
+    def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
+        with _calling("check_each"):
+            found = self.unguarded.check_each(updates)
+            return _each(found, len(updates), Refused, type(None))
+
+    def absorb_each(self, updates: Sequence[Update]) -> None:
+        with _calling("absorb_each"):
+            self.unguarded.absorb_each(updates)
+
+    def share(self) -> State:
+        with _calling("share"):
+            return _arrays(self.unguarded.share())
+
+    def merge(self, share: State) -> None:
+        with _calling("merge", RestoreError):
+            self.unguarded.merge(share)
+
+    def close_round(self) -> RoundSummary:
+        with _calling("close_round", NoVersion):
+            return _a(RoundSummary, self.unguarded.close_round())
+
+    def state(self) -> State:
+        with _calling("state"):
+            return _arrays(self.unguarded.state())
+
+    def restore(self, state: State) -> None:
+        with _calling("restore", RestoreError):
+            self.unguarded.restore(state)
+
+    def begin_with(self, model: Arrays) -> None:
+        with _calling("begin_with", ModelMismatch):
+            self.unguarded.begin_with(model)
+
+    def adopt(self, model: Arrays) -> None:
+        with _calling("adopt", ModelMismatch):
+            self.unguarded.adopt(model)
+
+    def begin_at(self, version: int) -> None:
+        with _calling("begin_at"):
+            self.unguarded.begin_at(version)
+
+    def forget(self, sender: str) -> None:
+        with _calling("forget"):
+            self.unguarded.forget(sender)

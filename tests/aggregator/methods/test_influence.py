@@ -438,6 +438,20 @@ def test_what_counts_for_less_is_said_in_the_round_s_metrics() -> None:
         assert dict(summary.metrics) == acted
 
 
+def test_averaging_says_how_many_claims_count_for_less() -> None:
+    case = CASES["fedavg"]
+    method = case.make()
+    for number in (1, 2):
+        method.open_round(number)
+        for d in range(HONEST):
+            method.absorb(case.honest(number, d, np.random.default_rng([number, d])))
+        values = near(np.random.default_rng(number), (4, 6), 0.1)
+        claim = {"samples": 3200, "loss": 0.5}
+        method.absorb(Update(number, {"w.w": values}, claim, EVIL))
+        assert method.close_round().metrics["fewer_samples"] == 1
+        assert method.lowered == {EVIL: "samples 3,200 as 132"}
+
+
 def test_in_a_fleet_of_two_either_is_trusted_and_nothing_is_bounded() -> None:
     one = Averaging()
     for number in (1, 2, 3):

@@ -2,6 +2,10 @@
 
 A *figure* is a metric's value of the statistics that devices sent, added up: the same as if one
 place had held their data. Beside it stand the devices' own values, each device counting once.
+
+Any device may say what some data could have. So what it says counts for no more than a multiple of
+the median device's samples and, of a metric without a largest value, within what is usual among the
+devices; and versions are compared by :attr:`Figure.typical`, which leaves the extremes out.
 """
 
 from __future__ import annotations
@@ -21,6 +25,13 @@ from device_sdk.evaluation.report import STAGES, Evaluation, EvaluationReport, S
 FLEET = ""
 """The part that is all of them."""
 DECILES = tuple(range(10, 100, 10))
+_MOST_APART = 5.0
+"""Median absolute deviations from the median that a device's mean may lie, where nothing else
+bounds it: of a thousand normal ones one is further away."""
+_LEAST_USUAL = 3
+"""Devices of which one that lies cannot choose the median."""
+_EXTREME_SHARE = 0.05
+"""Of the devices, at either end: at least one is left out of :attr:`Figure.typical`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +69,15 @@ class Figure:
     Attributes:
         devices: that it is of.
         samples: that they evaluated on, as they count: see ``Rules.sample_cap``.
-        capped: devices whose samples count for less than they said.
+        capped: devices whose samples count for less than they said, or whose mean for a nearer one.
         value: the metric of all statistics; NaN where they do not define it.
         error_bound: how far ``value`` may lie from the data's own figure.
         median: of the devices' own values; NaN where fewer than two times ``least_devices`` have
             one.
         deciles: likewise the 10th to the 90th percentile, rising; empty where fewer than ten times
             ``least_devices`` have one.
+        typical: the mean of the devices' own values, each counting once, without the lowest and the
+            highest twentieth, one device at least; NaN where the median is.
     """
 
     stage: Stage
@@ -77,6 +90,13 @@ class Figure:
     error_bound: float
     median: float
     deciles: tuple[float, ...] = ()
+    typical: float = math.nan
+
+    @property
+    def comparable(self) -> float:
+        """What `best` and early stopping compare versions by: one device that lies cannot choose
+        it. A median could not tell versions apart where a device has one user, who hits or not."""
+        return self.value if math.isnan(self.typical) else self.typical
 
     @property
     def worst_tenth(self) -> float | None:
@@ -128,18 +148,38 @@ class _Heard:
             return []
         samples, values = np.asarray(self._samples), np.asarray(self._values)
         most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
-        shares = np.minimum(1.0, most / samples)
+        held = self._hold_means(samples)
+        shares = np.minimum(1.0, np.where(held, np.median(samples), most) / samples)
+        too_many = (samples > most) | held
         totals = {part: np.zeros(self._metric.size) for part in _shown_parts(self._parts, least)}
         whole = np.zeros(self._metric.size)
         for part, share, (places, cells) in zip(self._parts, shares, self._cells, strict=True):
             whole[places] += share * cells
             if part in totals:
                 totals[part][places] += share * cells
-        figures = [self._figure(FLEET, whole, samples > most, values, least)]
+        figures = [self._figure(FLEET, whole, too_many, values, least)]
         for part, total in totals.items():
             own = np.array([each == part for each in self._parts])
-            figures.append(self._figure(part, total, samples[own] > most, values[own], least))
+            figures.append(self._figure(part, total, too_many[own], values[own], least))
         return figures
+
+    def _hold_means(self, samples: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Hold each device's mean to what is usual, of a metric that has no largest value; bool
+        [devices], whose. Their samples count for no more than the median device's."""
+        if self._metric.most_value < math.inf or len(samples) < _LEAST_USUAL:
+            return np.zeros(len(samples), dtype=np.bool_)
+        place = self._metric.size - 1
+        sums = np.array([cells[places == place].sum() for places, cells in self._cells])
+        means = sums / samples
+        median = float(np.median(means))
+        apart = float(np.median(np.abs(means - median))) or abs(median)
+        usual = np.clip(means, median - _MOST_APART * apart, median + _MOST_APART * apart)
+        held: NDArray[np.bool_] = usual != means
+        for each in np.flatnonzero(held):
+            places, cells = self._cells[each]
+            kept = np.where(places == place, usual[each] * samples[each], cells)
+            self._cells[each] = (places, kept)
+        return held
 
     def _figure(
         self,
@@ -150,7 +190,7 @@ class _Heard:
         least_devices: int,
     ) -> Figure:
         metric = self._metric
-        median, deciles = _spread(values, least_devices)
+        median, deciles, typical = _spread(values, least_devices)
         return Figure(
             self._stage,
             metric.name,
@@ -162,6 +202,7 @@ class _Heard:
             error_bound=metric.error_bound(total),
             median=median,
             deciles=deciles,
+            typical=typical,
         )
 
 
@@ -179,11 +220,16 @@ def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
     return sorted(part for _, part in shown)
 
 
-def _spread(values: NDArray[np.float64], least_devices: int) -> tuple[float, tuple[float, ...]]:
-    """Median and deciles of those that are defined, where their halves and tenths are of enough
-    devices: such a figure is a device's own value, or lies between two."""
-    defined = values[~np.isnan(values)]
+def _spread(
+    values: NDArray[np.float64], least_devices: int
+) -> tuple[float, tuple[float, ...], float]:
+    """Median, deciles and the typical value of those that are defined, where their halves and
+    tenths are of enough devices: such a figure is a device's own value, or lies between two."""
+    defined = np.sort(values[~np.isnan(values)])
     groups = len(defined) // least_devices
-    median = float(np.median(defined)) if groups >= 2 else math.nan
+    if groups < 2:
+        return math.nan, (), math.nan
     deciles = np.percentile(defined, DECILES).tolist() if groups >= 10 else ()
-    return median, tuple(deciles)
+    cut = max(1, int(_EXTREME_SHARE * len(defined))) if len(defined) >= _LEAST_USUAL else 0
+    typical = float(defined[cut : len(defined) - cut].mean())
+    return float(np.median(defined)), tuple(deciles), typical

@@ -14,6 +14,11 @@ def figure_name(stage: Stage, metric: str) -> str:
     return metric if stage == STAGES[0] else f"{stage}.{metric}"
 
 
+def typical_name(figure: str) -> str:
+    """What versions are compared by, beside the figure of this name."""
+    return f"{figure}.typical"
+
+
 def part_name(part: str) -> str:
     """What a part is called beside the fleet; an artifact may have the fleet's name."""
     return {FLEET: "fleet", "fleet": "artifact fleet"}.get(part, part)
@@ -42,6 +47,7 @@ def as_json(figure: Figure) -> dict[str, object]:
         "median": _defined(figure.median),
         "deciles": list(figure.deciles) or None,
         "worst_tenth": figure.worst_tenth,
+        "typical": _defined(figure.typical),
     }
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.clustering import ClusterSettings, assign_clusters
 from aggregator.methods.method import (
     LOSSES,
@@ -218,6 +219,8 @@ class AttentionMethod(Stateful, Method):
     """
 
     PARTS = ("models", "incoming")
+    # A model's place among the layouts is no amount.
+    bounds = UpdateBounds(exact=("width",))
 
     def __init__(
         self,
@@ -317,9 +320,14 @@ class AttentionMethod(Stateful, Method):
         if not update.sender:
             raise Refused("no-sender", "attention must know whose model it is")
         known = self._heard.get(update.sender)
-        if known is not None and known.round_id == update.round_id:
+        came = known is not None and known.round_id == update.round_id
+        if came or self._bounding.held.has(update.sender, update.round_id):
             raise Refused("repeated", "this device's model of the round is here already")
         check_parts(update, self._layouts)
+
+    def expected(self, update: Update) -> dict[str, Floats]:
+        """The global model, in the layout of the device's own: w_j - w_g is what is bounded."""
+        return {"vector": self._global[self._places[int(update.metadata["width"])]]}
 
     def absorb(self, update: Update) -> None:
         """Keeps the model; ``update`` must have passed ``check``. It takes the place of one of the

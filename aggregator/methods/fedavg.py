@@ -27,7 +27,6 @@ from aggregator.methods.method import (
     LOSSES,
     Binding,
     NoVersion,
-    OlderRound,
     Refused,
     RoundSummary,
     Said,
@@ -42,16 +41,16 @@ from aggregator.methods.robust import (
     TrimShare,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.summing import SummingMethod
 from aggregator.methods.sums import (
     MOST_UPDATES,
     FixedPointSum,
-    SummingMethod,
 )
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
-from device_sdk.methods.state import Entry, Schema, State, counters
+from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Floats = NDArray[np.float32]
@@ -125,7 +124,7 @@ class FedAvgMethod(SummingMethod):
 
     PARTS = ("optimizer", "limits", "held", "moved", "buffers_moved")
     COUNTED = "kept"
-    ADDED = ("kept", "clipped", "weight_sum", "losses")
+    ADDED = ("kept", "clipped", "fewer", "weight_sum", "losses")
 
     def __init__(
         self,
@@ -258,7 +257,10 @@ class FedAvgMethod(SummingMethod):
         units = round(float(update.metadata["loss"]) * _LOSS_UNITS)
         self._losses += divmod(units, _LOSS_LIMB)
         values = self._honest_variances(values)
-        weight = self._weight(update)
+        weight, claimed = self._weight(update), self._samples(update)
+        if weight < claimed:
+            self._fewer += 1
+            self.lowered[update.sender] = f"samples {claimed:,} as {weight:,}"
         # What weighs more may move less far: it is the product that moves the model.
         heavier = weight / (self._limits.usual(_SAMPLES) or weight)
         _, factor = self._limits.apply(values[None, : self._trained], found, heavier)
@@ -304,11 +306,14 @@ class FedAvgMethod(SummingMethod):
         return (total / max(1, self._weight_sum)).astype(np.float32)
 
     def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``outliers`` with ``outlier_multiple``, mean ``loss`` of
+        """Metrics: ``clipped`` updates, ``fewer_samples`` where claims of samples counted for less,
+        ``outliers`` with ``outlier_multiple``, mean ``loss`` of
         the devices, ``update_norm`` of the mean difference and the ``weight`` behind it: samples
         or devices."""
         difference = self._difference()
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
+        if self._fewer:
+            metrics["fewer_samples"] = float(self._fewer)
         participants = self._kept + int(metrics.get("outliers", 0))
         if participants:
             trained = self._trained
@@ -335,14 +340,11 @@ class FedAvgMethod(SummingMethod):
     def _schema(self) -> Schema:
         return {
             "model": Entry(np.float32, self._model.shape),
-            "counters": counters("version", "round_id", "clipped", "kept", "weight_sum", "adds_up"),
+            "counters": counters(
+                "version", "round_id", "clipped", "fewer", "kept", "weight_sum", "adds_up"
+            ),
             "losses": Entry(np.int64, (2,)),
         }
-
-    def restored(self, state: State) -> FedAvgMethod:
-        """What earlier versions stored between rounds is read; raises OlderRound for what they
-        stored within one."""
-        return super().restored(_of_now(state))
 
     def _parts_follow(self) -> None:
         self._held = HeldUpdates()
@@ -426,23 +428,10 @@ class FedAvgMethod(SummingMethod):
         self._parts_follow()
         self._limits.begin(self._round_id)
         self._kept = 0
-        self._clipped = 0
+        self._clipped = self._fewer = 0
         self._weight_sum = 0
         self._losses = np.zeros(2, dtype=np.int64)
         self._bounds_follow()
-
-
-def _of_now(state: State) -> State:
-    """A state of earlier versions, whose sums were floats, as one of now."""
-    if "mean.sum" not in state:
-        return state
-    counted = state.get("counters", np.zeros(0))
-    within = state.get("mean.count", np.zeros(())).any()
-    if within or any(name.startswith(("held.", "waiting.")) for name in state):
-        raise OlderRound("the state's 'mean' is of a round that an earlier version had open")
-    found = {n: a for n, a in state.items() if n != "loss" and not n.startswith("mean.")}
-    zeros = np.zeros(3, counted.dtype)
-    return {**found, "counters": np.append(counted, zeros), "losses": np.zeros(2, np.int64)}
 
 
 def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:

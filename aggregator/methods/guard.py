@@ -131,6 +131,8 @@ class GuardedBinding:
 class GuardedMethod(Method):
     """A method whose code may fail in any way; see :class:`GuardedBinding`."""
 
+    bounds = None  # the method inside has its stage
+
     def __init__(self, method: Method) -> None:
         self.unguarded = method
 
@@ -138,6 +140,10 @@ class GuardedMethod(Method):
     def version(self) -> int:
         with _calling("version"):
             return _a(int, self.unguarded.version)
+
+    @property
+    def lowered(self) -> dict[str, str]:
+        return self.unguarded.lowered
 
     @property
     def adds_up(self) -> bool:

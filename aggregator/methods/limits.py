@@ -9,7 +9,7 @@ from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,12 +225,9 @@ class Voices(Additive):
         return {"round": np.asarray(self._round, dtype=np.int64)}
 
     def restored(self, state: State) -> Voices:
-        """See :class:`~device_sdk.methods.state.Stateful`; what earlier versions stored too."""
+        """See :class:`~device_sdk.methods.state.Stateful`."""
         found = Voices(self._measures)
         if not state:
-            return found
-        if "settled.places" in state:
-            found._settled = _of_before(part("settled.", state), self._measures)
             return found
         own = {n: a for n, a in state.items() if "." not in n}
         round_id = int(unpack({"round": COUNT}, own)["round"])
@@ -273,23 +270,6 @@ def _unpacked(state: State, measures: int) -> dict[bytes, Voice]:
     if len(set(names)) < len(names) or len(names) > MOST_VOICES:
         raise RestoreError(f"'names' are expected to be at most {MOST_VOICES}, and to differ")
     return dict(zip(names, map(tuple, found["values"].tolist()), strict=True))
-
-
-def _of_before(state: State, measures: int) -> dict[bytes, Voice]:
-    """Voices in the order of their commits, as they were once: the last is now the first."""
-    schema = {
-        "named": Entry(np.bool_, ("voices",)),
-        "senders": Entry(np.uint8, ("voices", _NAME_BYTES)),
-        "places": Entry(np.int64, ("voices",)),
-        "values": Entry(np.float64, ("voices", measures), least=0),
-        "count": COUNT,
-    }
-    own = unpack(schema, state)
-    rows = zip(own["named"].tolist(), own["senders"], own["values"].tolist(), strict=True)
-    found: dict[bytes, Voice] = {}
-    for named, sender, values in reversed(list(rows)):
-        found.setdefault(sender.tobytes() if named else _nameless(values), tuple(values))
-    return dict(islice(found.items(), MOST_VOICES))
 
 
 class FleetScale(Additive):
@@ -462,21 +442,6 @@ class Outliers(Additive):
 
     def _require_sound(self) -> None:
         self._judge_by(self._voices.settled)
-
-    def restored(self, state: State) -> Outliers:
-        """What earlier versions stored, the last 256 updates without their senders, is read."""
-        if "settled" not in state:
-            return super().restored(state)
-        noted = Entry(np.float64, ("updates", 3), least=0)
-        schema = {"settled": noted, "recent": replace(noted, shape=("noted", 3)), "count": COUNT}
-        settled = unpack(schema, state)["settled"]
-        found = copy.copy(self)
-        found._voices = Voices(3)
-        for values in settled[::-1][:MOST_VOICES].tolist():
-            found._voices._settled.setdefault(_nameless(values), tuple(values))
-        found._count = 0
-        found._require_sound()
-        return found
 
 
 def _seen(found: Measured) -> Voice | None:

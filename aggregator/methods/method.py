@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import numpy as np
 
+from aggregator.methods.bounds import Bounding, UpdateBounds
 from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
-from device_sdk.methods.state import RestoreError, State
+from device_sdk.methods.state import State, part, prefixed
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
 from device_sdk.wire.codec.errors import WireError
 
@@ -44,11 +47,6 @@ LOSSES = Within(-1e12, 1e12)
 """What a device may say of its loss."""
 
 
-class OlderRound(RestoreError):
-    """The state was taken within a round by an earlier version: its updates have to be absorbed
-    anew, from the state before it."""
-
-
 class NoVersion(ArithmeticError):
     """What was absorbed makes no version that could be published, with these settings; the message
     says why, and what would help."""
@@ -74,18 +72,53 @@ class Method(ABC):
     A round that *adds up* may be absorbed on several shards, each a method of the same state that
     opened the same round. :meth:`merge` takes what each absorbed into one of them, which then
     closes the round as if it had absorbed everything, bit for bit.
+
+    Whoever calls these, of whatever class, an update is bounded before the class's own ``absorb``
+    sees it: see :mod:`aggregator.methods.bounds`. What is held until the round closes comes to
+    ``absorb`` then. ``bounds`` says what the updates are made of; None: the class bounds them by
+    itself, which a test has to show (``tests/aggregator/methods/test_influence.py``).
     """
+
+    bounds: ClassVar[UpdateBounds | None] = UpdateBounds()
 
     _round_id = 0
     _version = 0
 
     def __init_subclass__(cls) -> None:
         """A class that has a ``check`` or ``absorb`` of its own is not passed over by what another
-        made of many at once."""
+        made of many at once; and all of its calls go through the stage that bounds updates."""
         for one in ("check", "absorb"):
             each = f"{one}_each"
             if one in cls.__dict__ and each not in cls.__dict__:
                 setattr(cls, each, getattr(Method, each))
+        bounded(cls)
+
+    def expected(self, update: Update) -> Arrays:
+        """What the round told this device about the tensors of its update, by their names, in
+        their shapes: float; NaN where nothing is known. A tensor's distance from it is what is
+        bounded, where the fleet is nearer to it than to zero.
+
+        Here: what the broadcast holds under the same name, in the same shape.
+        """
+        told, tensors = self._bounding.told, update.tensors
+        return {
+            name: told[name]
+            for name in tensors
+            if name in told and told[name].shape == tensors[name].shape
+        }
+
+    @property
+    def lowered(self) -> dict[str, str]:
+        """Whose claims of samples counted for less than they said, and how: for people, who clear
+        it. What is told is no part of the state."""
+        return self._bounding.lowered
+
+    @property
+    def _bounding(self) -> Bounding:
+        found = self.__dict__.get("_bounding_stage")
+        if found is None:
+            found = self.__dict__["_bounding_stage"] = Bounding(self.bounds or UpdateBounds())
+        return cast("Bounding", found)
 
     @property
     def version(self) -> int:
@@ -152,8 +185,8 @@ class Method(ABC):
     @property
     def full(self) -> bool:
         """Whether the open round holds all that it may: ``check`` refuses any other update with
-        reason ``round-full``. Here: never."""
-        return False
+        reason ``round-full``. Here: where the stage that bounds updates does."""
+        return self.bounds is not None and self._bounding.full
 
     def share(self) -> State:
         """What was absorbed in the open round, as named arrays (copies): sums, counts, and little
@@ -217,6 +250,208 @@ class Method(ABC):
 
         Here: nothing. For methods that hand on what single devices sent in earlier rounds.
         """
+
+
+# The calls of a class as they are once the stage that bounds updates stands before them.
+#
+# Each is run as it is where another of them is running: a class may make one of another's, or of
+# its parent's.
+
+_Call = Callable[..., Any]
+_STAGE = "bounds."
+
+
+def bounded(kind: type[Method]) -> None:
+    """Have a class's calls go through the stage, unless it bounds its updates by itself."""
+    if kind.bounds is None:
+        return
+    for name, wrap in _STAGED.items():
+        own = _found(kind, name)
+        call = own.fget if isinstance(own, property) else own
+        if call is None or hasattr(call, "staged") or own is Method.__dict__.get(name):
+            continue
+        if getattr(call, "__isabstractmethod__", False):
+            continue
+        made = _outermost(wrap, call)
+        setattr(kind, name, property(made) if isinstance(own, property) else made)
+
+
+def _found(kind: type[Method], name: str) -> Any:
+    return next((each.__dict__[name] for each in kind.__mro__ if name in each.__dict__), None)
+
+
+def _outermost(wrap: Callable[[Method, _Call], _Call], own: _Call) -> _Call:
+    @functools.wraps(own)
+    def call(self: Method, *arguments: Any) -> Any:
+        inner = functools.partial(own, self)
+        if self.__dict__.get("_in_stage") or type(self).bounds is None:
+            return inner(*arguments)
+        return wrap(self, inner)(*arguments)
+
+    call.staged = True  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def _inside(method: Method) -> Iterator[None]:
+    method.__dict__["_in_stage"] = True
+    try:
+        yield
+    finally:
+        del method.__dict__["_in_stage"]
+
+
+def _open_round(self: Method, own: _Call) -> _Call:
+    def open_round(round_id: int) -> Broadcast:
+        with _inside(self):
+            opened: Broadcast = own(round_id)
+        self._bounding.begin(round_id)
+        if type(self).expected is Method.expected:
+            # In the state as long as the round is open: another process may have to go on.
+            self._bounding.told = {
+                name: each for name, each in opened.tensors.items() if each.dtype.kind == "f"
+            }
+        return opened
+
+    return open_round
+
+
+def _check(self: Method, own: _Call) -> _Call:
+    def check(update: Update) -> None:
+        with _inside(self):
+            own(update)
+        if (refused := _not_taken(self, update)) is not None:
+            raise refused
+
+    return check
+
+
+def _check_each(self: Method, own: _Call) -> _Call:
+    def check_each(updates: Sequence[Update]) -> list[Refused | None]:
+        with _inside(self):
+            found: list[Refused | None] = own(updates)
+        return [one or _not_taken(self, each) for one, each in zip(found, updates, strict=True)]
+
+    return check_each
+
+
+def _not_taken(self: Method, update: Update) -> Refused | None:
+    for values in update.tensors.values():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            return Refused("bad-values", "a value is not finite")
+    if self._bounding.full:
+        return Refused("round-full", "this round holds as many updates as memory is set aside for")
+    return None
+
+
+def _absorb(self: Method, own: _Call) -> _Call:
+    def absorb(update: Update) -> None:
+        if (counted := _taken_in(self, update)) is not None:
+            with _inside(self):
+                own(counted)
+
+    return absorb
+
+
+def _absorb_each(self: Method, own: _Call) -> _Call:
+    def absorb_each(updates: Sequence[Update]) -> None:
+        found = [_taken_in(self, update) for update in updates]
+        with _inside(self):
+            own([each for each in found if each is not None])
+
+    return absorb_each
+
+
+def _taken_in(self: Method, update: Update) -> Update | None:
+    """An update as it counts; None where it is held."""
+    stage = self._bounding
+    if stage.holds:
+        stage.held.add(update)
+        return None
+    expected = self.expected(update)
+    stage.note(update, expected)
+    return stage.bounded(update, expected)
+
+
+def _close_round(self: Method, own: _Call) -> _Call:
+    def close_round() -> RoundSummary:
+        stage, before = self._bounding, self.version
+        each = [(update, self.expected(update)) for update in stage.held]
+        for update, expected in each:
+            stage.note(update, expected)
+        if each:
+            stage.look_again()
+        with _inside(self):
+            for update, expected in each:
+                self.absorb(stage.bounded(update, expected))
+            summary: RoundSummary = own()
+        acted = {"shortened": stage.shortened, "fewer_samples": stage.fewer}
+        told = {name: float(count) for name, count in acted.items() if count}
+        if summary.version != before:
+            stage.settle()
+        stage.begin(summary.round_id)
+        return replace(summary, metrics={**summary.metrics, **told}) if told else summary
+
+    return close_round
+
+
+def _full(self: Method, own: _Call) -> _Call:
+    return lambda: own() or self._bounding.full
+
+
+def _adds_up(self: Method, own: _Call) -> _Call:
+    return lambda: own() and not self._bounding.holds
+
+
+def _state(self: Method, own: _Call) -> _Call:
+    return lambda: {**own(), **prefixed(_STAGE, self._bounding.state())}
+
+
+def _restore(self: Method, own: _Call) -> _Call:
+    def restore(state: State) -> None:
+        stage = self._bounding.restored(part(_STAGE, state))
+        with _inside(self):
+            own({name: array for name, array in state.items() if not name.startswith(_STAGE)})
+        self.__dict__["_bounding_stage"] = stage
+
+    return restore
+
+
+def _share(self: Method, own: _Call) -> _Call:
+    def share() -> State:
+        if self._bounding.holds:
+            raise TypeError("the round does not add up: its updates are held")
+        return {**own(), **prefixed(_STAGE, self._bounding.share())}
+
+    return share
+
+
+def _merge(self: Method, own: _Call) -> _Call:
+    def merge(share: State) -> None:
+        stage = self._bounding.restored(self._bounding.state())
+        stage.told = self._bounding.told
+        stage.merge(part(_STAGE, share))
+        with _inside(self):
+            own({name: array for name, array in share.items() if not name.startswith(_STAGE)})
+        self.__dict__["_bounding_stage"] = stage
+
+    return merge
+
+
+_STAGED: Mapping[str, Callable[[Method, _Call], _Call]] = {
+    "open_round": _open_round,
+    "check": _check,
+    "check_each": _check_each,
+    "absorb": _absorb,
+    "absorb_each": _absorb_each,
+    "close_round": _close_round,
+    "full": _full,
+    "adds_up": _adds_up,
+    "state": _state,
+    "restore": _restore,
+    "share": _share,
+    "merge": _merge,
+}
 
 
 def taken_of(method: Method, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:

@@ -249,6 +249,9 @@ class MutualMethod(Stateful, Method):
     """
 
     PARTS = ("public", "labels", "new.public", "new.labels", "new.means")
+    # Soft labels are distributions, samples are held to a reader's own where they are learnt from,
+    # and each owner's count alike: one of n is a share of 1 / n of what is handed on.
+    bounds = None
 
     def __init__(self, entries: Mapping[str, SampleEntry], settings: MutualSettings) -> None:
         target = entries.get(settings.training.target)

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.limits import bounded_rows
 from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
 from aggregator.methods.robust import MOST_HELD_BYTES, HeldUpdates, Robust, RobustRule, TrimShare
@@ -86,6 +87,7 @@ class PrototypesMethod(Stateful, Method):
     """
 
     PARTS = ("held", "server")
+    bounds = UpdateBounds(rows=("prototypes",), counts=("counts",))
 
     def __init__(self, settings: PrototypesSettings, rng: np.random.Generator) -> None:
         self._settings = settings
@@ -138,6 +140,13 @@ class PrototypesMethod(Stateful, Method):
     def full(self) -> bool:
         """See :class:`~aggregator.methods.method.Method`."""
         return self._held.nbytes > MOST_HELD_BYTES
+
+    def expected(self, update: Update) -> dict[str, NDArray[np.float32]]:
+        """The last version's prototypes of the device's labels; nothing of those without one."""
+        labels = update.tensors["labels"].astype(np.int64)
+        known = self._known[labels]
+        known[self._known_devices[labels] == 0] = np.nan
+        return {"prototypes": known}
 
     def absorb(self, update: Update) -> None:
         """Adds the device's prototypes, or holds them until the round closes; ``update`` must have

@@ -6,6 +6,7 @@ definitions 1 (median) and 2 (trimmed mean).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.state import Entry, RestoreError, State, Stateful, part, unpack
-from device_sdk.wire.arrays.exchange import Scalar, Update
+from device_sdk.wire.arrays.exchange import Update
 
 Robust = Literal["none", "trimmed", "median"]
 TrimShare = Annotated[float, Within(0, 0.5, below=True)]
@@ -157,11 +158,11 @@ _SENDER_BYTES = 16
 
 
 class HeldUpdates(Stateful):
-    """A round's updates, whole, in the order of their commits. All are of one method: they have
-    tensors and metadata of the same names and dtypes."""
+    """A round's updates, whole, in the order of their commits, whatever each of them holds."""
 
     def __init__(self) -> None:
         self._updates: list[Update] = []
+        self._whose: set[tuple[str, int]] = set()
         self.nbytes = 0
         """Of their tensors."""
 
@@ -171,6 +172,10 @@ class HeldUpdates(Stateful):
     def __iter__(self) -> Iterator[Update]:
         return iter(self._updates)
 
+    def has(self, sender: str, round_id: int) -> bool:
+        """Whether an update of this device and round is held."""
+        return (sender, round_id) in self._whose
+
     def add(self, update: Update) -> None:
         """Hold a copy: the caller's arrays may be views of a buffer that is used again."""
         copies = {name: array.copy() for name, array in update.tensors.items()}
@@ -178,27 +183,35 @@ class HeldUpdates(Stateful):
 
     def _hold(self, update: Update) -> None:
         self._updates.append(update)
+        self._whose.add((update.sender, update.round_id))
         self.nbytes += sum(array.nbytes for array in update.tensors.values())
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """``rounds`` int64 [updates], ``named`` bool [updates] and ``senders`` uint8 [updates, 16];
-        of each tensor ``values.*``, all updates' end to end, and ``shapes.*`` int64 [updates,
-        axes]; of the metadata ``said.*`` [updates]. Nothing where none are held."""
+        """``rounds`` int64 [updates], ``named`` bool [updates], ``senders`` uint8 [updates, 16] and
+        ``said``, the metadata as JSON, uint8 [bytes]. Of the tensors of one name, dtype and rank,
+        ``NAME|DTYPE|RANK``: ``values.*``, all end to end, their ``shapes.*`` int64 [tensors, axes]
+        and ``places.*`` int64 [tensors], whose they are. Nothing where no update is held."""
         if not self._updates:
             return {}
-        first = self._updates[0]
         senders = b"".join(bytes.fromhex(each.sender or _NOBODY) for each in self._updates)
+        said = json.dumps([dict(each.metadata) for each in self._updates]).encode()
         found: dict[str, NDArray[Any]] = {
             "rounds": np.asarray([each.round_id for each in self._updates], dtype=np.int64),
             "named": np.asarray([bool(each.sender) for each in self._updates], dtype=np.bool_),
             "senders": np.frombuffer(senders, dtype=np.uint8).reshape(-1, _SENDER_BYTES).copy(),
+            "said": np.frombuffer(said, dtype=np.uint8).copy(),
         }
-        for name in first.tensors:
-            arrays = [each.tensors[name] for each in self._updates]
-            found[f"values.{name}"] = np.concatenate([array.reshape(-1) for array in arrays])
-            found[f"shapes.{name}"] = np.asarray([array.shape for array in arrays], dtype=np.int64)
-        for name in first.metadata:
-            found[f"said.{name}"] = np.asarray([each.metadata[name] for each in self._updates])
+        alike: dict[str, list[tuple[int, NDArray[Any]]]] = {}
+        for place, update in enumerate(self._updates):
+            for name, array in update.tensors.items():
+                kind = f"{name}|{array.dtype}|{array.ndim}"
+                alike.setdefault(kind, []).append((place, array))
+        for kind, each in alike.items():
+            arrays = [array for _, array in each]
+            found[f"values.{kind}"] = np.concatenate([array.reshape(-1) for array in arrays])
+            shapes = np.asarray([array.shape for array in arrays], dtype=np.int64)
+            found[f"shapes.{kind}"] = shapes.reshape(len(arrays), -1)
+            found[f"places.{kind}"] = np.asarray([place for place, _ in each], dtype=np.int64)
         return found
 
     def restored(self, state: State) -> HeldUpdates:
@@ -210,29 +223,29 @@ class HeldUpdates(Stateful):
             "rounds": Entry(np.int64, ("updates",), least=0),
             "named": Entry(np.bool_, ("updates",)),
             "senders": Entry(np.uint8, ("updates", _SENDER_BYTES)),
+            "said": Entry(np.uint8, ("bytes",)),
         }
         told = unpack(schema, {name: array for name, array in state.items() if "." not in name})
         count = len(told["rounds"])
-        shapes = part("shapes.", state)
-        tensors = {
-            name: _apart(name, array, shapes.pop(name, None), count)
-            for name, array in part("values.", state).items()
-        }
-        said = {name: array.tolist() for name, array in part("said.", state).items()}
-        size = 3 + 2 * len(tensors) + len(said)
-        fits = all(isinstance(each, list) and len(each) == count for each in said.values())
-        if not tensors or shapes or not fits or len(state) != size:
+        values, shapes, places = (
+            part(f"{each}.", state) for each in ("values", "shapes", "places")
+        )
+        size = len(schema) + 3 * len(values)
+        if not shapes.keys() == places.keys() == values.keys() or len(state) != size:
             raise RestoreError("the held updates' arrays are expected to go together")
+        tensors: list[dict[str, NDArray[Any]]] = [{} for _ in range(count)]
+        for kind, array in values.items():
+            name = kind.partition("|")[0]
+            for place, each in _apart(kind, array, shapes[kind], places[kind], count):
+                tensors[place][name] = each
         senders = [sender.tobytes().hex() for sender in told["senders"]]
-        for place in range(count):
-            metadata: dict[str, Scalar] = {name: each[place] for name, each in said.items()}
-            sender = senders[place] if told["named"][place] else ""
-            own = {name: each[place] for name, each in tensors.items()}
-            try:
-                update = Update(int(told["rounds"][place]), own, metadata, sender)
-            except (TypeError, ValueError) as error:
-                raise RestoreError(f"a held update cannot be read: {error!r}") from None
-            found._hold(update)
+        try:
+            said = json.loads(told["said"].tobytes())
+            for place, metadata in zip(range(count), said, strict=True):
+                sender = senders[place] if told["named"][place] else ""
+                found._hold(Update(int(told["rounds"][place]), tensors[place], metadata, sender))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RestoreError(f"a held update cannot be read: {error!r}") from None
         return found
 
 
@@ -240,15 +253,20 @@ _NOBODY = "00" * _SENDER_BYTES
 
 
 def _apart(
-    name: str, values: NDArray[Any], shapes: NDArray[Any] | None, count: int
-) -> list[NDArray[Any]]:
-    """Arrays that lie end to end in ``values``, by their ``shapes``."""
-    fits = shapes is not None and shapes.ndim == 2 and shapes.dtype == np.int64
-    if not fits or len(shapes) != count or values.ndim != 1 or shapes.min(initial=0) < 0:  # type: ignore[union-attr, arg-type]
-        raise RestoreError(f"the held {name!r} and their shapes disagree")
-    assert shapes is not None
+    kind: str, values: NDArray[Any], shapes: NDArray[Any], places: NDArray[Any], count: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Arrays that lie end to end in ``values``, each with the place of its update."""
+    named = {"shapes": shapes, "places": places}
+    schema = {
+        "shapes": Entry(np.int64, ("tensors", "axes"), least=0),
+        "places": Entry(np.int64, ("tensors",), least=0, below=count),
+    }
+    unpack(schema, named)
     sizes = [math.prod(shape) for shape in shapes.tolist()]
-    if sum(sizes) != len(values):
-        raise RestoreError(f"the held {name!r} and their shapes disagree")
-    parts = np.split(values, np.cumsum(sizes)[:-1])
-    return [each.reshape(shape) for each, shape in zip(parts, shapes.tolist(), strict=True)]
+    sound = f"{values.dtype}|{shapes.shape[1]}" == kind.partition("|")[2] and values.ndim == 1
+    if not sound or sum(sizes) != len(values) or len(set(places.tolist())) != len(places):
+        raise RestoreError(f"the held {kind!r} and their shapes disagree")
+    for place, shape, each in zip(
+        places.tolist(), shapes.tolist(), np.split(values, np.cumsum(sizes)[:-1]), strict=True
+    ):
+        yield place, each.reshape(shape)

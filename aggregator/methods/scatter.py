@@ -22,14 +22,7 @@ from aggregator.methods.limits import (
     measured,
     measured_each,
 )
-from aggregator.methods.method import (
-    Binding,
-    Method,
-    NoVersion,
-    OlderRound,
-    Refused,
-    RoundSummary,
-)
+from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
 from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
@@ -41,11 +34,11 @@ from aggregator.methods.robust import (
     touched_means,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.summing import SummingMethod
 from aggregator.methods.sums import (
     MOST_UPDATES,
     Additive,
     FixedPointSum,
-    SummingMethod,
 )
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
@@ -54,7 +47,7 @@ from device_sdk.methods.scatter.contract import (
     decode_scatter_update,
     decode_scatter_updates,
 )
-from device_sdk.methods.state import Entry, Schema, State, counters
+from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 from device_sdk.wire.codec.errors import WireError
@@ -488,11 +481,6 @@ class ScatterMethod(SummingMethod):
             "counters": counters("version", "round_id", "participants", "clipped", "adds_up"),
         }
 
-    def restored(self, state: State) -> ScatterMethod:
-        """What earlier versions stored between rounds is read; raises OlderRound for what they
-        stored within one."""
-        return super().restored(_of_now(state))
-
     def _parts_follow(self) -> None:
         multiple = self._settings.item_multiple
         self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
@@ -528,18 +516,6 @@ class ScatterMethod(SummingMethod):
         self._participants = 0
         self._clipped = 0
         self._bounds_follow()
-
-
-def _of_now(state: State) -> State:
-    """A state of earlier versions, whose sums were floats, as one of now."""
-    if "sum" not in state:
-        return state
-    counted = state.get("counters", np.zeros(0))
-    within = state["sum"].any() or any(n.startswith(("held.", "waiting.")) for n in state)
-    if within or (counted.shape == (4,) and counted[2]):
-        raise OlderRound("the state's 'sum' is of a round that an earlier version had open")
-    found = {name: array for name, array in state.items() if name != "sum"}
-    return {**found, "counters": np.append(counted, np.zeros(1, counted.dtype))}
 
 
 def _alike(updates: Iterable[Update]) -> Iterator[list[Update]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.limits import FleetScale
 from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage
@@ -38,6 +39,11 @@ class TeacherLogitsMethod(Stateful, Method):
     Memory is that of two [classes, classes] tables, however many updates are absorbed.
     """
 
+    # Distributions by their form. A device takes its own share out of the sums that it is told, so
+    # what its claims count for is told with the round that it is asked in.
+    bounds = None
+    PARTS = ("claims",)
+
     def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
         if not 0 < rate_decay <= 1:
             raise ValueError(f"rate_decay is {rate_decay}; expected a number above 0 and at most 1")
@@ -53,6 +59,7 @@ class TeacherLogitsMethod(Stateful, Method):
         self._known_first_round = 0
         self._known_round = 0
         self._round_id = self._first_round = 0
+        self._claims = FleetScale(1)
         self._clear()
 
     @property
@@ -75,7 +82,8 @@ class TeacherLogitsMethod(Stateful, Method):
         """
         self._begin(round_id)
         self._clear()
-        told = self._training
+        self._claims.begin(round_id)
+        told = self._counted
         if self._rate_decay < 1:
             rate = rate_at(told.learning_rate, self._rate_decay, round_id)
             told = replace(told, learning_rate=rate)
@@ -105,7 +113,10 @@ class TeacherLogitsMethod(Stateful, Method):
 
     def absorb(self, update: Update) -> None:
         """Adds the device's share; ``update`` must have passed ``check``."""
-        share = share_of(decode_knowledge(update.tensors, self._training), self._training)
+        knowledge = decode_knowledge(update.tensors, self._training)
+        if len(knowledge.counts):
+            self._claims.note(update.sender, (float(knowledge.counts.max()),))
+        share = share_of(knowledge, self._counted)
         self._sums += share.sums
         self._weights += share.weights
         self._devices += share.devices
@@ -123,6 +134,7 @@ class TeacherLogitsMethod(Stateful, Method):
             self._known_weights, self._known_devices = self._weights, self._devices
             self._known_participants = participants
             self._known_first_round, self._known_round = self._first_round, self._round_id
+            self._claims.settle()
             self._version += 1
             known = self._known_weights > 0
             metrics["labels"] = float(known.sum())
@@ -130,6 +142,17 @@ class TeacherLogitsMethod(Stateful, Method):
                 metrics["confidence"] = float(np.diagonal(self.knowledge)[known].mean())
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    @property
+    def _counted(self) -> TeacherLogitsTraining:
+        """The settings, with what a claim of samples counts for in the open round: at most so many
+        times what the median device claims of its most frequent label; before that is known, each
+        device counts alike."""
+        if self._training.weights == "devices":
+            return self._training
+        usual = self._claims.median(0) if self._claims.known else 0.0
+        most = max(1, min(self._training.most_samples, int(_MOST_CLAIMS * usual)))
+        return replace(self._training, most_samples=most)
 
     def _schema(self) -> Schema:
         table, each = (self._training.classes,) * 2, (self._training.classes,)
@@ -164,6 +187,7 @@ class TeacherLogitsMethod(Stateful, Method):
 
 
 _COUNTS = "label_counts"
+_MOST_CLAIMS = 3.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from aggregator.errors import AggregatorError, MethodFault
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.methods.method import Binding, OlderRound, RoundSummary, taken_of
+from aggregator.methods.method import Binding, RoundSummary, taken_of
 from aggregator.methods.model import ModelMismatch
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
@@ -23,6 +23,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 
 _LOG = logging.getLogger(__name__)
+_MOST_NAMED = 8
 
 
 class Aggregation:
@@ -62,6 +63,7 @@ class Aggregation:
         """Of a version that is not committed yet: the method has opened the next round already."""
         self._opened: Broadcast | None = None
         """Of that round, until the machine opens it."""
+        self._told_lowered: set[str] = set()
 
     @property
     def _method(self) -> GuardedMethod:
@@ -194,6 +196,7 @@ class Aggregation:
         committed, since its updates are all that another attempt can be made of.
         """
         summary = self._method.close_round()
+        self._tell_lowered(summary.round_id)
         for device_id in revoked:
             self._method.forget(device_id.hex())
         if summary.version != self.version:
@@ -228,6 +231,23 @@ class Aggregation:
             MethodCheckpoint("version", last_round, 0, self.version, self._method.state())
         )
         self._note(self.version, last_round, 0, "new items")
+
+    def _tell_lowered(self, round_number: int) -> None:
+        """Say, once of each device, whose claims of samples count for less than they say."""
+        lowered = self._method.lowered
+        new = [each for each in lowered if each not in self._told_lowered]
+        if new:
+            some = ", ".join(f"{each} ({lowered[each]})" for each in new[:_MOST_NAMED])
+            more = f" and {len(new) - _MOST_NAMED} more" if len(new) > _MOST_NAMED else ""
+            _LOG.warning(
+                "round %d: of these devices fewer samples count than they claim, for the fleet's "
+                "are far fewer or what they sent is far from it: %s%s",
+                round_number,
+                some,
+                more,
+            )
+        self._told_lowered.update(new)
+        lowered.clear()
 
     @property
     def goes_back(self) -> bool:
@@ -295,11 +315,7 @@ class Aggregation:
             if partial is None or partial.round != open_round.round:
                 self._method.open_round(open_round.round)
                 return
-            try:
-                self._method.restore(partial.state)
-            except OlderRound:
-                self._method.open_round(open_round.round)  # all of the log is absorbed anew
-                return
+            self._method.restore(partial.state)
             self._last_seq = partial.seq
             self.participants = sum(
                 1 for logged in self._store.log.after(0) if logged.seq <= partial.seq

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
 from aggregator.evaluation.stopping import Evaluated, stalled_since
-from aggregator.evaluation.words import figure_name, in_a_line
+from aggregator.evaluation.words import figure_name, in_a_line, typical_name
 from aggregator.store import TaskStore
 from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.rounds import RoundRow
@@ -171,9 +172,13 @@ class Evaluator:
 
 
 def _metrics(figures: Iterable[Figure]) -> dict[str, float]:
-    """The fleet's, by name."""
-    return {
-        figure_name(each.stage, each.metric): each.value
-        for each in figures
-        if each.part == FLEET and each.value == each.value
-    }
+    """The fleet's, by name; and of those that versions are compared by where there are enough
+    devices (:attr:`~aggregator.evaluation.figures.Figure.typical`)."""
+    found: dict[str, float] = {}
+    for each in figures:
+        if each.part != FLEET:
+            continue
+        name = figure_name(each.stage, each.metric)
+        both = {name: each.value, typical_name(name): each.typical}
+        found |= {key: value for key, value in both.items() if not math.isnan(value)}
+    return found

@@ -399,7 +399,7 @@ class TaskSimulation:
         figures = tuple(summarise(reports, asked.rules))
         for each in figures:
             if each.part == "" and figure_name(each.stage, each.metric) == asked.ranking.metric:
-                self._history.append(Evaluated(version, self._number, each.value))
+                self._history.append(Evaluated(version, self._number, each.comparable))
         return figures
 
 

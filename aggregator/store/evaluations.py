@@ -15,7 +15,9 @@ from aggregator.store.devices import STAYS
 from aggregator.store.schema import or_replace
 from device_sdk.evaluation.report import STAGES, Stage
 
-_FIGURE = "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles"
+_FIGURE = (
+    "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles, typical"
+)
 _AT_ONCE = 1000  # of at most 4 KiB each
 
 
@@ -76,7 +78,7 @@ class Evaluations(TableOfTask):
         )
         self._database.execute_many(
             f"INSERT INTO figures (task, version, round, {_FIGURE}) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 (
                     self._task,
@@ -90,6 +92,7 @@ class Evaluations(TableOfTask):
                     each.capped,
                     *map(_or_null, (each.value, each.error_bound, each.median)),
                     json.dumps(each.deciles),
+                    _or_null(each.typical),
                 )
                 for each in figures
             ),
@@ -102,10 +105,12 @@ class Evaluations(TableOfTask):
         return [self._of(version) for version in versions]
 
     def history(self, stage: Stage, metric: str) -> list[Evaluated]:
-        """The fleet's figures of one metric, the oldest first."""
+        """What versions are compared by (:attr:`Figure.comparable`) of the fleet's figures of one
+        metric, the oldest first."""
         query = (
-            "SELECT version, round, value FROM figures WHERE task = ? AND stage = ? "
-            "AND metric = ? AND part = '' AND value IS NOT NULL ORDER BY version"
+            "SELECT version, round, COALESCE(typical, value) FROM figures "
+            "WHERE task = ? AND stage = ? AND metric = ? AND part = '' AND value IS NOT NULL "
+            "ORDER BY version"
         )
         return [Evaluated(*row) for row in self._database.rows(query, (self._task, stage, metric))]
 
@@ -121,7 +126,7 @@ class Evaluations(TableOfTask):
 
 
 def _figure(values: Sequence[object]) -> Figure:
-    stage, metric, part, devices, samples, capped, value, bound, median, deciles = values
+    stage, metric, part, devices, samples, capped, value, bound, median, deciles, typical = values
     return Figure(
         cast("Stage", stage),
         cast("str", metric),
@@ -133,6 +138,7 @@ def _figure(values: Sequence[object]) -> Figure:
         _number(bound),
         _number(median),
         tuple(json.loads(cast("str", deciles))),
+        _number(typical),
     )
 
 

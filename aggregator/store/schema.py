@@ -196,6 +196,7 @@ CREATE TABLE figures (
     error_bound REAL,
     median REAL,
     deciles TEXT NOT NULL,               -- JSON
+    typical REAL,
     PRIMARY KEY (task, version, stage, metric, part)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
@@ -393,6 +394,14 @@ CREATE TABLE verdicts (
 ) STRICT, WITHOUT ROWID;
 """
 
+
+def _figures_have_what_is_typical() -> str:
+    # Those of the oldest files have the column already, which an earlier step made.
+    columns = ", ".join(each for each in TABLES["figures"].columns if each != "typical")
+    made = (_renamed("figures"), _table_of("figures"), _copied("figures", columns, columns))
+    return "".join(made)
+
+
 _SHARES_WITH_ARRIVALS = """
 CREATE TABLE shares (
     task INTEGER NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL, epoch INTEGER NOT NULL,
@@ -443,6 +452,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
             "ALTER TABLE verdicts ADD COLUMN seconds REAL NOT NULL DEFAULT 0;\n",
             "DROP TABLE late_arrivals;\n",
             *(_table_of(name) for name in ("habits", "sightings", "late_arrivals")),
+            _figures_have_what_is_typical(),
         )
     ),
 }

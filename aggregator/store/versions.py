@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.words import typical_name
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.database import Database, TableOfTask
 from aggregator.store.facts import TaskFacts
@@ -271,7 +272,11 @@ def _ranked(rows: Sequence[_Row], ranking: Ranking | None) -> list[_Row]:
         return []
     name, sign = ranking.metric, -1.0 if ranking.higher_is_better else 1.0
     known = [row for row in rows if name in row.metrics]
-    return sorted(known, key=lambda row: (sign * row.metrics[name], row.version))
+
+    def place(row: _Row) -> tuple[float, int]:
+        return sign * row.metrics.get(typical_name(name), row.metrics[name]), row.version
+
+    return sorted(known, key=place)
 
 
 def _read(row: Sequence[Any]) -> VersionRow:

@@ -70,7 +70,9 @@ def measure_ingest(updates: int, folder: Path, *, reports: bool = False) -> Inge
     rng = np.random.default_rng(2)
     devices = enrol_directly(store, updates, rng)
     later_seconds = 0.0
-    world = World(time.monotonic, lambda: time.time() + later_seconds, rng)
+    world = World(
+        lambda: time.monotonic() + later_seconds, lambda: time.time() + later_seconds, rng
+    )
     parts = assemble(home, store, read_task(home.task_file), world)
     assert isinstance(parts.first.rounds.tick(), RoundOpened)
     ease_collector()  # as serve does

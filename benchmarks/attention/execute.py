@@ -286,6 +286,8 @@ class FallingRate(Method):
     All methods fall alike, so that none is ahead because its last steps are quieter.
     """
 
+    bounds = None  # the method has its own
+
     def __init__(self, method: Method, decay: float) -> None:
         self._method = method
         self._decay = decay

@@ -44,6 +44,8 @@ class Metric(ABC):
         title: for people.
         higher_is_better: what `best` and early stopping go by.
         weighs: what its weight counts.
+        most_value: no data has a larger figure; infinite: its statistics end with a sum over
+            samples of what has no largest value.
         counts: so many statistics come first that are whole numbers.
         sums: so many sums of real numbers follow.
     """
@@ -52,6 +54,7 @@ class Metric(ABC):
     title: ClassVar[str]
     higher_is_better: ClassVar[bool] = True
     weighs: ClassVar[Literal["samples", "users"]] = "samples"
+    most_value: ClassVar[float] = 1.0
     counts: ClassVar[int] = 1
     sums: ClassVar[int] = 1
 
@@ -105,6 +108,7 @@ class Loss(Metric):
     """
 
     name = "loss"
+    most_value = math.inf
     title = "loss"
     higher_is_better = False
 
@@ -178,6 +182,7 @@ class LogLoss(PredictionMetric):
     title = "log loss"
     higher_is_better = False
     LEAST: ClassVar[float] = 1e-7
+    most_value = -math.log(LEAST)
 
     def measure(self, output: Array, target: Array, scale: Scale = "logits") -> Statistics:
         likely, labels = classes(output, target, scale)
@@ -288,6 +293,7 @@ class MeanAbsoluteError(PredictionMetric):
     """Mean of |output - target|, over a sample's elements first. Statistics: samples, sum."""
 
     name = "mae"
+    most_value = math.inf
     title = "mean absolute error"
     higher_is_better = False
     classifies = False
@@ -308,6 +314,7 @@ class RootMeanSquaredError(PredictionMetric):
     samples, sum of squares."""
 
     name = "rmse"
+    most_value = math.inf
     title = "root mean squared error"
     higher_is_better = False
     classifies = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from device_sdk.wire.codec.errors import WireError
 
 _TEACHER = "teacher"
 _REACH = 100.0
+_HELD = 3.0
 _log = logging.getLogger("tessera.device")
 
 
@@ -89,12 +90,14 @@ def learnable(
     training: MutualTraining,
 ) -> list[PublicSet]:
     """The sets whose samples the trainer's model can take, their floats within 100 times the
-    largest of ``own`` (and 100): no owner is to decide whether another device's round succeeds."""
-    reach = {
-        name: _REACH * float(np.abs(array).max(initial=1.0))
-        for name, array in own.items()
-        if array.dtype.kind == "f"
-    }
+    largest of ``own`` (and 100): no owner is to decide whether another device's round succeeds.
+
+    Floats are held within 3 times the largest of ``own``, as of which this model's steps are: a
+    gradient grows with its samples, and one owner's would outweigh all others'.
+    """
+    floats = {name: np.abs(array) for name, array in own.items() if array.dtype.kind == "f"}
+    reach = {name: _REACH * float(sizes.max(initial=1.0)) for name, sizes in floats.items()}
+    most = {name: _HELD * float(sizes.max(initial=0.0)) for name, sizes in floats.items()}
     found = []
     for one in sets:
         if not _within_reach(one.samples, reach):
@@ -102,10 +105,20 @@ def learnable(
         elif not _is_readable(one.samples, trainer, training):
             why = "the model cannot take them"
         else:
-            found.append(one)
+            found.append(replace(one, samples=_held(one.samples, most)))
             continue
         _log.warning("the public samples of %s are left out: %s", one.owner, why)
     return found
+
+
+def _held(
+    theirs: Mapping[str, NDArray[Any]], most: Mapping[str, float]
+) -> Mapping[str, NDArray[Any]]:
+    """The samples with floats beyond ``most`` brought to it; of a device without own, as is."""
+    return {
+        name: np.clip(array, -most[name], most[name]) if most.get(name) else array
+        for name, array in theirs.items()
+    }
 
 
 def _within_reach(theirs: Mapping[str, NDArray[Any]], reach: Mapping[str, float]) -> bool:

@@ -78,8 +78,31 @@ def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifa
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array)
-    senders = before["incoming.senders"]
+    senders = before["bounds.held.senders"]
     assert {bytes(row) for row in senders} == set(SENDERS)
+
+
+def test_the_log_says_once_whose_claims_count_for_less(
+    store: TaskStore, artifact: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    aggregation = Aggregation(attention(), store, 0, 100, any_is_publishable, [artifact])
+    aggregation.resume(None)
+    for number in (1, 2, 3):
+        aggregation.open_round(number)
+        for place, device_id in enumerate(SENDERS):
+            claimed = 3200 if place == 4 else 10 + place
+            size = layout_of(artifact.manifest).size
+            vector = np.random.default_rng(place).standard_normal(size).astype(np.float32)
+            metadata = {"samples": claimed, "width": 0, "mixture": False, "loss": 0.5}
+            update = Update(number, {"vector": vector}, metadata, device_id.hex())
+            logged = LoggedUpdate(aggregation.next_seq(), number, device_id, 0.0, b"")
+            aggregation.absorb(ROW, [(logged, update)])
+        summary = aggregation.close_round()
+        assert summary.metrics["fewer_samples"] >= 1
+        with store.database.transaction():
+            aggregation.commit_version(summary)
+    (said,) = [each.message for each in caplog.records if "fewer samples count" in each.message]
+    assert f"{SENDERS[4].hex()} (samples 3,200 as " in said
 
 
 def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
@@ -97,7 +120,7 @@ def test_artifacts_that_do_not_suit_the_method_are_named(
 ) -> None:
     mutual = read_binding("mutual", TomlTable({"training": {"classes": 3}}, "mutual"))
     with pytest.raises(AggregatorError, match=r"artifacts do not suit mutual: .*public samples"):
-        Aggregation(mutual, store, 0, 100, any_is_publishable, [artifact])
+        Aggregation(mutual, store, 0, 100, any_is_publishable, [artifact]).resume(None)
 
 
 @pytest.mark.parametrize(

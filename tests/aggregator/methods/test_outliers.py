@@ -168,18 +168,6 @@ def test_a_state_continues_bit_for_bit() -> None:
     assert Outliers(3.0).restored({}).count == 0
 
 
-def test_the_updates_that_an_earlier_version_noted_are_voices() -> None:
-    noted = np.asarray([[1.0, 2.0, 3.0]] * 100 + [[5.0, 2.0, 3.0]] * 5, dtype=np.float64)
-    noted[:, 0] += np.arange(105) / 1000
-    old = {"settled": noted, "recent": noted, "count": np.asarray(0)}
-    one = Outliers(3.0).restored(old)
-    assert one.known and len(one.state()["voices.settled.values"]) == 105
-    assert one.state()["voices.settled.values"][0].tolist() == noted[-1].tolist()
-    for bad in ({**old, "settled": -noted}, {**old, "recent": noted[:, :2]}, {"settled": noted}):
-        with pytest.raises(RestoreError):
-            Outliers(3.0).restored(bad)
-
-
 def test_states_that_do_not_fit_are_refused() -> None:
     good = settled(updates=3).state()
     names, numbers = good["voices.settled.names"], good["voices.settled.values"]

@@ -391,7 +391,7 @@ def test_a_round_that_could_overflow_takes_no_more(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = "scatter" if name == "scatter" else "fedavg"
-    for each in (module, "sums"):
+    for each in (module, "summing"):
         monkeypatch.setattr(f"aggregator.methods.{each}.MOST_UPDATES", 4)
     one, other = second_round(name, range(2)), second_round(name, range(2, 5))
     before = bits(one)

@@ -14,6 +14,7 @@ from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.methods.mutual.contract import MutualTraining, decode_soft_labels, sample_entries
 from device_sdk.methods.mutual.learner import MutualLearner
+from device_sdk.methods.mutual.teachers import PublicSet, learnable
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from tests.fakes.mutual_artifact import (
     CLASSES,
@@ -223,7 +224,8 @@ class Hostile(Recorded):
         return Update(update.round_id, tensors, update.metadata)
 
 
-@pytest.mark.parametrize("size", [1e4, 1e7])  # beyond, the aggregator refuses
+# Within reach they are held; beyond all, the aggregator refuses.
+@pytest.mark.parametrize("size", [90.0, 1e4, 1e7])
 @pytest.mark.parametrize("changes", [{}, {"combine": "mean"}], ids=["own", "mean"])
 def test_absurd_samples_of_one_device_spoil_nobodys_round(
     artifact: Path, size: float, changes: dict[str, object]
@@ -239,6 +241,19 @@ def test_absurd_samples_of_one_device_spoil_nobodys_round(
     assert summary.metrics["public_loss"] < 10
     # The honest ones go on teaching each other.
     assert right(honest[0], samples(200, 77, 1.0)) > 0.9  # type: ignore[arg-type]
+
+
+def test_public_samples_are_held_within_three_times_the_readers_own(artifact: Path) -> None:
+    reader = learner(artifact, 0)
+    own = {"x": np.full((4, 2), -2.0, np.float32)}
+    theirs = {
+        "x": np.asarray([[1.0, -5.0], [6.5, -90.0]], np.float32),
+        TRAINING.target: np.arange(2),
+    }
+    one = PublicSet("ab" * 16, theirs, np.zeros((2, 2), np.float32), 0.0)
+    (found,) = learnable([one], own, reader.trainer, TRAINING)
+    assert found.samples["x"].tolist() == [[1.0, -5.0], [6.0, -6.0]]
+    assert learnable([one], {"x": own["x"] / 1000}, reader.trainer, TRAINING)
 
 
 def test_ids_that_a_model_does_not_know_spoil_nobodys_round(tmp_path: Path) -> None:

@@ -1,0 +1,578 @@
+"""What one hostile sender does to the next version, under every method there is: little."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.bounds import UpdateBounds
+from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.mutual import MutualMethod, MutualSettings
+from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
+from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.sums import Additive
+from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from aggregator.store.checkpoints import pack_state, unpack_state
+from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.methods.labels import LabelKnowledge
+from device_sdk.methods.mutual.contract import (
+    MutualTraining,
+    SampleEntry,
+    encode_samples,
+    encode_soft_labels,
+    samples_mark,
+)
+from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
+from device_sdk.methods.registry import METHODS
+from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+
+P, CLASSES, WIDTH, ITEMS = 24, 4, 6, 12
+LAYOUT = flat_layout({"a.weight": (4, 5), "a.bias": (4,)})
+START = np.random.default_rng(5).standard_normal(P).astype(np.float32)
+HONEST = 8
+EVIL = "ff" * 16
+ROUNDS = 5
+
+
+class Averaging(Stateful, Method):
+    """A stranger's, who thinks of nobody hostile: the mean of models, weighted by what is said."""
+
+    def __init__(self) -> None:
+        self._model = START.copy()
+        self._sum = np.zeros(P)
+        self._weight = 0.0
+        self._count = 0
+
+    def open_round(self, round_id: int) -> Broadcast:
+        self._begin(round_id)
+        self._sum, self._weight, self._count = np.zeros(P), 0.0, 0
+        return Broadcast(round_id, self._version, {"model": self._model.copy()})
+
+    def check(self, update: Update) -> None:
+        self._require_round(update)
+        model = update.tensors.get("model")
+        if model is None or model.dtype != np.float32 or model.shape != (P,):
+            raise Refused("bad-tensors", "expected a model")
+        if not isinstance(update.metadata.get("samples"), int):
+            raise Refused("bad-metadata", "expected samples")
+
+    def absorb(self, update: Update) -> None:
+        weight = float(update.metadata["samples"])
+        self._sum += weight * update.tensors["model"]
+        self._weight += weight
+        self._count += 1
+
+    def close_round(self) -> RoundSummary:
+        if self._count:
+            self._model = (self._sum / self._weight).astype(np.float32)
+            self._version += 1
+        return RoundSummary(self._round_id, self._version, self._count)
+
+    def _schema(self) -> Schema:
+        return {
+            "model": Entry(np.float32, (P,)),
+            "sum": Entry(np.float64, (P,)),
+            "weight": Entry(np.float64),
+            "counters": counters("round_id", "version", "count"),
+        }
+
+
+class Differences(Averaging):
+    """Another's: the mean of differences, which are named as the model is."""
+
+    def close_round(self) -> RoundSummary:
+        if self._count:
+            self._model = (self._model + self._sum / self._weight).astype(np.float32)
+            self._version += 1
+        return RoundSummary(self._round_id, self._version, self._count)
+
+
+def sender(place: int) -> str:
+    return f"{place + 1:032x}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method at its defaults: what its devices send, and what of a version others are handed.
+
+    ``bound``: how far one sender may move that, in lengths of the honest devices' largest
+    contribution (of a vector that a round hands on, in the same), divided by their number. Three
+    contributions of one sender of n that comes in each round add up: what is told moves, and with
+    it what is usual, to at most 3 / (n - 3) of one at rest, and to twice that on the way.
+    """
+
+    make: Callable[[], Method]
+    honest: Callable[[int, int, np.random.Generator], Update]
+    hostile: Callable[[int, st.DataObject], Update]
+    handed_on: Callable[[Method, Broadcast], np.ndarray]
+    contribution: float
+    bound: float
+
+
+def hostile_array(data: st.DataObject, shape: tuple[int, ...], most: float = 3e38) -> np.ndarray:
+    kind = data.draw(st.sampled_from(["all", "one", "flip", "mixed", "nan"]))
+    sizes = st.sampled_from([0.0, 1e-30, 1.0, 6e4, 1e12, 3e38])
+    size = min(data.draw(sizes), most) * data.draw(st.sampled_from([-1, 1]))
+    found = np.full(shape, size, np.float32)
+    if kind == "one":
+        found = np.zeros(shape, np.float32)
+        found.reshape(-1)[:1] = size
+    if kind == "flip":
+        found = np.resize(-START, shape).astype(np.float32)
+    if kind == "mixed":
+        found *= np.resize([1, -1, 0.5], shape).astype(np.float32)
+    if kind == "nan":
+        found.reshape(-1)[:1] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    return found
+
+
+samples = st.sampled_from([1, 100, 3200, 1 << 31, 1 << 40, 1 << 62])
+
+
+def near(rng: np.random.Generator, shape: tuple[int, ...], spread: float) -> np.ndarray:
+    """One of honest devices' deviations: all of one length, about, as the bounds are of medians."""
+    found = rng.standard_normal(shape)
+    found *= spread * (1 + 0.2 * rng.random()) / np.linalg.norm(found)
+    return found.astype(np.float32)
+
+
+def model_of(values: np.ndarray) -> dict[str, np.ndarray]:
+    return {"model": values.astype(np.float32)}
+
+
+def averaging(kind: type[Averaging], about: np.ndarray) -> Case:
+    return Case(
+        kind,
+        lambda r, d, rng: Update(
+            r, model_of(about + near(rng, (P,), 0.1)), {"samples": 40 + d}, sender(d)
+        ),
+        lambda r, data: Update(
+            r, model_of(hostile_array(data, (P,))), {"samples": data.draw(samples)}, EVIL
+        ),
+        lambda method, opened: np.asarray(opened.tensors["model"], np.float64),
+        0.12,
+        9.0,
+    )
+
+
+def attention_case() -> Case:
+    told = {"width": 0, "mixture": False, "loss": 0.5}
+    return Case(
+        lambda: AttentionMethod(START, [LAYOUT], AttentionSettings()),
+        lambda r, d, rng: Update(
+            r,
+            {"vector": START + near(rng, (P,), 0.1)},
+            {**told, "samples": 40 + d},
+            sender(d),
+        ),
+        lambda r, data: Update(
+            r,
+            {"vector": hostile_array(data, (P,), 6e4)},
+            {**told, "samples": data.draw(samples), "loss": data.draw(st.floats(-1e12, 1e12))},
+            EVIL,
+        ),
+        lambda method, opened: np.asarray(opened.tensors["global"], np.float64),
+        0.12,
+        9.0,
+    )
+
+
+def prototypes_case(**chosen: Any) -> Case:
+    centres = np.random.default_rng(9).standard_normal((CLASSES, WIDTH))
+    labels = np.arange(CLASSES)
+
+    def sent(r: int, values: np.ndarray, count: int, who: str) -> Update:
+        counts = np.full(CLASSES, min(count, 2**31 - 1))
+        means = np.clip(np.nan_to_num(values.astype(np.float32)), -6e4, 6e4)
+        return Update(r, encode_prototypes(LabelKnowledge(labels, counts, means)), sender=who)
+
+    training = PrototypesTraining(CLASSES, width=WIDTH)
+    return Case(
+        lambda: PrototypesMethod(PrototypesSettings(training, **chosen), np.random.default_rng(3)),
+        lambda r, d, rng: sent(
+            r,
+            centres + np.stack([near(rng, (WIDTH,), 0.1) for _ in labels]),
+            20 + d,
+            sender(d),
+        ),
+        lambda r, data: sent(r, hostile_array(data, (CLASSES, WIDTH)), data.draw(samples), EVIL),
+        lambda method, opened: np.asarray(opened.tensors["prototypes"], np.float64),
+        # Of all labels together.
+        0.12 * math.sqrt(CLASSES),
+        # What a server trains has no formula: it stays as near as this.
+        60.0 if chosen.get("trained") else 9.0,
+    )
+
+
+def fedavg_case() -> Case:
+    def sent(r: int, values: np.ndarray, count: int, who: str) -> Update:
+        tensors = {"w.w": values.astype(np.float32).reshape(4, 6)}
+        return Update(r, tensors, {"samples": count, "loss": 0.5}, who)
+
+    return Case(
+        lambda: FedAvgMethod({"w": START.reshape(4, 6)}),
+        lambda r, d, rng: sent(r, near(rng, (P,), 0.1), 40 + d, sender(d)),
+        lambda r, data: sent(r, hostile_array(data, (P,)), data.draw(samples), EVIL),
+        lambda method, opened: np.asarray(opened.tensors["w.w"], np.float64),
+        0.12,
+        # Each round adds to the last.
+        6.0 * ROUNDS,
+    )
+
+
+def scatter_case() -> Case:
+    first = initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(0))
+
+    def sent(r: int, values: np.ndarray, who: str) -> Update:
+        tensors = {
+            "rows": np.arange(ITEMS),
+            "columns": np.arange(WIDTH),
+            "values": values.astype(np.float32),
+        }
+        return Update(r, tensors, sender=who)
+
+    return Case(
+        lambda: ScatterMethod(first),
+        lambda r, d, rng: sent(r, near(rng, (ITEMS, WIDTH), 0.1), sender(d)),
+        lambda r, data: sent(r, hostile_array(data, (ITEMS, WIDTH)), EVIL),
+        lambda method, opened: np.asarray(opened.tensors["items"], np.float64),
+        # Adam's steps are of the rate's size, whoever pulls: each value by at most a few rates.
+        0.12,
+        200.0,
+    )
+
+
+def teacher_logits_case(**chosen: Any) -> Case:
+    training = TeacherLogitsTraining(CLASSES, **chosen)
+    labels = np.arange(CLASSES)
+
+    def sent(r: int, means: np.ndarray, count: int, who: str) -> Update:
+        counts = np.full(CLASSES, min(count, 2**31 - 1))
+        known = LabelKnowledge(labels, counts, means.astype(np.float32))
+        return Update(r, encode_knowledge(known, training), sender=who)
+
+    def lie(r: int, data: st.DataObject) -> Update:
+        shift = data.draw(st.integers(0, CLASSES - 1))
+        return sent(r, np.roll(np.eye(CLASSES), shift, axis=1), data.draw(samples), EVIL)
+
+    def honest(r: int, d: int, rng: np.random.Generator) -> Update:
+        means = 0.7 * np.eye(CLASSES) + 0.3 * rng.dirichlet(np.ones(CLASSES), CLASSES)
+        return sent(r, means, 20 + d, sender(d))
+
+    return Case(
+        lambda: TeacherLogitsMethod(training),
+        honest,
+        lie,
+        lambda method, opened: np.asarray(opened.tensors["means"], np.float64),
+        # A distribution is at most so far from another, for each label.
+        math.sqrt(2 * CLASSES),
+        6.0,
+    )
+
+
+def mutual_case() -> Case:
+    entries = {"x": SampleEntry("float32", (3,)), "label": SampleEntry("int64", ())}
+    training = MutualTraining(CLASSES, target="label", combine="mean")
+
+    def shared(r: int, who: str, rng: np.random.Generator) -> Update:
+        drawn = {
+            "x": rng.random((CLASSES, 3)).astype(np.float32),
+            "label": np.arange(CLASSES, dtype=np.int64),
+        }
+        coded = encode_samples(drawn, "float32")
+        public = {f"public.{name}": array for name, array in coded.items()}
+        return Update(r, public, {"mark": samples_mark(coded)}, who)
+
+    def labelled(r: int, who: str, means: np.ndarray) -> Update:
+        coded = encode_soft_labels(means.astype(np.float32), training.label_form)["labels"]
+        return Update(r, {f"labels.{sender(d)}": coded for d in range(HONEST)}, {}, who)
+
+    def honest(r: int, d: int, rng: np.random.Generator) -> Update:
+        if r == 1:
+            return shared(r, sender(d), rng)
+        noise = rng.dirichlet(np.ones(CLASSES), CLASSES)
+        return labelled(r, sender(d), 0.7 * np.eye(CLASSES) + 0.3 * noise)
+
+    def lie(r: int, data: st.DataObject) -> Update:
+        if r == 1:
+            return shared(r, EVIL, np.random.default_rng(0))
+        shift = data.draw(st.integers(0, CLASSES - 1))
+        return labelled(r, EVIL, np.roll(np.eye(CLASSES), shift, axis=1))
+
+    def handed_on(method: Method, opened: Broadcast) -> np.ndarray:
+        coded = [opened.tensors[f"labels.{sender(d)}"] for d in range(HONEST)]
+        return np.stack([np.asarray(each, np.float64) / 255 for each in coded])
+
+    scale = math.sqrt(2 * CLASSES * HONEST)
+    settings = MutualSettings(training)
+    return Case(lambda: MutualMethod(entries, settings), honest, lie, handed_on, scale, 6.0)
+
+
+CASES: dict[str, Case] = {
+    "attention": attention_case(),
+    "fedavg": fedavg_case(),
+    "mutual": mutual_case(),
+    "prototypes": prototypes_case(),
+    "scatter": scatter_case(),
+    "teacher_logits": teacher_logits_case(),
+}
+"""By the name that a method is registered under."""
+OTHERS: dict[str, Case] = {
+    "models of a stranger": averaging(Averaging, START),
+    "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
+    "prototypes by samples": prototypes_case(weights="samples"),
+    "trained prototypes": prototypes_case(trained=True),
+    "teacher logits by samples": teacher_logits_case(weights="samples"),
+}
+
+
+def test_every_registered_method_is_a_case() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"][METHODS].keys() == CASES.keys()
+
+
+def played(case: Case, seed: int, evil: Sequence[Update | None], restarts: bool = False) -> Any:
+    """What is handed on after the rounds; ``evil`` each round's update of the hostile device."""
+    method = case.make()
+    taken = 0
+    for number, one in enumerate(evil, 1):
+        opened = method.open_round(number)
+        updates = [
+            case.honest(number, d, np.random.default_rng([seed, number, d])) for d in range(HONEST)
+        ]
+        for place, update in enumerate([*([one] if one is not None else []), *updates]):
+            try:
+                method.check(update)
+            except Refused:
+                assert update is one, "an honest update is never refused"
+                continue
+            method.absorb(update)
+            taken += update is one
+            if restarts and place == 2:
+                again = case.make()
+                again.restore(unpack_state(pack_state(method.state())))
+                method = again
+        method.close_round()
+    opened = method.open_round(len(evil) + 1)
+    return case.handed_on(method, opened), taken, method
+
+
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+@settings(max_examples=10, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 999))
+def test_one_hostile_sender_moves_what_others_are_handed_by_a_few_contributions_out_of_all(
+    name: str, data: st.DataObject, seed: int
+) -> None:
+    case = {**CASES, **OTHERS}[name]
+    # From the first round on, or in the last ones alone.
+    first = data.draw(st.integers(1, ROUNDS))
+    rounds = [1] * (name == "mutual") + list(range(first, ROUNDS + 1))
+    comes = [
+        case.hostile(number, data) if number in rounds else None for number in range(1, ROUNDS + 1)
+    ]
+    without, _, _ = played(case, seed, [None] * ROUNDS)
+    found, _, method = played(case, seed, comes)
+    assert np.isfinite(found).all()
+    moved = float(np.linalg.norm(found - without))
+    assert moved <= case.bound * case.contribution / (HONEST + 1) + 1e-3
+    again, _, _ = played(case, seed, comes, restarts=True)
+    assert again.tobytes() == found.tobytes(), "a restart within each round changes no bit"
+    method.state()  # every number of it finite
+
+
+def test_whatever_a_stranger_s_check_takes_no_value_reaches_it_that_is_not_finite() -> None:
+    one = Averaging()
+    one.open_round(1)
+    for value in (np.nan, np.inf):
+        with pytest.raises(Refused) as caught:
+            one.check(Update(1, model_of(np.full(P, value)), {"samples": 1}, EVIL))
+        assert caught.value.reason == "bad-values"
+
+
+def test_an_honest_fleet_s_updates_reach_the_method_as_they_are() -> None:
+    """All of a size: to the bit."""
+
+    class Seen(Averaging):
+        def absorb(self, update: Update) -> None:
+            seen.append(update)
+            super().absorb(update)
+
+    seen: list[Update] = []
+    case = replace(averaging(Averaging, START), make=Seen)
+    played(case, 1, [None] * ROUNDS)
+    assert len(seen) == HONEST * ROUNDS
+    for number in range(1, ROUNDS + 1):
+        for d in range(HONEST):
+            sent = case.honest(number, d, np.random.default_rng([1, number, d]))
+            got = seen[(number - 1) * HONEST + d]
+            assert got.tensors["model"].tobytes() == sent.tensors["model"].tobytes()
+            assert dict(got.metadata) == dict(sent.metadata)
+
+
+def test_what_counts_for_less_is_said_in_the_round_s_metrics() -> None:
+    one = Averaging()
+    for number in (1, 2, 3):
+        one.open_round(number)
+        for d in range(HONEST):
+            rng = np.random.default_rng([number, d])
+            one.absorb(
+                Update(number, model_of(START + near(rng, (P,), 0.1)), {"samples": 40}, sender(d))
+            )
+        if number == 3:
+            one.absorb(Update(3, model_of(START * 99), {"samples": 3200}, EVIL))
+        summary = one.close_round()
+        acted = {"shortened": 1.0, "fewer_samples": 1.0} if number == 3 else {}
+        assert dict(summary.metrics) == acted
+
+
+def test_averaging_says_how_many_claims_count_for_less() -> None:
+    case = CASES["fedavg"]
+    method = case.make()
+    for number in (1, 2):
+        method.open_round(number)
+        for d in range(HONEST):
+            method.absorb(case.honest(number, d, np.random.default_rng([number, d])))
+        values = near(np.random.default_rng(number), (4, 6), 0.1)
+        claim = {"samples": 3200, "loss": 0.5}
+        method.absorb(Update(number, {"w.w": values}, claim, EVIL))
+        assert method.close_round().metrics["fewer_samples"] == 1
+        assert method.lowered == {EVIL: "samples 3,200 as 132"}
+
+
+def test_in_a_fleet_of_two_either_is_trusted_and_nothing_is_bounded() -> None:
+    one = Averaging()
+    for number in (1, 2, 3):
+        one.open_round(number)
+        one.absorb(Update(number, model_of(START), {"samples": 1}, sender(0)))
+        one.absorb(Update(number, model_of(START + 1e6), {"samples": 3}, sender(1)))
+        assert not one.close_round().metrics
+    np.testing.assert_allclose(one._model, START + 0.75e6, rtol=1e-5)
+
+
+def test_numbers_of_a_kind_are_left_alone_where_a_method_says_so() -> None:
+    class Kinds(Averaging):
+        bounds = UpdateBounds(exact=("layout",))
+
+        def absorb(self, update: Update) -> None:
+            kinds.append(update.metadata["layout"])
+            super().absorb(update)
+
+    kinds: list[Any] = []
+    one = Kinds()
+    for number in (1, 2, 3):
+        one.open_round(number)
+        for d in range(HONEST):
+            layout = 900 if d == 0 else 0
+            one.absorb(Update(number, model_of(START), {"samples": 4, "layout": layout}, sender(d)))
+        one.close_round()
+    assert kinds.count(900) == 3
+
+
+def test_bad_states_of_the_stage_are_refused_and_change_nothing() -> None:
+    one = Averaging()
+    one.open_round(1)
+    for d in range(3):
+        one.absorb(Update(1, model_of(START), {"samples": 4}, sender(d)))
+    good = one.state()
+    other = Averaging()
+    other.restore(good)
+    assert pack_state(other.state()) == pack_state(good)
+    for bad in (
+        {n: a for n, a in good.items() if n != "bounds.round"},
+        {**good, "bounds.more": np.zeros(1)},
+        {**good, "bounds.held.more": np.zeros(1)},
+        {**good, "bounds.acted": np.asarray([-1, 0])},
+    ):
+        with pytest.raises(ValueError):
+            other.restore(bad)
+    assert pack_state(other.state()) == pack_state(good)
+
+
+class Shards(Additive, Method):
+    """A stranger's whose rounds are sums."""
+
+    ADDED = ("sum", "count")
+
+    def __init__(self) -> None:
+        self._model = np.zeros(P)
+        self._sum = np.zeros(P, np.int64)
+        self._count = 0
+
+    @property
+    def adds_up(self) -> bool:
+        return True
+
+    def open_round(self, round_id: int) -> Broadcast:
+        self._begin(round_id)
+        self._sum, self._count = np.zeros(P, np.int64), 0
+        return Broadcast(round_id, self._version, {"model": self._model.astype(np.float32)})
+
+    def check(self, update: Update) -> None:
+        self._require_round(update)
+
+    def absorb(self, update: Update) -> None:
+        self._sum = self._sum + np.rint(update.tensors["model"].astype(np.float64) * 2**20).astype(
+            np.int64
+        )
+        self._count += 1
+
+    def close_round(self) -> RoundSummary:
+        if self._count:
+            self._model = self._sum / self._count / 2**20
+            self._version += 1
+        return RoundSummary(self._round_id, self._version, self._count)
+
+    def _schema(self) -> Schema:
+        return {
+            "model": Entry(np.float64, (P,)),
+            "sum": Entry(np.int64, (P,)),
+            "counters": counters("round_id", "version", "count"),
+        }
+
+
+def sent(number: int, place: int) -> Update:
+    rng = np.random.default_rng([number, place])
+    values = START * 1e9 if place == 3 else START + near(rng, (P,), 0.1)
+    return Update(number, model_of(values), {"samples": 4}, sender(place))
+
+
+def test_a_stranger_s_sums_over_shards_are_bounded_to_the_same_bits_in_any_order() -> None:
+    whole = Shards()
+    for number in (1, 2, 3, 4):
+        whole.open_round(number)
+        for place in range(HONEST):
+            if number < 3:
+                assert not whole.adds_up, "held, and no sum"
+                with pytest.raises(TypeError, match="held"):
+                    whole.share()
+            whole.absorb(sent(number, place))
+        if number < 4:
+            whole.close_round()
+            version = whole.state()
+    shards = []
+    for places in ([7, 1, 4], [0, 3, 2], [6, 5]):
+        one = Shards()
+        one.restore(version)
+        one.open_round(4)
+        for place in places:
+            one.absorb(sent(4, place))
+        shards.append(one)
+    first, *others = shards
+    for other in others:
+        assert first.adds_up
+        first.merge(unpack_state(pack_state(other.share())))
+    assert first.close_round() == whole.close_round()
+    assert pack_state(first.state()) == pack_state(whole.state())

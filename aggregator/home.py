@@ -53,6 +53,10 @@ class AggregatorHome:
         """The online signing key of a descriptor."""
         return self.keys / f"signing-{serial}.key"
 
+    def sessions_key(self, serial: int) -> Path:
+        """The key of a descriptor that signs what is said about sessions."""
+        return self.keys / f"sessions-{serial}.key"
+
     def hpke_key(self, serial: int) -> Path:
         """The HPKE key of a descriptor."""
         return self.keys / f"hpke-{serial}.key"

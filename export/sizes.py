@@ -396,6 +396,7 @@ def _instead(asking: FrameType) -> str:
     line = before[-1].positions and before[-1].positions.lineno
     names = {each.argval for each in before if each.positions and each.positions.lineno == line}
     of_truth = "JUMP" in what or what in ("UNARY_NOT", "TO_BOOL", "CONTAINS_OP")
+    of_truth = of_truth or before[-1].argrepr.startswith("bool(")  # a comparison since Python 3.13
     if of_truth or ("CALL" in what and not _BY_TRUTH.isdisjoint(names)):
         return _OF_BRANCHES
     if "SUBSCR" in what:

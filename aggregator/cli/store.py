@@ -7,6 +7,7 @@ import argparse
 from aggregator.cli.arguments import add_home, elsewhere, home_of, named_store
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
+from aggregator.store.roles import grant_worker
 from device_sdk.system.printable import printable
 
 DESCRIPTION = """\
@@ -16,13 +17,16 @@ database, which processes on several machines need (serve --cluster ray --addres
 --move copies all of it from the file into the database that the task file names, as store under
 [cluster]. The database must be empty, and no serve may run. Then the file is erased, with the keys
 and updates that it holds: make a backup first, to keep a copy of before.
---move-back copies it from there into the home's file again, and deletes it in the database."""
+--move-back copies it from there into the home's file again, and deletes it in the database.
+--worker-role gives a role of that database what a cluster's workers need, and nothing else: name it
+in worker_store under [cluster]. To be run again after an update of this program."""
 
 EXAMPLES = """\
 examples:
   tessera-aggregator store --home fleet
   tessera-aggregator store --home fleet --move
   tessera-aggregator store --home fleet --move-back
+  tessera-aggregator store --home fleet --worker-role tessera_worker
 """
 
 
@@ -33,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--move", action="store_true", help="into the database that [cluster] of task.toml names"
     )
     move.add_argument("--move-back", action="store_true", help="into a file of the home again")
+    move.add_argument(
+        "--worker-role", metavar="ROLE", help="give it what workers need of the database"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,6 +57,15 @@ def run(arguments: argparse.Namespace) -> int:
         home.move_store_back()
         home = AggregatorHome(home.folder)
     store = home.open_store()
+    if arguments.worker_role is not None:
+        try:
+            if home.store_url is None:
+                raise AggregatorError("roles are a database's, and this home's store is a file")
+            grant_worker(store.database, arguments.worker_role)
+        except BaseException:
+            store.database.close()
+            raise
+        print(f"workers      {printable(arguments.worker_role)} has what they need, and no more")
     print(f"store        {printable(store.database.where)}")
     print(f"devices      {sum(1 for _ in store.devices.all())}")
     store.database.close()

@@ -227,15 +227,18 @@ class Crew:
 def posts(
     home: AggregatorHome, store: Store, cluster: Cluster, settings: SharedSettings
 ) -> list[Post]:
-    """One for each worker."""
-    where = home.store_url or home.database.resolve()
+    """One for each worker, with the secrets that it needs itself: its cell's broker's, and those
+    of the workers' role in the store, where there is one."""
+    where = cluster.worker_store or home.store_url or home.database.resolve()
+    cells = tuple(replace(each, broker=None) for each in cluster.cells)
+    told = replace(cluster, cells=cells, store=None, worker_store=None, chunk_store="")
     return [
         Post(
             slot,
             where,
             store.database.identity,
-            cluster,
-            in_cell(settings, slot.cell.broker),
+            told,
+            replace(in_cell(settings, slot.cell.broker), cluster=told),
             store.facts.root_fingerprint,
         )
         for slot in cluster.slots()

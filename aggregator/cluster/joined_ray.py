@@ -11,9 +11,16 @@ import socket
 import tempfile
 import threading
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from aggregator.cluster.ray_guard import (
+    is_lasting,
+    require_private_folder,
+    require_private_token,
+    require_strangers_refused,
+)
 from aggregator.errors import AggregatorError
 from device_sdk.system.signals import held_signals
 
@@ -22,23 +29,29 @@ _REACH_SECONDS = 5.0
 _JOIN_SECONDS = 60.0
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 0.05
-_MOST_FOLDER_BYTES = 40
+_MOST_FOLDER_BYTES = 42
+_BELOW = "r"
 
 
 class JoinedRay:
     """``address``: ``HOST:PORT`` of a running cluster's head; None: a Ray of our own with ``cores``
     to give away, which ends with us and leaves nothing behind. ``log_to_driver``: whether what its
-    actors log is shown here.
+    actors log is shown here. ``told_keys``: whether it will be told any; then one that does not
+    keep strangers out is refused. One of our own always keeps them out: it listens on the loopback
+    interface, asks for a token that is drawn anew, and lies in a folder that nobody else enters.
 
     Attributes:
         ray: the module, once :meth:`join` was called.
     """
 
-    def __init__(self, address: str | None, cores: int, *, log_to_driver: bool) -> None:
+    def __init__(
+        self, address: str | None, cores: int, *, log_to_driver: bool, told_keys: bool
+    ) -> None:
         self.ray: Any = None
         self.own = address is None
+        self._told_keys = told_keys
         self._address, self._cores, self._log_to_driver = address, cores, log_to_driver
-        self._folder: str | None = None
+        self._folder: Path | None = None
 
     def join(self) -> bool:
         """Whether we have joined; else we were asked to end meanwhile. Takes a minute at most, and
@@ -54,10 +67,13 @@ class JoinedRay:
         os.environ.setdefault("RAY_worker_niceness", "0")
         for name in ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS", "RAY_COLOR_PREFIX"):
             os.environ.setdefault(name, "0")
-        if self.own and "RAY_AUTH_MODE" not in os.environ:
-            # Else it makes one in the user's home, and leaves it there.
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        if "RAY_AUTH_TOKEN" in os.environ:
+        if self.own:
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            # As by default on macOS and Windows: this machine's address is 127.0.0.1, and all of
+            # Ray's ports are there alone.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        elif "RAY_AUTH_TOKEN" in os.environ:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # else it is not shown to the head
         try:
             with held_signals():
@@ -69,7 +85,9 @@ class JoinedRay:
         self.ray = ray
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self.own:
-            self._folder = _short_folder()
+            self._folder = _own_folder()
+        elif self._told_keys:
+            require_private_token(os.environ, Path.home())
         try:
             return self._begin()
         except BaseException:
@@ -103,6 +121,12 @@ class JoinedRay:
         asked = False
         _unblock_in_children()
         with held_signals() as asked_to_end:
+            if (
+                self._address is not None
+                and self._told_keys
+                and not require_strangers_refused(self._address, asked_to_end)
+            ):
+                return False
             threading.Thread(target=work, name="tessera-ray", daemon=True).start()
             while not found and time.monotonic() < until_seconds:
                 if asked_to_end() and not asked:
@@ -113,6 +137,8 @@ class JoinedRay:
                 time.sleep(_LOOK_SECONDS)
         error = found[0] if found else TimeoutError(f"it does not answer within {seconds:.0f} s")
         if error is None:
+            if self._told_keys:
+                require_private_folder(Path(self.ray.get_runtime_context().get_temp_dir()))
             return not asked
         said = first_line(error)
         raise AggregatorError(
@@ -123,6 +149,7 @@ class JoinedRay:
         ) from None
 
     def _init(self) -> None:
+        """On the thread."""
         common: dict[str, Any] = {
             "log_to_driver": self._log_to_driver,
             "logging_level": logging.ERROR,
@@ -131,14 +158,18 @@ class JoinedRay:
         if self._address is not None:
             self.ray.init(self._address, **common)
             return
+        assert self._folder is not None
         self.ray.init(
             "local",
             include_dashboard=False,
-            _temp_dir=self._folder,
+            _temp_dir=str(self._folder / _BELOW),
             num_cpus=self._cores,
             object_store_memory=256 << 20,
             **common,
         )
+        place = self.ray.util.get_node_ip_address()
+        if self._told_keys and not ip_address(place).is_loopback:
+            raise AggregatorError(f"it listens at {place}, and not on the loopback interface alone")
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
@@ -174,21 +205,38 @@ def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
-def _short_folder() -> str:
-    """Ray's sockets lie some 60 bytes below it, and a socket's path has 107 at most. What processes
-    left that were killed is removed."""
+def _own_folder() -> Path:
+    """A new one that nobody else enters; Ray makes its own below it. Ray's sockets lie some 60
+    bytes below that, and a socket's path has 107 at most. What processes of ours left that were
+    killed is removed.
+
+    Raises AggregatorError where there is no place for one.
+    """
+    places = [Path(each) for each in dict.fromkeys((tempfile.gettempdir(), "/tmp"))]
     prefix = "tessera-ray-"
-    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
-        for each in Path(place).glob(f"{prefix}*"):
+    for place in places:
+        for each in place.glob(f"{prefix}*"):
             owner = each.name.removeprefix(prefix).partition("-")[0]
-            if owner.isdecimal() and not _lives(int(owner)):
+            if owner.isdecimal() and not _lives(int(owner)) and _is_ours(each):
                 shutil.rmtree(each, ignore_errors=True)
-    prefix += f"{os.getpid()}-"
-    folder = tempfile.mkdtemp(prefix=prefix)
-    if len(folder) > _MOST_FOLDER_BYTES:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix=prefix, dir="/tmp")
-    return folder
+    for place in places:
+        if os.name == "posix" and not is_lasting(place):
+            continue
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
+        if len(str(folder / _BELOW)) <= _MOST_FOLDER_BYTES:
+            return folder
+        folder.rmdir()
+    raise AggregatorError(
+        f"Ray needs a folder in {' or '.join(map(str, places))} that other users cannot replace: "
+        "make TMPDIR name one of a short path that only this user can write to"
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return os.name != "posix" or folder.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _lives(process: int) -> bool:

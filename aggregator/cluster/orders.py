@@ -18,7 +18,7 @@ from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE
 from device_sdk.system.version import __version__
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.seal.descriptor import read_descriptor, root_of
-from device_sdk.wire.seal.keyring import Keyring, serving_keys
+from device_sdk.wire.seal.keyring import HandshakeKeys, Keyring, handshake_keys
 from device_sdk.wire.seal.keys import KeyKind, read_key, signing_key
 
 
@@ -30,7 +30,8 @@ class Post:
         slot: its place.
         store: a PostgreSQL URL, or the path of a SQLite file on this machine.
         identity: which store it has to be, where a URL names it.
-        cluster, settings: the task file's, the broker already that of the worker's cell.
+        cluster, settings: the task file's, without what this worker has no use for: the broker is
+            that of its cell, and no other's URL is there, nor the store's owner's.
         root_fingerprint: the fleet's.
         program: the coordinator's version, which must be the worker's.
     """
@@ -51,15 +52,17 @@ class Post:
                 f"the coordinator is version {self.program}, this worker {__version__}: install "
                 "the same on all machines"
             )
-        return Store(open_database(self.store, identity=self.identity))
+        return Store(open_database(self.store, identity=self.identity, by_worker=True))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyMaterial:
-    """The private keys of one descriptor. They travel in calls, and lie on no worker's disk."""
+    """The private keys of one descriptor that sessions need. They travel in calls, and lie on no
+    worker's disk. No other key leaves the coordinator: what devices believe of all that is said to
+    the fleet, or to who enrols, no worker can sign."""
 
     descriptor: bytes
-    signing_seed: bytes
+    sessions_seed: bytes
     hpke_seed: bytes
     honoured_until_unix_seconds: int | None
 
@@ -99,11 +102,11 @@ class Orders:
 
 
 def material(home: AggregatorHome, keys: FleetKeys) -> tuple[KeyMaterial, ...]:
-    """The keys that are honoured at present."""
+    """Of the descriptors that are honoured at present."""
     return tuple(
         KeyMaterial(
             each.descriptor.message,
-            each.signing.private_bytes_raw(),
+            each.sessions.private_bytes_raw(),
             read_key(home.hpke_key(each.descriptor.serial), KeyKind.HPKE),
             each.honoured_until_unix_seconds,
         )
@@ -111,12 +114,12 @@ def material(home: AggregatorHome, keys: FleetKeys) -> tuple[KeyMaterial, ...]:
     )
 
 
-def keyring_of(keys: Iterable[KeyMaterial]) -> Keyring:
+def keyring_of(keys: Iterable[KeyMaterial]) -> Keyring[HandshakeKeys]:
     """What sessions are opened with."""
     return Keyring(
-        serving_keys(
+        handshake_keys(
             read_descriptor(each.descriptor, root_of(each.descriptor)),
-            signing_key(each.signing_seed),
+            signing_key(each.sessions_seed),
             each.hpke_seed,
             each.honoured_until_unix_seconds,
         )

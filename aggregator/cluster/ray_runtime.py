@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aggregator.cluster.joined_ray import JoinedRay, first_line
 from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
+from aggregator.cluster.ray_guard import require_private_folder
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
@@ -37,8 +39,12 @@ class WorkerActor:
     def __init__(self, post: Post) -> None:
         line = f"worker {post.slot.number}: %(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
+        import ray  # here alone: the coordinator's process imports it once its settings are set
+
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
         self._post = post
+        # Before it is told any key: on each machine Ray has a folder of its own.
+        require_private_folder(Path(ray.get_runtime_context().get_temp_dir()))
         self._worker = Worker(post, world)
         self._done = threading.Event()
         self._stopping = run_on_thread(self._worker, self._ended)

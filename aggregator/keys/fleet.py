@@ -44,7 +44,7 @@ class FleetKeys:
         self._unix_clock = unix_clock
         self._random_bytes = random_bytes
         self._descriptor_seconds = descriptor_seconds
-        self._watchers: list[Callable[[Keyring], None]] = []
+        self._watchers: list[Callable[[Keyring[ServingKeys]], None]] = []
         self._next_warning_unix = 0.0
         self._next_try_unix = 0.0
         self._grace_ends_unix = math.inf
@@ -59,7 +59,7 @@ class FleetKeys:
             )
 
     @property
-    def keyring(self) -> Keyring:
+    def keyring(self) -> Keyring[ServingKeys]:
         return Keyring(self._serving)
 
     def current(self) -> ServingKeys:
@@ -73,7 +73,7 @@ class FleetKeys:
         """What a session's reply tells."""
         return self._group_keys[-MOST_KEYS:]
 
-    def watch(self, replace_keyring: Callable[[Keyring], None]) -> None:
+    def watch(self, replace_keyring: Callable[[Keyring[ServingKeys]], None]) -> None:
         self._watchers.append(replace_keyring)
 
     def refresh(self) -> bool:

@@ -48,7 +48,7 @@ _DAY_SECONDS = 86_400
 _HOUR_SECONDS = 3600
 # A delegation's serials: one for each hour of seven years.
 _SERIALS = 1 << 16
-_KEY_FILE = re.compile(r"(signing|hpke|delegate)-([0-9]+)\.key")
+_KEY_FILE = re.compile(r"(signing|sessions|hpke|delegate)-([0-9]+)\.key")
 _LEFT_BY_A_CRASH = re.compile(r"\..+\.key\.[0-9]+\.tmp")
 
 
@@ -118,7 +118,7 @@ def renew_descriptor(
     random_bytes: RandomBytes,
     descriptor_seconds: int,
 ) -> Descriptor:
-    """New signing and HPKE keys under a descriptor of the delegate's; the root is not needed.
+    """New serving keys under a descriptor of the delegate's; the root is not needed.
 
     Raises AggregatorError where the delegation does not allow it any more, or its key is missing.
     """
@@ -199,6 +199,7 @@ def tidy_keys(home: AggregatorHome, store: Store, now_unix_seconds: int) -> None
             until = each.honoured_until_unix_seconds
             if until is not None and until <= now_unix_seconds:
                 erase_key(home.signing_key(each.serial))
+                erase_key(home.sessions_key(each.serial))
                 erase_key(home.hpke_key(each.serial))
                 store.secrets.forget(each.serial)
         _erase_strays(home, store)
@@ -220,8 +221,9 @@ def read_serving_keys(
                 continue  # so many roots ago that no device could follow
             descriptor = read_descriptor(issued.message, root)
             signing = signing_key(read_key(home.signing_key(issued.serial), KeyKind.ED25519))
+            sessions = signing_key(read_key(home.sessions_key(issued.serial), KeyKind.ED25519))
             seed = read_key(home.hpke_key(issued.serial), KeyKind.HPKE)
-            keys.append(serving_keys(descriptor, signing, seed, until))
+            keys.append(serving_keys(descriptor, signing, sessions, seed, until))
         except (OSError, ValueError, WireError) as error:
             raise AggregatorError(
                 f"the keys of descriptor {issued.serial} cannot be used: {error}"
@@ -301,8 +303,10 @@ def _issue_keys(
     random_bytes: RandomBytes,
 ) -> Descriptor:
     signing_seed = generate(KeyKind.ED25519, random_bytes)
+    sessions_seed = generate(KeyKind.ED25519, random_bytes)
     hpke_seed = generate(KeyKind.HPKE, random_bytes)
     _write_anew(home.signing_key(serial), KeyKind.ED25519, signing_seed)
+    _write_anew(home.sessions_key(serial), KeyKind.ED25519, sessions_seed)
     _write_anew(home.hpke_key(serial), KeyKind.HPKE, hpke_seed)
     return make_descriptor(
         mandate.delegate,
@@ -311,6 +315,7 @@ def _issue_keys(
         issued_unix_seconds,
         expires_unix_seconds,
         signing_key(signing_seed).public_key().public_bytes_raw(),
+        signing_key(sessions_seed).public_key().public_bytes_raw(),
         hpke.public_bytes(hpke_seed),
         mandate.successions,
     )

@@ -120,10 +120,12 @@ class GuardedBinding:
             found = self._binding.decode_each(bodies, round_id, items)
             return _each(found, len(bodies), Update, WireError)
 
-    def width_of(self, update: Update) -> int:
-        """See :class:`~aggregator.methods.method.Binding`."""
+    def widths_of(self, updates: Sequence[Update | WireError]) -> list[int]:
+        """What ``width_of`` says of each; 0 of what is no update."""
+        width_of = self._binding.width_of
         with _calling("width_of"):
-            return _a(int, self._binding.width_of(update))
+            found = [width_of(each) if isinstance(each, Update) else 0 for each in updates]
+            return _each(found, len(updates), int)
 
 
 class GuardedMethod(Method):

@@ -155,7 +155,7 @@ class Ingest:
     ) -> None:
         self._task, self._store, self._registry = shared.task, shared.store, shared.registry
         self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
-        self._width_of = GuardedBinding(shared.task.binding).width_of
+        self._widths_of = GuardedBinding(shared.task.binding).widths_of
         self._rounds = rounds
         self._aggregation = aggregation
         self._evaluator = evaluator
@@ -303,7 +303,8 @@ class Ingest:
             for each, report in zip(staged, reports, strict=True)
             if not isinstance(report, WireError) and (each.update.body or report is None)
         ]
-        updates = iter(self._aggregation.read_each(row, bodies) if bodies else ())
+        read = self._aggregation.read_each(row, bodies) if bodies else []
+        updates = iter(zip(read, self._widths_of(read), strict=True))
         seq = self._aggregation.next_seq()
         decided: list[_Decided] = []
         for (update, arrived_seconds), report in zip(staged, reports, strict=True):
@@ -313,8 +314,8 @@ class Ingest:
                 if isinstance(report, WireError):
                     raise report
                 if update.body or report is None:
-                    decoded = _good(next(updates))
-                    width = self._width_of(decoded)
+                    found, width = next(updates)
+                    decoded = _good(found)
                 else:
                     reason = NOTED
                 if report is not None and report.evaluation:

@@ -35,7 +35,7 @@ def on_ray(address: str, workers: int | None) -> Any:
     Raises AggregatorError where Ray is missing.
     """
     cores = workers or os.cpu_count() or 1
-    joined = JoinedRay(address or None, cores, log_to_driver=False)
+    joined = JoinedRay(address or None, cores, log_to_driver=False, told_keys=False)
 
     def make(settings: DeviceSettings) -> VirtualDevices:
         return RayDevices(settings, joined, workers)

@@ -18,6 +18,7 @@ from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
 from aggregator.store.participations import Participations
 from aggregator.store.publications import AttachmentBooks, Contents, Publications, Retained
 from aggregator.store.reports import Reports
+from aggregator.store.roles import OWNER, WORKER
 from aggregator.store.rounds import Rounds
 from aggregator.store.sqlite import SQLiteDatabase
 from aggregator.store.tasks import FIRST, Tasks
@@ -123,16 +124,18 @@ def open_database(
     where: Path | str,
     *,
     identity: str = "",
+    by_worker: bool = False,
     taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Database:
     """The store of a file or a URL, which is there. Raises AggregatorError.
 
-    ``identity``: what that store has to be, where it is said. A file of an older version is made
+    ``identity``: what that store has to be, where it is said. ``by_worker``: the URL's role may
+    have no more than workers need. A file of an older version is made
     one of this within ``taken_over_in()``.
     """
     if isinstance(where, Path):
         return SQLiteDatabase(where, taken_over_in=taken_over_in)
-    return _postgres()(where, identity=identity)
+    return _postgres()(where, identity=identity, rights=WORKER if by_worker else OWNER)
 
 
 def _postgres() -> type[PostgresDatabase]:

@@ -50,7 +50,13 @@ class Devices(Table):
         values = {each.name: getattr(row, each.name) for each in fields(row)}
         values["labels"] = _packed(row.labels)
         self._database.insert("devices", *values.values())
-        self._changed(row.device_id)
+        with self._database.transaction():
+            self._changed(row.device_id)
+            # Not with each change: workers note some, and may delete none.
+            self._database.execute(
+                "DELETE FROM device_changes WHERE revision <= ?",
+                (self.revision() - _KEPT_CHANGES,),
+            )
 
     def all(self) -> Iterator[DeviceRow]:
         """Every device, revoked ones too, in the order of enrolment."""
@@ -129,9 +135,6 @@ class Devices(Table):
         with self._database.transaction():
             revision = self.revision() + 1
             self._database.insert("device_changes", revision, device_id)
-            self._database.execute(
-                "DELETE FROM device_changes WHERE revision <= ?", (revision - _KEPT_CHANGES,)
-            )
 
 
 def _packed(labels: Labels) -> str:

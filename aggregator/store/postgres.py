@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
@@ -17,6 +17,7 @@ from aggregator.store.database import (
     STORE_FAILURES,
     Database,
 )
+from aggregator.store.roles import OWNER, Rights
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, TABLES
 
 try:
@@ -39,7 +40,8 @@ CREATE TABLE tessera_store (version BIGINT NOT NULL, identity TEXT COLLATE "C" N
 CREATE TABLE tessera_commits (
     writer TEXT COLLATE "C" PRIMARY KEY,
     number BIGINT NOT NULL,
-    at TIMESTAMPTZ NOT NULL
+    at TIMESTAMPTZ NOT NULL,
+    owner TEXT NOT NULL DEFAULT current_user
 )
 """
 # Text is compared by its bytes, as SQLite does, whatever language the database was made for.
@@ -92,14 +94,20 @@ class PostgresDatabase(Database):
     try, until the right one is back.
 
     ``fill``: make the store in an empty database, with what this writes into it, or not at all.
-    ``identity``: which store it has to be; without one any will do. No error and no ``repr`` shows
+    ``identity``: which store it has to be; without one any will do. ``rights``: what the URL's role
+    needs. No error and no ``repr`` shows
     the URL's password.
     """
 
     tells_time = True
 
     def __init__(
-        self, url: str, fill: Callable[[Database], None] | None = None, *, identity: str = ""
+        self,
+        url: str,
+        fill: Callable[[Database], None] | None = None,
+        *,
+        identity: str = "",
+        rights: Mapping[str, Rights] = OWNER,
     ) -> None:
         self._settings = settings_of(url)
         self.where = _where(self._settings)
@@ -114,13 +122,14 @@ class PostgresDatabase(Database):
             self._require_server()
             if fill is not None:
                 self._create(fill)
-            self.identity = self._require_store(identity)
+            self.identity = self._require_store(identity, rights)
             self._writer = self._become_writer()
         except psycopg.errors.InsufficientPrivilege as error:
             self.close()
             raise AggregatorError(
                 f"{self.where} cannot be used: {_told(error)}. The role that the URL names has to "
-                "own the database, or its tables and the right to make some"
+                "own the database, or its tables and the right to make some; that of workers, what "
+                "tessera-aggregator store --worker-role gives it"
             ) from None
         except psycopg.Error as error:
             self.close()
@@ -209,7 +218,7 @@ class PostgresDatabase(Database):
             finally:
                 self._depth = 0
 
-    def _require_store(self, identity: str) -> str:
+    def _require_store(self, identity: str, rights: Mapping[str, Rights]) -> str:
         tables = self._tables()
         if "tessera_store" not in tables:
             holds = "holds what is no aggregator's" if tables else "is empty"
@@ -228,7 +237,7 @@ class PostgresDatabase(Database):
             )
         if version != SCHEMA_VERSION:
             self._migrate()
-        self._require_rights()
+        self._require_rights(rights)
         return found
 
     def _tables(self) -> set[str]:
@@ -267,19 +276,20 @@ class PostgresDatabase(Database):
                         self._connection.execute(_definition(statement))
                 self._connection.execute("UPDATE tessera_store SET version = $1", (version + 1,))
 
-    def _require_rights(self) -> None:
+    def _require_rights(self, rights: Mapping[str, Rights]) -> None:
+        needed = [(name, kind) for name, each in rights.items() for kind in each.columns]
         found = self._connection.execute(
-            "SELECT name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL "
-            "OR NOT (has_table_privilege(to_regclass(name), 'SELECT') "
-            "AND has_table_privilege(to_regclass(name), 'INSERT') "
-            "AND has_table_privilege(to_regclass(name), 'UPDATE') "
-            "AND has_table_privilege(to_regclass(name), 'DELETE'))",
-            ([*TABLES, "tessera_commits"],),
+            "SELECT DISTINCT name FROM unnest($1::text[], $2::text[]) AS needed (name, kind) "
+            "WHERE to_regclass(name) IS NULL OR NOT CASE kind "
+            "WHEN 'DELETE' THEN has_table_privilege(to_regclass(name), kind) "
+            "ELSE has_any_column_privilege(to_regclass(name), kind) END",
+            ([name for name, _ in needed], [kind for _, kind in needed]),
         )
         if missing := sorted(row[0] for row in found):
             raise AggregatorError(
                 f"{self.where} cannot be used: its tables {', '.join(missing)} are missing, or the "
-                "role that the URL names may not read and write them"
+                "role that the URL names may not read and write them. A worker's role gets its "
+                "rights by tessera-aggregator store --worker-role"
             )
 
     def _become_writer(self) -> str:

@@ -23,6 +23,8 @@ class ClusterTable:
     Attributes:
         workers: processes that take updates in, where no cells are listed.
         store: a PostgreSQL URL, for more than one machine (default: the home's own file).
+        worker_store: the URL of the same database by which workers reach it, as a role of their own
+            (default: ``store``).
         chunks: the URL under which a web server shows ``chunk_store``; devices are told of it, and
             ask it before the broker. Empty: everything comes from the brokers.
         chunk_store: a folder or, where fsspec knows it, a bucket (``s3://...``) to write them to.
@@ -30,10 +32,13 @@ class ClusterTable:
 
     workers: Annotated[int, Within(1, MOST_WORKERS)] = 2
     store: str | None = None
+    worker_store: str | None = None
     chunks: str = ""
     chunk_store: str = ""
 
     def __post_init__(self) -> None:
+        if self.worker_store is not None and self.store is None:
+            raise ValueError("worker_store is another way to the database that store names")
         if bool(self.chunks) != bool(self.chunk_store):
             raise ValueError("chunks and chunk_store are given together or not at all")
 
@@ -84,13 +89,15 @@ class WorkerSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A whole table. ``store``: a URL, or None for the home's file; the others as in
+    """A whole table. ``store``: a URL, or None for the home's file; ``worker_store``: another for
+    workers, or None for the same; the others as in
     :class:`ClusterTable`."""
 
     cells: tuple[Cell, ...] = (Cell("", None, 2),)
     store: str | None = None
     chunks: str = ""
     chunk_store: str = ""
+    worker_store: str | None = None
 
     def slots(self) -> list[WorkerSlot]:
         """All workers' places."""
@@ -116,11 +123,13 @@ def read_cluster(table: TomlTable, fleet: BrokerUrl) -> Cluster:
     listed = table.take("cells", [])
     said = "workers" in table
     read = table.read(ClusterTable)
-    if read.store is not None and not re.match(r"postgres(ql)?://", read.store):
-        raise table.error(
-            "store", "is no URL such as postgresql://user@host/database; without it the home's own "
-            "file is the store"
-        )  # fmt: skip
+    for name, url in (("store", read.store), ("worker_store", read.worker_store)):
+        if url is not None and not re.match(r"postgres(ql)?://", url):
+            raise table.error(
+                name,
+                "is no URL such as postgresql://user@host/database; without it "
+                + ("the home's own file is the store" if name == "store" else "it is store's"),
+            )
     if read.chunks:
         try:
             parse_mirror_url(read.chunks)
@@ -134,7 +143,7 @@ def read_cluster(table: TomlTable, fleet: BrokerUrl) -> Cluster:
     cells = tuple(_cells(listed, table, fleet)) or (Cell("", None, read.workers),)
     if sum(each.workers for each in cells) > MOST_WORKERS:
         raise table.error("cells", f"have more than {MOST_WORKERS} workers together")
-    return Cluster(cells, read.store, read.chunks, read.chunk_store)
+    return Cluster(cells, read.store, read.chunks, read.chunk_store, read.worker_store)
 
 
 def _cells(

@@ -309,9 +309,9 @@ class SessionKeeper:
             raise WireError("unknown-session", "a denial of a session that is not in use")
         if not self._watch.may_deny(denial.incarnation):
             raise WireError("old-incarnation", "a denial by another life of the aggregator")
-        signing = self.signing()
+        self.signing()  # whether there is a descriptor, which has not expired
         assert self.descriptor is not None
-        denial.verify(self._handle, self.descriptor, signing)
+        denial.verify(self._handle, self.descriptor)
         self._sessions.close()
         if self._opening is None:
             told_seconds = self._heeded(denial.wait_seconds, left_seconds)

@@ -71,7 +71,7 @@ def forged(stage: Stage, place: int, **changed: object) -> bytes:
         "incarnation": stage.incarnation(),
         "handle": stage.devices[place].grant.handle,
         "descriptor": keys.descriptor,
-        "signing": keys.signing,
+        "sessions": keys.sessions,
         **changed,
     }
     return sign_no_session(**said)  # type: ignore[arg-type]
@@ -136,12 +136,13 @@ def test_a_denial_for_another_device_is_ignored(stage: Stage) -> None:
 def test_a_denial_that_the_aggregator_did_not_sign_is_ignored(stage: Stage) -> None:
     right = forged(stage, 0)
     unsigned = right[:-64] + bytes(64)
-    thief = forged(stage, 0, signing=key_from("a thief"))
-    for message in (unsigned, thief, right[:-1], right + b"\x00"):
+    thief = forged(stage, 0, sessions=key_from("a thief"))
+    other = forged(stage, 0, sessions=stage.parts.keys.current().signing)
+    for message in (unsigned, thief, other, right[:-1], right + b"\x00"):
         stage.broker.publish(down(stage, 0), message)
     stage.run(60.0)
     assert opened(stage) == [1, 1, 1]
-    assert refused(stage, 0) == {"bad-signature": 2, "truncated": 1, "too-large": 1}
+    assert refused(stage, 0) == {"bad-signature": 3, "truncated": 1, "too-large": 1}
 
 
 def test_a_denial_by_a_life_that_is_over_is_ignored(stage: Stage) -> None:

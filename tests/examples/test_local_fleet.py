@@ -77,7 +77,7 @@ def test_mutual_learners_fetch_each_others_samples_once(tmp_path: Path) -> None:
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         rows = list(fleet.rounds(patience_seconds=PATIENCE_SECONDS))
-        fleet.settle()
+        fleet.settle(PATIENCE_SECONDS)
         assert [(row.round, row.participants) for row in rows] == [(1, 3), (2, 3), (3, 3)]
         metrics = rows[-1].metrics
         assert metrics is not None and metrics["owners"] == 3
@@ -109,7 +109,7 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         rows = list(fleet.rounds(patience_seconds=PATIENCE_SECONDS))
-        fleet.settle()
+        fleet.settle(PATIENCE_SECONDS)
         status = {name: device.status() for name, device in fleet.devices.items()}
         assert [row.participants for row in rows] == [3] * 4
         assert {each.verdict for each in status.values()} == {"counted"}

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,15 @@ from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.home import AggregatorHome
 from aggregator.serve.assembly import World, assemble
 from aggregator.store.cluster import ShareRow
+from aggregator.store.roles import grant_worker
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from tests.fakes.homes import Serving
 from tests.fakes.threads import on_thread
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.servers.postgres import USER
+
+_ROLE = "workers"
 
 
 def world(seed: int = 3) -> World:
@@ -165,11 +169,27 @@ class Coordinated(Serving):
     runtime: Threads | Processes
 
 
+def _as_workers(home: AggregatorHome) -> str:
+    """The URL of a home's database for a role that may do what workers need."""
+    assert home.store_url is not None
+    store = home.open_store()
+    database = store.database
+    with database.transaction():
+        if database.row("SELECT 1 FROM pg_roles WHERE rolname = ?", (_ROLE,)) is None:
+            database.execute(f"CREATE ROLE {_ROLE} LOGIN")
+    grant_worker(database, _ROLE)
+    database.close()
+    return home.store_url.replace(f"{USER}@", f"{_ROLE}@")
+
+
 @contextmanager
 def coordinated(
     home: AggregatorHome, cluster: Cluster, *, processes: bool = False
 ) -> Iterator[Coordinated]:
-    """Coordinate a home in this process, with its workers, until the block ends."""
+    """Coordinate a home in this process, with its workers, until the block ends. Where its store is
+    a database, they reach it as a role of their own."""
+    if home.store_url is not None and cluster.worker_store is None:
+        cluster = replace(cluster, worker_store=_as_workers(home))
 
     def coordinate(ready: Callable[[Coordinated], None], stopping: Callable[[], bool]) -> None:
         task, store = read_task(home.task_file), home.open_store()

@@ -137,7 +137,7 @@ class Bench:
         handle = self.participant._world.membership.grant.handle
         life = self.aggregator.presence.incarnation
         assert in_use is not None
-        said = sign_no_session(in_use, life, handle, keys.descriptor, keys.signing, seconds)
+        said = sign_no_session(in_use, life, handle, keys.descriptor, keys.sessions, seconds)
         self.aggregator.down(handle, said)
 
     def run(self, seconds: float) -> None:

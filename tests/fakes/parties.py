@@ -73,7 +73,7 @@ def key_from(name: str) -> Ed25519PrivateKey:
 
 def make_serving(serial: int = 1, until: int | None = None, root: str = "root") -> ServingKeys:
     """Serving keys of a descriptor of its own for each serial."""
-    signing = key_from(f"signing {serial}")
+    signing, sessions = key_from(f"signing {serial}"), key_from(f"sessions {serial}")
     seed = SeededBytes(f"hpke {serial}")(hpke.SEED_BYTES)
     descriptor = make_descriptor(
         key_from("delegate"),
@@ -82,9 +82,10 @@ def make_serving(serial: int = 1, until: int | None = None, root: str = "root") 
         NOW,
         EXPIRES,
         signing.public_key().public_bytes_raw(),
+        sessions.public_key().public_bytes_raw(),
         hpke.public_bytes(seed),
     )
-    return serving_keys(descriptor, signing, seed, until)
+    return serving_keys(descriptor, signing, sessions, seed, until)
 
 
 def delegation_of(

@@ -201,7 +201,7 @@ class SmallAggregator:
         """New signing and HPKE keys under a higher serial."""
         with self._lock:
             self.serial += 1
-            self._signing = Ed25519PrivateKey.generate()
+            self._signing, sessions = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
             seed = os.urandom(hpke.SEED_BYTES)
             self.descriptor = make_descriptor(
                 self._delegate,
@@ -210,9 +210,10 @@ class SmallAggregator:
                 int(self.unix_seconds()),
                 int(self.unix_seconds()) + lifetime_seconds,
                 self._signing.public_key().public_bytes_raw(),
+                sessions.public_key().public_bytes_raw(),
                 hpke.public_bytes(seed),
             )
-            self._keyring = Keyring([serving_keys(self.descriptor, self._signing, seed)])
+            self._keyring = Keyring([serving_keys(self.descriptor, self._signing, sessions, seed)])
         if publish:
             self.forget_sessions()
             self.publish_standing()

@@ -31,6 +31,7 @@ from device_sdk.link.settings import LinkSettings
 from tests.brokers import mosquitto, nats_cluster
 from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.nats_cluster import NatsCluster
+from tests.fakes.waiting import NEVER_SECONDS
 from tests.faults.aggregator_process import serve
 from tests.faults.broker_setups import Amqtt
 from tests.faults.counters import Counters
@@ -170,6 +171,8 @@ class _Journey:
             agent.start()
         self._await(lambda: self._is_closed(_UNDISTURBED), f"round {_UNDISTURBED}")
         torn = self._kill_in_a_round()
+        # A device that has left will keep every round waiting until its deadline.
+        self._write_task(4.0 if self._settings.brisk else 15.0)
         started = time.monotonic()
         self._aggregator.start()
         self._await(lambda: self._is_closed(torn), "the torn round to be closed")
@@ -211,6 +214,11 @@ class _Journey:
     def _init(self) -> None:
         self._command("init")
         (self._home.folder / "items.tsv").write_text("".join(f"item-{n}\n" for n in range(ITEMS)))
+        self._write_task(NEVER_SECONDS)
+        audit(self._home)
+
+    def _write_task(self, deadline_seconds: float) -> None:
+        """Its task file, while nobody serves."""
         # One device will be revoked, and then no round may wait for it to come back.
         devices = self._settings.devices - 1
         self._home.task_file.write_text(
@@ -218,12 +226,10 @@ class _Journey:
             'broadcast_codec = "float32"\nupdate_codec = "float32"\n'
             f'[broker]\nurl = "{self._urls[0]}"\n'
             f"[round]\nwait_for_devices = {devices}\nquorum = {devices // 2}\n"
-            # A device that left keeps every round waiting until its deadline.
-            f"deadline_seconds = {4.0 if self._settings.brisk else 15.0}\n"
+            f"deadline_seconds = {deadline_seconds}\n"
             f"pause_seconds = 0.5\nmost_rounds = {_LAST_ROUND}\n"
             f"[scatter]\ncolumns = {WIDTH}\n"
         )
-        audit(self._home)
 
     def _enrol(self, codes: list[str]) -> None:
         """All at once, each at a node of the broker of its own, if there are many."""

@@ -24,10 +24,10 @@ def test_from_init_to_the_last_device_that_leaves(broker: str, millis: int, tmp_
     assert set(judged.receipted) <= {"counted", "late", "refused"}
     assert judged.receipted.get("refused", 0) <= 1  # what the revoked device had under way
     assert judged.rounds == 12
-    # While the key of the group changes, or on a busy machine, a short round may end without its
-    # quorum: its updates are carried into the next one.
-    assert judged.versions >= 3
-    assert judged.receipted["counted"] >= 45
+    # The five rounds up to the death last until all have come. Of those after it a busy machine
+    # may end one without its quorum: its updates are carried into the next one.
+    assert judged.versions >= 5
+    assert judged.receipted["counted"] >= 29
     # A manifest, its chunk, an update, a receipt: each goes to the broker and away from it.
     assert result.round_seconds > 2 * millis / 1000
 

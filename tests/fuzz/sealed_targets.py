@@ -178,7 +178,7 @@ def _unsealed_open(data: bytes) -> None:
 
 def _reply(data: bytes) -> None:
     digest = bytes(32)
-    signed = signature.sign(_SERVING.signing, Purpose.SESSION_REPLY, digest + data)
+    signed = signature.sign(_SERVING.sessions, Purpose.SESSION_REPLY, digest + data)
     message = prefix(MessageType.SESSION_REPLY) + b"sealed"
     private = hpke.private_key(bytes(hpke.SEED_BYTES))
     decode_reply(message, digest, private, _DESCRIPTOR, unseal=lambda *_: signed + data)
@@ -219,7 +219,7 @@ def _table(data: bytes) -> None:
 def _no_session(data: bytes) -> None:
     denial = read_no_session(data)
     assert (denial.wait_seconds > 0) is (len(data) > MESSAGE_BYTES)
-    denial.verify(bytes(16), _DESCRIPTOR, _SERVING.signing.public_key())
+    denial.verify(bytes(16), _DESCRIPTOR)
 
 
 def _broadcast_parts(data: bytes) -> None:
@@ -314,8 +314,8 @@ SEALED_TARGETS = (
 
 
 def _denial(wait_seconds: float = 0.0) -> bytes:
-    signing = _SERVING.signing
-    return sign_no_session(bytes(8), INCARNATION, bytes(16), _DESCRIPTOR, signing, wait_seconds)
+    key = _SERVING.sessions
+    return sign_no_session(bytes(8), INCARNATION, bytes(16), _DESCRIPTOR, key, wait_seconds)
 
 
 def _open_message() -> bytes:
@@ -359,6 +359,7 @@ def _succeeded() -> Descriptor:
         NOW,
         EXPIRES,
         _DESCRIPTOR.signing,
+        _DESCRIPTOR.sessions,
         _DESCRIPTOR.hpke,
         (_SUCCESSION,),
     )

@@ -164,6 +164,7 @@ class Descriptor(NamedTuple):
     issued: int
     expires: int
     hpke: bytes
+    sessions: bytes
     signing: bytes
 
 
@@ -186,7 +187,8 @@ def read_descriptor(message: bytes, code: Code) -> Descriptor:
         check(each[32:64] == following, "bad-succession")
         verify(each[:32], "succession", each[64:], each[:64])
     verify(delegate, "descriptor", signature, message[2 : at + 152] + body)
-    said = read_cbor(body, expires=int, hpke=1216, issued=int, serial=int, signing=32)
+    kinds = {"expires": int, "issued": int, "serial": int}
+    said = read_cbor(body, hpke=1216, sessions=32, signing=32, **kinds)
     first, last, ends = unpack("<QQQ", delegation[64:88])
     check(0 < first <= said["serial"] <= last < 2**40, "bad-delegation")
     check(said["issued"] < said["expires"], "bad-field")
@@ -264,7 +266,7 @@ class Joining:
             plain = SUITE.decrypt(reply[2:], key, b"tessera/1 reply" + sha256(sent))
         except (InvalidTag, ValueError):
             raise Refused("cannot-unseal") from None
-        verify(self.by.signing, "session reply", plain[:64], sha256(sent) + plain[64:])
+        verify(self.by.sessions, "session reply", plain[:64], sha256(sent) + plain[64:])
         fields = {"incarnation": 16, "keys": list, "secret": 32, "session": 8, "time": int}
         said = read_cbor(plain[64:], **fields)
         keys = [check_map(each, epoch=int, key=32) for each in said["keys"]]

@@ -50,7 +50,7 @@ class RayNode:
         options = [f"--num-cpus={cpus}", f"--node-ip-address={address}"]
         options += [f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"]
         if machine is None:
-            options += ["--head", f"--port={port}", f"--temp-dir={folder}"]
+            options += ["--head", f"--port={port}", f"--temp-dir={folder / 'r'}"]
             options += ["--include-dashboard=false"]
         else:
             options += [f"--address={head}:{port}"]

@@ -42,7 +42,7 @@ from device_sdk.wire.seal.enrolment_code import new_code, parse_code
 from device_sdk.wire.seal.enrolment_message import enrol_info
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.handshake import open_info, reply_info
-from device_sdk.wire.seal.keyring import Keyring, serving_keys
+from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 from device_sdk.wire.seal.placement import FIRST_SHARD, Placement
 from device_sdk.wire.seal.presence import new_presence, sign_presence
@@ -103,6 +103,7 @@ def build(recorded: dict[str, str]) -> Section:
     """All vectors. ``recorded``: HPKE ciphertexts of an earlier run, by name."""
     root = signing_key(generate(KeyKind.ED25519, Stream("root")))
     signing = signing_key(generate(KeyKind.ED25519, Stream("signing")))
+    sessions = signing_key(generate(KeyKind.ED25519, Stream("sessions")))
     identity = signing_key(generate(KeyKind.ED25519, Stream("identity")))
     hpke_seed = generate(KeyKind.HPKE, Stream("hpke"))
     delegate = signing_key(generate(KeyKind.ED25519, Stream("delegate")))
@@ -121,10 +122,11 @@ def build(recorded: dict[str, str]) -> Section:
         NOW,
         NOW + 86_400,
         signing.public_key().public_bytes_raw(),
+        sessions.public_key().public_bytes_raw(),
         hpke.public_bytes(hpke_seed),
         successions,
     )
-    keyring = Keyring([serving_keys(descriptor, signing, hpke_seed)])
+    keyring = Keyring([serving_keys(descriptor, signing, sessions, hpke_seed)])
     presence = new_presence(NOW - 60, Stream("incarnation"))
     served = ServedTasks(presence.incarnation, 1, (("films", "all"), ("movies", "all")))
     group_keys = (new_group_key(1, Stream("group 1")), new_group_key(2, Stream("group 2")))
@@ -146,6 +148,7 @@ def build(recorded: dict[str, str]) -> Section:
             "former_root_seeds": [Stream(f"former root {n}")(32).hex() for n in (1, 2)],
             "delegate_seed": Stream("delegate")(32).hex(),
             "signing_seed": Stream("signing")(32).hex(),
+            "sessions_seed": Stream("sessions")(32).hex(),
             "hpke_seed": hpke_seed.hex(),
             "identity_seed": Stream("identity")(32).hex(),
         },
@@ -180,7 +183,7 @@ def build(recorded: dict[str, str]) -> Section:
 
 def _enrolment(
     descriptor: Descriptor,
-    keyring: Keyring,
+    keyring: Keyring[ServingKeys],
     hpke_seed: bytes,
     identity: Ed25519PrivateKey,
     incarnation: bytes,
@@ -225,7 +228,7 @@ def _enrolment(
 
 def _session(
     descriptor: Descriptor,
-    keyring: Keyring,
+    keyring: Keyring[ServingKeys],
     hpke_seed: bytes,
     credential: DeviceCredential,
     incarnation: bytes,

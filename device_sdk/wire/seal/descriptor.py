@@ -1,9 +1,10 @@
 """The descriptor: which keys the aggregator uses now, and on whose word.
 
 Bytes: ``version 1 | type 1 | number of successions 1 | successions 128 each | delegation 152 |
-signature 64 | body``, the body canonical CBOR of {expires, hpke, issued, serial, signing}. The
-signature is the delegate's and covers everything between the first two bytes and itself, and the
-body. So one message leads from a root that was trusted some rotations ago to the keys of today.
+signature 64 | body``, the body canonical CBOR of {expires, hpke, issued, serial, sessions,
+signing}. The signature is the delegate's and covers everything between the first two bytes and
+itself, and the body. So one message leads from a root that was trusted some rotations ago to the
+keys of today.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_BYTES = 4096
 _TIME_LIMIT = 2**63 - 1  # what the stores' signed integers hold
 _LINE_AT = 3
 _LEAST_BYTES = _LINE_AT + DELEGATION_BYTES + signature.SIGNATURE_BYTES + 1
-_FIELDS = ("expires", "hpke", "issued", "serial", "signing")
+_FIELDS = ("expires", "hpke", "issued", "serial", "sessions", "signing")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ class Descriptor:
     signed under one before counts any more, so that they recover from clocks that were ahead."""
     expires_unix_seconds: int
     signing: bytes
-    """Ed25519 public key of the aggregator's online signing key, 32 bytes."""
+    """Ed25519 public key of the aggregator's online signing key, 32 bytes: what it says to all, and
+    to who enrols."""
+    sessions: bytes
+    """Ed25519 public key that signs the replies to opens, and denials, and nothing else; 32 bytes.
+    The processes that hold sessions need no other one."""
     hpke: bytes
     """The aggregator's HPKE public key, 1,216 bytes."""
     digest: bytes
@@ -99,6 +104,7 @@ def make_descriptor(
     issued_unix_seconds: int,
     expires_unix_seconds: int,
     signing: bytes,
+    sessions: bytes,
     hpke_public: bytes,
     successions: Sequence[Succession] = (),
 ) -> Descriptor:
@@ -110,17 +116,22 @@ def make_descriptor(
         raise ValueError("a serial must lie between 1 and 2^40 - 1")
     if not 0 <= issued_unix_seconds < expires_unix_seconds <= _TIME_LIMIT:
         raise ValueError("issue and expiry must rise and lie between 0 and 2^63 - 1")
-    if len(signing) != signature.PUBLIC_KEY_BYTES or len(hpke_public) != hpke.PUBLIC_KEY_BYTES:
+    lengths = len(signing), len(sessions), len(hpke_public)
+    expected = signature.PUBLIC_KEY_BYTES, signature.PUBLIC_KEY_BYTES, hpke.PUBLIC_KEY_BYTES
+    if lengths != expected:
         raise ValueError(
-            f"expected public keys of {signature.PUBLIC_KEY_BYTES} bytes (signing) and "
-            f"{hpke.PUBLIC_KEY_BYTES} (HPKE), got {len(signing)} and {len(hpke_public)}"
+            "expected public keys (signing, sessions, HPKE) of {}, {} and {} bytes, got {}, {} and "
+            "{}".format(*expected, *lengths)
         )
+    if signing == sessions:
+        raise ValueError("one key for all signs and for sessions: who holds sessions had it, too")
     body = cbor.encode(
         {
             "expires": expires_unix_seconds,
             "hpke": hpke_public,
             "issued": issued_unix_seconds,
             "serial": serial,
+            "sessions": sessions,
             "signing": signing,
         }
     )
@@ -185,11 +196,13 @@ def read_descriptor(
         issued_unix_seconds=record.unsigned("issued", _TIME_LIMIT),
         expires_unix_seconds=record.unsigned("expires", _TIME_LIMIT),
         signing=record.octets("signing", signature.PUBLIC_KEY_BYTES),
+        sessions=record.octets("sessions", signature.PUBLIC_KEY_BYTES),
         hpke=record.octets("hpke", hpke.PUBLIC_KEY_BYTES),
         digest=hashlib.sha256(message).digest(),
         message=message,
     )
     signature.public_key(descriptor.signing)
+    signature.public_key(descriptor.sessions)
     hpke.public_key(descriptor.hpke)
     if descriptor.issued_unix_seconds >= descriptor.expires_unix_seconds:
         raise WireError("bad-field", "issued at the time of its expiry, or after it")

@@ -33,7 +33,7 @@ from device_sdk.wire.seal.enrolment_message import (
 )
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
-from device_sdk.wire.seal.keyring import Keyring
+from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.placement import Placement, own_placement
 
@@ -165,7 +165,7 @@ class EnrolmentDesk:
 
     def __init__(
         self,
-        keyring: Keyring,
+        keyring: Keyring[ServingKeys],
         incarnation: bytes,
         buckets: TokenBuckets,
         budget: WorkBudget,
@@ -185,7 +185,7 @@ class EnrolmentDesk:
         self._random_bytes = random_bytes
         self._unseal = unseal
 
-    def replace_keyring(self, keyring: Keyring) -> None:
+    def replace_keyring(self, keyring: Keyring[ServingKeys]) -> None:
         """Use other keys from now on."""
         self._keyring = keyring
 

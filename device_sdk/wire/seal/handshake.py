@@ -31,7 +31,7 @@ from device_sdk.wire.seal.broadcast import (
 )
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, INCARNATION_BYTES, Freshness
-from device_sdk.wire.seal.keyring import ServingKeys
+from device_sdk.wire.seal.keyring import HandshakeKeys
 from device_sdk.wire.seal.session import SECRET_BYTES, SESSION_ID_BYTES
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
 
@@ -145,7 +145,7 @@ def decode_open(
     head: OpenHead,
     device_id: bytes,
     identity: bytes,
-    keys: ServingKeys,
+    keys: HandshakeKeys,
     unseal: hpke.Unseal = hpke.unseal,
 ) -> OpenRequest:
     """Unseal and verify an admitted open against the registry's row of the device.
@@ -172,7 +172,7 @@ def encode_reply(
     reply: SessionReply,
     open_digest: bytes,
     ephemeral: bytes,
-    signing: Ed25519PrivateKey,
+    sessions: Ed25519PrivateKey,
     seal: hpke.Seal = hpke.seal,
 ) -> bytes:
     """The reply, signed and sealed to the open's ephemeral key.
@@ -181,7 +181,7 @@ def encode_reply(
     Raises ``WireError("bad-key")`` when the device's ephemeral key is none.
     """
     body = reply.to_body()
-    signed = signature.sign(signing, Purpose.SESSION_REPLY, open_digest + body)
+    signed = signature.sign(sessions, Purpose.SESSION_REPLY, open_digest + body)
     sealed = seal(hpke.public_key(ephemeral), reply_info(open_digest), signed + body)
     return prefix(MessageType.SESSION_REPLY) + sealed
 
@@ -197,7 +197,7 @@ def decode_reply(
     check_prefix(message, MessageType.SESSION_REPLY, 2, MAX_REPLY_BYTES)
     signed, body = _split(unseal(ephemeral, reply_info(open_digest), message[2:]))
     signature.verify(
-        signature.public_key(descriptor.signing),
+        signature.public_key(descriptor.sessions),
         Purpose.SESSION_REPLY,
         open_digest + body,
         signed,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -13,37 +14,69 @@ from device_sdk.wire.seal.descriptor import Descriptor
 
 
 @dataclass(frozen=True)
-class ServingKeys:
-    """The private keys that belong to one descriptor."""
+class HandshakeKeys:
+    """The private keys that belong to one descriptor, as far as sessions need them: they open what
+    devices seal, and sign replies and denials. A device believes nothing else that is signed with
+    ``sessions``: no manifest, no list of tasks, no presence and no enrolment."""
 
     descriptor: Descriptor
-    signing: Ed25519PrivateKey
+    sessions: Ed25519PrivateKey
     hpke: hpke.PrivateKey
     honoured_until_unix_seconds: int | None = None
     """End of the grace period of a replaced descriptor; None while it is the current one."""
 
 
-def serving_keys(
+@dataclass(frozen=True)
+class ServingKeys(HandshakeKeys):
+    """All of them."""
+
+    signing: Ed25519PrivateKey = field(kw_only=True)
+
+
+def handshake_keys(
     descriptor: Descriptor,
-    signing: Ed25519PrivateKey,
+    sessions: Ed25519PrivateKey,
     hpke_seed: bytes,
     honoured_until_unix_seconds: int | None = None,
-) -> ServingKeys:
+) -> HandshakeKeys:
     """Pair a descriptor with its private keys. Raises ``ValueError`` when they do not belong."""
-    if signing.public_key().public_bytes_raw() != descriptor.signing:
-        raise ValueError(f"the signing key is not the one of descriptor {descriptor.serial}")
+    if sessions.public_key().public_bytes_raw() != descriptor.sessions:
+        raise ValueError(f"the sessions' key is not the one of descriptor {descriptor.serial}")
     if hpke.public_bytes(hpke_seed) != descriptor.hpke:
         raise ValueError(f"the HPKE key is not the one of descriptor {descriptor.serial}")
-    return ServingKeys(
-        descriptor, signing, hpke.private_key(hpke_seed), honoured_until_unix_seconds
+    return HandshakeKeys(
+        descriptor, sessions, hpke.private_key(hpke_seed), honoured_until_unix_seconds
     )
 
 
-class Keyring:
-    """Serving keys by the serial of their descriptor."""
+def serving_keys(
+    descriptor: Descriptor,
+    signing: Ed25519PrivateKey,
+    sessions: Ed25519PrivateKey,
+    hpke_seed: bytes,
+    honoured_until_unix_seconds: int | None = None,
+) -> ServingKeys:
+    """As :func:`handshake_keys`, with the signing key."""
+    if signing.public_key().public_bytes_raw() != descriptor.signing:
+        raise ValueError(f"the signing key is not the one of descriptor {descriptor.serial}")
+    held = handshake_keys(descriptor, sessions, hpke_seed, honoured_until_unix_seconds)
+    return ServingKeys(
+        held.descriptor,
+        held.sessions,
+        held.hpke,
+        held.honoured_until_unix_seconds,
+        signing=signing,
+    )
 
-    def __init__(self, keys: Iterable[ServingKeys]) -> None:
-        self._by_serial: dict[int, ServingKeys] = {}
+
+Held = TypeVar("Held", bound=HandshakeKeys, covariant=True)
+
+
+class Keyring(Generic[Held]):
+    """Keys by the serial of their descriptor."""
+
+    def __init__(self, keys: Iterable[Held]) -> None:
+        self._by_serial: dict[int, Held] = {}
         for entry in keys:
             serial = entry.descriptor.serial
             if serial in self._by_serial:
@@ -53,16 +86,16 @@ class Keyring:
             raise ValueError("a keyring needs the keys of at least the current descriptor")
         self._newest = max(self._by_serial)
 
-    def __iter__(self) -> Iterator[ServingKeys]:
+    def __iter__(self) -> Iterator[Held]:
         """By serial, the newest last."""
-        return iter(sorted(self._by_serial.values(), key=lambda each: each.descriptor.serial))
+        return (self._by_serial[serial] for serial in sorted(self._by_serial))
 
     @property
-    def newest(self) -> ServingKeys:
+    def newest(self) -> Held:
         """Those of the current descriptor."""
         return self._by_serial[self._newest]
 
-    def find(self, serial: int, now_unix_seconds: int) -> ServingKeys:
+    def find(self, serial: int, now_unix_seconds: int) -> Held:
         """Keys for a message that names ``serial``.
 
         Raises ``WireError``: ``unknown-descriptor``, or ``retired-descriptor`` after its grace

@@ -1,7 +1,7 @@
 """No session: the aggregator's signed word to a device that it does not hold a session.
 
 Bytes: ``version 1 | type 1 | session id 8 | incarnation 16 | [wait 4] | signature 64``; signed by
-the signing key of the descriptor in force, over SHA-256(descriptor) || handle and what stands
+the sessions' key of the descriptor in force, over SHA-256(descriptor) || handle and what stands
 between type and signature. ``wait``, in milliseconds, is there only where the device is to come
 later: one of before refuses such a message, and knows all others.
 """
@@ -11,10 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, check_prefix, prefix
@@ -44,10 +41,11 @@ class NoSession:
     signed: bytes
     signature: bytes
 
-    def verify(self, handle: bytes, descriptor: Descriptor, signing: Ed25519PublicKey) -> None:
+    def verify(self, handle: bytes, descriptor: Descriptor) -> None:
         """Raises ``WireError("bad-signature")`` unless it was said to the device of this handle."""
         signed = descriptor.digest + handle + self.signed
-        signature.verify(signing, Purpose.NO_SESSION, signed, self.signature)
+        key = signature.public_key(descriptor.sessions)
+        signature.verify(key, Purpose.NO_SESSION, signed, self.signature)
 
 
 def sign_no_session(
@@ -55,7 +53,7 @@ def sign_no_session(
     incarnation: bytes,
     handle: bytes,
     descriptor: Descriptor,
-    signing: Ed25519PrivateKey,
+    sessions: Ed25519PrivateKey,
     wait_seconds: float = 0.0,
 ) -> bytes:
     """The message: 90 bytes, or 94 where there is a wait, of at most 49 days."""
@@ -63,7 +61,7 @@ def sign_no_session(
     if wait_seconds > 0:
         milliseconds = min(_MOST_WAIT, math.ceil(1000 * wait_seconds))
         said += milliseconds.to_bytes(_WAIT_BYTES, "little")
-    signed = signature.sign(signing, Purpose.NO_SESSION, descriptor.digest + handle + said)
+    signed = signature.sign(sessions, Purpose.NO_SESSION, descriptor.digest + handle + said)
     return prefix(MessageType.NO_SESSION) + said + signed
 
 

@@ -19,7 +19,7 @@ from device_sdk.wire.seal.handshake import (
     encode_reply,
     read_open_head,
 )
-from device_sdk.wire.seal.keyring import Keyring
+from device_sdk.wire.seal.keyring import HandshakeKeys, Keyring
 from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.wire.seal.session import (
@@ -84,7 +84,7 @@ class SessionTable:
 
     def __init__(
         self,
-        keyring: Keyring,
+        keyring: Keyring[HandshakeKeys],
         incarnation: bytes,
         buckets: TokenBuckets,
         budget: WorkBudget,
@@ -113,7 +113,7 @@ class SessionTable:
         self._seats: dict[bytes, _Seat] = {}
         self._owners: dict[bytes, bytes] = {}  # session id -> device id, live and pending
 
-    def replace_keyring(self, keyring: Keyring) -> None:
+    def replace_keyring(self, keyring: Keyring[HandshakeKeys]) -> None:
         """Use other keys for opens from now on. Sessions that are open stay open."""
         self._keyring = keyring
 
@@ -153,7 +153,7 @@ class SessionTable:
                 group_keys,
             )
             reply_message = encode_reply(
-                reply, digest, request.ephemeral, serving.signing, self._seal
+                reply, digest, request.ephemeral, serving.sessions, self._seal
             )
         # Not before: an open that found no time may come again, and who has the admission key but
         # not the identity must not be able to raise the mark above all that the device will send.
@@ -205,7 +205,7 @@ class SessionTable:
                 self._incarnation,
                 handle,
                 keys.descriptor,
-                keys.signing,
+                keys.sessions,
                 wait_seconds,
             )
 

@@ -48,7 +48,7 @@ def test_init_keeps_secrets_to_the_owner(
     steps = ("task.toml", f"tessera-aggregator invite --home {home}\n", "tessera-aggregator serve")
     assert sorted(steps, key=said.index) == list(steps)
     secret = [*(home / "keys").iterdir(), home / "aggregator.sqlite"]
-    assert len(secret) == 5
+    assert len(secret) == 6
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secret)
     assert stat.S_IMODE((home / "keys").stat().st_mode) == 0o700
     assert main(["init", "--home", str(home)]) == 1

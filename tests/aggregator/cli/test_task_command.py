@@ -149,7 +149,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
     home.task_file.write_text(text.replace("columns = 8", "columns = 8\nspread = 0.02"))
     plain = tmp_path / "plain.toml"
     plain.write_text(
-        task_text(home, "air", ROUND.replace("30.0", "20.0")).replace("air.tsv", "items.tsv")
+        task_text(home, "air", f"{ROUND}\nmost_rounds = 20").replace("air.tsv", "items.tsv")
         + '[scatter.optimizer]\nname = "plain"\n'
     )
     broker = tmp_path / "broker.toml"
@@ -181,7 +181,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         assert f"{misspelt}: round.quorun is unknown" in refused(misspelt, "--replace", "films")
         found = checked(plain, "--replace", "films")
         assert {each["key"]: each["takes"] for each in found["changes"]} == {
-            "round.deadline_seconds": "takes effect between two rounds, by itself",
+            "round.most_rounds": "takes effect between two rounds, by itself",
             "scatter.spread": "takes effect between two rounds, by itself",
             "scatter.optimizer.name": "needs tessera-aggregator task replace",
         }
@@ -201,7 +201,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         command(home, "task", "check", str(plain), "--replace", "films")
         said = capsys.readouterr().out
         assert "no device enrols again" in said and "kept     items [20, 8]" in said
-        assert "two rounds, by itself (30.0 -> 20.0)" in said
+        assert "two rounds, by itself (left out -> 20)" in said
         # What was checked is what replaces it.
         generation = anna.await_round(1).generation
         arguments = ("task", "replace", "films", "--from", str(plain), "--now", "--warm-start")
@@ -225,16 +225,14 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
     with serving(home) as served, ScriptedDevice(mosquitto.url, code) as anna:
         anna.enrol().join()
         anna.await_round(1)
-        home.task_file.write_text(text.replace("quorum = 1\n", "quorum = 1\npause_seconds = 77\n"))
+        home.task_file.write_text(text.replace("quorum = 1\n", "quorum = 1\nmost_rounds = 77\n"))
         capsys.readouterr()
         assert command(home, "task", "check") == 0
         said = capsys.readouterr().out
-        assert "round.pause_seconds  takes effect between two rounds" in said
+        assert "round.most_rounds  takes effect between two rounds" in said
         assert anna.take_part(1).verdict is Verdict.COUNTED
         manifest = anna.await_round(2)
-        row = served.parts.first.rounds.current
-        assert row is not None and manifest.version == 1
-        assert row.deadline_unix_seconds - row.opened_unix_seconds == 77
+        assert manifest.version == 1 and served.parts.first.task.round.most_rounds == 77
         assert served.parts.first.ingest.counted == 1
         # What needs a replacement is said, and the task goes on as it was.
         changed = text.replace("columns = 8", "columns = 9").replace(

@@ -27,7 +27,7 @@ with held_signals():
     from aggregator.cluster.joined_ray import JoinedRay
 asked = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False)
+joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False, told_keys=bool(sys.argv[2]))
 print("begins", flush=True)
 has_joined = joined.join()
 joined.leave()
@@ -36,11 +36,13 @@ print(has_joined, bool(asked), flush=True)
 """
 
 
-def _asked_to_end(address: str, folder: Path, when: Callable[[], object]) -> str:
+def _asked_to_end(
+    address: str, folder: Path, when: Callable[[], object], *, told_keys: bool = True
+) -> str:
     """What the process says that is sent SIGTERM all the time from ``when`` on."""
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, address],
+        [sys.executable, "-c", _PROGRAM, address, "keys" if told_keys else ""],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
@@ -68,14 +70,16 @@ def test_while_a_ray_of_its_own_starts() -> None:
     folder.rmdir()
 
 
-def test_while_a_head_does_not_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told_keys", [True, False])
+def test_while_a_head_does_not_answer(tmp_path: Path, told_keys: bool) -> None:
     with socket.create_server(("", 0)) as silent:  # Ray asks this machine by its other address
         silent.settimeout(PATIENCE_SECONDS)
 
         def knocked() -> None:
-            for _ in range(2):  # whether it is there; and Ray, which waits for an answer
+            # Whether it is there; and who shows no token, or Ray, which waits for an answer.
+            for _ in range(2):
                 silent.accept()
 
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = _asked_to_end(address, tmp_path, knocked)
+        said = _asked_to_end(address, tmp_path, knocked, told_keys=told_keys)
     assert said == "False True\n"

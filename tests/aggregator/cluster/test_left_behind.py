@@ -53,7 +53,7 @@ def test_who_begins_alone_ends_them_before_they_count_anything_more(
         for worker in playing.crew:
             worker.look()
             with pytest.raises(Deposed, match="no cluster serves"):
-                _offer(worker, devices, opened.row, second)
+                offer(worker, devices, opened.row, second)
                 worker.stop()
         store = playing.parts.store
         assert store.first.shares.counts(2) == (0, 0)
@@ -71,7 +71,7 @@ def test_sums_of_theirs_stay_theirs_until_a_cluster_has_counted_them(tmp_path: P
         (worker,) = playing.crew
         worker.look()
         for part in (devices[:2], devices[2:]):
-            _offer(worker, part, opened.row, second)
+            offer(worker, part, opened.row, second)
             worker.commit()
             assert command(home, "serve") == 1
         assert playing.parts.store.first.shares.summed() == DEVICES
@@ -127,7 +127,7 @@ def test_a_serve_that_began_meanwhile_is_seen_by_who_took_the_lease(tmp_path: Pa
             )
 
 
-def _offer(
+def offer(
     worker: WorkerParts, devices: Sequence[Device], row: RoundRow, bodies: Sequence[bytes]
 ) -> None:
     for device in devices:

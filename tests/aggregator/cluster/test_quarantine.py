@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from aggregator.cluster.worker import WorkerParts
 from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
+from aggregator.rounds.hold import held
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.assembly import LINK_SETTINGS, assemble
@@ -29,12 +30,14 @@ from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
-from tests.aggregator.cluster.test_same_bits import scatter_home
+from tests.aggregator.cluster.test_left_behind import offer
+from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes import sealed_rounds
 from tests.fakes.clusters import world
 from tests.fakes.homes import WIDTH, command
-from tests.fakes.sealed_rounds import Device, Told
+from tests.fakes.sealed_rounds import Device, SealedRounds, Told
 
 DEVICES = 60
 
@@ -185,3 +188,43 @@ def test_many_that_cannot_be_absorbed_cost_no_more_than_as_many_that_can(
         assert Counter(each.receipt.reason for each in said) == {"quarantined": 30, "": 30}
         assert playing.parts.store.first.shares.counts(1) == (30, many)
     assert len(absorbed) < 4 * many
+
+
+@pytest.mark.parametrize("call", ["check_each", "share", "open_round"])
+def test_a_method_that_fails_on_a_worker_holds_its_task_and_ends_no_worker(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = scatter_home(tmp_path / "fleet", 4)
+    devices = [Device(number) for number in range(4)]
+    first, second = made(factors, 2, 4)
+    with closing(SealedRounds(home, devices, 1, np.random.default_rng(1))) as playing:
+        playing.round(1, devices, first, restarts=False)
+        opened = playing.parts.tasks.first.rounds.tick()
+        assert isinstance(opened, RoundOpened)
+        (worker,) = playing.crew
+        store = playing.parts.store.first
+
+        def fail(self: Method, *given: object) -> object:
+            raise SystemExit(f"{call} as the test wants")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ScatterMethod, call, fail)
+            worker.look()
+            with suppress(WireError):
+                offer(worker, devices, opened.row, second)
+            worker.commit()
+            worker.look()
+            assert f"the method's {call} raised SystemExit: {call} as" in str(held(store))
+            assert store.shares.counts(2) == (0, 0)
+            # Nothing is said of it, and the coordinator waits too.
+            with pytest.raises(WireError, match="not known to this worker"):
+                offer(worker, devices[:1], opened.row, second)
+            playing.parts.tasks.look_again()
+            assert playing.parts.tasks.first.rounds.tick() is None
+        assert command(home, "release") == 0
+        playing.parts.tasks.look_again()
+        worker.look()
+        offer(worker, devices, opened.row, second)
+        worker.commit()
+        closed = playing.parts.tasks.first.rounds.tick()
+        assert isinstance(closed, RoundClosed) and closed.summary.participants == 4

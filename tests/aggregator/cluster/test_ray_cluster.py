@@ -42,7 +42,13 @@ def ray_head(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
     log = folder / "ray.log"
     ray = str(Path(sys.executable).with_name("ray"))
     with log.open("wb") as output:
-        options = ["--head", "--block", f"--port={port}", f"--temp-dir={folder}", "--num-cpus=4"]
+        options = [
+            "--head",
+            "--block",
+            f"--port={port}",
+            f"--temp-dir={folder / 'r'}",
+            "--num-cpus=4",
+        ]
         head = subprocess.Popen(
             [ray, "start", *options, "--include-dashboard=false", "--node-ip-address=127.0.0.1"],
             stdout=output,

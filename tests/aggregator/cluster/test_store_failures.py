@@ -62,7 +62,7 @@ class Scene:
 
     def close_round(self) -> tuple[int, str]:
         """How many took part, and the state that came of it."""
-        self.playing._later_seconds += 1000.0
+        self.playing._now_seconds += 300.0
         closed = self.rounds.tick()
         assert isinstance(closed, RoundClosed)
         return closed.summary.participants, self.playing.state()

@@ -81,9 +81,9 @@ def test_one_that_renewed_its_descriptor_since_it_was_copied_is_known_by_it(pass
 def handed_over() -> Descriptor:
     """The first descriptor of a root that took the place of ours."""
     line = [make_succession(key_from("root"), key_from("next").public_key().public_bytes_raw())]
-    signing, public = NEW.descriptor.signing, NEW.descriptor.hpke
+    public = NEW.descriptor.signing, NEW.descriptor.sessions, NEW.descriptor.hpke
     delegation = delegation_of("next")
-    return make_descriptor(key_from("delegate"), delegation, 1, NOW, EXPIRES, signing, public, line)
+    return make_descriptor(key_from("delegate"), delegation, 1, NOW, EXPIRES, *public, line)
 
 
 def test_a_root_that_took_our_root_s_place_ends_it_whatever_the_serial() -> None:
@@ -101,6 +101,7 @@ def test_two_that_renewed_apart_from_each_other_have_one_serial() -> None:
         NOW,
         expires,
         NEW.descriptor.signing,
+        NEW.descriptor.sessions,
         NEW.descriptor.hpke,
     )
     with pytest.raises(AggregatorError, match="is a copy, or came back from a backup"):

@@ -39,7 +39,7 @@ from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.authority import MOST_SUCCESSIONS
 from device_sdk.wire.seal.descriptor import DescriptorSeen, make_descriptor, read_descriptor
 from device_sdk.wire.seal.enrolment import require_current
-from device_sdk.wire.seal.keyring import Keyring
+from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import KeyKind, fingerprint, read_key, signing_key
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.homes import command, make_home, serving
@@ -91,7 +91,7 @@ def test_a_descriptor_is_renewed_by_the_delegate_until_the_delegation_ends(
     clock = Calendar()
     root, first = store.facts.root_fingerprint, current_descriptor(store)
     keys = keys_of(home, store, clock)
-    told: list[Keyring] = []
+    told: list[Keyring[ServingKeys]] = []
     keys.watch(told.append)
     seen, serials = first, [first.serial]
     while clock.now < BEGIN + 364 * DAY:
@@ -153,7 +153,11 @@ def test_keys_are_erased_when_their_grace_is_over(home: AggregatorHome, store: S
     ring = [keys.keyring]
     keys.watch(lambda new: ring.append(new))
     old = keys.current().descriptor
-    files = {home.signing_key(old.serial), home.hpke_key(old.serial)}
+    files = {
+        home.signing_key(old.serial),
+        home.sessions_key(old.serial),
+        home.hpke_key(old.serial),
+    }
     seeds = {path.read_bytes() for path in files}
     assert names(home) >= {path.name for path in files}
     rotate_keys(home, store, BEGIN + DAY, os.urandom)
@@ -190,7 +194,8 @@ def test_keys_whose_grace_was_over_before_serve_looked_are_erased_too(
         )
     assert keys.refresh()
     keys.tend(between_rounds=False)
-    assert not home.signing_key(old).exists() and not home.hpke_key(old).exists()
+    for each in (home.signing_key, home.sessions_key, home.hpke_key):
+        assert not each(old).exists()
 
 
 def test_what_is_erased_is_overwritten_first(home: AggregatorHome, store: Store) -> None:
@@ -238,6 +243,7 @@ def test_a_new_delegation_outranks_all_that_the_last_one_can_sign(
         old.issued_unix_seconds,
         old.delegation.expires_unix_seconds,
         old.signing,
+        old.sessions,
         old.hpke,
     )
     with pytest.raises(WireError) as refused:
@@ -317,6 +323,7 @@ def make_old(home: AggregatorHome, store: Store) -> None:
     message = prefix(MessageType.DESCRIPTOR) + public + signed + body
     os.rename(home.signing_key(held.serial), home.signing_key(3))
     os.rename(home.hpke_key(held.serial), home.hpke_key(3))
+    home.sessions_key(held.serial).unlink()
     home.delegate_key(held.delegation.first_serial).unlink()
     with store.database.transaction():
         store.secrets.forget(held.serial)
@@ -337,7 +344,7 @@ def test_a_home_whose_root_signed_descriptors_itself_is_taken_over(
     made = rotate(home, store, BEGIN, os.urandom)
     assert read_descriptor(made.message, root) == made and made.serial > 3
     assert keys_of(home, store, Calendar()).current().descriptor == made
-    assert len(names(home)) == 4 and "signing-3.key" not in names(home)
+    assert len(names(home)) == 5 and "signing-3.key" not in names(home)
 
 
 def test_serve_tells_an_old_home_what_to_run(
@@ -459,7 +466,7 @@ def _kill_between_any_two_steps(home: AggregatorHome, what: str) -> None:
         first = held.delegation.first_serial
         expected = {"root.key", f"delegate-{first}.key"}
         for each in store.secrets.descriptors():
-            expected |= {f"signing-{each.serial}.key", f"hpke-{each.serial}.key"}
+            expected |= {f"{kind}-{each.serial}.key" for kind in ("signing", "sessions", "hpke")}
         assert names(home) == expected
         assert hpke.public_bytes(read_key(home.hpke_key(held.serial), KeyKind.HPKE)) == held.hpke
         store.database.close()
@@ -488,7 +495,7 @@ def test_a_serve_erases_and_renews_while_a_command_rotates(home: AggregatorHome)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     store = home.open_store()
     keys = keys_of(home, store, Calendar(float(BEGIN + 60)))
-    assert len(names(home)) == 4
+    assert len(names(home)) == 5
     first = BEGIN // 3600 << 16
     assert keys.current().descriptor.serial == first + 20 * (1 << 16)
     store.database.close()

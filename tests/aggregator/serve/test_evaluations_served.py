@@ -100,7 +100,7 @@ def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> 
     members = [Member(f"device-{place}", held_out_data(place)) for place in range(4)]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         assert len(list(fleet.rounds())) == 3
-        fleet.settle()
+        fleet.settle(PATIENCE_SECONDS)
         versions, (last, *_) = fleet.aggregator.store.first.versions, figures_of(fleet)
         shared = versions.model(last.version)
         errors: dict[str, list[np.ndarray]] = {"global": [], "personal": []}

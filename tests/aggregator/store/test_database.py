@@ -339,9 +339,7 @@ def test_nothing_of_a_store_that_moved_stays_behind(
     store = moved.open_store()
     assert next(iter(store.devices.all())).admission_key == _SECRETS[0]
     store.database.close()
-    with pytest.raises(
-        AggregatorError, match=r"has its store in PostgreSQL at .* name it as store"
-    ):
+    with pytest.raises(AggregatorError, match=r"its store in PostgreSQL at .* name it as store"):
         home.open_store()
     assert moved.store_identity.stat().st_mode & 0o777 == 0o600
     moved.move_store_back()

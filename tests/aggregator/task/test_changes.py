@@ -45,6 +45,7 @@ NAMED: dict[str, object] = {
     "scatter.item_multiple": 3.0,
     "fedavg.outlier_multiple": 3.0,
     "cluster.store": "postgresql://store.example/fleet",
+    "cluster.worker_store": "postgresql://workers@store.example/fleet",  # alone: with store
     "cluster.chunks": "https://chunks.example/fleet",  # alone: they go together
     "cluster.chunk_store": "chunks",
     "round.train_seconds": 7.0,

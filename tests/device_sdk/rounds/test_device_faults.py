@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from device_sdk.cli.run import status_line
 from device_sdk.device import Device
 from device_sdk.link.link import Link
+from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import ManifestTopic, PresenceTopic
@@ -328,3 +329,25 @@ def test_an_aggregator_that_never_answers_shows_in_the_status(
     aggregator.knobs.answers_opens = True
     aggregator.await_(lambda: device.status().session)
     assert device.status().problem == ""
+
+
+@pytest.mark.parametrize("error", [ValueError("a slip"), SystemExit(3), KeyboardInterrupt()])
+def test_a_learner_that_fails_in_any_way_ends_its_round_and_not_the_device(
+    make_device: MakeDevice,
+    aggregator: SmallAggregator,
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = started(make_device, aggregator)
+
+    def fail(self: ScatterTrainer, job: object) -> object:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ScatterTrainer, "train", fail)
+        aggregator.open_round()
+        aggregator.await_(lambda: device.status().outcome == "failed")
+    assert type(error).__name__ in device.status().detail
+    aggregator.open_round()
+    await_receipt(aggregator, device, 2)
+    assert device.status().verdict == "counted"

@@ -25,15 +25,15 @@ from tests.fakes.parties import INCARNATION, Clock, Fleet, make_serving
 
 SERVING = make_serving(5)
 HANDLE, SESSION = b"h" * 16, b"s" * 8
-MESSAGE = sign_no_session(SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.signing)
-LATER = sign_no_session(SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.signing, 71.25)
+MESSAGE = sign_no_session(SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.sessions)
+LATER = sign_no_session(SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.sessions, 71.25)
 
 
 def verified(
     message: bytes, handle: bytes = HANDLE, descriptor: Descriptor = SERVING.descriptor
 ) -> NoSession:
     denial = read_no_session(message)
-    denial.verify(handle, descriptor, signature.public_key(descriptor.signing))
+    denial.verify(handle, descriptor)
     return denial
 
 
@@ -49,7 +49,7 @@ def reason_of(message: bytes, handle: bytes = HANDLE) -> str:
     st.binary(min_size=16, max_size=16),
 )
 def test_round_trip(session: bytes, life: bytes, handle: bytes) -> None:
-    message = sign_no_session(session, life, handle, SERVING.descriptor, SERVING.signing)
+    message = sign_no_session(session, life, handle, SERVING.descriptor, SERVING.sessions)
     denial = verified(message, handle)
     assert (denial.session_id, denial.incarnation) == (session, life)
     assert denial.wait_seconds == 0
@@ -59,7 +59,7 @@ def test_round_trip(session: bytes, life: bytes, handle: bytes) -> None:
 @given(st.floats(min_value=1e-4, max_value=1e8))
 def test_a_wait_is_told_in_milliseconds(seconds: float) -> None:
     message = sign_no_session(
-        SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.signing, seconds
+        SESSION, INCARNATION, HANDLE, SERVING.descriptor, SERVING.sessions, seconds
     )
     assert len(message) == 94
     told = verified(message).wait_seconds
@@ -100,7 +100,7 @@ def test_it_is_meant_for_one_device_and_one_descriptor() -> None:
 def test_no_other_signature_of_the_aggregator_serves() -> None:
     said = SERVING.descriptor.digest + HANDLE + SESSION + INCARNATION
     for purpose in Purpose:
-        made = signature.sign(SERVING.signing, purpose, said)
+        made = signature.sign(SERVING.sessions, purpose, said)
         message = prefix(MessageType.NO_SESSION) + SESSION + INCARNATION + made
         if purpose is not Purpose.NO_SESSION:
             assert reason_of(message) == "bad-signature"

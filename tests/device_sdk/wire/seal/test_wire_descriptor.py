@@ -82,6 +82,7 @@ def under(line: Sequence[Succession], root: str = "root", serial: int = 5) -> De
         NOW,
         EXPIRES,
         DESCRIPTOR.signing,
+        DESCRIPTOR.sessions,
         DESCRIPTOR.hpke,
         line,
     )
@@ -138,7 +139,8 @@ def test_a_signed_but_malformed_body_is_refused() -> None:
     assert reason_of(signed_by_delegate(body + b"\x00")) == "bad-cbor"
     assert reason_of(signed_by_delegate(b"\xa0")) == "wrong-fields"
     assert reason_of(signed_by_delegate(body.replace(b"serial\x05", b"serial\x20"))) == "bad-field"
-    assert reason_of(signed_by_delegate(body.replace(DESCRIPTOR.signing, bytes(32)))) == "bad-key"
+    for key in (DESCRIPTOR.signing, DESCRIPTOR.sessions):
+        assert reason_of(signed_by_delegate(body.replace(key, bytes(32)))) == "bad-key"
     mlkem = DESCRIPTOR.hpke[:1184]
     assert reason_of(signed_by_delegate(body.replace(mlkem, b"\xff" * 1184))) == "bad-key"
 
@@ -161,6 +163,7 @@ def test_what_the_root_did_not_allow_is_refused() -> None:
             NOW,
             EXPIRES,
             DESCRIPTOR.signing,
+            DESCRIPTOR.sessions,
             DESCRIPTOR.hpke,
         )
     with pytest.raises(ValueError, match="signature"):
@@ -171,13 +174,14 @@ def test_what_the_root_did_not_allow_is_refused() -> None:
             NOW,
             EXPIRES,
             DESCRIPTOR.signing,
+            DESCRIPTOR.sessions,
             DESCRIPTOR.hpke,
         )
 
 
 def test_the_ends_of_every_range_are_within_it() -> None:
     last_time, last_serial = 2**63 - 1, 2**40 - 1
-    public = (DESCRIPTOR.signing, DESCRIPTOR.hpke)
+    public = (DESCRIPTOR.signing, DESCRIPTOR.sessions, DESCRIPTOR.hpke)
     narrow = delegation_of("root", last_serial, last_serial, 1)
     made = make_descriptor(key_from("delegate"), narrow, last_serial, 0, 1, *public)
     assert read_descriptor(made.message, ROOT, least_serial=last_serial) == made
@@ -187,17 +191,18 @@ def test_the_ends_of_every_range_are_within_it() -> None:
     assert read_descriptor(made.message, ROOT) == made
     with pytest.raises(ValueError, match="expiry"):
         delegation_of("root", 1, last_serial, last_time + 1)
-    for key in (0, 1):
-        with pytest.raises(ValueError, match="public keys of 32 bytes"):
+    for key in range(3):
+        with pytest.raises(ValueError, match="of 32, 32 and 1216 bytes"):
             wrong = [*public[:key], b"", *public[key + 1 :]]
             make_descriptor(key_from("delegate"), wide, 1, NOW, last_time, *wrong)
     for serial, expires in ((last_serial + 1, EXPIRES), (5, last_time + 1)):
         body = cbor.encode(
             {
                 "expires": expires,
-                "hpke": public[1],
+                "hpke": public[2],
                 "issued": NOW,
                 "serial": serial,
+                "sessions": public[1],
                 "signing": public[0],
             }
         )
@@ -241,6 +246,7 @@ def test_serials_never_fall_and_never_name_two_descriptors() -> None:
         NOW,
         EXPIRES + 1,
         DESCRIPTOR.signing,
+        DESCRIPTOR.sessions,
         DESCRIPTOR.hpke,
     )
     assert reason_of(same_serial.message, seen=seen) == "serial-reused"
@@ -326,26 +332,31 @@ def test_expiry_is_judged_apart() -> None:
 
 
 def test_values_out_of_range_are_refused_at_construction() -> None:
-    signing, public = DESCRIPTOR.signing, DESCRIPTOR.hpke
+    signing, sessions, public = DESCRIPTOR.signing, DESCRIPTOR.sessions, DESCRIPTOR.hpke
     for arguments in [
-        (0, NOW, EXPIRES, signing, public),
-        (2**40, NOW, EXPIRES, signing, public),
-        (1, NOW, 0, signing, public),
-        (1, EXPIRES, EXPIRES, signing, public),
-        (1, -1, EXPIRES, signing, public),
-        (1, NOW, EXPIRES, b"", public),
-        (1, NOW, EXPIRES, signing, b""),
+        (0, NOW, EXPIRES, signing, sessions, public),
+        (2**40, NOW, EXPIRES, signing, sessions, public),
+        (1, NOW, 0, signing, sessions, public),
+        (1, EXPIRES, EXPIRES, signing, sessions, public),
+        (1, -1, EXPIRES, signing, sessions, public),
+        (1, NOW, EXPIRES, b"", sessions, public),
+        (1, NOW, EXPIRES, signing, b"", public),
+        (1, NOW, EXPIRES, signing, sessions, b""),
+        (1, NOW, EXPIRES, signing, signing, public),
     ]:
-        with pytest.raises(ValueError, match=r"expected|must"):
+        with pytest.raises(ValueError, match=r"expected|must|one key"):
             make_descriptor(key_from("delegate"), DESCRIPTOR.delegation, *arguments)
 
 
 def test_keys_must_belong_to_their_descriptor() -> None:
+    signing, sessions, seed = key_from("signing 5"), key_from("sessions 5"), SeededBytes("hpke 5")
     with pytest.raises(ValueError, match="signing key"):
-        serving_keys(DESCRIPTOR, key_from("x"), SeededBytes("hpke 5")(96))
+        serving_keys(DESCRIPTOR, sessions, sessions, seed(96))
+    with pytest.raises(ValueError, match="sessions' key"):
+        serving_keys(DESCRIPTOR, signing, signing, SeededBytes("hpke 5")(96))
     with pytest.raises(ValueError, match="HPKE key"):
-        serving_keys(DESCRIPTOR, key_from("signing 5"), bytes(96))
-    made = serving_keys(DESCRIPTOR, key_from("signing 5"), SeededBytes("hpke 5")(96))
+        serving_keys(DESCRIPTOR, signing, sessions, bytes(96))
+    made = serving_keys(DESCRIPTOR, signing, sessions, SeededBytes("hpke 5")(96))
     sealed = hpke.seal(hpke.public_key(DESCRIPTOR.hpke), b"", b"x")
     assert hpke.unseal(made.hpke, b"", sealed) == b"x"
 

@@ -170,16 +170,17 @@ def test_a_reply_must_be_signed_by_the_descriptors_key_over_this_open() -> None:
     ephemeral = hpke.public_bytes(seed)
     digest = hashlib.sha256(attempt.message).digest()
     reply = SessionReply(b"12345678", bytes(32), INCARNATION, NOW, ())
-    forged = encode_reply(reply, digest, ephemeral, key_from("mallory"))
-    assert reason_of(attempt.accept, forged, NOW) == "bad-signature"
-    signing = fleet.serving.signing
+    for other in (key_from("mallory"), fleet.serving.signing):
+        forged = encode_reply(reply, digest, ephemeral, other)
+        assert reason_of(attempt.accept, forged, NOW) == "bad-signature"
+    key = fleet.serving.sessions
     body = reply.to_body()
-    for_another = signature.sign(signing, signature.Purpose.SESSION_REPLY, bytes(32) + body)
+    for_another = signature.sign(key, signature.Purpose.SESSION_REPLY, bytes(32) + body)
     to = hpke.public_key(ephemeral)
     sealed = hpke.seal(to, reply_info(digest), for_another + body)
     moved = prefix(MessageType.SESSION_REPLY) + sealed
     assert reason_of(attempt.accept, moved, NOW) == "bad-signature"
-    genuine = encode_reply(reply, digest, ephemeral, signing)
+    genuine = encode_reply(reply, digest, ephemeral, key)
     assert attempt.accept(genuine, NOW).session.session_id == b"12345678"
 
 
@@ -206,6 +207,7 @@ def test_an_open_is_bound_to_every_byte_of_its_descriptor() -> None:
         NOW,
         EXPIRES + 1,
         fleet.descriptor.signing,
+        fleet.descriptor.sessions,
         fleet.descriptor.hpke,
     )
     message = SessionOpening(fleet.anna, twin, fleet.fresh(), fleet.clock).message
@@ -576,7 +578,7 @@ def test_a_reply_is_unsealed_by_what_it_is_given_and_its_time_has_63_bits() -> N
     ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
     for seconds in (2**63, 2**63 - 1):
         reply = SessionReply(b"12345678", bytes(32), INCARNATION, seconds, ())
-        message = encode_reply(reply, digest, ephemeral, fleet.serving.signing)
+        message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
         expected = "bad-field" if seconds == 2**63 else "descriptor-expired"
         assert reason_of(attempt.accept, message, NOW, fleet.counting.unseal) == expected
     assert fleet.counting.unseals == 2
@@ -613,7 +615,7 @@ def test_random_insides_never_escape_as_another_error(inside: bytes, data: st.Da
     digest = hashlib.sha256(attempt.message).digest()
     ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
     signed = signature.sign(
-        fleet.serving.signing,
+        fleet.serving.sessions,
         signature.Purpose.SESSION_REPLY,
         digest + inside,
     )

@@ -181,8 +181,8 @@ def test_session() -> None:
     assert reply[:2] == b"\x01\x06"
     digest = hashlib.sha256(opening).digest()
     signed, body = unseal(raw("session", "ephemeral_seed"), b"tessera/1 reply" + digest, reply[2:])
-    signing = cbor2.loads(BODY)["signing"]
-    verify(signing, "tessera/1 session reply", signed, digest + body)
+    sessions = cbor2.loads(BODY)["sessions"]
+    verify(sessions, "tessera/1 session reply", signed, digest + body)
     answered = cbor2.loads(body)
     assert answered["incarnation"] == raw("presence", "incarnation")
     assert [entry["epoch"] for entry in answered["keys"]] == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -79,14 +80,14 @@ class RoundMachine:
         self._task, self._settings = shared.task.name, shared.task.round
         self._selector = shared.task.selector
         self._store, self._registry = shared.store, shared.registry
-        self._unix_clock, self._random_bytes = shared.unix_clock, shared.random_bytes
+        self._clock, self._unix_clock = shared.clock, shared.unix_clock
+        self._random_bytes = shared.random_bytes
         self._aggregation = aggregation
         self._seal_round = seal_round
         self._evaluator = evaluator
         self._attendance = attendance
-        self._began_unix = 0.0
-        self._earliest_close_unix = 0.0
-        self._earliest_open_unix = 0.0
+        # By the monotonic clock: no calendar makes a round or a pause longer, or shorter.
+        self._began_seconds = self._earliest_close_seconds = self._earliest_open_seconds = -math.inf
         self._lacked = 0  # devices to wait for, as was said
         self._counted_at = -1
         self._eligible = 0
@@ -116,7 +117,7 @@ class RoundMachine:
         """Devices that the current round waits for."""
         if self.current is None:
             return 0
-        return len(self._attendance.waited_for(self._unix_clock() - self._began_unix))
+        return len(self._attendance.waited_for(self._elapsed_seconds))
 
     @property
     def generation(self) -> int:
@@ -134,7 +135,7 @@ class RoundMachine:
         now = self._unix_clock()
         row = self.current
         if row is None:
-            return self._open(now) if self._may_open(now) else None
+            return self._open(now) if self._may_open() else None
         if row.held is not None:
             return None
         if _rests(row):
@@ -143,15 +144,13 @@ class RoundMachine:
             return self._close(row, now) if ends else None
         if row.closed_unix_seconds is not None:
             return self._close(row, now)  # nothing enters any more: a process before did not finish
-        # A clock that was set back gives the round its length once more, and no year on top.
-        self._began_unix = min(self._began_unix, now)
-        self._attendance.look(row, now - self._began_unix)
+        elapsed = self._elapsed_seconds
+        self._attendance.look(row, elapsed)
         everyone_came = not self._attendance.missing and (
             self.arrived > 0 or self._all_were_revoked(row)
         )
         # Sessions were lost with the process before, and all come later than they would have.
-        grace = _is_within(self._earliest_close_unix, now, self._settings.resume_grace_seconds)
-        elapsed = now - self._began_unix
+        grace = self._clock() < self._earliest_close_seconds
         over = not grace and elapsed >= self._attendance.closes_seconds(elapsed, self._has_quorum)
         # Whoever comes to a full round loses it. Without quorum, though, the next would begin full.
         full = self._aggregation.full and self._aggregation.participants >= self._settings.quorum
@@ -173,7 +172,7 @@ class RoundMachine:
         row = self.current
         if row is None or _rests(row):
             return None
-        elapsed = self._unix_clock() - self._began_unix
+        elapsed = self._elapsed_seconds
         return self._attendance.closes_seconds(elapsed, self._has_quorum) - elapsed
 
     def find_open(self, generation: int, number: int) -> RoundRow | None:
@@ -207,7 +206,7 @@ class RoundMachine:
         if self.selects(row, device_id):
             now = self._unix_clock()
             seconds = late_seconds(row, now) if updates else None
-            elapsed = now - self._began_unix
+            elapsed = self._elapsed_seconds
             self._attendance.came_late(device_id, seconds, elapsed)
 
     def revoked(self, device_id: bytes) -> None:
@@ -231,7 +230,7 @@ class RoundMachine:
 
     def follow(self, other: RoundMachine) -> None:
         """Take over what the same task's machine before this one had in memory only."""
-        self._earliest_open_unix = other._earliest_open_unix
+        self._earliest_open_seconds = other._earliest_open_seconds
         self._lacked = other._lacked
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
@@ -245,6 +244,11 @@ class RoundMachine:
         self.unpublished = self._store.facts.unpublished
         if self.current is not None:
             self.current = self._store.rounds.find(self.current.round)
+
+    @property
+    def _elapsed_seconds(self) -> float:
+        """Since the current round opened."""
+        return self._clock() - self._began_seconds
 
     def _has_quorum(self) -> bool:
         return self._aggregation.gathered() >= self._settings.quorum
@@ -262,18 +266,19 @@ class RoundMachine:
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
-        self._began_unix = row.opened_unix_seconds
+        passed = self._unix_clock() - row.opened_unix_seconds
+        self._began_seconds = self._clock() - max(0.0, passed)
         self._attendance.resume(self._store, row, self._selected(row))
-        self._earliest_close_unix = self._unix_clock() + self._settings.resume_grace_seconds
+        self._earliest_close_seconds = self._clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
             _LOG.error("round %d is held: %s", row.round, self.current.held)
         else:
             _LOG.info("round %d goes on with %d updates", row.round, self._aggregation.participants)
 
-    def _may_open(self, now: float) -> bool:
+    def _may_open(self) -> bool:
         if self.unpublished is not None or self.paused:
             return False
-        if _is_within(self._earliest_open_unix, now, self._settings.pause_seconds):
+        if self._clock() < self._earliest_open_seconds:
             return False
         enrolled, wanted = self.eligible, self._settings.wait_for_devices
         lacked = wanted if enrolled < wanted else 0
@@ -329,7 +334,7 @@ class RoundMachine:
         self.current = row
         self._attendance.begin(number, row.length_seconds, missing)
         self._played += int(not _rests(row))
-        self._began_unix, self._earliest_close_unix = now, 0.0
+        self._began_seconds, self._earliest_close_seconds = self._clock(), -math.inf
         self._aggregation.carry_over(row)
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
@@ -364,7 +369,7 @@ class RoundMachine:
             made = summary.version
         times = self._attendance.arrivals()
         # Where nobody came, what was wrong was hardly all of the devices.
-        in_vain = self._attendance.in_vain(now - self._began_unix) if len(times) else []
+        in_vain = self._attendance.in_vain(self._elapsed_seconds) if len(times) else []
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
             self._attendance.habits.save(in_vain, self._registry.by_id)
@@ -389,7 +394,7 @@ class RoundMachine:
         self.current = None
         self.reload_hold()
         self._attendance.end()
-        self._earliest_open_unix = now + self._settings.pause_seconds
+        self._earliest_open_seconds = self._clock() + self._settings.pause_seconds
         return RoundClosed(row, summary, made, silent=silent, in_vain=in_vain)
 
     def _selected(self, row: RoundRow) -> set[bytes]:
@@ -413,9 +418,3 @@ def late_seconds(row: RoundRow, now_unix_seconds: float) -> float | None:
 
 def _rests(row: RoundRow) -> bool:
     return row.threshold == 0
-
-
-def _is_within(at_unix_seconds: float, now_unix_seconds: float, seconds: float) -> bool:
-    """Whether it comes within ``seconds`` from now, which is what it was set to at the most;
-    further off, it was reckoned by a clock that was set back."""
-    return now_unix_seconds < at_unix_seconds <= now_unix_seconds + seconds

@@ -174,9 +174,7 @@ def test_a_device_whose_clock_runs_fast_or_slow_is_counted_all_day(
     stage.idle_seconds = 60.0
     device = stage.devices[0]
     device.kill()
-    device._clock = lambda: stage.now_seconds * rate
-    true_next = device.next_seconds
-    device.next_seconds = lambda: true_next() / rate if device.alive else float("inf")  # type: ignore[method-assign]
+    device.rate = rate
     device.start()
     stage.run(_DAY_SECONDS)
     jobs = [each.jobs for each in stage.devices]

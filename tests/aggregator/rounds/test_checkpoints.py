@@ -17,7 +17,7 @@ from aggregator.rounds.machine import RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store import TaskStore
-from aggregator.store.checkpoints import MethodCheckpoint, pack_state
+from aggregator.store.checkpoints import pack_state
 from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
@@ -110,23 +110,3 @@ def test_what_is_held_is_written_more_rarely_the_more_there_is(parts: Parts) -> 
     assert desk.written == [2, 4, 6, 8, 11, 16, 23, 34]
     again = desk.start()
     assert pack_state(again.state()) == pack_state(desk.aggregation.state())
-
-
-def test_a_checkpoint_of_an_earlier_version_is_passed_over_and_its_round_absorbed_anew(
-    parts: Parts,
-) -> None:
-    desk = Desk(parts, 100)
-    desk.commit(range(9))
-    state = dict(desk.aggregation.state())
-    held = [name for name in state if name.startswith("held.")]
-    assert held
-    older = {name: array for name, array in state.items() if name not in held}
-    older["counters"] = np.append(state["counters"][:2], [5, 0])
-    older["sum"] = np.ones((ITEMS, WIDTH))
-    with desk.store.database.transaction():
-        desk.store.checkpoints.put(MethodCheckpoint("partial", desk.row.round, 5, 0, older))
-    again = desk.start()
-    assert again.participants == desk.aggregation.participants == 9
-    assert again.next_seq() == 10
-    assert pack_state(again.state()) == pack_state(desk.aggregation.state())
-    assert again.close_round() == desk.aggregation.close_round()

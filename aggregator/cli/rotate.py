@@ -11,6 +11,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
+from device_sdk.wire.seal.authority import SERIAL_LIMIT
 
 DESCRIPTION = """\
 rotate keys   makes a new delegate, and new signing and HPKE keys under a new descriptor. The root
@@ -43,12 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long the old keys are honoured, 30d at most (default: 7d, and never longer than "
         "their descriptor)",
     )
+    parser.add_argument(
+        "--after",
+        type=_serial,
+        metavar="SERIAL",
+        help="for keys, after a restore: above this serial, whatever the clock says, as serve's "
+        "message names it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     if arguments.what == "group":
         _refuse_lives(arguments)
+    if arguments.what != "keys" and arguments.after is not None:
+        raise AggregatorError("--after is for rotate keys: leave it out")
     lives = lives_of(arguments, arguments.grace)
     store = home.open_store()
     if arguments.what == "group":
@@ -56,9 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
             store.facts.rotation_due = True
         print("the next round is published under a new group key")
     else:
-        _rotate(arguments.what, home, store, lives)
+        _rotate(arguments.what, home, store, lives, arguments.after)
     store.database.close()
     return 0
+
+
+def _serial(text: str) -> int:
+    serial = int(text)
+    if not 0 <= serial < SERIAL_LIMIT:
+        raise ValueError(text)
+    return serial
 
 
 def _refuse_lives(arguments: argparse.Namespace) -> None:
@@ -72,7 +89,7 @@ def _refuse_lives(arguments: argparse.Namespace) -> None:
             raise AggregatorError(f"{option} is for rotate keys and rotate root: leave it out")
 
 
-def _rotate(what: str, home: AggregatorHome, store: Store, lives: Lives) -> None:
+def _rotate(what: str, home: AggregatorHome, store: Store, lives: Lives, after: int | None) -> None:
     now = int(time.time())
     if what == "root":
         new = rotate_root(home, store, now, os.urandom, lives)
@@ -81,6 +98,6 @@ def _rotate(what: str, home: AggregatorHome, store: Store, lives: Lives) -> None
             f"copy of {home.root_key}, and destroy the copies of the old one"
         )
     else:
-        new = rotate_keys(home, store, now, os.urandom, lives)
+        new = rotate_keys(home, store, now, os.urandom, lives, after=after or 0)
     until = time.strftime("%Y-%m-%d", time.gmtime(new.delegation.expires_unix_seconds))
     print(f"descriptor {new.serial} is in force; serve can renew it until {until}")

@@ -109,7 +109,7 @@ class Fence:
                 f"keys that {self._folder} knows nothing of (descriptor {theirs.serial}; ours is "
                 f"{ours.serial})"
             )
-            remedy = self._remedy(also="rotate keys")
+            remedy = self._remedy(newer=theirs)
             if self.passed:
                 raise AggregatorError(
                     f"another serve has taken the fleet over, with {keys}: its home and "
@@ -142,14 +142,16 @@ class Fence:
         if self._until_seconds is not None and not self._awaited:
             self._until_seconds = self._clock()
 
-    def _remedy(self, presence: Presence | None = None, also: str = "") -> str:
+    def _remedy(self, presence: Presence | None = None, newer: Descriptor | None = None) -> str:
         home = f"--home {self._folder}"
         commands = [f"tessera-aggregator restored {home}"]
         if presence is not None:
             # Its clock may have been ahead: by ours the next start could be too early again.
             commands[0] += f" --after {presence.started_unix_seconds}"
-        if also:
-            commands.append(f"tessera-aggregator {also} {home}")
+        if newer is not None:
+            # By this machine's clock alone, which may be behind, devices could refuse the next too.
+            above = newer.delegation.last_serial
+            commands.append(f"tessera-aggregator rotate keys {home} --after {above}")
         return (
             "If the other one is to go on, leave this one stopped. If this one is, stop the other "
             f"for good, run {' and '.join(commands)}, and start serve"

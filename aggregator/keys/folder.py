@@ -153,15 +153,18 @@ def rotate_keys(
     now_unix_seconds: int,
     random_bytes: RandomBytes,
     lives: Lives = USUAL_LIVES,
+    *,
+    after: int = 0,
 ) -> Descriptor:
-    """A new delegate, and a descriptor of its own. Needs the root key.
+    """A new delegate, and a descriptor of its own. Needs the root key. Its serials are above
+    ``after``, one that devices have seen and a home from a backup does not know.
 
     Nothing that the delegate before it signs is believed any more by who has seen the new one.
     Takes over a home of before there were delegations, too.
     """
     with store.database.transaction():
         root = _read_root(home, store)
-        descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives)
+        descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives, after)
     tidy_keys(home, store, now_unix_seconds)
     return descriptor
 
@@ -253,6 +256,7 @@ def _rotate(
     now_unix_seconds: int,
     random_bytes: RandomBytes,
     lives: Lives,
+    after: int = 0,
 ) -> Descriptor:
     newest = _newest(store)
     successions: tuple[Succession, ...] = ()
@@ -264,7 +268,7 @@ def _rotate(
         until = _grace_ends(current, now_unix_seconds, lives)
     if succession is not None:
         successions = extend_line(successions, succession)
-    first = _first_serial(last, now_unix_seconds)
+    first = _first_serial(max(last, after), now_unix_seconds)
     mandate = _delegate(home, root, successions, first, now_unix_seconds, lives, random_bytes)
     expires = now_unix_seconds + lives.descriptor_seconds
     descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)

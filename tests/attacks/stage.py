@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -288,9 +289,10 @@ class Stage:
         return missing
 
     def command(self, *arguments: str) -> int:
-        """Run an operator's command while serving."""
+        """Run an operator's command while serving, on the aggregator's machine."""
         folder = str(self.fleet.aggregator.folder)
-        return main([arguments[0], "--home", folder, *arguments[1:]])
+        with mock.patch.object(time, "time", self.unix):  # one machine has one calendar
+            return main([arguments[0], "--home", folder, *arguments[1:]])
 
     def replace_broker(self) -> None:
         """Another broker at the same address, with nothing in it."""

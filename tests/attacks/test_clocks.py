@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from aggregator.store import Database
@@ -200,3 +202,26 @@ def test_what_was_forgotten_is_forgotten_under_any_clock(make_stage: MakeStage) 
     stage.kill_aggregator()
     stage.start_aggregator()
     assert _told(stage) == "forgotten"
+
+
+@pytest.mark.parametrize("days", [0.0, -5.0, 40.0])
+def test_a_backup_of_before_a_rotation_goes_on_under_another_machine_s_calendar(
+    make_stage: MakeStage, days: float
+) -> None:
+    stage = make_stage(judged=False, round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    home, generation = stage.fleet.aggregator.folder, stage.store.facts.generation
+    backup = home.with_name("backup")
+    stage.kill_aggregator()
+    shutil.copytree(home, backup)
+    stage.start_aggregator()
+    stage.run(100.0)
+    stage.now_seconds += 10 * _DAY_SECONDS
+    assert stage.command("rotate", "keys") == 0
+    stage.run(100.0)
+    stage.kill_aggregator()
+    shutil.rmtree(home)
+    shutil.copytree(backup, home)
+    stage.offset_seconds = days * _DAY_SECONDS
+    assert stage.command("restored", "--after", str(generation)) == 0
+    stage.start_as_told()

@@ -214,9 +214,10 @@ def test_what_is_to_be_run_is_said_as_it_is_to_be_typed() -> None:
         assert said.endswith(f". {life.format(started)}"), said
 
     renewed = make_serving(3).descriptor
+    above = renewed.delegation.last_serial
     keys = (
-        f"{choice}for good, {begin} and tessera-aggregator rotate keys --home the-home, and start "
-        "serve"
+        f"{choice}for good, {begin} and tessera-aggregator rotate keys --home the-home "
+        f"--after {above}, and start serve"
     )
     said = _said(lambda: fence(Clock()).heard_descriptor(renewed.message))
     assert said.endswith(f". {keys}") and "(descriptor 3; ours is 2)" in said, said

@@ -163,6 +163,8 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
     _print_cluster(store)
     if serves and (problem := store.facts.clock_problem):
         print(f"problem      {printable(problem)}")
+    if problem := store.facts.keys_problem:
+        print(f"problem      {printable(problem)}")
     if problem := store.facts.mirror_problem:
         print(
             f"problem      cluster.chunk_store cannot be written to ({printable(problem)}); "
@@ -190,7 +192,8 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
             print(
                 f"problem      no device was counted in the last {_SHUT_OUT_ROUNDS} rounds: each "
                 "says why in tessera-device status. Was this home put back from a backup? Then run "
-                "tessera-aggregator restored, with serve stopped"
+                "tessera-aggregator restored, with serve stopped and, where keys were rotated "
+                "since the backup, rotate keys"
             )
         if task.rollback.said:
             print(f"rollback     {task.rollback.said}")
@@ -324,6 +327,7 @@ def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> 
         "unpublished": first["unpublished"],
         "serves": serves,
         "clock_problem": store.facts.clock_problem,
+        "keys_problem": store.facts.keys_problem,
         "chunk_store_problem": store.facts.mirror_problem,
         "coordinator": _lease_as_json(store),
         "workers": [asdict(each) for each in store.workers.all()],

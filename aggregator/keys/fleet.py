@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 
+from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import read_serving_keys, renew_descriptor, tidy_keys
@@ -46,6 +47,7 @@ class FleetKeys:
         self._descriptor_seconds = descriptor_seconds
         self._watchers: list[Callable[[Keyring[ServingKeys]], None]] = []
         self._next_warning_unix = 0.0
+        self._cannot_renew = ""
         self._next_try_unix = 0.0
         self._grace_ends_unix = math.inf
         tidy_keys(home, store, int(unix_clock()))
@@ -73,6 +75,19 @@ class FleetKeys:
         """What a session's reply tells."""
         return self._group_keys[-MOST_KEYS:]
 
+    @property
+    def problem(self) -> str:
+        """Why devices refuse this aggregator, or will soon, for people; empty: they do not."""
+        ends = self.current().descriptor.delegation.expires_unix_seconds
+        left = ends - self._unix_clock()
+        if left >= _WARN_DAYS * _DAY_SECONDS:
+            return self._cannot_renew
+        return (
+            f"the root key's delegation {'ends' if left > 0 else 'has ended'} at "
+            f"{moment_of(ends)}, and devices refuse this aggregator from then on: run "
+            "tessera-aggregator rotate keys (it needs keys/root.key)"
+        )
+
     def watch(self, replace_keyring: Callable[[Keyring[ServingKeys]], None]) -> None:
         self._watchers.append(replace_keyring)
 
@@ -97,7 +112,7 @@ class FleetKeys:
         if now >= self._grace_ends_unix:
             tidy_keys(self._home, self._store, int(now))
             self._replace(self._read())
-        self._warn_of_delegation()
+        self._warn()
         share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
         held = self.current().descriptor
         could_hold_longer = held.expires_unix_seconds < held.delegation.expires_unix_seconds
@@ -121,8 +136,9 @@ class FleetKeys:
             )
         except AggregatorError as error:
             # Serving goes on under the old one while it holds: there is time to put this right.
-            _LOG.error("the descriptor cannot be renewed: %s", error)
-            self._next_try_unix = now_unix_seconds + _DAY_SECONDS
+            self._cannot_renew = f"the descriptor cannot be renewed: {error}"
+            _LOG.error("%s", self._cannot_renew)
+            self._next_try_unix = self._next_warning_unix = now_unix_seconds + _DAY_SECONDS
             return
         _LOG.info(
             "the descriptor was renewed; the next holds for %.1f days",
@@ -133,21 +149,14 @@ class FleetKeys:
     def _left_seconds(self) -> float:
         return self.current().descriptor.expires_unix_seconds - self._unix_clock()
 
-    def _warn_of_delegation(self) -> None:
+    def _warn(self) -> None:
         now = self._unix_clock()
-        left = self.current().descriptor.delegation.expires_unix_seconds - now
-        if left >= _WARN_DAYS * _DAY_SECONDS or _is_soon(self._next_warning_unix, now):
-            return
-        self._next_warning_unix = now + _DAY_SECONDS
-        when = f"ends in {left / _DAY_SECONDS:.1f} days" if left > 0 else "has ended"
-        _LOG.warning(
-            "the root key's delegation %s, and devices refuse this aggregator from then on: run "
-            "tessera-aggregator rotate keys (it needs keys/root.key)",
-            when,
-        )
+        if self.problem and not _is_soon(self._next_warning_unix, now):
+            self._next_warning_unix = now + _DAY_SECONDS
+            _LOG.warning("%s", self.problem)
 
     def _replace(self, serving: list[ServingKeys]) -> None:
-        self._serving = serving
+        self._serving, self._cannot_renew = serving, ""
         for replace_keyring in self._watchers:
             replace_keyring(self.keyring)
 

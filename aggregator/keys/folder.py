@@ -165,6 +165,7 @@ def rotate_keys(
     with store.database.transaction():
         root = _read_root(home, store)
         descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives, after)
+        store.facts.keys_problem = None
     tidy_keys(home, store, now_unix_seconds)
     return descriptor
 

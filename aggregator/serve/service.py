@@ -147,7 +147,7 @@ class Service:
         self._next_snapshot_seconds = 0.0
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
         self._next_look_seconds = parts.clock() + _LOOK_SECONDS
-        self._clock_problem = parts.store.facts.clock_problem or ""
+        self._problems = parts.store.facts.clock_problem or "", parts.store.facts.keys_problem or ""
 
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""
@@ -184,7 +184,7 @@ class Service:
             parts.refusals.note_reason("too-many", owner, _TOO_MANY, times)
         for task in parts.tasks.served:
             self._commit(task)
-        self._look_at_clock()
+        self._look_at_clock_and_keys()
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.due())
@@ -390,12 +390,13 @@ class Service:
         if parts.keys.refresh():
             self._announce(parts.announcements.standing(), [])
 
-    def _look_at_clock(self) -> None:
-        """The calendar, and what ``status`` says of it."""
-        parts, before = self._parts, self._clock_problem
+    def _look_at_clock_and_keys(self) -> None:
+        """The calendar, and what ``status`` says of it, and of the keys."""
+        parts, facts = self._parts, self._parts.store.facts
         parts.time.look(parts.keys.current().descriptor.delegation.expires_unix_seconds)
-        if parts.time.problem != before:
-            parts.store.facts.clock_problem = self._clock_problem = parts.time.problem
+        found = parts.time.problem, parts.keys.problem
+        if found != self._problems:
+            facts.clock_problem, facts.keys_problem = self._problems = found
 
     def _look_at_files(self) -> None:
         now = self._parts.clock()

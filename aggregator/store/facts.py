@@ -70,6 +70,8 @@ class Facts(Named):
     """Why chunks cannot be written to ``cluster.chunk_store`` at present; None: they can."""
     clock_problem = Fact[str | None](str, None)
     """How the calendar differs from the time that ``serve`` goes by; None: it does not."""
+    keys_problem = Fact[str | None](str, None)
+    """Why devices refuse this aggregator's keys, or will soon; None: they do not."""
     contents = Fact[str](str, "")
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")

@@ -225,3 +225,29 @@ def test_a_backup_of_before_a_rotation_goes_on_under_another_machine_s_calendar(
     stage.offset_seconds = days * _DAY_SECONDS
     assert stage.command("restored", "--after", str(generation)) == 0
     stage.start_as_told()
+
+
+def test_a_delegation_that_ends_under_serve_is_named_by_status_until_keys_are_rotated(
+    make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    for _ in range(37):
+        stage.now_seconds += 10 * _DAY_SECONDS
+        stage.run(100.0)
+    assert stage.command("status") == 0
+    assert "the root key's delegation has ended at " in capsys.readouterr().out
+    assert stage.command("rotate", "keys") == 0
+    stage.run(30.0)
+    assert stage.command("status") == 0
+    assert "delegation" not in capsys.readouterr().out.partition("devices")[0]
+    _all_go_on(stage)
+
+
+def test_keys_that_are_rotated_in_1970_are_named_by_status(make_stage: MakeStage) -> None:
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.offset_seconds = 1000.0 - stage.unix()
+    assert stage.command("rotate", "keys") == 0
+    stage.offset_seconds = 0.0
+    stage.hand = "run tessera-aggregator rotate keys"

@@ -16,9 +16,12 @@ from aggregator.cli.arguments import (
     home_of,
     labels_of,
 )
+from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.keys.enrolment import make_codes
+from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import revoke
+from aggregator.store import Store
 from device_sdk.system.command_line import add_out, positive_int
 from device_sdk.system.files import flush_file, flush_folder
 
@@ -76,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     labels = labels_of(arguments.label, {})
     store = home_of(arguments).open_store()
     now = int(time.time())
+    _require_keys_of(now, store)
     replaced = None
     if arguments.replaces is not None:
         replaced = device_of(store, arguments.replaces).device_id
@@ -100,6 +104,17 @@ def run(arguments: argparse.Namespace) -> int:
     if out is None:
         print(text, end="")
     return 0
+
+
+def _require_keys_of(now_unix_seconds: int, store: Store) -> None:
+    """Whoever is told by a code that it is so late believes no keys that have ended before."""
+    ends = current_descriptor(store).expires_unix_seconds
+    if now_unix_seconds >= ends:
+        raise AggregatorError(
+            f"this machine's clock says {moment_of(now_unix_seconds)}, and the keys in force ended "
+            f"at {moment_of(ends)}: set the clock right or, if it is right, start serve first, "
+            "which renews them"
+        )
 
 
 def _write_new(path: Path, text: str) -> None:

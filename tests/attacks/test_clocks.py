@@ -7,6 +7,8 @@ import shutil
 import pytest
 
 from aggregator.store import Database
+from device_sdk.enrol import trust
+from device_sdk.home.home import Home
 from device_sdk.wire.publish.receipts import RecordType
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
@@ -251,3 +253,27 @@ def test_keys_that_are_rotated_in_1970_are_named_by_status(make_stage: MakeStage
     assert stage.command("rotate", "keys") == 0
     stage.offset_seconds = 0.0
     stage.hand = "run tessera-aggregator rotate keys"
+
+
+def test_no_code_is_made_that_shuts_its_device_out(
+    make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = make_stage(round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    capsys.readouterr()
+    # As far ahead as a code goes, and further.
+    for days, made in ((29, True), (50, False)):
+        stage.offset_seconds = days * _DAY_SECONDS
+        assert (stage.command("invite") == 0) is made
+        stage.offset_seconds = 0.0
+        said = capsys.readouterr()
+        if made:
+            device = stage.devices[0]
+            device.kill()
+            home = Home(device.folder)
+            trust(home, said.out.strip())
+            home.close()
+            device.start()
+        else:
+            assert "set the clock right" in said.err.lower()
+        _all_go_on(stage)

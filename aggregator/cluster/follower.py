@@ -234,7 +234,8 @@ class RoundFollower:
     ) -> None:
         self._task, self._selector = shared.task.name, shared.task.selector
         self._store, self._registry = shared.store, shared.registry
-        self._unix_clock = shared.unix_clock
+        self._clock, self._unix_clock = shared.clock, shared.unix_clock
+        self._began_seconds = 0.0
         self._slot = slot
         self._keeper = keeper
         self._leaving = leaving
@@ -248,6 +249,10 @@ class RoundFollower:
     @property
     def generation(self) -> int:
         return self._store.facts.generation
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return self._clock() - self._began_seconds
 
     def next_number(self) -> int:
         return self._latest.round + 1 if self._latest else 1
@@ -271,6 +276,8 @@ class RoundFollower:
             return known is not None
         judged = self._store.log.judged(row.generation, row.round)
         self._heard = {each for each in judged if self._is_ours(each)}
+        passed = self._unix_clock() - row.opened_unix_seconds
+        self._began_seconds = self._clock() - max(0.0, passed)
         self.current = row
         return True
 

@@ -92,6 +92,10 @@ class OpenRounds(Protocol):
         """The round that takes updates."""
 
     @property
+    def elapsed_seconds(self) -> float:
+        """Since it opened, by the monotonic clock."""
+
+    @property
     def generation(self) -> int: ...
     def find_open(self, generation: int, number: int) -> RoundRow | None: ...
     def next_number(self) -> int: ...
@@ -287,8 +291,8 @@ class Ingest:
         if self._rounds.failed:
             # No verdict is known, and none can be found: the device sends it again later.
             raise WireError("not-served", "the task is held: its method's code failed")
-        arrived_seconds = max(0.0, self._unix_clock() - row.opened_unix_seconds)
-        self._staged[device_id] = _Staged(update, arrived_seconds)
+        elapsed_seconds = max(0.0, self._rounds.elapsed_seconds)
+        self._staged[device_id] = _Staged(update, min(row.length_seconds, elapsed_seconds))
         return None
 
     def _decide(self, staged: Sequence[_Staged], row: RoundRow) -> list[_Decided]:

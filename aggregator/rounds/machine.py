@@ -117,7 +117,7 @@ class RoundMachine:
         """Devices that the current round waits for."""
         if self.current is None:
             return 0
-        return len(self._attendance.waited_for(self._elapsed_seconds))
+        return len(self._attendance.waited_for(self.elapsed_seconds))
 
     @property
     def generation(self) -> int:
@@ -144,7 +144,7 @@ class RoundMachine:
             return self._close(row, now) if ends else None
         if row.closed_unix_seconds is not None:
             return self._close(row, now)  # nothing enters any more: a process before did not finish
-        elapsed = self._elapsed_seconds
+        elapsed = self.elapsed_seconds
         self._attendance.look(row, elapsed)
         everyone_came = not self._attendance.missing and (
             self.arrived > 0 or self._all_were_revoked(row)
@@ -172,7 +172,7 @@ class RoundMachine:
         row = self.current
         if row is None or _rests(row):
             return None
-        elapsed = self._elapsed_seconds
+        elapsed = self.elapsed_seconds
         return self._attendance.closes_seconds(elapsed, self._has_quorum) - elapsed
 
     def find_open(self, generation: int, number: int) -> RoundRow | None:
@@ -206,7 +206,7 @@ class RoundMachine:
         if self.selects(row, device_id):
             now = self._unix_clock()
             seconds = late_seconds(row, now) if updates else None
-            elapsed = self._elapsed_seconds
+            elapsed = self.elapsed_seconds
             self._attendance.came_late(device_id, seconds, elapsed)
 
     def revoked(self, device_id: bytes) -> None:
@@ -246,8 +246,8 @@ class RoundMachine:
             self.current = self._store.rounds.find(self.current.round)
 
     @property
-    def _elapsed_seconds(self) -> float:
-        """Since the current round opened."""
+    def elapsed_seconds(self) -> float:
+        """Since the current round opened, by the monotonic clock."""
         return self._clock() - self._began_seconds
 
     def _has_quorum(self) -> bool:
@@ -369,7 +369,7 @@ class RoundMachine:
             made = summary.version
         times = self._attendance.arrivals()
         # Where nobody came, what was wrong was hardly all of the devices.
-        in_vain = self._attendance.in_vain(self._elapsed_seconds) if len(times) else []
+        in_vain = self._attendance.in_vain(self.elapsed_seconds) if len(times) else []
         with self._store.database.transaction():
             self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
             self._attendance.habits.save(in_vain, self._registry.by_id)

@@ -277,3 +277,25 @@ def test_no_code_is_made_that_shuts_its_device_out(
         else:
             assert "set the clock right" in said.err.lower()
         _all_go_on(stage)
+
+
+@pytest.mark.parametrize("seconds", [280.0, -280.0, 30 * _DAY_SECONDS])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_how_long_updates_take_is_not_told_by_the_calendar(
+    make_stage: MakeStage, seconds: float, restarted: bool
+) -> None:
+    """The calendar is set, and followed, while one device trains."""
+    stage = make_stage(round_lines="quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 3600")
+    for device, each in zip(stage.devices, (2.0, 2.0, 200.0), strict=True):
+        device.train_seconds = each
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 900.0)
+    stage.run(10.0)
+    stage.offset_seconds = seconds
+    if restarted:
+        stage.kill_aggregator()
+        stage.start_aggregator()
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 3, 900.0)
+    habits = stage.parts.first.rounds._attendance.habits._of
+    times = sorted(each.seconds or 0.0 for each in habits.values())
+    assert times[0] < 10.0 and (restarted or 150.0 <= times[2] < 220.0), times
+    assert times[2] <= 3600.0

@@ -370,10 +370,10 @@ class Ingest:
             # By the mark that was set when the verdicts were deleted, and by no clock.
             return _settled(update, Verdict.FORGOTTEN)
         self._note_late(update, row)
+        updates = bool(update.body) or update.report is None
         # Once, when it comes for the first time: copies say nothing of how long the device takes.
         if row.round > self._late_rounds.get(identity.device_id, 0):
             self._late_rounds[identity.device_id] = row.round
-            updates = bool(update.body) or update.report is None
             self._rounds.came_late(row, identity.device_id, updates=updates)
         if not updates:
             return _settled(update, Verdict.NOTED)

@@ -498,6 +498,14 @@ def test_an_older_store_is_taken_over_once_its_processes_are_gone(
             store.refusals.add({"late": 1})
 
 
+def _taken_over(url: str) -> bool:
+    try:
+        open_database(url).close()
+    except AggregatorError:
+        return False  # the server has not seen yet that the older one is gone
+    return True
+
+
 # -- who needs it ----------------------------------------------------------------------------------
 
 

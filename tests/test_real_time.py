@@ -17,9 +17,9 @@ aggregator/cluster/test_same_bits.py
 aggregator/rounds aggregator/simulate aggregator/task aggregator/serve/test_service_promises.py
 aggregator/serve/test_task_log.py attacks/nemeses.py attacks/restarts.py attacks/test_absences.py
 attacks/test_accidents.py attacks/test_any_value.py attacks/test_broadcasts.py
-attacks/test_clocks.py attacks/test_hammering.py attacks/test_living.py
+attacks/test_clocks.py attacks/test_living.py
 attacks/test_lost_sessions.py
-attacks/test_payloads.py attacks/test_remains.py device_sdk/capability
+attacks/test_payloads.py attacks/test_sleepers.py attacks/test_remains.py device_sdk/capability
 device_sdk/rounds/test_attachments.py device_sdk/rounds/test_cell.py
 device_sdk/rounds/test_participant.py device_sdk/rounds/test_reports.py
 device_sdk/rounds/test_resubscription.py

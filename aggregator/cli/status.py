@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 _SHUT_OUT_ROUNDS = 5
-"""Of which nobody was counted, though devices were asked: by then each that lives has come back."""
+"""Of which nobody was counted, though devices were selected: any that lives has come by then."""
 _SILENT_SECONDS = 10.0
 """A worker says each second that it lives."""
 
@@ -97,7 +97,7 @@ class _SeenTask:
             for each in store.reports.not_trained()
         }
         last = store.rounds.latest(_SHUT_OUT_ROUNDS + 1)
-        closed = [each for each in last if each.closed_unix_seconds is not None and each.threshold]
+        closed = [each for each in last if each.closed_unix_seconds is not None and each.expected]
         self.shut_out = len(closed) >= _SHUT_OUT_ROUNDS and not any(
             each.participants for each in closed[:_SHUT_OUT_ROUNDS]
         )
@@ -190,10 +190,10 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
             print("waiting      it is replaced when serve runs and its open round has ended")
         if task.shut_out:
             print(
-                f"problem      no device was counted in the last {_SHUT_OUT_ROUNDS} rounds: each "
-                "says why in tessera-device status. Was this home put back from a backup? Then run "
-                "tessera-aggregator restored, with serve stopped and, where keys were rotated "
-                "since the backup, rotate keys"
+                f"problem      no device was counted in the last {_SHUT_OUT_ROUNDS} rounds: where "
+                "they are not all away, each says why in tessera-device status. Was this home put "
+                "back from a backup? Then run tessera-aggregator restored, with serve stopped and, "
+                "where keys were rotated since the backup, rotate keys"
             )
         if task.rollback.said:
             print(f"rollback     {task.rollback.said}")

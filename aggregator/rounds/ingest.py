@@ -174,6 +174,7 @@ class Ingest:
         """Of the reports since the start, by outcome and reason."""
         self._seen: dict[bytes, LastParticipation] = {}
         self._late: dict[tuple[object, ...], StoredReport] = {}  # by what it is of
+        self._late_rounds: dict[bytes, int] = {}  # by device, the newest round it was late for
 
     def __len__(self) -> int:
         return len(self._staged)
@@ -269,6 +270,7 @@ class Ingest:
         """Go on with the counts of the same task's ingest before this one."""
         self.counted, self._seen = other.counted, other._seen
         self.outcomes, self._late = other.outcomes, other._late
+        self._late_rounds = other._late_rounds
 
     def round_opened(self) -> None:
         """Begin the counts of a round."""
@@ -373,7 +375,10 @@ class Ingest:
             return _settled(update, Verdict.FORGOTTEN)
         self._note_late(update, row)
         updates = bool(update.body) or update.report is None
-        self._rounds.came_late(row, identity.device_id, updates=updates)
+        # Once, when it comes for the first time: copies say nothing of how long the device takes.
+        if row.round > self._late_rounds.get(identity.device_id, 0):
+            self._late_rounds[identity.device_id] = row.round
+            self._rounds.came_late(row, identity.device_id, updates=updates)
         if not updates:
             return _settled(update, Verdict.NOTED)
         self._refusals.note_reason("late", identity.device_id)

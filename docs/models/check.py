@@ -167,7 +167,7 @@ def search(check: Check) -> Found:
         text = _run(["./pan", "-m1000000", *(["-a"] if check.is_live else [])], folder)
         seconds = time.monotonic() - began
         trail: tuple[str, ...] = ()
-        if (folder / f"{model}.trail").exists():
+        if (folder / f"{model}.trail").exists() and not check.is_live:
             played = _run(["spin", *check.macros, "-t", model], folder)
             trail = tuple(re.findall(r"^ {6}(\S.*\w: .*)$", played, re.MULTILINE))
     errors = re.search(r"errors: (\d+)", text)

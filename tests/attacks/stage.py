@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import time
 from collections.abc import Callable
@@ -244,8 +245,8 @@ class Stage:
     def live_on(self) -> None:
         """No more faults: what is dead starts, what was cut off connects, and no more is done.
         Clocks stay as they are. Raises :class:`Mismatch` unless each living device is counted
-        within ``LIVING_ROUNDS``, or ``hand`` is what ``status`` says, or what ``serve`` ends with.
-        A device that was revoked does not live."""
+        within ``LIVING_ROUNDS`` that may select it, or ``hand`` is what ``status`` says, or what
+        ``serve`` ends with. A device that was revoked does not live."""
         self.drop = lambda parcel: False
         words = ""
         try:
@@ -280,7 +281,10 @@ class Stage:
         due = {each.place: each.grant.device_id for each in living if each.place not in self.liars}
         settings, since = self.parts.first.task.round, self.parts.first.rounds.next_number() - 1
         round_seconds = settings.deadline_seconds + settings.pause_seconds
-        until = self.now_seconds + self._pace.most_seconds + LIVING_ROUNDS * round_seconds
+        rounds = LIVING_ROUNDS
+        if settings.share < 1.0:  # so many select a device once, but for one time in e^20
+            rounds += math.ceil(-20.0 / math.log(1.0 - settings.share))
+        until = self.now_seconds + self._pace.most_seconds + rounds * round_seconds
         missing = sorted(due)
         while missing and self.now_seconds < until:
             self.run(min(10.0, round_seconds))

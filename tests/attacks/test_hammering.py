@@ -71,12 +71,10 @@ def test_a_late_update_sent_3000_times_holds_up_rounds_as_once(make_stage: MakeS
     once = hammer.habits()
     # Rounds wait longer for itself, and for nobody else.
     assert once[1:] == before[1:] and (once[0].seconds or 0.0) > 900.0
-    hammer.stage.parts.first.rounds.paused = True  # the last ones stay the last
     for _ in range(20):
-        hammer.stage.now_seconds += 150.0  # so that more are heard
+        hammer.stage.now_seconds += 40.0  # so that more are heard
         hammer.send(_COPIES // 20)
     assert hammer.habits() == once
-    hammer.stage.parts.first.rounds.paused = False
 
 
 def test_a_device_that_hammers_is_answered_a_bounded_number_of_times(

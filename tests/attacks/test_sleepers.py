@@ -168,6 +168,7 @@ def test_whoever_says_each_time_that_it_has_no_update_holds_few_rounds(
     # It fetches each round, and begins none: another app has the processor, perhaps.
     liar = stage.devices[3]
     liar.participant.turn = lambda *_: None  # type: ignore[method-assign]
+    stage.liars.add(liar.place)
     rows = run_rounds(stage, 50, 5000.0)
     held = [row for row in rows if seconds(row) > LEAST + 0.1]
     assert len(held) <= 10 and sum(map(seconds, rows)) <= 50 * LEAST + 10 * 300.0
@@ -181,6 +182,7 @@ def test_one_device_that_comes_as_late_as_it_may_makes_no_round_longer_than_the_
     rows = run_rounds(four, 4, 2000.0)
     assert max(map(seconds, rows)) <= 300.0
     assert all({0, 1, 2} <= counted(four, row) for row in rows)
+    four.devices[3].train_seconds = 2.0
 
 
 def test_a_round_closes_at_as_many_updates_as_are_wanted(make_stage: MakeStage) -> None:
@@ -222,6 +224,7 @@ def test_status_says_whom_a_round_waits_for_and_when_it_closes(four: Stage) -> N
 
 def test_a_device_that_opened_a_session_was_seen(make_stage: MakeStage) -> None:
     stage = make_stage(devices=3, round_lines="quorum = 3\nwait_for_devices = 9")
+    stage.hand = "no round opens before 9 devices are enrolled"
     stage.devices[2].kill()
     stage.run(60.0)  # no round opens
     seen = stage.store.devices.seen()

@@ -582,10 +582,10 @@ class _Failing:
         self._begun = begun
         self._trainer, self._before = trainer, trainer.parameters
 
-    def run_with_iobinding(self, binding: ort.IOBinding) -> None:
+    def run_with_iobinding(self, binding: ort.IOBinding, options: ort.RunOptions) -> None:
         if self._begun:
             assert self._gate is not None
-            self._real.run_with_iobinding(binding)
+            self._real.run_with_iobinding(binding, options)
             assert self._gate.begun.array and self._gate.done.array
             self._gate.done.array[...] = False
             # What another thread is told meanwhile.

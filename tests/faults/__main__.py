@@ -1,8 +1,8 @@
 """`make chaos SEED=n MINUTES=m`: torment fleets, judge them, and add up what was injected.
 
 Each run has a fleet of its own with the seed, the seed plus one, and so on, with each broker in
-turn. A run that breaks the promise stops everything; its folder with homes and logs is kept, and
---seed, --brokers and --seconds repeat it.
+turn. A run that breaks the promise, or shuts a device out, stops everything; its folder with homes
+and logs is kept, and --seed, --brokers and --seconds repeat it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.faults.oracle import Mismatch
 from tests.faults.ray_chaos import run_ray
 from tests.faults.report import append_result, kill_costs, living, read_results, split, table, where
 from tests.servers.namespaces import missing as namespaces_missing
+from tests.servers.postgres import FAKETIME
 
 _Scene = Callable[[ClusterSettings], ClusterSettings]
 _CELLS = {"cells": 2, "workers": 4, "broker": "mosquitto"}
@@ -139,6 +140,10 @@ def _scenes(wanted: Collection[str]) -> list[_Scene]:
     """Those that this machine has what it takes for; says what is left out, and why."""
     ray = "" if importlib.util.find_spec("ray") else "pip install 'tessera-edge[cluster]'"
     networks = namespaces_missing()
+    if FAKETIME is None:
+        print(
+            "skipped: clocks and failovers to another one of PostgreSQL: apt-get install faketime"
+        )
     missing = {"machines": networks, "ray": ray or networks, "ray-alone": ray}
     found = []
     for name in wanted:

@@ -115,7 +115,7 @@ GROUPS = {
         (
             "tests/aggregator/rounds/test_ingest.py",
             "tests/aggregator/keys/test_enrolment.py",
-            "tests/aggregator/rounds/test_deadline.py",
+            "tests/aggregator/rounds/test_habits.py",
             "tests/aggregator/keys/test_fence.py",
             "tests/aggregator/serve/test_topic_limits.py",
         ),

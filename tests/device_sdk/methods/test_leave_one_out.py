@@ -35,7 +35,8 @@ def after_a_round(
 ) -> tuple[Broadcast, list[Share]]:
     """The next broadcast once all of these were absorbed, and each device's own share."""
     method = TeacherLogitsMethod(training)
-    method.open_round(1)
+    # What claims of samples count for is told each round.
+    training = TeacherLogitsTraining.from_scalars(method.open_round(1).settings, LearnerError)
     for tensors in sent:
         update = Update(1, tensors)
         method.check(update)

@@ -34,6 +34,13 @@ class Attendance:
         self._any_heard = False
         self._arrivals = array("f")
 
+    def likely(self, device_ids: Iterable[bytes]) -> set[bytes]:
+        """Those of devices of which an update is to be expected: they sent some of late, or opened
+        a session and did not stay away since."""
+        found = set(filter(self.habits.is_likely, device_ids))
+        unknown = [each for each in found if self.habits.of(each).seconds is None]
+        return found - set(unknown) | self._seen(unknown)
+
     def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
         """A round opens, for no longer than that."""
         self._round, self._length_seconds = number, length_seconds

@@ -23,6 +23,9 @@ from device_sdk.wire.seal.keys import draw
 
 _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 10 * 365 * 86_400
+_MOST_DRAWS = 64
+_DRAWN_DEVICES = 20_000
+"""In all draws of a round's seed but the first; of a large fleet any draw has some that come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +322,7 @@ class RoundMachine:
             items=self._aggregation.items,
             opening=self._store.fleet.facts.openings + 1,
         )
-        missing = self._selected(row)
-        row = replace(row, expected=len(missing))
+        row, missing = self._drawn(row)
         try:
             broadcast = self._aggregation.open_round(number)
             with self._store.database.transaction():
@@ -396,6 +398,27 @@ class RoundMachine:
         self._attendance.end()
         self._earliest_open_seconds = self._clock() + self._settings.pause_seconds
         return RoundClosed(row, summary, made, silent=silent, in_vain=in_vain)
+
+    def _drawn(self, row: RoundRow) -> tuple[RoundRow, set[bytes]]:
+        """The round, and whom it selects: under another seed where those that are likely to come
+        would be too few for its quorum, though there are more. It would last its whole time for
+        devices that sleep."""
+        missing = self._selected(row)
+        if 0 < row.threshold < EVERYONE:
+            likely = self._attendance.likely(
+                each.device_id
+                for each in self._registry.devices()
+                if self._selector.admits(each.labels)
+            )
+            enough = min(self._settings.quorum, len(likely))
+            for _ in range(min(_MOST_DRAWS, _DRAWN_DEVICES // (len(self._registry) + 1))):
+                if len(likely & missing) >= enough:
+                    break
+                other = replace(row, seed=draw(self._random_bytes, 32))
+                found = self._selected(other)
+                if len(likely & found) > len(likely & missing):
+                    row, missing = other, found
+        return replace(row, expected=len(missing)), missing
 
     def _selected(self, row: RoundRow) -> set[bytes]:
         return set(self._registry.selected(self._task, row, self._selector.admits))

@@ -231,3 +231,22 @@ def test_a_device_that_opened_a_session_was_seen(make_stage: MakeStage) -> None:
     assert stage.sent_up(0, RecordType.UPDATE) == []
     assert set(seen) == {stage.devices[place].grant.device_id for place in (0, 1)}
     assert all(abs(each - stage.unix()) <= 61 for each in seen.values())
+
+
+@pytest.mark.parametrize(
+    "lines", ["quorum = 1\nshare = 0.1", "quorum = 2\nshare = 0.3", "quorum = 1\nwanted = 1"]
+)
+def test_rounds_that_ask_some_of_the_devices_ask_some_that_are_awake(
+    make_stage: MakeStage, lines: str
+) -> None:
+    stage = make_stage(devices=25, round_lines=f"{lines}\nwait_for_devices = 25")
+    for device in stage.devices:
+        device.train_seconds = 2.0
+    for device in stage.devices[5:]:
+        device.kill()
+    # The first opens before anybody has a session; its deadline is an hour away.
+    rows = run_rounds(stage, 20, 10_000.0)[1:]
+    assert max(map(seconds, rows)) <= 40.0, [round(seconds(row)) for row in rows]
+    assert all(row.next_version is not None for row in rows)
+    if "wanted" in lines:
+        stage.liars = set(range(25))  # one is counted in each round: all of them, after many

@@ -207,10 +207,14 @@ class SessionKeeper:
     def signing(self) -> Ed25519PublicKey:
         """The aggregator's signing key.
 
-        Raises ``WireError``: ``no-descriptor``, or ``descriptor-expired``: keys end with it.
+        Raises ``WireError``: ``no-descriptor``, or ``descriptor-expired``: keys end with it. Where
+        it has expired by this device's clock alone, it asks for the time.
         """
         if self.descriptor is None:
             raise WireError("no-descriptor", "no descriptor has come yet")
+        ends = self.descriptor.expires_unix_seconds
+        if self.time.signed_unix_seconds < ends:
+            self.ask_for_time_at(ends)  # this device's clock alone says so
         self.descriptor.require_unexpired(self.time.largest_unix_seconds)
         if self._signing is None:
             self._signing = signature.public_key(self.descriptor.signing)

@@ -299,3 +299,23 @@ def test_how_long_updates_take_is_not_told_by_the_calendar(
     times = sorted(each.seconds or 0.0 for each in habits.values())
     assert times[0] < 10.0 and (restarted or 150.0 <= times[2] < 220.0), times
     assert times[2] <= 3600.0
+
+
+def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_is(
+    make_stage: MakeStage,
+) -> None:
+    stage = make_stage(round_lines=_ROUNDS + "\n[keys]\ndescriptor_days = 1")
+    assert stage.command("rotate", "keys", "--descriptor-expires", "1d") == 0
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.now_seconds += 6 * 3600.0
+    stage.run(60.0)
+    device, leap = stage.devices[0], 20 * 3600.0
+    device.kill()  # it starts under a clock that leaps later
+    clock, next_seconds = device._clock, device.next_seconds
+    leapt = [0.0]
+    device._clock = lambda: clock() + leapt[0]
+    device.next_seconds = lambda: next_seconds() - leapt[0]  # type: ignore[method-assign]
+    device.start()
+    stage.run(100.0)
+    leapt[0] = leap
+    _all_go_on(stage)

@@ -32,6 +32,7 @@ class SteadyClock:
         self._clock, self._calendar = clock, calendar
         self._offset = calendar() - clock()
         self._set_to = math.nan
+        self._say_again_seconds = -math.inf
         self._since_seconds = self._look_at_seconds = clock()
         self.problem = ""
         """How the calendar and the time that is signed differ, for people; empty: they do not."""
@@ -85,8 +86,13 @@ class SteadyClock:
         )
 
     def _tell(self, problem: str) -> None:
+        now = self._clock()
         if problem and problem != self.problem:
-            _LOG.warning("%s", problem)
+            if now >= self._say_again_seconds:
+                self._say_again_seconds = now + SETTLE_SECONDS
+                _LOG.warning("%s", problem)
+            elif self.problem:
+                return  # a calendar that wanders is told of once a minute
         self.problem = problem
 
 

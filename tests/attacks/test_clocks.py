@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from aggregator.clock import SteadyClock
 from aggregator.store import Database
 from device_sdk.enrol import trust
 from device_sdk.home.home import Home
@@ -319,3 +320,13 @@ def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_i
     stage.run(100.0)
     leapt[0] = leap
     _all_go_on(stage)
+
+
+def test_a_calendar_that_wanders_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    seconds, problems = 0.0, set[str]()
+    clock = SteadyClock(lambda: seconds, lambda: 1e9 + 1.5 * seconds)
+    for _ in range(3600):
+        seconds += 1.0
+        clock.look(1e12)
+        problems.add(clock.problem)
+    assert 30 <= len(caplog.messages) <= 61 and len(problems) <= 62

@@ -100,6 +100,21 @@ class Differences(Averaging):
         return RoundSummary(self._round_id, self._version, self._count)
 
 
+class Weighted(Averaging):
+    """Another's: weighted by a number of its own making, which is no count."""
+
+    def check(self, update: Update) -> None:
+        super().check(Update(update.round_id, update.tensors, {"samples": 1}, update.sender))
+        if not isinstance(update.metadata.get("weight"), float):
+            raise Refused("bad-metadata", "expected a weight")
+
+    def absorb(self, update: Update) -> None:
+        weight = float(update.metadata["weight"])
+        self._sum += weight * update.tensors["model"]
+        self._weight += weight
+        self._count += 1
+
+
 def sender(place: int) -> str:
     return f"{place + 1:032x}"
 
@@ -165,6 +180,19 @@ def averaging(kind: type[Averaging], about: np.ndarray) -> Case:
         lambda method, opened: np.asarray(opened.tensors["model"], np.float64),
         0.12,
         9.0,
+    )
+
+
+def weighted_case() -> Case:
+    weights = st.sampled_from([0.0, 1.0, 8.0, -8.0, -1e9, 1e300, -1e300])
+    return replace(
+        averaging(Weighted, START),
+        honest=lambda r, d, rng: Update(
+            r, model_of(START + near(rng, (P,), 0.1)), {"weight": 1.0 + d / 10}, sender(d)
+        ),
+        hostile=lambda r, data: Update(
+            r, model_of(hostile_array(data, (P,))), {"weight": data.draw(weights)}, EVIL
+        ),
     )
 
 
@@ -334,6 +362,7 @@ CASES: dict[str, Case] = {
 OTHERS: dict[str, Case] = {
     "models of a stranger": averaging(Averaging, START),
     "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
+    "weights of a stranger": weighted_case(),
     "prototypes by samples": prototypes_case(weights="samples"),
     "trained prototypes": prototypes_case(trained=True),
     "teacher logits by samples": teacher_logits_case(weights="samples"),

@@ -15,6 +15,10 @@ class TaskError(AggregatorError):
     """A task file is not usable; the message names the file and the key."""
 
 
+class StateMismatch(AggregatorError):
+    """What the store has of a method does not fit it, with the settings that it has now."""
+
+
 class StoreError(Exception):
     """The store cannot be reached, or would not do what it was asked. What was not committed is
     rolled back."""
@@ -32,13 +36,21 @@ class MethodFault(Exception):
     def __init__(self, call: str, error: BaseException) -> None:
         self.call = call
         self.__cause__ = error
-        text = " ".join(str(error).split())[:_MOST_SAID]
+        text = _words(error)
         what = type(error).__name__ + (f": {text}" if text else "")
         super().__init__(f"the method's {call} raised {what}{_place(error)}")
 
     def __reduce__(self) -> tuple[type[RuntimeError], tuple[str]]:
         # In another process the words are enough.
         return (RuntimeError, (str(self),))
+
+
+def _words(error: BaseException) -> str:
+    """What it says, in one line; an error's own words are its class's code, which may fail too."""
+    try:
+        return " ".join(str(error).split())[:_MOST_SAID]
+    except Exception as failed:
+        return f"its words cannot be had: {type(failed).__name__}"
 
 
 def _place(error: BaseException) -> str:

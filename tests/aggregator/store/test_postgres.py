@@ -552,6 +552,9 @@ def test_a_store_of_version_6_keeps_the_arrivals_of_its_workers(url: str) -> Non
             "DROP TABLE arrivals",
             "ALTER TABLE shares ADD COLUMN arrivals BYTEA NOT NULL DEFAULT ''",
             "ALTER TABLE workers DROP COLUMN connected",
+            "ALTER TABLE verdicts DROP COLUMN seconds",
+            "DROP TABLE habits, sightings",
+            "ALTER TABLE figures DROP COLUMN typical",
             "UPDATE tessera_store SET version = 6",
         ):
             store.database.execute(undo)

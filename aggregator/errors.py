@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+from device_sdk.system.words import in_words
+
 _MOST_SAID = 300
 
 
@@ -36,21 +38,12 @@ class MethodFault(Exception):
     def __init__(self, call: str, error: BaseException) -> None:
         self.call = call
         self.__cause__ = error
-        text = _words(error)
-        what = type(error).__name__ + (f": {text}" if text else "")
+        what = " ".join(in_words(error).split())[:_MOST_SAID]
         super().__init__(f"the method's {call} raised {what}{_place(error)}")
 
     def __reduce__(self) -> tuple[type[RuntimeError], tuple[str]]:
         # In another process the words are enough.
         return (RuntimeError, (str(self),))
-
-
-def _words(error: BaseException) -> str:
-    """What it says, in one line; an error's own words are its class's code, which may fail too."""
-    try:
-        return " ".join(str(error).split())[:_MOST_SAID]
-    except Exception as failed:
-        return f"its words cannot be had: {type(failed).__name__}"
 
 
 def _place(error: BaseException) -> str:

@@ -37,6 +37,7 @@ from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
 from device_sdk.system.watch import Watch
+from device_sdk.system.words import in_words
 from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
@@ -217,7 +218,7 @@ class Agent:
                 if self._failures[name] == 0:
                     _log.exception("the device's thread failed and goes on")
                 self._failures[name] += 1
-                self.problem = f"{name}: {error}"
+                self.problem = in_words(error)
                 self._stopping.wait(self._pause_seconds)
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
             else:
@@ -375,7 +376,7 @@ class Agent:
             if self._watch.ended == "stopped" and isinstance(error, CallEnded):
                 round_.drop()  # as a crash would leave it: what is still open is trained again
                 return
-            outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
+            outcome, detail = RoundOutcome.FAILED, in_words(error)
             reason = reason_of(error)
             self._failed.note(round_.task, self._called(round_, job), detail, reason)
         else:

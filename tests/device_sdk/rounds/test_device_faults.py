@@ -331,7 +331,16 @@ def test_an_aggregator_that_never_answers_shows_in_the_status(
     assert device.status().problem == ""
 
 
-@pytest.mark.parametrize("error", [ValueError("a slip"), SystemExit(3), KeyboardInterrupt()])
+class Mute(Exception):
+    """One that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a slip"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Mute()]
+)
 def test_a_learner_that_fails_in_any_way_ends_its_round_and_not_the_device(
     make_device: MakeDevice,
     aggregator: SmallAggregator,

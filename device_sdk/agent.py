@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -380,10 +381,18 @@ class Agent:
             reason = reason_of(error)
             self._failed.note(round_.task, self._called(round_, job), detail, reason)
         else:
-            round_.trained(job, result)
-            self._failed.forget(round_.task)
-            self.problem = ""  # network and disk did their part
-            return
+            try:
+                round_.trained(job, result)
+            except (sqlite3.OperationalError, OSError):
+                raise  # the disk's: it is trained again once there is room
+            except Exception as error:
+                # Of what no home can hold another training would be no better.
+                outcome, detail, reason = RoundOutcome.FAILED, in_words(error), Reason.ERROR
+                self._failed.note(round_.task, self._called(round_, job), detail, reason)
+            else:
+                self._failed.forget(round_.task)
+                self.problem = ""  # network and disk did their part
+                return
         round_.ended(job, outcome, detail, reason)
 
     def _called(self, round_: CurrentRound, job: TrainingJob) -> str:

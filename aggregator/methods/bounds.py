@@ -43,8 +43,9 @@ class UpdateBounds:
     Attributes:
         multiple: of what is usual.
         rows: float tensors of which each row is bounded by itself: vectors of single labels, say.
-        counts: integer tensors that claim how many samples there are. Single integers do in any
-            case, as tensors and as metadata; other integers are taken for places, and left alone.
+        counts: integer tensors that claim how many samples there are. Integers without an axis do
+            in any case, as tensors and as metadata; others are taken for places, be it a single
+            one, and left alone.
         exact: tensors and metadata that are left as they are: numbers of a kind, or what its form
             bounds.
     """
@@ -250,7 +251,7 @@ class Bounding:
         for name, values in update.tensors.items():
             if values.dtype.kind not in "iu" or name in self._bounds.exact:
                 continue
-            if name in self._bounds.counts or values.size == 1:
+            if name in self._bounds.counts or values.ndim == 0:
                 yield name, values
 
     def _scale(self, name: str) -> FleetScale:

@@ -606,3 +606,21 @@ def test_a_stranger_s_sums_over_shards_are_bounded_to_the_same_bits_in_any_order
         first.merge(unpack_state(pack_state(other.share())))
     assert first.close_round() == whole.close_round()
     assert pack_state(first.state()) == pack_state(whole.state())
+
+
+def test_a_device_of_one_label_speaks_of_that_label_and_no_other() -> None:
+    # A list of one place is a list still, and no claim.
+    width, classes, labels = 6, 10, [1] * 6 + [9]
+    centres = np.random.default_rng(1).standard_normal((classes, width)).astype(np.float32)
+    training = PrototypesTraining(classes, width=width)
+    method = PrototypesMethod(PrototypesSettings(training), np.random.default_rng(3))
+    for number in range(1, 5):
+        method.open_round(number)
+        for place, label in enumerate(labels):
+            known = LabelKnowledge(np.array([label]), np.array([20]), centres[label][None])
+            update = Update(number, encode_prototypes(known), sender=sender(place))
+            method.check(update)
+            method.absorb(update)
+        method.close_round()
+        assert method.prototypes[[1, 9]] == pytest.approx(centres[[1, 9]])
+        assert not method.prototypes[3].any(), "nobody has that label"

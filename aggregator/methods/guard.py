@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aggregator.errors import MethodFault
-from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
+from aggregator.methods.method import (
+    Binding,
+    Method,
+    NoVersion,
+    Refused,
+    RoundSummary,
+    require_staged,
+)
 from aggregator.methods.model import Arrays, ModelMismatch
 from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
@@ -129,7 +136,8 @@ class GuardedBinding:
         with _calling("build", ValueError):
             made = self._binding.build(items, rng, artifacts)
         with _calling("build"):
-            return GuardedMethod(_a(Method, made))  # type: ignore[type-abstract]
+            require_staged(_a(Method, made))  # type: ignore[type-abstract]
+            return GuardedMethod(made)
 
     def items_of(self, method: GuardedMethod) -> int:
         """See :class:`~aggregator.methods.method.Binding`."""

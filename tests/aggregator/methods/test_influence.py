@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.errors import MethodFault
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.fedavg import FedAvgMethod
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.guard import GuardedBinding
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, initial_items
@@ -624,3 +626,44 @@ def test_a_device_of_one_label_speaks_of_that_label_and_no_other() -> None:
         method.close_round()
         assert method.prototypes[[1, 9]] == pytest.approx(centres[[1, 9]])
         assert not method.prototypes[3].any(), "nobody has that label"
+
+
+class AveragingBinding(Binding[None]):
+    """Joins a stranger's method to a task."""
+
+    def build(self, *given: object) -> Method:
+        return _built()
+
+
+def _built() -> Method:
+    raise NotImplementedError
+
+
+def test_no_call_of_a_stranger_s_passes_the_stage_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Averaging):
+        pass
+
+    class Own(Averaging):
+        def __init__(self) -> None:
+            super().__init__()
+            self.absorb = super().absorb  # type: ignore[method-assign]
+
+    absorbed: list[int] = []
+
+    def absorb(self: Late, update: Update) -> None:
+        absorbed.append(int(update.metadata["samples"]))
+        Averaging.absorb(self, update)
+
+    Late.absorb = absorb  # type: ignore[method-assign]
+    guarded = GuardedBinding(AveragingBinding("own", None))
+    monkeypatch.setattr(f"{__name__}._built", Late)
+    method = guarded.build(0, np.random.default_rng(0))
+    method.open_round(1)
+    for place in range(HONEST):
+        count = 1 << 40 if place == 0 else 40
+        method.absorb(Update(1, model_of(START), {"samples": count}, sender(place)))
+    method.close_round()
+    assert sorted(absorbed) == [40] * (HONEST - 1) + [120]
+    monkeypatch.setattr(f"{__name__}._built", Own)
+    with pytest.raises(MethodFault, match="absorb is set on the object"):
+        guarded.build(0, np.random.default_rng(0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+from device_sdk.system.words import in_words
+
 _MOST_SAID = 300
 
 
@@ -13,6 +15,10 @@ class AggregatorError(Exception):
 
 class TaskError(AggregatorError):
     """A task file is not usable; the message names the file and the key."""
+
+
+class StateMismatch(AggregatorError):
+    """What the store has of a method does not fit it, with the settings that it has now."""
 
 
 class StoreError(Exception):
@@ -32,8 +38,7 @@ class MethodFault(Exception):
     def __init__(self, call: str, error: BaseException) -> None:
         self.call = call
         self.__cause__ = error
-        text = " ".join(str(error).split())[:_MOST_SAID]
-        what = type(error).__name__ + (f": {text}" if text else "")
+        what = " ".join(in_words(error).split())[:_MOST_SAID]
         super().__init__(f"the method's {call} raised {what}{_place(error)}")
 
     def __reduce__(self) -> tuple[type[RuntimeError], tuple[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
 from device_sdk.system.watch import Watch
+from device_sdk.system.words import in_words
 from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
@@ -217,7 +219,7 @@ class Agent:
                 if self._failures[name] == 0:
                     _log.exception("the device's thread failed and goes on")
                 self._failures[name] += 1
-                self.problem = f"{name}: {error}"
+                self.problem = in_words(error)
                 self._stopping.wait(self._pause_seconds)
                 self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
             else:
@@ -375,14 +377,22 @@ class Agent:
             if self._watch.ended == "stopped" and isinstance(error, CallEnded):
                 round_.drop()  # as a crash would leave it: what is still open is trained again
                 return
-            outcome, detail = RoundOutcome.FAILED, f"{type(error).__name__}: {error}"
+            outcome, detail = RoundOutcome.FAILED, in_words(error)
             reason = reason_of(error)
             self._failed.note(round_.task, self._called(round_, job), detail, reason)
         else:
-            round_.trained(job, result)
-            self._failed.forget(round_.task)
-            self.problem = ""  # network and disk did their part
-            return
+            try:
+                round_.trained(job, result)
+            except (sqlite3.OperationalError, OSError):
+                raise  # the disk's: it is trained again once there is room
+            except Exception as error:
+                # Of what no home can hold another training would be no better.
+                outcome, detail, reason = RoundOutcome.FAILED, in_words(error), Reason.ERROR
+                self._failed.note(round_.task, self._called(round_, job), detail, reason)
+            else:
+                self._failed.forget(round_.task)
+                self.problem = ""  # network and disk did their part
+                return
         round_.ended(job, outcome, detail, reason)
 
     def _called(self, round_: CurrentRound, job: TrainingJob) -> str:

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from device_sdk.system.words import in_words
+
 _POWER_SUPPLY = Path("/sys/class/power_supply")
 _PMSET, _PMSET_SECONDS = "/usr/bin/pmset", 5.0
 _log = logging.getLogger("tessera.device")
@@ -132,11 +134,11 @@ class Gate:
             return False
         try:
             answer = bool(self._only_when())
-        except Exception as error:
+        except BaseException as error:  # sys.exit() too: the device's thread goes on
             answer = False
             if not self.problem:
                 _log.exception("only_when failed; it counts as False")
-            self.problem = f"only_when failed: {type(error).__name__}: {error}"
+            self.problem = f"only_when failed: {in_words(error)}"
         else:
             self.problem = ""
         self._waits_for, self.next_seconds = (None if answer else work), now + self._ask_seconds

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ _START_SECONDS: Final = 60.0
 _MEMORY, _REFUSED, _MISSING = 3, 4, 5
 """Exit statuses of the process: it could not have the memory; the artifact cannot be used; there is
 no onnxruntime."""
+_ENDED: Final = "ended with "
+"""The last word of a process that ends by itself. Who has an app that waits for all its children,
+or for none, does not learn of a status."""
 # What onnxruntime calls a failed allocation.
 _ALLOCATIONS: Final = ("bad_alloc", "bad allocation", "allocate memory", "out of memory")
 
@@ -127,9 +130,11 @@ def _watched(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_SECONDS)
     reader.join()
-    if process.returncode == _MISSING:
+    ended = said.pop() if said and said[-1].startswith(_ENDED) else None
+    status = None if ended is None else int(ended.removeprefix(_ENDED))
+    if status == _MISSING:
         return None
-    return _result(process.returncode, said, limits)
+    return PASSED if status == 0 else _result(status or process.returncode, said, limits)
 
 
 def _listen(process: subprocess.Popen[bytes], said: list[str]) -> None:
@@ -144,8 +149,6 @@ def _arguments(folder: Path, limits: TrialLimits) -> list[str]:
 
 def _result(status: int, said: Sequence[str], limits: TrialLimits) -> TrialResult:
     doing = _doing(said)
-    if status == 0:
-        return PASSED
     most = "" if limits.memory_bytes is None else f" ({limits.memory_bytes / 2**20:,.0f} MiB)"
     # Nobody but the kernel kills it so, which chooses it before the app.
     if status in (_MEMORY, -getattr(signal, "SIGKILL", 9)):
@@ -154,8 +157,10 @@ def _result(status: int, said: Sequence[str], limits: TrialLimits) -> TrialResul
         )
     if status == _REFUSED:
         return TrialResult(Reason.DOES_NOT_FIT, doing)
-    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-    return TrialResult(Reason.CRASHED, f"{doing} ended the process {how}")
+    how = ""
+    if status:
+        how = f" by {signal.Signals(-status).name}" if status < 0 else f" with status {status}"
+    return TrialResult(Reason.CRASHED, f"{doing} ended the process{how}")
 
 
 def _doing(said: Sequence[str]) -> str:
@@ -173,7 +178,7 @@ def main() -> None:
     try:
         from device_sdk.trainer import Trainer
     except ImportError:
-        os._exit(_MISSING)
+        _end(_MISSING)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if memory_bytes:
@@ -183,11 +188,11 @@ def main() -> None:
         trainer = Trainer(folder, providers="cpu")
     except ArtifactError as error:
         if _is_memory(error):
-            os._exit(_MEMORY)
+            _end(_MEMORY)
         _say(" ".join(str(error).split()), seconds)
-        os._exit(_REFUSED)
+        _end(_REFUSED)
     except Exception as error:
-        os._exit(_MEMORY if _is_memory(error) else 0)
+        _end(_MEMORY if _is_memory(error) else 0)
     runs: dict[str, Callable[[Mapping[str, NDArray[Any]]], object]]
     runs = {"train": trainer.step, "infer": trainer.predict, "evaluate": trainer.evaluate}
     for name in trainer.artifact.graphs:
@@ -196,8 +201,8 @@ def main() -> None:
             runs[name](example_batch(trainer.artifact, name))
         except Exception as error:
             if _is_memory(error):
-                os._exit(_MEMORY)
-    os._exit(0)  # what ends when the interpreter does was not tried
+                _end(_MEMORY)
+    _end(0)  # what ends when the interpreter does was not tried
 
 
 def _is_memory(error: Exception) -> bool:
@@ -225,6 +230,12 @@ def _say(what: str, seconds: float) -> None:
     sys.stdout.flush()
     if hasattr(signal, "alarm"):
         signal.alarm(math.ceil(seconds) + math.ceil(_START_SECONDS))
+
+
+def _end(status: int) -> NoReturn:
+    sys.stdout.write(f"{_ENDED}{status}\n")
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _bound(memory_bytes: int) -> None:

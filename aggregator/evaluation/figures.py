@@ -77,7 +77,9 @@ class Figure:
         deciles: likewise the 10th to the 90th percentile, rising; empty where fewer than ten times
             ``least_devices`` have one.
         typical: the mean of the devices' own values, each counting once, without the lowest and the
-            highest twentieth, one device at least; NaN where the median is.
+            highest twentieth, one device at least. Where the median is NaN, for a value that single
+            devices are left out of would be that of fewer: ``value`` if no device's samples counted
+            for more than the median device's, so that one of n that lies is one of n.
     """
 
     stage: Stage
@@ -150,18 +152,23 @@ class _Heard:
         most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
         held = self._hold_means(samples)
         shares = np.minimum(1.0, np.where(held, np.median(samples), most) / samples)
+        shown = _shown_parts(self._parts, least)
         too_many = (samples > most) | held
-        totals = {part: np.zeros(self._metric.size) for part in _shown_parts(self._parts, least)}
-        whole = np.zeros(self._metric.size)
-        for part, share, (places, cells) in zip(self._parts, shares, self._cells, strict=True):
-            whole[places] += share * cells
-            if part in totals:
-                totals[part][places] += share * cells
-        figures = [self._figure(FLEET, whole, too_many, values, least)]
-        for part, total in totals.items():
-            own = np.array([each == part for each in self._parts])
-            figures.append(self._figure(part, total, too_many[own], values[own], least))
-        return figures
+        even = np.minimum(shares, np.median(samples) / samples)
+        whole = {FLEET: np.ones(len(samples), dtype=np.bool_)}
+        owns = {part: np.array([each == part for each in self._parts]) for part in shown}
+        return [
+            self._figure(part, own, (shares, even), too_many[own], values[own], least)
+            for part, own in (whole | owns).items()
+        ]
+
+    def _total(self, shares: NDArray[np.float64], own: NDArray[np.bool_]) -> Statistics:
+        """Statistics of some devices, each by its share."""
+        total = np.zeros(self._metric.size)
+        for each in np.flatnonzero(own):
+            places, cells = self._cells[each]
+            total[places] += shares[each] * cells
+        return total
 
     def _hold_means(self, samples: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Hold each device's mean to what is usual, of a metric that has no largest value; bool
@@ -184,13 +191,17 @@ class _Heard:
     def _figure(
         self,
         part: str,
-        total: Statistics,
+        own: NDArray[np.bool_],
+        weights: tuple[NDArray[np.float64], NDArray[np.float64]],
         too_many: NDArray[np.bool_],
         values: NDArray[np.float64],
         least_devices: int,
     ) -> Figure:
-        metric = self._metric
+        metric, (shares, even) = self._metric, weights
+        total = self._total(shares, own)
         median, deciles, typical = _spread(values, least_devices)
+        if math.isnan(typical):
+            typical = metric.value(self._total(even, own))
         return Figure(
             self._stage,
             metric.name,

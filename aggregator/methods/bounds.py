@@ -9,7 +9,6 @@ of n, whatever it sends and claims, and no other device is handed more of it tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,9 @@ _FIRST_LENGTHS = 10.0
 """Lengths of what was told that a tensor may be away from it, where no majority speaks of it."""
 _MOST_SCALES = 4096
 """As many as an update may have arrays."""
+# The two measures of a tensor, and those of a number.
 _ZERO, _APART = 0, 1
+_ABOVE, _BELOW = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class UpdateBounds:
     Attributes:
         multiple: of what is usual.
         rows: float tensors of which each row is bounded by itself: vectors of single labels, say.
-        counts: integer tensors that claim how many samples there are. Single integers do in any
-            case, as tensors and as metadata; other integers are taken for places, and left alone.
+        counts: integer tensors that claim how many samples there are. Integers without an axis do
+            in any case, as tensors and as metadata; others are taken for places, be it a single
+            one, and left alone.
         exact: tensors and metadata that are left as they are: numbers of a kind, or what its form
             bounds.
     """
@@ -116,7 +118,7 @@ class Bounding:
         """Take note of an update as it came; what is zero says nothing of what is usual."""
         self._heard.note(update.sender, (1.0,))
         for name, sizes in self._sizes(update, expected).items():
-            if sizes[_ZERO] > 0:
+            if max(sizes) > 0:
                 self._scale(name).note(update.sender, sizes)
 
     def bounded(self, update: Update, expected: Mapping[str, Array]) -> Update:
@@ -196,22 +198,29 @@ class Bounding:
     def _less(self, name: str, value: Scalar, furthest: float) -> Scalar:
         if isinstance(value, (bool, str)) or name in self._bounds.exact:
             return value
-        most = self._most(_said(name))
-        if isinstance(value, float):
-            return math.copysign(min(abs(value), most), value)
-        return min(max(value, 0), max(1, int(most / furthest)))
+        if isinstance(value, int):
+            return min(max(value, 0), max(1, int(self._most(_said(name)) / furthest)))
+        most, least = self._both(_said(name))
+        return min(max(value, -least / furthest), most / furthest)
 
     def _most(self, name: str) -> float:
         """What a claim counts for at most; what no majority speaks of, for few samples."""
-        scale = self._scales.get(name)
-        usual = scale.median(_ZERO) if scale is not None and scale.known else 0.0
-        return self._bounds.multiple * (usual or 1.0)
+        return self._both(name)[_ABOVE] or self._bounds.multiple
+
+    def _both(self, name: str) -> tuple[float, float]:
+        """How far above and below zero a number may be: not at all where most are on the other
+        side, for a weight below zero would take from the others' sum."""
+        scale, multiple = self._scales.get(name), self._bounds.multiple
+        above, below = (0.0, 0.0) if scale is None else map(scale.median, (_ABOVE, _BELOW))
+        if scale is None or not scale.known or not (above or below):
+            return multiple, multiple
+        return multiple * above, multiple * below
 
     # -- what an update is made of -----------------------------------------------------------------
 
     def _sizes(self, update: Update, expected: Mapping[str, Array]) -> _Sizes:
-        """Of each tensor its length and its distance from what is expected; of claims their size,
-        twice. Of bounded rows, the middle one's."""
+        """Of each tensor that is not zero its length and its distance from what is expected, of
+        bounded rows the middle one's; of a claim how far it is above and below zero."""
         found: _Sizes = {}
         for name, values in self._lengths_of(update):
             by_rows = name in self._bounds.rows
@@ -222,14 +231,15 @@ class Bounding:
                 lengths = np.sqrt(np.einsum("ij,ij->i", wide, wide))
                 moved = np.empty((0, 1)) if about is None else wide - about
                 apart = np.sqrt(np.einsum("ij,ij->i", moved, moved))
-            found[name] = _middle(lengths), _middle(apart)
+            if length := _middle(lengths):
+                found[name] = length, _middle(apart)
         for name, counts in self._counts_of(update):
             size = float(np.abs(counts.astype(np.float64)).max(initial=0.0))
-            found[name] = size, size
+            found[name] = size, 0.0
         for name, value in update.metadata.items():
             if not isinstance(value, (bool, str)) and name not in self._bounds.exact:
-                size = min(abs(float(value)), _LARGEST)
-                found[_said(name)] = size, size
+                size = min(max(float(value), -_LARGEST), _LARGEST)
+                found[_said(name)] = max(size, 0.0), max(-size, 0.0)
         return found
 
     def _lengths_of(self, update: Update) -> Iterator[tuple[str, Array]]:
@@ -241,7 +251,7 @@ class Bounding:
         for name, values in update.tensors.items():
             if values.dtype.kind not in "iu" or name in self._bounds.exact:
                 continue
-            if name in self._bounds.counts or values.size == 1:
+            if name in self._bounds.counts or values.ndim == 0:
                 yield name, values
 
     def _scale(self, name: str) -> FleetScale:

@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aggregator.errors import MethodFault
-from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
+from aggregator.methods.method import (
+    Binding,
+    Method,
+    NoVersion,
+    Refused,
+    RoundSummary,
+    require_staged,
+)
 from aggregator.methods.model import Arrays, ModelMismatch
 from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
@@ -19,6 +26,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 
 _RAISE = opmap["RAISE_VARARGS"]
+_MOST_COUNTED = 2**63
 
 
 def _asked_to_end(error: BaseException) -> bool:
@@ -58,6 +66,39 @@ def _a(kind: type[_Kind], found: object) -> _Kind:
     return found
 
 
+def _count(found: object) -> int:
+    """What was returned, a number that a store holds."""
+    number = _a(int, found)
+    if type(number) is not int or not 0 <= number < _MOST_COUNTED:
+        raise ValueError(f"it returned {number!r:.40}, expected a whole number of 0 to 2^63 - 1")
+    return number
+
+
+def _of_round(broadcast: Broadcast, round_id: int) -> Broadcast:
+    """What was returned, which has to be of the round that was asked for."""
+    if broadcast.round_id != round_id:
+        raise ValueError(f"it returned a broadcast of round {broadcast.round_id}, not {round_id}")
+    return broadcast
+
+
+def _from(update: Update, sender: str, round_id: int) -> Update:
+    """What was returned, which has to be of who sent it: whose it is, is no body's to say."""
+    if update.sender != sender or update.round_id != round_id:
+        raise ValueError("it returned an update of another round or sender than it was given")
+    return update
+
+
+def _summary(found: object) -> RoundSummary:
+    """What was returned, of plain numbers."""
+    summary = _a(RoundSummary, found)
+    for number in (summary.round_id, summary.version, summary.participants):
+        _count(number)
+    for name, value in _a(Mapping, summary.metrics).items():  # type: ignore[type-abstract]
+        if not isinstance(name, str) or not isinstance(value, (int, float)):
+            raise TypeError(f"it returned the metric {name!r:.40}: {type(value).__name__}")
+    return summary
+
+
 def _each(found: object, count: int, *kinds: type) -> list[Any]:
     """What was returned, a list with one of these kinds for each of ``count``."""
     listed = _a(list, found)
@@ -95,12 +136,13 @@ class GuardedBinding:
         with _calling("build", ValueError):
             made = self._binding.build(items, rng, artifacts)
         with _calling("build"):
-            return GuardedMethod(_a(Method, made))  # type: ignore[type-abstract]
+            require_staged(_a(Method, made))  # type: ignore[type-abstract]
+            return GuardedMethod(made)
 
     def items_of(self, method: GuardedMethod) -> int:
         """See :class:`~aggregator.methods.method.Binding`."""
         with _calling("items_of"):
-            return _a(int, self._binding.items_of(method.unguarded))
+            return _count(self._binding.items_of(method.unguarded))
 
     def grow(self, method: GuardedMethod, items: int, rng: np.random.Generator) -> None:
         """See :class:`~aggregator.methods.method.Binding`."""
@@ -110,7 +152,8 @@ class GuardedBinding:
     def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
         """See :class:`~aggregator.methods.method.Binding`."""
         with _calling("decode", WireError):
-            return _a(Update, self._binding.decode(body, round_id, items, sender))
+            found = _a(Update, self._binding.decode(body, round_id, items, sender))
+            return _from(found, sender, round_id)
 
     def decode_each(
         self, bodies: Sequence[tuple[bytes, str]], round_id: int, items: int
@@ -118,14 +161,19 @@ class GuardedBinding:
         """See :class:`~aggregator.methods.method.Binding`."""
         with _calling("decode_each"):
             found = self._binding.decode_each(bodies, round_id, items)
-            return _each(found, len(bodies), Update, WireError)
+            for each, (_, sender) in zip(
+                _each(found, len(bodies), Update, WireError), bodies, strict=True
+            ):
+                if isinstance(each, Update):
+                    _from(each, sender, round_id)
+            return found
 
     def widths_of(self, updates: Sequence[Update | WireError]) -> list[int]:
         """What ``width_of`` says of each; 0 of what is no update."""
         width_of = self._binding.width_of
         with _calling("width_of"):
             found = [width_of(each) if isinstance(each, Update) else 0 for each in updates]
-            return _each(found, len(updates), int)
+            return [_count(each) for each in found]
 
 
 class GuardedMethod(Method):
@@ -139,7 +187,7 @@ class GuardedMethod(Method):
     @property
     def version(self) -> int:
         with _calling("version"):
-            return _a(int, self.unguarded.version)
+            return _count(self.unguarded.version)
 
     @property
     def lowered(self) -> dict[str, str]:
@@ -163,7 +211,7 @@ class GuardedMethod(Method):
 
     def open_round(self, round_id: int) -> Broadcast:
         with _calling("open_round"):
-            return _a(Broadcast, self.unguarded.open_round(round_id))
+            return _of_round(_a(Broadcast, self.unguarded.open_round(round_id)), round_id)
 
     def check(self, update: Update) -> None:
         with _calling("check", Refused):
@@ -192,7 +240,7 @@ class GuardedMethod(Method):
 
     def close_round(self) -> RoundSummary:
         with _calling("close_round", NoVersion):
-            return _a(RoundSummary, self.unguarded.close_round())
+            return _summary(self.unguarded.close_round())
 
     def state(self) -> State:
         with _calling("state"):

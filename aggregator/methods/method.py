@@ -276,6 +276,17 @@ def bounded(kind: type[Method]) -> None:
         setattr(kind, name, property(made) if isinstance(own, property) else made)
 
 
+def require_staged(method: Method) -> None:
+    """See to it that all of an object's calls go through the stage, those too that its class got
+    after it was made. Raises TypeError for a call that is set on the object alone."""
+    bounded(type(method))
+    past = sorted(_STAGED.keys() & method.__dict__.keys())
+    if past and type(method).bounds is not None:
+        raise TypeError(
+            f"{past[0]} is set on the object, past the bounds of updates: define it in the class"
+        )
+
+
 def _found(kind: type[Method], name: str) -> Any:
     return next((each.__dict__[name] for each in kind.__mro__ if name in each.__dict__), None)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.errors import AggregatorError, MethodFault
+from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Binding, RoundSummary, taken_of
 from aggregator.methods.model import ModelMismatch
@@ -321,7 +321,7 @@ class Aggregation:
                 1 for logged in self._store.log.after(0) if logged.seq <= partial.seq
             )
         except RestoreError as error:
-            raise AggregatorError(
+            raise StateMismatch(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
                 "back, or have it begin anew with tessera-aggregator task replace"
             ) from None

@@ -10,6 +10,7 @@ import logging
 from aggregator.errors import MethodFault
 from aggregator.store import TaskStore
 from aggregator.task.file import Task
+from device_sdk.system.words import in_words
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def hold(store: TaskStore, why: str) -> None:
 def hold_failed(store: TaskStore, task: Task, error: Exception) -> None:
     """Hold the task for what failed in its affairs, in its method's code above all; inside a
     transaction. The log has the traceback."""
-    what = str(error) if isinstance(error, MethodFault) else f"{type(error).__name__}: {error}"
+    what = str(error) if isinstance(error, MethodFault) else in_words(error)
     why = (
         f"{what}. Nothing that was committed is lost. Mend or change the package that offers the "
         f"method {task.binding.method_name!r} and restart serve, which tries it again; or replace "

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.errors import AggregatorError, MethodFault
+from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.home import AggregatorHome
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds.aggregation import Aggregation
@@ -373,6 +373,11 @@ class TaskBoard:
         try:
             try_again(store)
             return self._made(store, task)
+        except StateMismatch as error:
+            if self._store.tasks.find(store.number).served != task.text:
+                raise
+            # Of the settings that it was made with, it is its code's fault.
+            return self._failed(store, task, error)
         except (AggregatorError, *STORE_FAILURES):
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ from aggregator.store.database import (
 )
 from aggregator.store.roles import OWNER, Rights
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, TABLES
+from device_sdk.system.process import Owner
 
 try:
     import psycopg
@@ -111,11 +112,12 @@ class PostgresDatabase(Database):
     ) -> None:
         self._settings = settings_of(url)
         self.where = _where(self._settings)
+        self._owner = Owner(f"the connection to {self.where}")
         self._depth = 0
         self._shared = self._wrote = self._changed = False
         self._number = self._committed = 0
         try:
-            self._connection = self._connect()
+            self._session = self._connect()
         except psycopg.Error as error:
             raise AggregatorError(f"{self.where} {_not_connected(error)}") from None
         try:
@@ -139,6 +141,12 @@ class PostgresDatabase(Database):
             raise
 
     # -- connecting --------------------------------------------------------------------------------
+
+    @property
+    def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Raises ForkedError in a fork, which has the same socket: the session is the parent's."""
+        self._owner.require()
+        return self._session
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         connection = psycopg.connect(
@@ -329,7 +337,7 @@ class PostgresDatabase(Database):
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self._session = connection
         self._changed = True  # what was notified meanwhile, nobody heard
 
     def _alone(self) -> None:
@@ -540,8 +548,9 @@ class PostgresDatabase(Database):
         return True
 
     def close(self) -> None:
-        """See :class:`Database`."""
-        self._connection.close()
+        """See :class:`Database`. In a fork it is left alone."""
+        if self._owner.is_here:
+            self._session.close()
 
     def _ask(self, sql: str, values: Sequence[Any]) -> psycopg.Cursor[tuple[Any, ...]]:
         def ask() -> psycopg.Cursor[tuple[Any, ...]]:

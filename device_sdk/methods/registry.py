@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from device_sdk.system.words import in_words
 from device_sdk.wire.codec.message import require_name
 
 if TYPE_CHECKING:
@@ -50,12 +51,14 @@ def load_method(group: str, name: str, *kinds: type) -> Any:
         raise MethodError(f"{_package(entry)} offers what cannot be used: {error}") from None
     try:
         loaded = entry.load()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # Whatever somebody else's module does while it is imported.
         moved = isinstance(error, ModuleNotFoundError) and error.name == entry.module
         raise MethodError(
             f"{_package(entry)} offers the method {name!r} as {entry.value!r}, which cannot be "
-            f"imported: {type(error).__name__}: {error}"
+            f"imported: {in_words(error)}"
             + ("; if its code is newer than its installation, install it anew" if moved else "")
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, kinds)):

@@ -25,6 +25,7 @@ from device_sdk.evaluation.ranks import draw_negatives, full_rank, sampled_rank
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, Stage, write_evaluations
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.system.clock import Clock, slowed
+from device_sdk.system.words import in_words
 
 if TYPE_CHECKING:
     from device_sdk.artifact.manifest import Manifest
@@ -132,7 +133,7 @@ class RoundEvaluation:
         except Exception as error:
             # A round goes on without its evaluation, whatever stopped that.
             _log.warning("the evaluation failed", exc_info=True)
-            self.miss(Unmeasured("failed", f"{stage}: {type(error).__name__}: {error}"))
+            self.miss(Unmeasured("failed", f"{stage}: {in_words(error)}"))
         self._spent += self.clock.now() - start
 
     def _require(self, count: int, budget: float, least: int) -> None:

@@ -120,3 +120,13 @@ def test_a_gate_asks_at_once_for_other_work_and_by_the_clock_for_the_same() -> N
     assert not gate.opens_for(second) and asked == 3
     assert not gate.opens_for(first) and asked == 4
     assert Gate(None, 10.0, lambda: now).opens_for(first)
+
+
+@pytest.mark.parametrize("error", [OSError("no such sensor"), SystemExit(3)])
+def test_an_app_s_function_that_fails_in_any_way_counts_as_no(error: BaseException) -> None:
+    def only_when() -> bool:
+        raise error
+
+    gate = Gate(only_when, 10.0, lambda: 0.0)
+    assert not gate.opens_for("work")
+    assert gate.problem.startswith(f"only_when failed: {type(error).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -73,3 +74,19 @@ def test_an_apps_own_program_is_not_started_for_it(
     assert can_try()
     monkeypatch.setattr(sys, "executable", "/opt/shop/shop")
     assert not can_try() and try_artifact(linear, TrialLimits(60.0)) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
+def test_an_app_that_waits_for_no_child_is_told_the_same(linear: Path, tmp_path: Path) -> None:
+    # As daemons do: how a child ended is then known to nobody.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert try_artifact(linear, TrialLimits(60.0, GIB)) == PASSED
+        crash = try_artifact(make_bomb("crash", linear, tmp_path / "crash"), TrialLimits(60.0, GIB))
+        memory = make_bomb("memory", linear, tmp_path / "memory")
+        large = try_artifact(memory, TrialLimits(60.0, GIB))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert crash is not None and crash.reason is Reason.CRASHED
+    assert crash.detail.endswith("ended the process")
+    assert large is not None and large.reason is Reason.OUT_OF_MEMORY

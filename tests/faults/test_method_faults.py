@@ -17,7 +17,7 @@ import pytest
 
 from aggregator.errors import MethodFault
 from aggregator.methods.guard import GuardedBinding
-from aggregator.methods.method import Method
+from aggregator.methods.method import Method, RoundSummary
 from aggregator.rounds.hold import held
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
@@ -26,7 +26,8 @@ from aggregator.serve.tasks import TaskParts
 from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.methods.state import RestoreError
+from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.attacks.simulated_broker import SimulatedBroker, StandInLink
@@ -307,6 +308,62 @@ def test_what_cannot_be_made_at_the_start_is_held_with_the_same_words(served: Se
     assert row is not None
     served.turn()
     assert not served.store.first.log.waiting()
+
+
+def test_a_state_that_it_made_itself_and_does_not_take_back_holds_the_task_alone(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.makes_versions(0)
+    Spoilt.spoilt, Spoilt.fault = "restore", _raises(lambda: RestoreError("of another shape"))
+    for _ in range(2):
+        served.restart()
+        served.makes_versions(1)
+        assert "the stored state does not fit" in str(held(served.store.first))
+    Spoilt.fault = None
+    served.restart()
+    served.makes_versions(0)
+    _require_each_counted_once(served)
+
+
+class Mute(Exception):
+    """One that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+WRONG: dict[str, tuple[str, Fault]] = {
+    "an error without words": ("check_each", _raises(Mute)),
+    "a count that no store holds": ("width_of", lambda: 2**70),
+    "a count below zero": ("width_of", lambda: -1),
+    "items below zero": ("items_of", lambda: -1),
+    "a broadcast of another round": ("open_round", lambda: Broadcast(99, 0, {})),
+    "a version that no store holds": ("close_round", lambda: RoundSummary(1, 2**70, 3)),
+    "a count of nothing": ("close_round", lambda: RoundSummary(1, 5, None)),  # type: ignore[arg-type]
+    "a metric that is no number": ("close_round", lambda: RoundSummary(1, 5, 3, {"loss": "low"})),  # type: ignore[dict-item]
+    "another device's update": (
+        "decode_each",
+        lambda: [Update(1, {}, {}, "ab" * 16)] * DEVICES,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_of_the_right_kind_and_cannot_be_holds_the_task_alone(
+    what: str, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.makes_versions(0)
+    Spoilt.spoilt, Spoilt.fault = WRONG[what]
+    for life in range(2):
+        if life:
+            served.restart()
+        served.makes_versions(1)
+        if life or Spoilt.spoilt != "items_of":  # which only a process that starts asks for
+            assert f"the method's {Spoilt.spoilt} raised" in str(held(served.store.first))
+    Spoilt.fault = None
+    served.restart()
+    served.makes_versions(0)
+    _require_each_counted_once(served)
 
 
 def test_ctrl_c_in_the_midst_of_a_method_is_no_fault_of_it() -> None:

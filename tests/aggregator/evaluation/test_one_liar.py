@@ -61,6 +61,18 @@ def test_the_best_version_is_as_good_as_without_the_liar_and_rounds_go_on(
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.integers(3, 5), st.integers(0, 99), st.floats(0, 1), st.integers(1, 2**40))
+def test_of_too_few_devices_for_that_one_that_lies_is_one_of_them(
+    devices: int, seed: int, share: float, samples: int
+) -> None:
+    lie = [float(samples), float(round(share * samples))]
+    found = figure("accuracy", 0.5, lie, devices, seed)
+    honest = figure("accuracy", 0.5, None, devices, seed)
+    assert abs(found.comparable - honest.comparable) <= 1 / devices + 1e-9
+    assert np.isnan(found.median), "nor is it a device's own value"
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.integers(6, 40), st.integers(0, 99), st.floats(-1e12, 1e12), st.integers(1, 2**40))
 def test_what_versions_are_compared_by_stays_among_what_the_others_say(
     devices: int, seed: int, mean: float, samples: int

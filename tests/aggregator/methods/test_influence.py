@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.errors import MethodFault
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.fedavg import FedAvgMethod
-from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.methods.guard import GuardedBinding
+from aggregator.methods.method import Binding, Method, Refused, RoundSummary
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, initial_items
@@ -100,6 +102,21 @@ class Differences(Averaging):
         return RoundSummary(self._round_id, self._version, self._count)
 
 
+class Weighted(Averaging):
+    """Another's: weighted by a number of its own making, which is no count."""
+
+    def check(self, update: Update) -> None:
+        super().check(Update(update.round_id, update.tensors, {"samples": 1}, update.sender))
+        if not isinstance(update.metadata.get("weight"), float):
+            raise Refused("bad-metadata", "expected a weight")
+
+    def absorb(self, update: Update) -> None:
+        weight = float(update.metadata["weight"])
+        self._sum += weight * update.tensors["model"]
+        self._weight += weight
+        self._count += 1
+
+
 def sender(place: int) -> str:
     return f"{place + 1:032x}"
 
@@ -165,6 +182,19 @@ def averaging(kind: type[Averaging], about: np.ndarray) -> Case:
         lambda method, opened: np.asarray(opened.tensors["model"], np.float64),
         0.12,
         9.0,
+    )
+
+
+def weighted_case() -> Case:
+    weights = st.sampled_from([0.0, 1.0, 8.0, -8.0, -1e9, 1e300, -1e300])
+    return replace(
+        averaging(Weighted, START),
+        honest=lambda r, d, rng: Update(
+            r, model_of(START + near(rng, (P,), 0.1)), {"weight": 1.0 + d / 10}, sender(d)
+        ),
+        hostile=lambda r, data: Update(
+            r, model_of(hostile_array(data, (P,))), {"weight": data.draw(weights)}, EVIL
+        ),
     )
 
 
@@ -334,6 +364,7 @@ CASES: dict[str, Case] = {
 OTHERS: dict[str, Case] = {
     "models of a stranger": averaging(Averaging, START),
     "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
+    "weights of a stranger": weighted_case(),
     "prototypes by samples": prototypes_case(weights="samples"),
     "trained prototypes": prototypes_case(trained=True),
     "teacher logits by samples": teacher_logits_case(weights="samples"),
@@ -577,3 +608,62 @@ def test_a_stranger_s_sums_over_shards_are_bounded_to_the_same_bits_in_any_order
         first.merge(unpack_state(pack_state(other.share())))
     assert first.close_round() == whole.close_round()
     assert pack_state(first.state()) == pack_state(whole.state())
+
+
+def test_a_device_of_one_label_speaks_of_that_label_and_no_other() -> None:
+    # A list of one place is a list still, and no claim.
+    width, classes, labels = 6, 10, [1] * 6 + [9]
+    centres = np.random.default_rng(1).standard_normal((classes, width)).astype(np.float32)
+    training = PrototypesTraining(classes, width=width)
+    method = PrototypesMethod(PrototypesSettings(training), np.random.default_rng(3))
+    for number in range(1, 5):
+        method.open_round(number)
+        for place, label in enumerate(labels):
+            known = LabelKnowledge(np.array([label]), np.array([20]), centres[label][None])
+            update = Update(number, encode_prototypes(known), sender=sender(place))
+            method.check(update)
+            method.absorb(update)
+        method.close_round()
+        assert method.prototypes[[1, 9]] == pytest.approx(centres[[1, 9]])
+        assert not method.prototypes[3].any(), "nobody has that label"
+
+
+class AveragingBinding(Binding[None]):
+    """Joins a stranger's method to a task."""
+
+    def build(self, *given: object) -> Method:
+        return _built()
+
+
+def _built() -> Method:
+    raise NotImplementedError
+
+
+def test_no_call_of_a_stranger_s_passes_the_stage_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Averaging):
+        pass
+
+    class Own(Averaging):
+        def __init__(self) -> None:
+            super().__init__()
+            self.absorb = super().absorb  # type: ignore[method-assign]
+
+    absorbed: list[int] = []
+
+    def absorb(self: Late, update: Update) -> None:
+        absorbed.append(int(update.metadata["samples"]))
+        Averaging.absorb(self, update)
+
+    Late.absorb = absorb  # type: ignore[method-assign]
+    guarded = GuardedBinding(AveragingBinding("own", None))
+    monkeypatch.setattr(f"{__name__}._built", Late)
+    method = guarded.build(0, np.random.default_rng(0))
+    method.open_round(1)
+    for place in range(HONEST):
+        count = 1 << 40 if place == 0 else 40
+        method.absorb(Update(1, model_of(START), {"samples": count}, sender(place)))
+    method.close_round()
+    assert sorted(absorbed) == [40] * (HONEST - 1) + [120]
+    monkeypatch.setattr(f"{__name__}._built", Own)
+    with pytest.raises(MethodFault, match="absorb is set on the object"):
+        guarded.build(0, np.random.default_rng(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -26,6 +27,7 @@ from aggregator.store.schema import SCHEMA_VERSION, STEPS
 from aggregator.store.update_log import StoredVerdict
 from tests.brokers.mosquitto import free_port
 from tests.brokers.proxy import Proxy
+from tests.fakes.child_environment import child_environment
 from tests.fakes.homes import make_home
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.commit_cut import ByteCut, CommitCut, Way, Where
@@ -57,6 +59,49 @@ def through(url: str, proxy: Proxy) -> Store:
 def opened(url: str) -> Iterator[Store]:
     with closing(open_database(url)) as database:
         yield Store(database)
+
+
+FORKED = """
+import json, os, sys
+from contextlib import suppress
+from aggregator.store import Store, open_database
+
+def said(call):
+    try:
+        return f"did {call()!r}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+
+store = Store(open_database(sys.argv[1]))
+backend = store.database.row("SELECT pg_backend_pid()")
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    calls = (store.refusals.all, lambda: store.refusals.add({"late": 1}), store.database.close)
+    os.write(writing, json.dumps([said(call) for call in calls]).encode())
+    sys.exit(0)  # all that is left is collected
+os.close(writing)
+assert os.waitpid(child, 0)[1] == 0
+with os.fdopen(reading) as file:
+    told = json.load(file)
+print(json.dumps([told, store.database.row("SELECT pg_backend_pid()") == backend]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_a_connection_is_its_process_s_and_no_fork_s(url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, url],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env=child_environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    (read, write, close), goes_on = json.loads(done.stdout)
+    for each in (read, write):
+        assert each.startswith("ForkedError: the connection to ") and "a fork of it" in each
+    assert close == "did None" and goes_on is True, "the parent's session is as it was"
 
 
 # -- a connection that is lost ---------------------------------------------------------------------
@@ -496,6 +541,31 @@ def test_an_older_store_is_taken_over_once_its_processes_are_gone(
         monkeypatch.setattr("aggregator.store.postgres.SCHEMA_VERSION", SCHEMA_VERSION)
         with pytest.raises(StoreError, match="another version"):
             store.refusals.add({"late": 1})
+
+
+def test_a_store_of_version_6_keeps_the_arrivals_of_its_workers(url: str) -> None:
+    with opened(url) as store, store.database.transaction():
+        store.first.shares.put(ShareRow(9, 3, 2, 5, 2, 7, b"sums"), np.empty(0, np.float32))
+        for undo in (
+            "DROP TABLE arrivals",
+            "ALTER TABLE shares ADD COLUMN arrivals BYTEA NOT NULL DEFAULT ''",
+            "ALTER TABLE workers DROP COLUMN connected",
+            "ALTER TABLE verdicts DROP COLUMN seconds",
+            "DROP TABLE habits, sightings",
+            "ALTER TABLE figures DROP COLUMN typical",
+            "UPDATE tessera_store SET version = 6",
+        ):
+            store.database.execute(undo)
+        times = np.array([0.5, 2.5], "<f4").tobytes()
+        store.database.execute("UPDATE shares SET arrivals = ?", (times,))
+    wait_until(lambda: _taken_over(url))
+    with opened(url) as store:
+        shares = store.first.shares
+        assert shares.find(9, 3) == ShareRow(9, 3, 2, 5, 2, 7, b"sums")
+        assert shares.arrivals(9).tolist() == [0.5, 2.5]
+        with store.database.transaction():
+            shares.put(ShareRow(9, 3, 2, 6, 3, 8, None), np.array([4.0], np.float32))
+        assert shares.arrivals(9).tolist() == [0.5, 2.5, 4.0]
 
 
 def _taken_over(url: str) -> bool:

@@ -107,6 +107,12 @@ def test_a_name_that_two_packages_offer_is_refused_with_both(site: Path) -> None
         ("import not_there", ModuleNotFoundError, "No module named 'not_there'"),
         ("1 / 0", ZeroDivisionError, "division by zero"),
         ("raise SystemExit('no licence')", SystemExit, "SystemExit: no licence"),
+        ("raise GeneratorExit('odd')", GeneratorExit, "GeneratorExit: odd"),
+        (
+            "class Mute(Exception):\n    def __str__(self): return 1 / 0\nraise Mute",
+            Exception,
+            "Mute: its words cannot be had (ZeroDivisionError)",
+        ),
         ("", AttributeError, "has no attribute 'Thing'"),
     ],
 )

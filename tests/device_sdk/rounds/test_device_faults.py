@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from device_sdk.cli.run import status_line
 from device_sdk.device import Device
 from device_sdk.link.link import Link
+from device_sdk.train.job import TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.receipts import Verdict
@@ -331,7 +333,16 @@ def test_an_aggregator_that_never_answers_shows_in_the_status(
     assert device.status().problem == ""
 
 
-@pytest.mark.parametrize("error", [ValueError("a slip"), SystemExit(3), KeyboardInterrupt()])
+class Mute(Exception):
+    """One that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a slip"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Mute()]
+)
 def test_a_learner_that_fails_in_any_way_ends_its_round_and_not_the_device(
     make_device: MakeDevice,
     aggregator: SmallAggregator,
@@ -348,6 +359,40 @@ def test_a_learner_that_fails_in_any_way_ends_its_round_and_not_the_device(
         aggregator.open_round()
         aggregator.await_(lambda: device.status().outcome == "failed")
     assert type(error).__name__ in device.status().detail
+    aggregator.open_round()
+    await_receipt(aggregator, device, 2)
+    assert device.status().verdict == "counted"
+
+
+UNFIT: dict[str, dict[str, object]] = {
+    "a state that no home holds": {"learner_state": {"left": np.array([object()])}},
+    "a state that is none": {"learner_state": 7},
+    "a body that is none": {"body": None},
+    "columns that no home holds": {"k": 2**70},
+    "nothing that was trained": {"capability": "none"},
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_a_learner_returns_and_no_home_can_hold_ends_its_round_and_not_the_device(
+    make_device: MakeDevice,
+    aggregator: SmallAggregator,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = started(make_device, aggregator)
+    train, trained = ScatterTrainer.train, 0
+
+    def unfit(self: ScatterTrainer, job: TrainingJob) -> object:
+        nonlocal trained
+        trained += 1
+        return replace(train(self, job), **UNFIT[what])  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ScatterTrainer, "train", unfit)
+        aggregator.open_round()
+        aggregator.await_(lambda: device.status().outcome == "failed")
+    assert trained == 1
     aggregator.open_round()
     await_receipt(aggregator, device, 2)
     assert device.status().verdict == "counted"

@@ -17,10 +17,12 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
 from aggregator.store import Store, create_database, open_database
+from aggregator.store.cluster import ShareRow
 from aggregator.store.postgres import settings_of
 from aggregator.store.reports import StoredReport
 from aggregator.store.schema import SCHEMA_VERSION, STEPS

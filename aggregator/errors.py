@@ -46,6 +46,14 @@ class MethodFault(Exception):
         return (RuntimeError, (str(self),))
 
 
+class CallOverdue(MethodFault):
+    """Raised inside a method's code that did not come back in time."""
+
+    def __init__(self) -> None:
+        self.call = ""
+        Exception.__init__(self, "it did not come back in time")
+
+
 def _place(error: BaseException) -> str:
     """Where it was raised, in words: the innermost line of Python."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -143,7 +143,7 @@ RULES = (
             | {"device_sdk.rounds"}
         ),
     ),
-    _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
+    _server("methods", "patience tables", banned=_OUTSIDE_A_METHOD),
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
     _server("task", "evaluation methods store tables", libraries=_TRIAL),

@@ -20,6 +20,7 @@ from aggregator.methods.method import (
     require_staged,
 )
 from aggregator.methods.model import Arrays, ModelMismatch
+from aggregator.patience import PATIENCE
 from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -45,9 +46,15 @@ def _asked_to_end(error: BaseException) -> bool:
 @contextmanager
 def _calling(call: str, *allowed: type[Exception]) -> Iterator[None]:
     """The method's code runs. Raises what is ``allowed`` as it is, Ctrl-C too, and of all else a
-    MethodFault: a ``SystemExit`` is no more this program's end than a ``ValueError``."""
+    MethodFault: a ``SystemExit`` is no more this program's end than a ``ValueError``, and a call
+    that does not come back is one that failed."""
+    outermost = PATIENCE.began(call)
     try:
-        yield
+        try:
+            yield
+        finally:
+            if outermost:
+                PATIENCE.came_back()
     except allowed:
         raise
     except BaseException as error:

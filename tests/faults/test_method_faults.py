@@ -6,7 +6,7 @@ import logging
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aggregator import patience
 from aggregator.errors import MethodFault
 from aggregator.methods.guard import GuardedBinding
 from aggregator.methods.method import Method, RoundSummary
+from aggregator.patience import PATIENCE
 from aggregator.rounds.hold import held
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
@@ -364,6 +366,58 @@ def test_what_is_of_the_right_kind_and_cannot_be_holds_the_task_alone(
     served.restart()
     served.makes_versions(0)
     _require_each_counted_once(served)
+
+
+@pytest.mark.parametrize("call", ["check_each", "close_round", "state"])
+@pytest.mark.parametrize("caught", [0, 2])
+def test_a_call_that_does_not_come_back_is_ended_and_holds_its_task_alone(
+    call: str,
+    caught: int,
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(PATIENCE, "clock", lambda: now[0])
+
+    def endless() -> None:
+        now[0] += 1000.0
+        for _ in range(caught):
+            with suppress(Exception):
+                while True:
+                    pass
+        while True:
+            pass
+
+    served.makes_versions(0)
+    Spoilt.spoilt, Spoilt.fault = call, endless
+    for life in range(2):
+        if life:
+            served.restart()
+        served.makes_versions(1)
+        assert "it did not come back in time" in str(held(served.store.first))
+    assert f"a method's {call} has run for" in caplog.text
+    Spoilt.fault = None
+    served.restart()
+    served.makes_versions(0)
+    _require_each_counted_once(served)
+
+
+def test_a_call_that_comes_back_as_it_is_ended_is_a_call_that_came_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PATIENCE, "most_seconds", 0.0)
+    monkeypatch.setattr(patience, "_LOOK_SECONDS", 0.0)
+    binding, ended = GuardedBinding(KnownBinding()), 0
+    for _ in range(300):
+        try:
+            binding.widths_of([])
+        except MethodFault as error:
+            assert "did not come back" in str(error)
+            ended += 1
+    monkeypatch.undo()
+    for _ in range(1000):
+        binding.widths_of([])  # nothing that was on its way comes later
 
 
 def test_ctrl_c_in_the_midst_of_a_method_is_no_fault_of_it() -> None:

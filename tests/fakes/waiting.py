@@ -10,17 +10,20 @@ PATIENCE_SECONDS = 120.0
 """A test that passes never waits for so long, one that fails does so once."""
 NEVER_SECONDS = 30 * PATIENCE_SECONDS
 """Until the deadline of a round: it ends when all have come, and no busy machine makes one late."""
+_DEADLINE = f"deadline_seconds = {NEVER_SECONDS}"
 
 
 def endless(round_lines: str) -> str:
-    """The lines of a task file's ``[round]``, with a deadline that no test reaches.
+    """The lines of a task file's ``[round]``, with a deadline that no test reaches, and none that
+    closes sooner without everybody.
 
     Unless they name another: for rounds by a clock that the test holds, and for those few tests
     whose rounds have to end by their deadlines (``tests/test_real_time.py`` lists both).
     """
     if "\ndeadline_seconds" in f"\n{round_lines}":
         return round_lines
-    return f"{round_lines}\ndeadline_seconds = {NEVER_SECONDS}"
+    least = "" if "least_deadline_seconds" in round_lines else f"least_{_DEADLINE}"
+    return f"{round_lines}\n{_DEADLINE}\n{least}"
 
 
 def wait_until(

@@ -227,6 +227,7 @@ class _Journey:
             f'[broker]\nurl = "{self._urls[0]}"\n'
             f"[round]\nwait_for_devices = {devices}\nquorum = {devices // 2}\n"
             f"deadline_seconds = {deadline_seconds}\n"
+            f"least_deadline_seconds = {deadline_seconds}\n"
             f"pause_seconds = 0.5\nmost_rounds = {_LAST_ROUND}\n"
             f"[scatter]\ncolumns = {WIDTH}\n"
         )

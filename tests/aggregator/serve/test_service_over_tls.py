@@ -35,6 +35,7 @@ password_file = "broker-password"
 [round]
 wait_for_devices = 2
 deadline_seconds = {never}
+least_deadline_seconds = {never}
 pause_seconds = 0.3
 resume_grace_seconds = 1.0
 [scatter]

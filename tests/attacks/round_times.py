@@ -20,6 +20,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import numpy as np
 from tabulate import tabulate
 
+from aggregator.task.file import RoundSettings
 from tests.attacks.stage import Stage
 
 DEVICES = 25
@@ -70,7 +71,12 @@ def play(
     a round, by its number, was found open."""
     rng = np.random.default_rng(seed)
     devices = len(fleet.trains)
-    stage = Stage(folder, devices, f"# as by default\n{lines}")
+    usual = RoundSettings()
+    for name in ("deadline_seconds", "least_deadline_seconds"):
+        # By default, which on the stage is another one.
+        if f"\n{name}" not in f"\n{lines}":
+            lines += f"\n{name} = {getattr(usual, name)}"
+    stage = Stage(folder, devices, lines)
     awake: dict[int, set[int]] = {}
     try:
         for device, seconds in zip(stage.devices, fleet.trains, strict=True):

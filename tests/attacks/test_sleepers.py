@@ -239,7 +239,9 @@ def test_a_device_that_opened_a_session_was_seen(make_stage: MakeStage) -> None:
 def test_rounds_that_ask_some_of_the_devices_ask_some_that_are_awake(
     make_stage: MakeStage, lines: str
 ) -> None:
-    stage = make_stage(devices=25, round_lines=f"{lines}\nwait_for_devices = 25")
+    stage = make_stage(
+        devices=25, round_lines=f"{lines}\nwait_for_devices = 25\nleast_deadline_seconds = 5"
+    )
     for device in stage.devices:
         device.train_seconds = 2.0
     for device in stage.devices[5:]:

@@ -222,7 +222,7 @@ def is_served(home: AggregatorHome) -> bool:
     """Whether ``serve`` runs in a home, or another that holds it."""
     lock = FileLock(home.folder / "serve.lock")
     try:
-        return not lock.try_acquire()
+        return lock.is_taken()
     finally:
         lock.close()
 

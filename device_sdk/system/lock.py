@@ -31,6 +31,16 @@ class FileLock:
             return False
         return True
 
+    def is_taken(self) -> bool:
+        """Whether somebody else has it. Any number may look at once, and none takes another's look
+        for a holder (on Windows for as long as it takes, one does)."""
+        try:
+            _look(self._handle)
+        except OSError:
+            return True
+        _unlock(self._handle)
+        return False
+
     def sign(self) -> None:
         """As who holds it: leave this process's number for :meth:`holder`."""
         self.write(f"{os.getpid()}\n".encode())
@@ -70,6 +80,8 @@ if sys.platform == "win32":
         os.lseek(handle, _FAR, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
 
+    _look = _lock
+
     def _unlock(handle: int) -> None:
         os.lseek(handle, _FAR, os.SEEK_SET)
         msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
@@ -80,6 +92,9 @@ else:
     def _lock(handle: int) -> None:
         # flock, not lockf: it also keeps two locks of one process apart.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _look(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def _unlock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_UN)

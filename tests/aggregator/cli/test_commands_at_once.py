@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.home import AggregatorHome
+from aggregator.home import AggregatorHome, is_served, serve_lock
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from device_sdk.system.lock import FileLock
@@ -124,3 +124,22 @@ def test_a_task_that_is_being_retired_stays_so(
     row = store.tasks.find(2)
     assert (row.state, row.request) == ("retiring", None)
     store.database.close()
+
+
+def test_whoever_looks_whether_serve_runs_is_not_taken_for_it(tmp_path: Path) -> None:
+    """A status beside the start of a coordinator, say, each of which looks."""
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1")
+    looked = [is_served(home)]
+
+    def look() -> None:
+        looked.extend(is_served(home) for _ in range(2000))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not any(looked)
+    with serve_lock(home):
+        assert is_served(home)
+    assert not is_served(home)

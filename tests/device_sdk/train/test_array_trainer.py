@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from device_sdk.artifact import MANIFEST_FILE, load_artifact
+from device_sdk.artifact import load_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import DataSource, LocalData
@@ -26,35 +23,11 @@ from device_sdk.wire.arrays.exchange import Broadcast, decode_update
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
 from tests.fakes.array_device import local_data
-from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 TRAINING = FedAvgTraining(batch_size=4, learning_rate=0.1, optimizer_state="kept")
 ZEROS = bytes(32)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    opened = Home(tmp_path / "home", create=True)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def artifacts(tmp_path: Path) -> tuple[LocalArtifact, ...]:
-    """Two that differ in their name alone."""
-    linear_artifact(tmp_path / "small")
-    manifest, files = linear_parts()
-    write_artifact(tmp_path / "large", replace(manifest, name="large"), files)
-    return tuple(
-        LocalArtifact(
-            hashlib.sha256((tmp_path / name / MANIFEST_FILE).read_bytes()).digest(),
-            name,
-            tmp_path / name,
-        )
-        for name in ("small", "large")
-    )
 
 
 def opened(artifact: LocalArtifact, number: int = 1) -> Broadcast:

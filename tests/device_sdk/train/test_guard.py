@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.errors import CallEnded
 from device_sdk.home.home import Home
 from device_sdk.home.trial_store import TriedArtifact
@@ -22,34 +20,11 @@ from device_sdk.trial import PASSED, TrialLimits, TrialResult, example_batch
 from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 from tests.device_sdk.train.test_array_trainer import job as array_job
-from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 HOUR = 3600
 BAD = TrialResult(Reason.CRASHED, "a step ended the process by SIGSEGV")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    opened = Home(tmp_path / "home", create=True)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def artifacts(tmp_path: Path) -> tuple[LocalArtifact, ...]:
-    linear_artifact(tmp_path / "small")
-    manifest, files = linear_parts()
-    write_artifact(tmp_path / "large", replace(manifest, name="large"), files)
-    return tuple(
-        LocalArtifact(
-            hashlib.sha256((tmp_path / name / MANIFEST_FILE).read_bytes()).digest(),
-            name,
-            tmp_path / name,
-        )
-        for name in ("small", "large")
-    )
 
 
 class Trials:

@@ -115,8 +115,11 @@ class ScatterChannel(DirectChannel):
         if self._codec == "direct":
             return broadcast
         if self._broadcast_codec == "float16":
-            return replace(broadcast, tensors={"items": items.astype(np.float16)})
-        return replace(broadcast, tensors={"items": self._coded(items, self._broadcast_rng)})
+            return self._with_items(broadcast, items.astype(np.float16))
+        return self._with_items(broadcast, self._coded(items, self._broadcast_rng))
+
+    def _with_items(self, broadcast: Broadcast, items: NDArray[Any]) -> Broadcast:
+        return replace(broadcast, tensors={**broadcast.tensors, "items": items})
 
     def recommended_with(self, items: NDArray[np.float32]) -> NDArray[np.float32]:
         """The matrix [items, K] that devices recommend with: as it arrives.

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.errors import NothingLearnt, UnknownUser
+from device_sdk.methods.scatter.least_squares import SOLVE, LeastSquares, Likes
 from device_sdk.recommend import top_items
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.world import DeviceWorld
@@ -16,7 +17,8 @@ from device_sdk.world import DeviceWorld
 class Recommender:
     """Scores all items for a local user: the last item matrix at full width times their vector.
 
-    The matrix is read from the disk once per round, on the first request after it.
+    Of a least-squares model the vector is solved for on each request: what was recorded a moment
+    ago counts. The matrix is read from the disk once per round, on the first request after it.
     """
 
     def __init__(self, world: DeviceWorld) -> None:
@@ -25,6 +27,7 @@ class Recommender:
         self._mark: tuple[int, int, int] | None = None
         self._items: NDArray[np.float32] = np.empty((0, 0), np.float32)
         self._users: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        self._problem: LeastSquares | None = None
         self._catalogue: Catalogue | None = None
         self._catalogue_id = b""
 
@@ -59,16 +62,21 @@ class Recommender:
             raise NothingLearnt(
                 "no round has been trained here yet: start the device and let it take part in one"
             )
-        if place >= len(self._users):
-            raise NothingLearnt(
-                f"the local user {user!r} gets a vector in the next round that this device trains"
-            )
         seen = [
             row
             for item in self._home.interactions.items_of(place, self._home.record_names(self._task))
             if (row := self._row(item)) >= 0
         ]
-        best = top_items(self._items @ self._users[place], seen, count)
+        if self._problem is not None:
+            liked = Likes.of(np.unique(np.asarray(seen, dtype=np.int64)))
+            (vector,) = self._problem.vectors([liked])
+        elif place < len(self._users):
+            vector = self._users[place]
+        else:
+            raise NothingLearnt(
+                f"the local user {user!r} gets a vector in the next round that this device trains"
+            )
+        best = top_items(self._items @ vector, seen, count)
         return [(self._item(row), score) for row, score in best]
 
     def _load(self) -> None:
@@ -82,6 +90,8 @@ class Recommender:
         if model is None or state is None or "items" not in model.arrays:
             return
         self._items = model.arrays["items"].astype(np.float32, copy=False)
+        is_solved = SOLVE in model.arrays
+        self._problem = LeastSquares.of(model.arrays) if is_solved else None
         self._users = state["users"]
         if model.catalogue_id != self._catalogue_id:
             content = self._home.models.catalogue(model.catalogue_id)

@@ -568,6 +568,11 @@ class UpdateLimits(Additive):
         """1,024 times the fleet's median norm or, where that is 0, the first model's length."""
         return MOST_MEDIANS * (self._fleet.median(_NORM) or max(self._length, 1.0))
 
+    @property
+    def multiple(self) -> float:
+        """Of the fleet's medians that limits of lengths follow; 0 for none."""
+        return self._clip_multiple
+
     def most_length(self, place: int, length: float) -> float:
         """The largest that another measure, a length, may be: ``clip_multiple`` times the fleet's
         median or, while that is unknown, ten times ``length``; infinite without the limit."""

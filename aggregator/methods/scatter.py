@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
 from aggregator.methods.limits import (
     Measured,
     UpdateLimits,
@@ -33,7 +34,8 @@ from aggregator.methods.robust import (
     TrimShare,
     touched_means,
 )
-from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.scatter_loss import BprLoss, RoundSum, ScatterLoss
+from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.summing import SummingMethod
 from aggregator.methods.sums import (
     MOST_UPDATES,
@@ -43,10 +45,12 @@ from aggregator.methods.sums import (
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
-    ScatterTraining,
+    BprTraining,
+    LossName,
     decode_scatter_update,
     decode_scatter_updates,
 )
+from device_sdk.methods.scatter.least_squares import SOLVE
 from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
@@ -64,8 +68,9 @@ _ALIKE = 64
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
-_Counted = tuple[Counts, Counts, Floats]
-"""Rows, columns and values [rows, columns] of an update."""
+_Counted = tuple[Update, Counts, Floats, float]
+"""An update, its rows and their values [rows, columns] as they count, and what the update was
+multiplied by."""
 
 
 class ItemNorms(Additive):
@@ -138,10 +143,13 @@ class ScatterSettings:
     """Settings of a scatter task.
 
     Attributes:
-        aggregator: ``mean`` divides each column's sum by the participants (the patent's),
-            ``coverage`` by those of them that drew the column.
-        optimizer: of the server, on the averaged gradient. Its ``decay`` holds for the devices'
-            user_learning_rate as well, so that both sides of the product settle together.
+        loss: ``least-squares`` solves for each user in closed form and steps by the exact pull of
+            all unseen items; ``bpr`` descends along triples with drawn negatives (the patent's).
+        least_squares: settings of that loss.
+        aggregator: of ``bpr``: ``mean`` divides each column's sum by the participants (the
+            patent's), ``coverage`` by those of them that drew the column.
+        optimizer: of ``bpr``: the server's, on the averaged gradient. Its ``decay`` holds for the
+            devices' user_learning_rate as well, so that both sides of the product settle together.
         clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
         clip_multiple: likewise for more than so many times the fleet's median norm; 0 for no limit.
             See :class:`~aggregator.methods.limits.FleetScale`.
@@ -154,11 +162,13 @@ class ScatterSettings:
         robust: how a cell's values become one; all but ``none`` keep a round's updates in memory
             until it closes. See :class:`~aggregator.methods.robust.RobustRule`.
         trim_share: what ``trimmed`` leaves out at either end.
-        training: what the broadcast tells the devices.
+        training: of ``bpr``: what the broadcast tells the devices.
 
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
+    loss: LossName = "least-squares"
+    least_squares: LeastSquaresSettings = field(default_factory=LeastSquaresSettings)
     aggregator: Literal["mean", "coverage"] = "coverage"
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     clip_norm: Annotated[float, Within(0)] = 0.0
@@ -168,13 +178,11 @@ class ScatterSettings:
     item_multiple: Multiple = 0.0
     robust: Robust = "none"
     trim_share: TrimShare = 0.1
-    training: ScatterTraining = field(default_factory=ScatterTraining)
+    training: BprTraining = field(default_factory=BprTraining)
 
     def __post_init__(self) -> None:
         require_declared(self)
 
-
-_TENSORS = frozenset(("columns", "rows", "values"))
 
 # Far above any gradient of a model that trains, far below what could overflow a sum of them.
 _LARGEST_VALUE = 1e12
@@ -185,7 +193,7 @@ _CHECKED_TOGETHER = 64
 _ADDED_TOGETHER = 1 << 16
 """Values: what is made of more does not stay in a core's cache."""
 # A dtype compares with another at once, with a scalar type only after making one of it.
-_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_INT64 = np.dtype(np.int64)
 
 
 def initial_items(items: int, columns: int, spread: float, rng: np.random.Generator) -> Floats:
@@ -209,7 +217,7 @@ class ScatterMethod(SummingMethod):
     Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
     """
 
-    PARTS = ("optimizer", "limits", "touches", "held", "total")
+    PARTS = ("loss", "limits", "touches", "held", "total")
     COUNTED = "participants"
     ADDED = ("drawn", "participants", "clipped")
 
@@ -233,6 +241,7 @@ class ScatterMethod(SummingMethod):
             chosen.row_multiple,
             chosen.outlier_multiple,
             length=euclidean_norm(items),
+            others=self._loss.MEASURES,
         )
         self._clear()
 
@@ -243,8 +252,8 @@ class ScatterMethod(SummingMethod):
 
     @property
     def model_arrays(self) -> dict[str, Floats]:
-        """``items`` alone: V, float32 [items, K]."""
-        return {"items": self.items}
+        """``items``: V, float32 [items, K]; of least squares ``solve`` too, a0 and lambda."""
+        return {"items": self.items, **self._loss.model()}
 
     def begin_with(self, model: Arrays) -> None:
         """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
@@ -254,9 +263,9 @@ class ScatterMethod(SummingMethod):
             raise ModelMismatch(
                 f"'items' holds {rows} vectors, the catalogue has {len(self._items)} items"
             )
-        found = fitted({"items": (rows, self._shape[1])}, model)["items"]
+        found = fitted({"items": (rows, self._shape[1])}, model, {SOLVE})["items"]
         self._items = np.concatenate([found, self._items[rows:]])
-        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._loss = self._new_loss()
         self._clear()
 
     def open_round(self, round_id: int) -> Broadcast:
@@ -268,41 +277,38 @@ class ScatterMethod(SummingMethod):
             self._bounds_follow()
             bound = min(self._limits.most_pull(), self._most_value)
             self._total = FixedPointSum(self._shape, bound)
-        training = self._settings.training
-        rate = training.user_learning_rate * self._optimizer.factor
+        self._loss.begin(self._limits, adds_up=bool(self._adds_up))
+        tensors, settings = self._loss.told(self._items.copy())
         return Broadcast(
-            round_id=round_id,
-            version=self._version,
-            tensors={"items": self._items.copy()},
-            settings=replace(training, user_learning_rate=rate).as_scalars(),
+            round_id=round_id, version=self._version, tensors=tensors, settings=settings
         )
 
     def check(self, update: Update) -> None:
         """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows``,
-        ``bad-values`` or, where updates are held, ``round-full``."""
+        ``bad-values``, ``bad-users``, ``bad-counts`` or, where updates are held, ``round-full``."""
         self._require_round(update)
         tensors = update.tensors
-        if tensors.keys() != _TENSORS:
-            raise Refused("bad-tensors", "expected exactly the tensors columns, rows and values")
+        if tensors.keys() != self._loss.TENSORS:
+            wanted = ", ".join(sorted(self._loss.TENSORS))
+            raise Refused(
+                "bad-tensors",
+                f"expected exactly the tensors {wanted}: the loss is {self._settings.loss}",
+            )
         items, width = self._items.shape
-        columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
+        columns, rows = tensors["columns"], tensors["rows"]
         _check_indices("bad-columns", columns, width)
         if len(columns) == 0:
             raise Refused("bad-columns", "an update must train at least one column")
         _check_indices("bad-rows", rows, items)
-        if values.dtype != _FLOAT32 or values.shape != (len(rows), len(columns)):
-            raise Refused(
-                "bad-values",
-                f"values are {values.dtype} {values.shape}; expected float32 "
-                f"{(len(rows), len(columns))}",
-            )
+        squares = self._loss.squares(update)
         if self.full:
             raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        self._loss.require_bounded(update)
         # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
-        flat = values.reshape(-1)
-        if float(flat.dot(flat)) <= self._small_squares:
+        if squares <= self._small_squares:
             return
-        if not float(np.abs(values).max()) <= self._most_value:
+        values = self._loss.values(update)
+        if not float(np.abs(values).max(initial=0.0)) <= self._most_value:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
 
     def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
@@ -321,18 +327,17 @@ class ScatterMethod(SummingMethod):
         every_column, every_row = [], []
         for update in group:
             tensors = update.tensors
-            if update.round_id != self._round_id or tensors.keys() != _TENSORS:
+            if update.round_id != self._round_id or tensors.keys() != self._loss.TENSORS:
                 return False
-            columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
-            flat = values.reshape(-1)
-            if not (
-                columns.dtype == rows.dtype == _INT64
-                and columns.ndim == rows.ndim == 1
-                and len(columns)
-                and values.dtype == _FLOAT32
-                and values.shape == (len(rows), len(columns))
-                and flat.dot(flat) <= self._small_squares
-            ):
+            columns, rows = tensors["columns"], tensors["rows"]
+            if not (columns.dtype == rows.dtype == _INT64 and columns.ndim == rows.ndim == 1):
+                return False
+            try:
+                good = len(columns) and self._loss.squares(update) <= self._small_squares
+                self._loss.require_bounded(update)
+            except Refused:
+                return False
+            if not good:
                 return False
             every_column.append(columns)
             every_row.append(rows)
@@ -360,20 +365,30 @@ class ScatterMethod(SummingMethod):
             for update in updates:
                 self._held.add(update)
             return
-        for group in _alike(updates):
-            values = np.concatenate([update.tensors["values"] for update in group])
-            counts = [len(update.tensors["rows"]) for update in group]
-            sized = list(zip(group, measured_each(values, counts), strict=True))
-            for update, found in sized:
-                self._limits.note(update.sender, found)
-            self._add_to(self._total, self._judged(sized))
+        for group in _alike((update, self._loss.values(update)) for update in updates):
+            values = np.concatenate([values for _, values in group])
+            counts = [len(values) for _, values in group]
+            sized = [
+                (update, values, found)
+                for (update, values), found in zip(
+                    group, measured_each(values, counts), strict=True
+                )
+            ]
+            for update, _, found in sized:
+                self._limits.note(update.sender, found, self._loss.measures(update))
+            judged = self._judged(sized)
+            for update, _, _, factor in judged:
+                self._loss.absorb(update, factor)
+            self._add_to(self._total, judged)
 
-    def _judged(self, sized: Iterable[tuple[Update, Measured]]) -> list[_Counted]:
+    def _judged(self, sized: Iterable[tuple[Update, Floats, Measured]]) -> list[_Counted]:
         """What of each update counts."""
         judged: list[_Counted] = []
-        for update, found in sized:
-            columns, rows = update.tensors["columns"], update.tensors["rows"]
-            values, factor = self._limits.apply(update.tensors["values"], found)
+        for update, values, found in sized:
+            values, factor = self._limits.apply(values, found)
+            if factor > 0:
+                factor = min(factor, self._loss.factor(update, self._limits))
+            rows = update.tensors["rows"]
             if factor == 0:
                 rows, values = rows[:0], values[:0]
             elif factor < 1:
@@ -381,41 +396,48 @@ class ScatterMethod(SummingMethod):
                 self._clipped += 1
             if self._touches is not None:
                 self._touches.note(rows)
-            judged.append((rows, columns, values))
+            judged.append((update, rows, values, factor))
         if judged:
-            np.add.at(self._drawn, np.concatenate([columns for _, columns, _ in judged]), 1)
+            every = [update.tensors["columns"] for update, _, _, _ in judged]
+            np.add.at(self._drawn, np.concatenate(every), 1)
         self._participants += len(judged)
         return judged
 
     def _add_to(self, total: FixedPointSum, judged: Sequence[_Counted]) -> None:
         """Add what counts of updates of as many columns."""
-        units = total.units(np.concatenate([values for _, _, values in judged]))
+        units = total.units(np.concatenate([values for _, _, values, _ in judged]))
         width = self._items.shape[1]
         if units.shape[1] == width:
             end = 0
-            for rows, _, _ in judged:
+            for _, rows, _, _ in judged:
                 start, end = end, end + len(rows)
                 total.array[rows] += units[start:end]
             return
         # One flat index is several times faster here than a pair of broadcast ones, and add.at of
         # one dtype adds in place.
-        flat = np.concatenate([rows for rows, _, _ in judged])[:, None] * width
-        counts = [len(rows) for rows, _, _ in judged]
-        flat = flat + np.repeat([columns for _, columns, _ in judged], counts, axis=0)
+        flat = np.concatenate([rows for _, rows, _, _ in judged])[:, None] * width
+        counts = [len(rows) for _, rows, _, _ in judged]
+        columns = [update.tensors["columns"] for update, _, _, _ in judged]
+        flat = flat + np.repeat(columns, counts, axis=0)
         np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
 
     def _sum(self) -> NDArray[np.float64]:
         """Of what was absorbed, float64 [items, K]; what was held is judged now."""
         if self._total is not None:
             return self._total.value
-        sized = [(update, measured(update.tensors["values"])) for update in self._held]
-        for update, found in sized:
-            self._limits.note(update.sender, found)
+        sized = []
+        for update in self._held:
+            values = self._loss.values(update)
+            sized.append((update, values, measured(values)))
+        for update, _, found in sized:
+            self._limits.note(update.sender, found, self._loss.measures(update))
         self._limits.look_again()
         judged = self._judged(sized)
+        self._loss.absorb_held([(update, factor) for update, _, _, factor in judged], self._rule)
         if self._rule.holds:
-            return touched_means(judged, self._shape, self._rule)
-        largest = max((float(np.abs(v).max()) for _, _, v in judged if v.size), default=0.0)
+            each = [(rows, update.tensors["columns"], v) for update, rows, v, _ in judged]
+            return touched_means(each, self._shape, self._rule)
+        largest = max((float(np.abs(v).max()) for _, _, v, _ in judged if v.size), default=0.0)
         total = FixedPointSum(self._shape, largest)
         for one in judged:
             self._add_to(total, [one])
@@ -429,10 +451,8 @@ class ScatterMethod(SummingMethod):
         participants = self._participants
         metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
         if participants:
-            by_column = self._settings.aggregator == "coverage"
-            divisor = np.maximum(self._drawn, 1) if by_column else participants
-            gradient = (total / divisor).astype(np.float32)
-            moved = self._optimizer.step(self._items, gradient)
+            moved, said = self._loss.step(self._items, RoundSum(total, self._drawn, participants))
+            metrics |= said
             if not np.isfinite(moved).all():
                 raise NoVersion(
                     "the server's step made the item matrix non-finite; lower the learning rate "
@@ -445,7 +465,6 @@ class ScatterMethod(SummingMethod):
             self._items = moved
             self._limits.settle()
             self._version += 1
-            metrics["gradient_norm"] = float(np.linalg.norm(gradient))
             metrics["columns_mean"] = float(self._drawn.sum()) / participants
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
@@ -466,7 +485,7 @@ class ScatterMethod(SummingMethod):
         if not np.isfinite(rows).all():
             raise ValueError("the new rows hold values that are not finite")
         self._items = np.concatenate([self._items, rows])
-        self._optimizer.grow(len(rows))
+        self._loss.grow(len(rows))
         if self._touches is not None:
             self._touches.grow(len(rows))
         self._version += 1
@@ -483,11 +502,18 @@ class ScatterMethod(SummingMethod):
 
     def _parts_follow(self) -> None:
         multiple = self._settings.item_multiple
-        self._optimizer = ServerOptimizer(self._settings.optimizer, self._shape)
+        self._loss = self._new_loss()
         self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
         self._held = HeldUpdates()
 
         self._total = FixedPointSum(self._shape) if self._adds_up else None
+
+    def _new_loss(self) -> ScatterLoss:
+        chosen = self._settings
+        if chosen.loss == "least-squares":
+            return LeastSquaresLoss(self._shape, chosen.least_squares)
+        by_column = chosen.aggregator == "coverage"
+        return BprLoss(self._shape, chosen.optimizer, chosen.training, by_column=by_column)
 
     def _require_sound(self) -> None:
         super()._require_sound()
@@ -518,18 +544,21 @@ class ScatterMethod(SummingMethod):
         self._bounds_follow()
 
 
-def _alike(updates: Iterable[Update]) -> Iterator[list[Update]]:
-    """The updates in groups of as many columns, each of no more values than are added together."""
-    groups: dict[int, list[Update]] = {}
+def _alike(
+    valued: Iterable[tuple[Update, Floats]],
+) -> Iterator[list[tuple[Update, Floats]]]:
+    """Updates with their values, in groups of as many columns, each of no more values than are
+    added together."""
+    groups: dict[int, list[tuple[Update, Floats]]] = {}
     sizes: dict[int, int] = {}
-    for update in updates:
-        columns, size = len(update.tensors["columns"]), update.tensors["values"].size
-        if columns in groups and sizes[columns] + size > _ADDED_TOGETHER:
+    for update, values in valued:
+        columns = values.shape[1]
+        if columns in groups and sizes[columns] + values.size > _ADDED_TOGETHER:
             yield groups.pop(columns)
         if columns not in groups:
             groups[columns], sizes[columns] = [], 0
-        groups[columns].append(update)
-        sizes[columns] += size
+        groups[columns].append((update, values))
+        sizes[columns] += values.size
     yield from groups.values()
 
 

@@ -38,7 +38,8 @@ from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts, Where
 from device_sdk.methods.scatter.contract import encode_scatter_update
-from device_sdk.methods.scatter.learner import ScatterLearner, items_of
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.least_squares import items_of
 from device_sdk.methods.state import State
 from device_sdk.train.arrays import evaluate_received
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation, RoundEvaluation
@@ -232,7 +233,7 @@ class ScatterDevices(VirtualDevices):
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
         terms, broadcast = published.read()
-        self._fleet.require_width(items_of(broadcast).shape[1])
+        self._fleet.require_width(items_of(broadcast.tensors).shape[1])
         for group in groups(chosen, most_in_a_group(broadcast)):
             prepared = [self._prepared(published, terms, broadcast, each) for each in group]
             training = [each for each in prepared if each.chosen.trains]
@@ -248,7 +249,7 @@ class ScatterDevices(VirtualDevices):
         each: _Prepared,
         found: Update | LearnerError | None,
     ) -> DeviceAnswer:
-        device, learner, items = each.chosen.device, each.learner, items_of(broadcast)
+        device, learner, items = each.chosen.device, each.learner, items_of(broadcast.tensors)
         self._keep(device, learner, each.held, each.triples)
         if isinstance(found, LearnerError):
             return _failed(device, found)
@@ -257,15 +258,15 @@ class ScatterDevices(VirtualDevices):
             return DeviceAnswer(device, option, evaluation=_written(each.evaluation))
         width = items.shape[1]
         body = encode_scatter_update(found, width, terms.update_codec, each.streams.rng)
-        if each.ranks is not None:
-            each.ranks.stage("personal", learner.users, items)
+        if each.ranks is not None and learner.personalises(broadcast):
+            each.ranks.stage("personal", learner.vectors(broadcast), items)
         seconds = self._fleet.seconds(device, each.triples, learner.columns / width)
         return DeviceAnswer(device, option, seconds, body, evaluation=_written(each.evaluation))
 
     def _prepared(
         self, published: PublishedRound, terms: TaskTerms, broadcast: Broadcast, chosen: Chosen
     ) -> _Prepared:
-        device, items = chosen.device, items_of(broadcast)
+        device, items = chosen.device, items_of(broadcast.tensors)
         learner, held, triples = self._learner(device)
         streams = _Streams(self._fleet.seed, published.manifest.round, device)
         learner.rng = streams.rng
@@ -274,7 +275,7 @@ class ScatterDevices(VirtualDevices):
         if terms.evaluation is not None and _evaluates(published, terms, chosen):
             each.evaluation = streams.evaluation(terms.evaluation, terms.train_seconds)
             each.ranks = RankEvaluation(each.evaluation, held)
-            each.ranks.stage("global", learner.users, items)
+            each.ranks.stage("global", learner.vectors(broadcast), items)
         return each
 
     def _learner(self, device: int) -> tuple[ScatterLearner, list[HeldOutItem], int]:

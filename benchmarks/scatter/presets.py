@@ -10,7 +10,7 @@ from typing import Literal
 from aggregator.methods.scatter import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.scatter.experiment import Experiment
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.triples import PoolSettings
 
 CLASSES = (8, 16, 32, 64)
@@ -26,12 +26,12 @@ _NO_PSEUDO = PoolSettings(pseudo_per_positive=0.0)
 def preset(data: str, split: Literal["test", "validation"], seed: int) -> Experiment:
     """The default method on ``data`` with every device at K; raises ValueError for other names."""
     if data == "ml-100k":
-        training = ScatterTraining(
+        training = BprTraining(
             user_learning_rate=0.7, user_l2=0.01, item_l2=0.001, user_spread=0.01
         )
         return _experiment(data, split, seed, training, epochs=40, cohort=128, decay=0.98)
     if data == "ml-1m":
-        training = ScatterTraining(
+        training = BprTraining(
             user_learning_rate=2.0, user_l2=0.02, item_l2=0.001, user_spread=0.01
         )
         return _experiment(data, split, seed, training, epochs=33, cohort=256, decay=0.976)
@@ -124,7 +124,7 @@ def _experiment(
     data: str,
     split: Literal["test", "validation"],
     seed: int,
-    training: ScatterTraining,
+    training: BprTraining,
     *,
     epochs: int,
     cohort: int,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from device_sdk.capability.fit import Request, choose_k
 from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
-from device_sdk.methods.scatter.contract import ScatterTraining, encode_scatter_update
+from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.methods.scatter.factor_step import FactorStep, StepByUsers, TrainerStep
-from device_sdk.methods.scatter.learner import ScatterLearner, items_of
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.least_squares import items_of
 from device_sdk.system.clock import slowed
 from device_sdk.system.watch import Watch
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation
@@ -37,6 +39,8 @@ _NEW: State = {
 }
 """The state of a learner that has not trained yet."""
 _NOBODY = np.empty(0, dtype=np.int64)
+_OF_THE_WORK = ("loss", "scores", "most_triples", "assignment")
+"""Settings of a broadcast with which the time of a round changes."""
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ class ScatterTrainer(RoundTrainer):
 
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
-        items, catalogue = items_of(job.broadcast), job.catalogue
+        items, catalogue = items_of(job.broadcast.tensors), job.catalogue
         if catalogue is not None and len(catalogue) != len(items):
             raise LearnerError(
                 f"the catalogue has {len(catalogue)} items, the item matrix {len(items)} rows"
@@ -99,15 +103,15 @@ class ScatterTrainer(RoundTrainer):
         found = self.evaluation(job)
         ranks = None if found is None else RankEvaluation(found, held)
         if ranks is not None:
-            ranks.stage("global", learner.users, items)
+            ranks.stage("global", learner.vectors(job.broadcast), items)
         start = self._clock.now()
         update = learner.train(job.broadcast)
         seconds = slowed(self._clock, start, options.slowdown)
         body = encode_scatter_update(update, items.shape[1], job.terms.update_codec, self._rng)
         if capability is not None:
             capability = capability.after(late=seconds > self.affordable_seconds(job))
-        if ranks is not None:
-            ranks.stage("personal", learner.users, items)
+        if ranks is not None and learner.personalises(job.broadcast):
+            ranks.stage("personal", learner.vectors(job.broadcast), items)
         return TrainedRound(
             learner.columns,
             body,
@@ -150,18 +154,20 @@ class ScatterTrainer(RoundTrainer):
         if options.k is not None:
             return None
         task, width = job.manifest.task, int(job.broadcast.tensors["items"].shape[1])
-        triples = max(1, sum(len(rows) for rows in self._local.rows))
+        interactions = max(1, sum(len(rows) for rows in self._local.rows))
         # Only what the work depends on: rates decay from round to round.
-        settings = ScatterTraining.from_scalars(job.broadcast.settings)
+        settings = job.broadcast.settings
+        work = " ".join(str(settings[name]) for name in _OF_THE_WORK if name in settings)
         conditions = (
             f"{job.manifest.artifact_id.hex()} K={width} {self.affordable_seconds(job)}s "
-            f"x{options.slowdown} {settings.scores} {settings.most_triples}"
+            f"x{options.slowdown} {work}"
         )
         known = self._home.models.capability(task)
-        if known is not None and known.holds(conditions, triples):
+        if known is not None and known.holds(conditions, interactions):
             return known
+        workload = _RoundWorkload(learner, job.broadcast, self._local)
         choice = choose_k(
-            _EpochWorkload(learner, job.broadcast, triples),
+            workload,
             Request(
                 deadline_seconds=self.affordable_seconds(job),
                 max_k=width,
@@ -171,10 +177,11 @@ class ScatterTrainer(RoundTrainer):
             ),
             clock=self._clock,
         )
+        workload.end()
         if choice.k is None:
             raise Declined(choice.reason, Reason.TOO_SLOW)
         return CapabilityRow(
-            task=task, conditions=conditions, option=str(choice.k), size=triples,
+            task=task, conditions=conditions, option=str(choice.k), size=interactions,
             placement=None, placed_size=None, misses=0, reason=choice.reason,
             p90_seconds=choice.p90_seconds,
         )  # fmt: skip
@@ -211,27 +218,26 @@ def without_latest(
     return tuple(kept), held, since
 
 
-class _EpochWorkload:
-    """The very work of a round, residual scores and all. Leaves the learner in another state."""
+class _RoundWorkload:
+    """The very work of a round, whatever its loss. Leaves the learner in another state."""
 
-    def __init__(self, learner: ScatterLearner, broadcast: Broadcast, triples: int) -> None:
-        self._learner = learner
-        self._broadcast = broadcast
-        self._part = broadcast
+    def __init__(self, learner: ScatterLearner, broadcast: Broadcast, local: _Positives) -> None:
+        self._learner, self._broadcast, self._local = learner, broadcast, local
         self._state = learner.state()
-        training = ScatterTraining.from_scalars(broadcast.settings)
-        cap = training.most_triples
-        self._triples = min(triples, cap) if cap else triples
+        self._rows = tuple(local.rows)
 
     def prepare(self, k: int, share: float = 1.0) -> None:
         self._learner.restore(self._state)
         self._learner.columns = k
-        self._part = self._broadcast
+        self._local.rows = self._rows
         if share < 1.0:
-            settings = dict(self._broadcast.settings)
-            settings["most_triples"] = max(1, round(self._triples * share))
-            self._part = replace(self._broadcast, settings=settings)
+            # A share of each user's items: the time of both losses grows with their number.
+            self._local.rows = tuple(own[: math.ceil(share * len(own))] for own in self._rows)
 
     def run(self) -> object:
         """Train one round."""
-        return self._learner.train(self._part)
+        return self._learner.train(self._broadcast)
+
+    def end(self) -> None:
+        """Give the device's data back to the learner."""
+        self._local.rows = self._rows

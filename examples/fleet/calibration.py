@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock, slowed
 from device_sdk.train.scatter import factor_step
@@ -34,7 +34,7 @@ def round_seconds(
     positives: Sequence[Rows],
     items: int,
     width: int,
-    training: ScatterTraining,
+    training: BprTraining,
     clock: Clock,
     rng: np.random.Generator,
     *,

@@ -24,7 +24,7 @@ from benchmarks.robust.scatter import (
 from benchmarks.robust.suite import Trial
 from benchmarks.robust.table import single_table
 from benchmarks.scatter.presets import preset
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast
 from tests.fakes.reference_step import ReferenceStep
@@ -40,7 +40,7 @@ def learner(seed: int = 0) -> ScatterLearner:
 
 def broadcast() -> Broadcast:
     items = np.random.default_rng(1).standard_normal((ITEMS, K)).astype(np.float32)
-    return Broadcast(1, 0, {"items": items}, ScatterTraining(user_spread=0.5).as_scalars())
+    return Broadcast(1, 0, {"items": items}, BprTraining(user_spread=0.5).as_scalars())
 
 
 def test_hostile_updates_are_what_their_attack_says() -> None:

@@ -37,7 +37,7 @@ from device_sdk.methods.mutual.contract import (
 from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.registry import METHODS, load_method
 from device_sdk.methods.scatter.contract import (
-    ScatterTraining,
+    BprTraining,
     decode_scatter_update,
     encode_scatter_update,
 )
@@ -238,7 +238,7 @@ def _settings_seeds() -> Sequence[bytes]:
         FedAvgTraining(),
         _MUTUAL,
         _PROTOTYPES,
-        ScatterTraining(),
+        BprTraining(),
         _KNOWLEDGE[2],
     )
     return [_body({}, **training.as_scalars()) for training in trainings]

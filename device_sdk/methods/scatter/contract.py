@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import Within
-from device_sdk.wire.arrays.exchange import TrainingSettings, Update
+from device_sdk.wire.arrays.exchange import Scalar, TrainingSettings, Update
+from device_sdk.wire.arrays.factored import (
+    FactoredRows,
+    decode_factored,
+    encode_factored,
+    is_factored,
+)
 from device_sdk.wire.arrays.sparse import (
     SparseRows,
     decode_sparse,
@@ -22,12 +28,51 @@ from device_sdk.wire.publish.task_messages import UPDATE_CODECS
 
 # The training settings that a scatter broadcast carries, known to both ends.
 
+LossName = Literal["least-squares", "bpr"]
 Scores = Literal["residual", "columns"]
+Assignment = Literal["nested", "dealt"]
+_LOSS = "loss"
+
+
+class LossTraining(TrainingSettings):
+    """Training settings of one loss, which a broadcast names."""
+
+    __slots__ = ()
+    LOSS: ClassVar[LossName]
+
+    def as_scalars(self) -> dict[str, Scalar]:
+        """The settings as a broadcast carries them, with the loss's name."""
+        return {**super().as_scalars(), _LOSS: self.LOSS}
+
+    @classmethod
+    def from_scalars(
+        cls, values: Mapping[str, Scalar], error: Callable[[str], Exception] = ValueError
+    ) -> Self:
+        """See :class:`TrainingSettings`. Raises ``error`` for a broadcast of another loss too."""
+        if values.get(_LOSS) != cls.LOSS:
+            raise error(f"the broadcast's loss is {values.get(_LOSS)!r}; expected {cls.LOSS!r}")
+        return super().from_scalars(values, error)
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterTraining(TrainingSettings):
-    """How every device trains in a round of scatter aggregation.
+class LeastSquaresTraining(LossTraining):
+    """How every device trains in a round of implicit least squares.
+
+    Attributes:
+        assignment: ``nested``: a device of k_i columns trains the first k_i; ``dealt``: others each
+            round, from a shuffled deck.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    LOSS = "least-squares"
+
+    assignment: Assignment = "nested"
+
+
+@dataclass(frozen=True, slots=True)
+class BprTraining(LossTraining):
+    """How every device trains in a round of Bayesian personalised ranking.
 
     Attributes:
         scores: ``columns`` scores a triple by the drawn columns alone (the patent's); ``residual``
@@ -43,6 +88,8 @@ class ScatterTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
+    LOSS = "bpr"
+
     scores: Scores = "residual"
     user_learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.7
     user_l2: Annotated[float, Within(0, 1e3)] = 0.01
@@ -51,20 +98,39 @@ class ScatterTraining(TrainingSettings):
     most_triples: Annotated[int, Within(0)] = 0
 
 
+def loss_of(settings: Mapping[str, Scalar]) -> str:
+    """The loss that a broadcast's settings name; "" where they name none."""
+    return str(settings.get(_LOSS, ""))
+
+
 # A scatter update, between the learner's named arrays and the bytes of an update's body.
+#
+# Of BPR: ``columns`` int64 [k], ``rows`` int64 [r] and ``values`` float32 [r, k], the gradient. Of
+# least squares, whose gradient and Gram matrix are products of the same factor: ``pulls`` float32
+# [r, f] and ``factor`` float32 [f, k] in the place of values, ``counts`` int64 [r], by row the
+# local users that have the item, and ``users`` int64 [], those that have any.
+
+BPR_TENSORS = frozenset(("columns", "rows", "values"))
+LEAST_SQUARES_TENSORS = frozenset(("columns", "rows", "pulls", "factor", "counts", "users"))
 
 
 def encode_scatter_update(
     update: Update, width: int, update_codec: str, rng: np.random.Generator | None = None
 ) -> bytes:
-    """The body of ``update``, whose tensors are ``columns``, ``rows`` and ``values``.
+    """The body of ``update``, with the tensors of either loss.
 
     ``width``: the task's K, the second dimension of the broadcast's ``items``. ``rng`` is needed
     for ``int8`` only. Raises ValueError for arrays that do not fit.
     """
-    tensors = update.tensors
+    tensors, codec = update.tensors, UPDATE_CODECS[update_codec]
+    if "factor" in tensors:
+        factored = FactoredRows(
+            tensors["columns"], tensors["rows"], tensors["pulls"], tensors["factor"],
+            tensors["counts"], int(tensors["users"]), width,
+        )  # fmt: skip
+        return encode_factored(factored, codec, rng)
     sparse = SparseRows(tensors["columns"], tensors["rows"], tensors["values"], width)
-    return encode_sparse(sparse, UPDATE_CODECS[update_codec], rng)
+    return encode_sparse(sparse, codec, rng)
 
 
 def decode_scatter_update(
@@ -72,24 +138,48 @@ def decode_scatter_update(
 ) -> Update:
     """The update in ``body`` of ``sender`` for an item matrix [items, width]. Raises
     ``WireError``."""
-    return _update(decode_sparse(body, items=items, width=width), round_id, sender)
+    if is_factored(body):
+        return _factored(decode_factored(body, items=items, width=width), round_id, sender)
+    return _sparse(decode_sparse(body, items=items, width=width), round_id, sender)
 
 
 def decode_scatter_updates(
     bodies: Sequence[tuple[bytes, str]], round_id: int, items: int, width: int
 ) -> list[Update | WireError]:
     """The updates in many bodies, each with its sender; an error in the place of a bad one."""
-    found = decode_sparse_each([body for body, _ in bodies], items=items, width=width)
-    return [
-        each if isinstance(each, WireError) else _update(each, round_id, sender)
-        for each, (_, sender) in zip(found, bodies, strict=True)
-    ]
+    found: list[Update | WireError | None] = [None] * len(bodies)
+    places = []
+    for place, (body, sender) in enumerate(bodies):
+        if not is_factored(body):
+            places.append(place)
+            continue
+        try:
+            found[place] = decode_scatter_update(body, round_id, items, width, sender)
+        except WireError as error:
+            found[place] = error
+    read = decode_sparse_each([bodies[place][0] for place in places], items=items, width=width)
+    for place, each in zip(places, read, strict=True):
+        is_bad = isinstance(each, WireError)
+        found[place] = each if is_bad else _sparse(each, round_id, bodies[place][1])
+    return [each for each in found if each is not None]
 
 
-def _update(sparse: SparseRows, round_id: int, sender: str) -> Update:
+def _sparse(sparse: SparseRows, round_id: int, sender: str) -> Update:
     tensors: dict[str, NDArray[Any]] = {
         "columns": sparse.columns,
         "rows": sparse.rows,
         "values": sparse.values,
+    }
+    return Update(round_id=round_id, tensors=tensors, sender=sender)
+
+
+def _factored(found: FactoredRows, round_id: int, sender: str) -> Update:
+    tensors: dict[str, NDArray[Any]] = {
+        "columns": found.columns,
+        "rows": found.rows,
+        "pulls": found.pulls,
+        "factor": found.factor,
+        "counts": found.counts,
+        "users": np.asarray(found.users, dtype=np.int64),
     }
     return Update(round_id=round_id, tensors=tensors, sender=sender)

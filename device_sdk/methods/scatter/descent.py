@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import Blocks, FactorBatch, FactorStep, is_finite
 from device_sdk.methods.scatter.triples import Triples
 from device_sdk.wire.publish.report import Reason
@@ -51,7 +51,7 @@ class Moved:
 
 
 def descend(
-    items: NDArray[Any], training: ScatterTraining, step: FactorStep, drawn: Sequence[Drawn]
+    items: NDArray[Any], training: BprTraining, step: FactorStep, drawn: Sequence[Drawn]
 ) -> list[Moved | LearnerError]:
     """One step of each device at ``items``, float16 or float32 [items, K]; their order is kept."""
     found: dict[int, Moved | LearnerError] = {}
@@ -89,7 +89,7 @@ def _batches(drawn: Sequence[Drawn], shape: tuple[int, ...]) -> Iterator[list[in
 
 
 def _apart(
-    items: NDArray[Any], training: ScatterTraining, step: FactorStep, drawn: Sequence[Drawn]
+    items: NDArray[Any], training: BprTraining, step: FactorStep, drawn: Sequence[Drawn]
 ) -> Sequence[Moved | LearnerError]:
     """A batch's steps; where one of them fails, each half is tried by itself."""
     try:
@@ -106,7 +106,7 @@ def _apart(
 
 
 def _together(
-    items: NDArray[Any], training: ScatterTraining, step: FactorStep, drawn: Sequence[Drawn]
+    items: NDArray[Any], training: BprTraining, step: FactorStep, drawn: Sequence[Drawn]
 ) -> list[Moved]:
     """A batch's steps in one. Raises LearnerError where one device's fails."""
     all_of = _laid(drawn, len(items))

@@ -1,4 +1,4 @@
-"""The device's half of scatter aggregation: BPR on the columns it can afford.
+"""The device's half of scatter aggregation: a step on the columns it can afford.
 
 Method: "Compute-adaptive, model-heterogeneous federated recommendation" (the patent in our papers),
 steps 1 to 5. The item matrix V [items, K] comes with the broadcast; the vectors U [users, K] of the
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import Learner, LearnerError, State
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining, LeastSquaresTraining, loss_of
 from device_sdk.methods.scatter.descent import Drawn, Moved, descend
 from device_sdk.methods.scatter.factor_step import FactorStep
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes, items_of
 from device_sdk.methods.scatter.triples import LocalTriples, PoolSettings
 from device_sdk.methods.state import Entry, unpack
 from device_sdk.recommend import top_items
@@ -120,14 +121,29 @@ class ScatterLearner(Learner):
 
     @property
     def users(self) -> Floats:
-        """U, float32 [users, K]: a copy. Empty before the first round."""
+        """What is kept of U, float32 [users, K]: a copy. Empty before the first round, and where
+        the loss is least squares, whose vectors follow from the items."""
         return self._users.copy()
 
-    def train(self, broadcast: Broadcast) -> Update:
-        """One epoch over the device's triples; see :class:`~device_sdk.methods.learner.Learner`.
+    def vectors(self, broadcast: Broadcast) -> Floats:
+        """The local users' vectors at full width, float32 [users, K], to recommend with from the
+        broadcast's items: of least squares its solution, else U as it was trained.
 
-        The update holds ``columns`` int64 [k_i] and ``rows`` int64 [r], both increasing, and
-        ``values`` float32 [r, k_i]: the items' gradients summed over the triples. A device without
+        Raises LearnerError for a broadcast that holds no model.
+        """
+        if loss_of(broadcast.settings) != LeastSquaresTraining.LOSS:
+            return self.users
+        problem = LeastSquares.of(broadcast.tensors)
+        return problem.vectors([Likes.of(rows) for rows in self._interactions.positives()])
+
+    def personalises(self, broadcast: Broadcast) -> bool:
+        """Whether training leaves other :meth:`vectors` than the device came with."""
+        return loss_of(broadcast.settings) != LeastSquaresTraining.LOSS
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """One step over the device's data; see :class:`~device_sdk.methods.learner.Learner`.
+
+        The update holds the tensors of the broadcast's loss: see ``contract.py``. A device without
         interactions sends an update of no rows.
 
         Raises LearnerError when the broadcast lacks ``items`` or settings, or when the catalogue
@@ -146,9 +162,11 @@ class ScatterLearner(Learner):
 
         NumPy's step gives each the very bits that it has alone, the graph's rounds otherwise.
         """
+        if loss_of(broadcast.settings) == LeastSquaresTraining.LOSS:
+            return cls._solve_many(learners, broadcast)
         try:
-            items = items_of(broadcast)
-            training = ScatterTraining.from_scalars(broadcast.settings, LearnerError)
+            items = items_of(broadcast.tensors)
+            training = BprTraining.from_scalars(broadcast.settings, LearnerError)
         except LearnerError as error:
             return [error] * len(learners)
         found: dict[int, Update | LearnerError] = {}
@@ -171,15 +189,18 @@ class ScatterLearner(Learner):
                     found[place] = learners[place]._keep(broadcast.round_id, drawn[place], one)
         return [found[place] for place in range(len(learners))]
 
-    def _draw(self, items: NDArray[Any], training: ScatterTraining) -> Drawn:
+    def _draw(self, items: NDArray[Any], training: BprTraining) -> Drawn:
         """All of a round that is random. Raises LearnerError."""
         positives = self._interactions.positives()
         users = self._grown_users(len(positives), items.shape[1], training.user_spread)
         pool, source = self._triples.of(positives, len(items), self._pool, self._rng)
         triples = source.draw(training.most_triples, self._rng)
-        deck = self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0]
-        columns, deck = deal_columns(deck, items.shape[1], self.columns, self._rng)
+        columns, deck = self._dealt(items.shape[1])
         return Drawn(users, columns, triples, pool, deck)
+
+    def _dealt(self, width: int) -> tuple[Columns, Columns]:
+        deck = self._deck if width == self._users.shape[1] else self._deck[:0]
+        return deal_columns(deck, width, self.columns, self._rng)
 
     def _keep(self, round_id: int, drawn: Drawn, moved: Moved) -> Update:
         """Commit to a round's outcome."""
@@ -188,6 +209,40 @@ class ScatterLearner(Learner):
             round_id,
             {"columns": drawn.columns, "rows": moved.rows, "values": moved.values},
         )
+
+    @classmethod
+    def _solve_many(
+        cls, learners: Sequence[Self], broadcast: Broadcast
+    ) -> Sequence[Update | LearnerError]:
+        found: list[Update | LearnerError] = []
+        try:
+            training = LeastSquaresTraining.from_scalars(broadcast.settings, LearnerError)
+            problem = LeastSquares.of(broadcast.tensors)
+        except LearnerError as error:
+            return [error] * len(learners)
+        for learner in learners:
+            try:
+                found.append(learner._solved(problem, training, broadcast.round_id))
+            except LearnerError as error:
+                found.append(error)
+        return found
+
+    def _solved(
+        self, problem: LeastSquares, training: LeastSquaresTraining, round_id: int
+    ) -> Update:
+        """A round of least squares. Raises LearnerError."""
+        positives, (items, width) = self._interactions.positives(), problem.items.shape
+        pool, parts = self._triples.pseudo_items(positives, items, self._pool, self._rng)
+        weight = self._triples.settings.pseudo_weight
+        likes = [
+            Likes.of(own, pseudo, weight) for own, pseudo in zip(positives, parts, strict=True)
+        ]
+        columns, deck = np.arange(min(self.columns, width)), self._deck[:0]
+        if training.assignment == "dealt":
+            columns, deck = self._dealt(width)
+        tensors = problem.update(likes, columns)
+        self._users, self._pool, self._deck = np.empty((0, width), np.float32), pool, deck
+        return Update(round_id, tensors)
 
     def recommend(self, items: NDArray[Any], user: int, count: int) -> list[tuple[int, float]]:
         """The ``count`` best items that local user ``user`` has not touched: (row, score), best
@@ -234,13 +289,3 @@ class ScatterLearner(Learner):
             return known
         fresh = self._rng.standard_normal((count - len(known), width), dtype=np.float32)
         return np.concatenate([known, np.float32(spread) * fresh])
-
-
-def items_of(broadcast: Broadcast) -> NDArray[Any]:
-    """A broadcast's V, [items, K]. Raises LearnerError where it is not there, or of no width."""
-    items = broadcast.tensors.get("items")
-    if items is None or items.ndim != 2 or items.dtype not in (np.float32, np.float16):
-        raise LearnerError("the broadcast lacks 'items', float32 or float16 of [items, K]")
-    if items.shape[1] == 0:
-        raise LearnerError("the broadcast's 'items' have no columns")
-    return items

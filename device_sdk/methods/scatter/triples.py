@@ -223,7 +223,7 @@ class PoolSettings:
     Raises ValueError for a negative or non-finite number.
     """
 
-    pseudo_per_positive: float = 0.5
+    pseudo_per_positive: float = 0.0
     pseudo_weight: float = 0.1
     negatives_per_positive: float = 0.0
     smallest_pool: int = 0
@@ -298,7 +298,7 @@ class LocalTriples:
     """
 
     def __init__(self, settings: PoolSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._items: Rows = np.empty(0, dtype=np.int64)
         self._lengths: list[int] = []
         self._catalogue = -1
@@ -331,11 +331,26 @@ class LocalTriples:
             return self._pool, self._source
         _require_in_catalogue(items, catalogue)
         seen = seen_by_anyone(positives, catalogue)
-        grown = grow_pool(pool, seen, self._settings.pool_size(len(items)), rng)
-        source = TripleSource(positives, grown, seen, self._settings)
+        grown = grow_pool(pool, seen, self.settings.pool_size(len(items)), rng)
+        source = TripleSource(positives, grown, seen, self.settings)
         self._items, self._lengths, self._catalogue = items, lengths, catalogue
         self._pool, self._source = grown, source
         return grown, source
+
+    def pseudo_items(
+        self, positives: Sequence[Rows], catalogue: int, pool: Rows, rng: np.random.Generator
+    ) -> tuple[Rows, list[Rows]]:
+        """The pool, as :meth:`of` has it, and each user's pseudo-items, which may be none.
+
+        Raises LearnerError when an interaction's item is outside the catalogue.
+        """
+        items = np.concatenate([np.empty(0, dtype=np.int64), *positives])
+        _require_in_catalogue(items, catalogue)
+        wanted = self.settings.pseudo_items(len(items))
+        if not wanted:
+            return pool, [items[:0]] * len(positives)
+        grown = grow_pool(pool, seen_by_anyone(positives, catalogue), wanted, rng)
+        return grown, _pseudo_items(positives, grown, catalogue, self.settings)
 
 
 def _require_in_catalogue(items: Rows, catalogue: int) -> None:

@@ -63,10 +63,14 @@ def encode_ids(ids: NDArray[np.int64]) -> bytes:
         ids.size and (ids[0] < 0 or ids[-1] > LARGEST_ID or not (ids[1:] > ids[:-1]).all())
     ):
         raise ValueError("ids must be strictly increasing, from 0 to 2^31 - 1")
-    gaps = np.diff(ids, prepend=-1) - 1
+    return encode_numbers(np.diff(ids, prepend=-1) - 1)
+
+
+def encode_numbers(numbers: NDArray[np.int64]) -> bytes:
+    """Each of them, 0 to 2^31 - 1, as by :func:`encode_number`."""
     # Seven bits a column, as many columns as the largest takes.
-    most = max(1, -(-int(gaps.max(initial=0)).bit_length() // 7))
-    sevens = gaps[:, None] >> 7 * np.arange(most)
+    most = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
+    sevens = numbers[:, None] >> 7 * np.arange(most)
     used = sevens > 0
     used[:, 0] = True
     sevens &= 127
@@ -91,6 +95,15 @@ def decode_ids(data: bytes, offset: int, count: int, bound: int) -> tuple[NDArra
     if int(ids[-1]) >= bound:
         raise WireError("bad-rows", f"an id is not below {bound}")
     return ids, offset + int(ends[-1]) + 1
+
+
+def decode_numbers(data: bytes, offset: int, count: int) -> tuple[NDArray[np.int64], int]:
+    """``count`` numbers, int64, and the offset after them. Raises ``WireError("bad-rows")``."""
+    if count == 0:
+        return np.empty(0, dtype=np.int64), offset
+    most = min(max(0, len(data) - offset), count * _MOST_BYTES)
+    steps, ends = _steps(np.frombuffer(data, np.uint8, most, offset), count)
+    return steps - 1, offset + int(ends[-1]) + 1
 
 
 def _steps(raw: NDArray[np.uint8], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -158,24 +171,18 @@ def encode_sparse(
     columns, values = update.columns, update.values
     if not 1 <= update.width <= MAX_WIDTH:
         raise ValueError(f"width is {update.width}; expected 1 to {MAX_WIDTH}")
-    if columns.ndim != 1 or not 1 <= len(columns) <= update.width:
-        raise ValueError("an update holds at least one column and at most its width")
-    if columns[0] < 0 or columns[-1] >= update.width or not (columns[1:] > columns[:-1]).all():
-        raise ValueError(f"columns must rise strictly, from 0 to {update.width - 1}")
     if values.dtype != np.float32 or values.shape != (len(update.rows), len(columns)):
         raise ValueError(
             f"values are {values.dtype} {values.shape}; expected float32 "
             f"{(len(update.rows), len(columns))}"
         )
-    bits = np.zeros(update.width, dtype=bool)
-    bits[columns] = True
     return b"".join(
         (
             _HEAD.pack(value_format, update.width),
             encode_number(len(update.rows)),
-            np.packbits(bits, bitorder="little").tobytes(),
+            encode_columns(columns, update.width),
             encode_ids(update.rows),
-            _encode_values(values, value_format, rng),
+            encode_values(values, value_format, rng),
         )
     )
 
@@ -195,9 +202,9 @@ def decode_sparse(data: bytes, *, items: int, width: int) -> SparseRows:
     if announced != width:
         raise WireError("bad-columns", f"the update is of width {announced}, expected {width}")
     count, offset = decode_number(data, _HEAD.size)
-    columns, offset = _decode_columns(data, offset, width)
+    columns, offset = decode_columns(data, offset, width)
     rows, offset = decode_ids(data, offset, count, items)
-    values = _decode_values(data, offset, (len(rows), len(columns)), value_format)
+    values = decode_values(data, offset, (len(rows), len(columns)), value_format)
     return SparseRows(columns, rows, values, width)
 
 
@@ -315,7 +322,7 @@ def _together(
     if int(drawn[:, -1].max()) >= width:
         raise WireError("bad-columns", f"expected all columns below {width}")
     parts = [each.scales for each in group] + [each.values for each in group]
-    values = _decode_values(b"".join(parts), 0, (len(rows), columns), value_format)
+    values = decode_values(b"".join(parts), 0, (len(rows), columns), value_format)
     for array in (rows, drawn, values):
         array.setflags(write=False)
     ends = accumulate(counts)
@@ -347,7 +354,18 @@ def _ids_of_each(
     return ids
 
 
-def _decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.int64], int]:
+def encode_columns(columns: NDArray[np.int64], width: int) -> bytes:
+    """A bitset. Raises ValueError unless ``columns``, not none, rise strictly below ``width``."""
+    if columns.ndim != 1 or not 1 <= len(columns) <= width:
+        raise ValueError("an update holds at least one column and at most its width")
+    if columns[0] < 0 or columns[-1] >= width or not (columns[1:] > columns[:-1]).all():
+        raise ValueError(f"columns must rise strictly, from 0 to {width - 1}")
+    bits = np.zeros(width, dtype=bool)
+    bits[columns] = True
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.int64], int]:
     size = -(-width // 8)
     if len(data) - offset < size:
         raise WireError("truncated", "the update ends within its columns")
@@ -358,9 +376,16 @@ def _decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.in
     return columns if columns.dtype == _INT64 else columns.astype(np.int64), offset + size
 
 
-def _encode_values(
+def value_bytes(shape: tuple[int, int], value_format: ValueFormat) -> int:
+    """Bytes of values [rows, columns]."""
+    of_row, of_value = _VALUE_BYTES[int(value_format)]
+    return shape[0] * of_row + shape[0] * shape[1] * of_value
+
+
+def encode_values(
     values: NDArray[np.float32], value_format: ValueFormat, rng: np.random.Generator | None
 ) -> bytes:
+    """The bytes of values [rows, columns]. Raises ValueError for those that it cannot carry."""
     check_values(values)
     if value_format is ValueFormat.FLOAT32:
         return values.astype("<f4").tobytes()
@@ -372,19 +397,17 @@ def _encode_values(
     return scales.astype("<u2").tobytes() + codes.tobytes()
 
 
-def _decode_values(
+def decode_values(
     data: bytes, offset: int, shape: tuple[int, int], value_format: ValueFormat
 ) -> NDArray[np.float32]:
-    rows, columns = shape
-    if value_format is _INT8:
-        size = 2 * rows + rows * columns
-    else:
-        size = (4 if value_format is ValueFormat.FLOAT32 else 2) * rows * columns
+    """The values [rows, columns] that ``data`` ends with, from ``offset`` on. Raises ``WireError``:
+    ``bad-length``, ``bad-values``."""
+    size = value_bytes(shape, value_format)
     if len(data) - offset != size:
         raise WireError("bad-length", f"{len(data) - offset} bytes of values, expected {size}")
     if value_format is _INT8:
-        scales = np.ndarray(rows, _SCALE, data, offset)
-        codes = np.ndarray(shape, _CODE, data, offset + 2 * rows)
+        scales = np.ndarray(shape[0], _SCALE, data, offset)
+        codes = np.ndarray(shape, _CODE, data, offset + 2 * shape[0])
         return dequantise(scales, codes)
     stored = "<f4" if value_format is ValueFormat.FLOAT32 else "<f2"
     values = np.frombuffer(data, dtype=stored, offset=offset).reshape(shape).astype(np.float32)

@@ -13,7 +13,7 @@ from aggregator.methods.limits import clip_factor
 from aggregator.methods.method import Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
@@ -76,11 +76,11 @@ def test_coverage_leaves_columns_alone_that_nobody_drew() -> None:
 
 
 def test_broadcast_tells_the_training_settings_at_the_decayed_rate() -> None:
-    training = ScatterTraining(user_learning_rate=0.4, most_triples=7)
+    training = BprTraining(user_learning_rate=0.4, most_triples=7)
     optimizer = OptimizerSettings(decay=0.5)
     one = method(ScatterSettings(optimizer=optimizer, training=training))
     for round_id, rate in ((1, 0.4), (2, 0.2), (3, 0.1)):
-        told = ScatterTraining.from_scalars(one.open_round(round_id).settings)
+        told = BprTraining.from_scalars(one.open_round(round_id).settings)
         assert told.user_learning_rate == pytest.approx(rate)
         assert told.most_triples == 7
         one.absorb(update(round_id, [0], [0]))

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from aggregator.models.factor_graphs import fold_in, fold_in_graph, score_graph
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.triples import PoolSettings
@@ -92,7 +92,7 @@ def test_a_device_that_settles_ranks_as_the_fold_in_does() -> None:
         def positives(self) -> list[np.ndarray]:
             return [liked]
 
-    training = ScatterTraining(user_l2=0.05)
+    training = BprTraining(user_l2=0.05)
     told = Broadcast(1, 1, {"items": vectors}, training.as_scalars())
     pool = PoolSettings(pseudo_per_positive=0.0)
     learner = ScatterLearner(Liked(), NumpyStep(), 8, np.random.default_rng(6), pool)

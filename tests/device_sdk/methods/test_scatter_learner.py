@@ -5,7 +5,7 @@ import pytest
 
 from aggregator.simulate.scatter_fleet import FixedInteractions
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import FactorBatch
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.triples import PoolSettings
@@ -33,10 +33,10 @@ class Recorded(ReferenceStep):
 
 
 def broadcast(
-    training: ScatterTraining | None = None, *, round_id: int = 1, items: int = ITEMS
+    training: BprTraining | None = None, *, round_id: int = 1, items: int = ITEMS
 ) -> Broadcast:
     matrix = np.random.default_rng(7).standard_normal((items, K), dtype=np.float32)
-    chosen = training if training is not None else ScatterTraining()
+    chosen = training if training is not None else BprTraining()
     return Broadcast(round_id, 0, {"items": matrix}, chosen.as_scalars())
 
 
@@ -126,7 +126,7 @@ def test_residual_scores_are_the_full_scores() -> None:
     np.testing.assert_allclose(partial + batch.offset, full, rtol=1e-4, atol=1e-5)
 
     step.calls.clear()
-    one.train(broadcast(ScatterTraining(scores="columns"), round_id=2))
+    one.train(broadcast(BprTraining(scores="columns"), round_id=2))
     assert not step.calls[-1][2].offset.any()
 
 
@@ -158,7 +158,7 @@ def test_pseudo_items_are_shown_every_round() -> None:
 
 def test_capped_mode_bounds_the_rows() -> None:
     one = learner([list(range(30))])
-    update = one.train(broadcast(ScatterTraining(most_triples=8)))
+    update = one.train(broadcast(BprTraining(most_triples=8)))
     assert len(update.tensors["rows"]) <= 16
 
 
@@ -248,7 +248,7 @@ def test_a_seed_makes_rounds_repeatable_bit_for_bit(columns: int) -> None:
     positives = [[1, 5, 9, 13], [2, 3], [], list(range(20, 40))]
     twins = [learner(positives, columns, pool=PoolSettings()) for _ in range(2)]
     for round_id in range(1, 5):
-        training = ScatterTraining(most_triples=0 if round_id < 3 else 9)
+        training = BprTraining(most_triples=0 if round_id < 3 else 9)
         first, second = (one.train(broadcast(training, round_id=round_id)) for one in twins)
         for name in ("columns", "rows", "values"):
             assert first.tensors[name].tobytes() == second.tensors[name].tobytes()

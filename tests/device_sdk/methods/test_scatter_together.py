@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter import descent
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import (
     FactorStep,
     NumpyStep,
@@ -116,7 +116,7 @@ def state_bits(learner: ScatterLearner) -> dict[str, tuple[object, bytes]]:
         [PoolSettings(0.0), PoolSettings(), PoolSettings(2.0, 1.0), PoolSettings(0.5, 0.1, 3.0)]
     ),
     training=st.builds(
-        ScatterTraining,
+        BprTraining,
         scores=st.sampled_from(["residual", "columns"]),
         most_triples=st.sampled_from([0, 5]),
         item_l2=st.sampled_from([0.0, 0.05]),
@@ -130,7 +130,7 @@ def test_what_a_device_computes_is_its_own(
     given_devices: Sequence,  # type: ignore[type-arg]
     kind: str,
     pool: PoolSettings,
-    training: ScatterTraining,
+    training: BprTraining,
     half: bool,
     broken_row: int | None,
     together_bytes: int,
@@ -167,7 +167,7 @@ def test_a_device_that_fails_leaves_the_others_alone() -> None:
     given_devices[5] = ([[1, 5]], 4, "diverged")
     learners = fleet(given_devices, NumpyStep(), PoolSettings())
     items = np.random.default_rng(7).standard_normal((ITEMS, K)).astype(np.float32)
-    broadcast = Broadcast(1, 0, {"items": items}, ScatterTraining().as_scalars())
+    broadcast = Broadcast(1, 0, {"items": items}, BprTraining().as_scalars())
     found = ScatterLearner.train_many(learners, broadcast)
     reasons = {
         place: one.reason for place, one in enumerate(found) if isinstance(one, LearnerError)
@@ -178,7 +178,7 @@ def test_a_device_that_fails_leaves_the_others_alone() -> None:
 def test_a_broadcast_that_fits_nobody_is_everybodys_error() -> None:
     learners = fleet([([[1]], 4, ""), ([[2]], 2, "")], NumpyStep(), PoolSettings())
     for broadcast in (
-        Broadcast(1, 0, {}, ScatterTraining().as_scalars()),
+        Broadcast(1, 0, {}, BprTraining().as_scalars()),
         Broadcast(1, 0, {"items": np.zeros((ITEMS, K), np.float32)}, {}),
     ):
         found = ScatterLearner.train_many(learners, broadcast)
@@ -200,6 +200,6 @@ def test_devices_of_equal_k_take_one_step(graph: TrainerStep) -> None:
     learners = fleet(given_devices, step, PoolSettings())
     items = np.random.default_rng(7).standard_normal((ITEMS, K)).astype(np.float32)
     ScatterLearner.train_many(
-        learners, Broadcast(1, 0, {"items": items}, ScatterTraining().as_scalars())
+        learners, Broadcast(1, 0, {"items": items}, BprTraining().as_scalars())
     )
     assert sorted(step.devices) == [4, 5]

@@ -14,7 +14,7 @@ from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 from device_sdk.methods.prototypes.contract import PrototypesTraining
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.wire.arrays.exchange import Broadcast
 
@@ -23,7 +23,7 @@ EACH = [
     FedAvgTraining(epochs=4, personal="head"),
     MutualTraining(classes=10, public_steps=2),
     PrototypesTraining(classes=7, width=3, pull=0.5),
-    ScatterTraining(scores="columns", user_l2=0.25),
+    BprTraining(scores="columns", user_l2=0.25),
     TeacherLogitsTraining(classes=7, divergence=False),
 ]
 

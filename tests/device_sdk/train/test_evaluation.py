@@ -37,7 +37,7 @@ from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.rounds.current_round import commit_round
 from device_sdk.status import read_status
 from device_sdk.train.arrays import ArrayTrainer
@@ -480,7 +480,7 @@ def ranked_job(evaluation: EvaluationTerms | None, number: int = 1) -> TrainingJ
         (),
     )  # fmt: skip
     items = np.random.default_rng(9).standard_normal((ITEMS, WIDTH)).astype(np.float32)
-    settings = ScatterTraining().as_scalars()
+    settings = BprTraining().as_scalars()
     broadcast = Broadcast(number, 7, {"items": items}, settings)
     terms = TaskTerms("scatter", "float32", 60.0, evaluation=evaluation)
     return TrainingJob(manifest, terms, broadcast, None, (artifact,))

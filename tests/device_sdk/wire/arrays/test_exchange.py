@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_sdk.methods.scatter.contract import ScatterTraining
+from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
@@ -37,9 +37,9 @@ def test_bad_names_dtypes_and_scalars_are_refused() -> None:
 
 
 def test_scatter_training_survives_a_broadcast() -> None:
-    training = ScatterTraining(scores="columns", most_triples=32)
+    training = BprTraining(scores="columns", most_triples=32)
     broadcast = Broadcast(1, 0, {}, {**training.as_scalars(), "something_else": 3})
-    assert ScatterTraining.from_scalars(broadcast.settings) == training
+    assert BprTraining.from_scalars(broadcast.settings) == training
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_scatter_training_survives_a_broadcast() -> None:
     ],
 )
 def test_scatter_training_names_the_bad_setting(name: str, value: object) -> None:
-    scalars = {**ScatterTraining().as_scalars(), name: value}
+    scalars = {**BprTraining().as_scalars(), name: value}
     with pytest.raises(ValueError, match=name):
-        ScatterTraining.from_scalars(scalars)  # type: ignore[arg-type]
+        BprTraining.from_scalars(scalars)  # type: ignore[arg-type]
 
 
 def test_missing_settings_are_listed() -> None:
     with pytest.raises(ValueError, match="user_l2, item_l2"):
-        ScatterTraining.from_scalars(
+        BprTraining.from_scalars(
             {"scores": "columns", "user_learning_rate": 0.1, "user_spread": 1, "most_triples": 0}
         )

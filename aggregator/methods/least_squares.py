@@ -1,0 +1,386 @@
+"""Implicit least squares over a fleet: exact negatives by summed Gram matrices, one Newton-like
+step a round.
+
+With p_i the share of users who have item i, M the mean of their vectors' outer products u u', and
+e = u.v - 1 a user's residual on an item of its own, the fleet's loss a user is (Hu, Koren and
+Volinsky 2008, eq. 3; frequency-scaled norms by Rendle et al. 2022, "Revisiting the performance of
+iALS on item recommendation benchmarks", section 3.3)
+
+    mean over users of (sum over own items of e^2 + a0 sum over all items of (u.v)^2)
+        + lambda sum over items of (p_i + a0) |v_i|^2.
+
+Half its gradient in v_i is g_i + a0 M v_i + lambda (p_i + a0) v_i, with g_i the mean over users of
+e u, and its Hessian, with u u' of the item's own users taken for everybody's, (a0 + p_i)
+(M + lambda): one K x K system for all items. M is the exact pull of every item that a user has not,
+and no item is drawn as a negative.
+
+A round hears some of the users. It moves an item as far as they are of those who were heard of it
+lately: t of them, where w were heard, by t / w of the step, so that the item is the mean of what
+its users say one after another. Of w half is forgotten in each pass over the fleet. Where all users
+come in each round, that is half of the step, the damping that does not oscillate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.limits import UpdateLimits, euclidean_norm
+from aggregator.methods.method import Refused
+from aggregator.methods.model import Arrays
+from aggregator.methods.robust import RobustRule, touched_means
+from aggregator.methods.scatter_loss import Doubles, Floats, RoundSum, ScatterLoss, require_floats
+from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
+from device_sdk.fields import Within, require_declared
+from device_sdk.methods.scatter.contract import (
+    LEAST_SQUARES_TENSORS,
+    Assignment,
+    LeastSquaresTraining,
+)
+from device_sdk.methods.scatter.least_squares import GRAM, SOLVE
+from device_sdk.methods.state import Entry, Schema, State, counters, unpack
+from device_sdk.wire.arrays.exchange import Scalar, Update
+from device_sdk.wire.arrays.factored import MOST_USERS
+
+Counts = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+_INT64 = np.dtype(np.int64)
+_UNIT = 1 << 20
+"""A user counts as so many units, fewer where its update is scaled down: 2^16 users of a device and
+2^24 devices stay within 2^60."""
+_LARGEST_FACTOR = 1e6
+"""Of any user's vector that trains, far above."""
+_LENGTH, _USERS = 0, 1
+_LITTLE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class LeastSquaresSettings:
+    """Settings of implicit least squares; 0 stands for the rule: see :func:`weights_by_rule`.
+
+    Attributes:
+        unseen_weight: a0, what the square of any item's score weighs beside an error on an item of
+            a user's own, which weighs 1.
+        l2: lambda, of the vectors' squared norms, times their frequency.
+        damping: what of the Newton step is taken; 1 oscillates.
+        assignment: ``nested``: a device of k_i columns trains the first k_i; ``dealt``: others each
+            round, from a shuffled deck.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    unseen_weight: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
+    l2: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
+    damping: Annotated[float, Within(0, 1, above=True)] = 0.5
+    assignment: Assignment = "nested"
+
+    def __post_init__(self) -> None:
+        require_declared(self)
+
+
+def weights_by_rule(density: float) -> tuple[float, float]:
+    """a0 and lambda for data of which each user has this share of all items."""
+    return 0.4 * math.sqrt(density), 0.01
+
+
+_SKETCH = 1024
+_HASHES = float(1 << 64)
+
+
+class DistinctSenders(Additive):
+    """How many devices were ever counted, from the 1,024 least hashes of their names.
+
+    Exact below 1,024; above it a k-minimum-values sketch (Bar-Yossef et al. 2002, algorithm 1),
+    some 3 % off. A round that is given up leaves no trace.
+    """
+
+    FRESH = True
+
+    def __init__(self) -> None:
+        self._settled: Hashes = np.empty(0, dtype=np.uint64)
+        self._recent: set[int] = set()
+
+    def note(self, sender: str) -> None:
+        """An update of this device counts. One without a name is nobody's."""
+        if sender:
+            digest = blake2b(bytes.fromhex(sender), digest_size=8).digest()
+            self._recent.add(int.from_bytes(digest, "little"))
+            if len(self._recent) > 4 * _SKETCH:
+                self._recent = set(sorted(self._recent)[:_SKETCH])
+
+    @property
+    def count(self) -> float:
+        """With those of this round."""
+        known = self._together()
+        if len(known) < _SKETCH:
+            return float(len(known))
+        return (_SKETCH - 1) * _HASHES / (float(known[-1]) + 1)
+
+    def begin(self) -> None:
+        """A round begins: forget who came since the last one that settled."""
+        self._recent = set()
+
+    def settle(self) -> None:
+        """The round made a version."""
+        self._settled = self._together()
+        self._recent = set()
+
+    def _together(self) -> Hashes:
+        recent = np.array(sorted(self._recent), dtype=np.uint64)
+        known: Hashes = np.union1d(self._settled, recent)[:_SKETCH]
+        return known
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``settled`` and ``recent`` uint64-as-int64 [devices], at most 1,024 each, rising."""
+        return {"settled": self._settled.view(np.int64).copy(), **self.share()}
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        """``recent`` alone."""
+        recent = np.array(sorted(self._recent)[:_SKETCH], dtype=np.uint64)
+        return {"recent": recent.view(np.int64)}
+
+    def restored(self, state: State) -> DistinctSenders:
+        """See :class:`~device_sdk.methods.state.Stateful`."""
+        found = DistinctSenders()
+        if state:
+            schema = {name: Entry(np.int64, ("hashes",)) for name in ("settled",)}
+            schema["recent"] = Entry(np.int64, ("others",))
+            arrays = unpack(schema, state)
+            found._settled = np.unique(arrays["settled"].view(np.uint64))[:_SKETCH]
+            found._recent = set(arrays["recent"].view(np.uint64).tolist())
+        return found
+
+    def _read(self, share: State) -> dict[str, Any]:
+        return unpack({"recent": Entry(np.int64, ("hashes",))}, share)
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        self._recent |= set(found["recent"].view(np.uint64).tolist())
+
+
+class LeastSquaresLoss(ScatterLoss):
+    """Keeps how common each item is; see the module for the arithmetic.
+
+    Args:
+        shape: of V, [items, K].
+        settings: of the task.
+    """
+
+    TENSORS = LEAST_SQUARES_TENSORS
+    MEASURES = 2
+    PARTS = ("gram", "senders")
+    ADDED = ("people", "named", "whole", "partly", "pairs")
+
+    def __init__(self, shape: tuple[int, int], settings: LeastSquaresSettings) -> None:
+        self._shape, self._settings = shape, settings
+        self._seen: Doubles = np.zeros(shape[0])
+        self._seen_by = 0.0
+        self._senders = DistinctSenders()
+        self._heard: Floats = np.zeros(shape, dtype=np.float32)
+        self._outer: Doubles = np.zeros((shape[1], shape[1]))
+        self._outer_heard: Doubles = np.zeros((shape[1], shape[1]))
+        self._most_length = math.inf
+        self._clear(adds_up=False)
+
+    def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
+        wide = items.astype(np.float64)
+        gram = wide.T @ wide / len(items)
+        training = LeastSquaresTraining(self._settings.assignment)
+        tensors = {
+            "items": items,
+            GRAM: gram.astype(np.float16),
+            SOLVE: self._weights().astype(np.float16),
+        }
+        return tensors, training.as_scalars()
+
+    def model(self) -> Arrays:
+        return {SOLVE: self._weights().astype(np.float32)}
+
+    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+        most = limits.most_length(_LENGTH, self._usual_length)
+        self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
+        self._clear(adds_up=adds_up, bound=min(most, self._most_length) ** 2)
+
+    def squares(self, update: Update) -> float:
+        tensors = update.tensors
+        rows, columns = len(tensors["rows"]), len(tensors["columns"])
+        pulls, factor, counts = tensors["pulls"], tensors["factor"], tensors["counts"]
+        users = tensors["users"]
+        height = len(factor) if factor.ndim else -1
+        require_floats("pulls", pulls, (rows, height))
+        require_floats("factor", factor, (height, columns))
+        if users.dtype != _INT64 or users.ndim or not 0 <= users.item() <= MOST_USERS:
+            raise Refused("bad-users", f"expected a number of users, 0 to {MOST_USERS}")
+        if height > min(users.item(), columns):
+            raise Refused("bad-users", "the factor has more rows than users, or than columns")
+        if counts.dtype != _INT64 or counts.shape != (rows,):
+            raise Refused("bad-counts", f"expected int64 of [{rows}]")
+        if rows and not 1 <= counts.min() <= counts.max() <= users.item():
+            raise Refused("bad-counts", "a row was touched by at least one user and by all at most")
+        pull, length = pulls.reshape(-1), factor.reshape(-1)
+        return float(pull.dot(pull)) * float(length.dot(length))
+
+    def values(self, update: Update) -> Floats:
+        pulls, factor = update.tensors["pulls"], update.tensors["factor"]
+        found = np.zeros((len(pulls), factor.shape[1]), dtype=np.float32)
+        # Not a matrix product: its order of adding, and so its bits, are the processor's own.
+        for pull, row in zip(pulls.T, factor, strict=True):
+            found += pull[:, None] * row
+        return found
+
+    def require_bounded(self, update: Update) -> None:
+        most = min(self._most_length, _LARGEST_FACTOR)
+        if not euclidean_norm(update.tensors["factor"]) <= most:
+            raise Refused("bad-values", "the users' vectors are not finite or absurdly large")
+
+    def measures(self, update: Update) -> tuple[float, ...]:
+        return euclidean_norm(update.tensors["factor"]), float(update.tensors["users"])
+
+    def factor(self, update: Update, limits: UpdateLimits) -> float:
+        length, users = self.measures(update)
+        most, usual = limits.most_length(_LENGTH, self._usual_length), limits.usual(_USERS)
+        by_length = 1.0 if length <= most else (most / length) ** 2
+        most_users = limits.multiple * usual or math.inf
+        return min(by_length, 1.0 if users <= most_users else most_users / users)
+
+    def absorb(self, update: Update, factor: float) -> None:
+        tensors = update.tensors
+        rows, columns = tensors["rows"], tensors["columns"]
+        units = round(factor * _UNIT)
+        self._senders.note(update.sender)
+        self._people += int(tensors["users"]) * units
+        named = tensors["counts"] * units
+        self._named[rows] += named
+        if len(columns) == self._shape[1]:
+            self._whole[rows] += named
+        else:
+            self._partly[np.ix_(rows, columns)] += named[:, None]
+        square = np.ix_(columns, columns)
+        self._pairs[square] += int(tensors["users"]) * units
+        if self._gram is not None:
+            self._gram.array[square] += self._gram.units(_gram_of(tensors["factor"]), factor)
+
+    def absorb_held(self, judged: Sequence[tuple[Update, float]], rule: RobustRule) -> None:
+        width = self._shape[1]
+        lengths = [euclidean_norm(update.tensors["factor"]) for update, _ in judged]
+        self._gram = FixedPointSum((width, width), max(lengths, default=0.0) ** 2)
+        super().absorb_held(judged, rule)
+        if rule.holds:
+            each = [
+                (one.tensors["columns"], one.tensors["columns"], _gram_of(one.tensors["factor"]))
+                for one, factor in judged
+                if factor
+            ]
+            self._robust = touched_means(each, (width, width), rule)
+
+    def step(self, items: Floats, found: RoundSum) -> tuple[Floats, dict[str, float]]:
+        people, had = self._people / _UNIT, (self._whole[:, None] + self._partly) / _UNIT
+        self._seen = self._seen + self._named / _UNIT
+        self._seen_by += people
+        common = self._common
+        a0, l2 = self._weights().tolist()
+        # Users there are, were there as many on each device as on those of this round.
+        users = max(people, self._senders.count * people / found.updates, _LITTLE)
+        self._senders.settle()
+        kept = 0.5 ** (people / users)
+        mean = self._mean_outer(kept)
+        # The mean of e u over those who had both the item and the column.
+        pull = np.divide(found.gradient, had, out=np.zeros(had.shape), where=had > 0)
+        wide = items.astype(np.float64)
+        gradient = common[:, None] * pull + a0 * wide @ mean
+        gradient += l2 * (common + a0)[:, None] * wide
+        system = mean + l2 * np.eye(len(mean))
+        step = np.linalg.solve(system, (gradient / (common + a0)[:, None]).T).T
+        heard = kept * self._heard + had
+        share = np.divide(had, heard, out=np.zeros(had.shape), where=heard > 0)
+        moved = (wide - np.minimum(share, self._settings.damping) * step).astype(np.float32)
+        self._heard = heard.astype(np.float32)
+        return moved, {
+            "gradient_norm": float(np.linalg.norm(gradient)),
+            "unseen_weight": a0,
+            "l2": l2,
+        }
+
+    def grow(self, items: int) -> None:
+        self._shape = (self._shape[0] + items, self._shape[1])
+        self._seen = np.concatenate([self._seen, np.zeros(items)])
+        fresh = np.zeros((items, self._shape[1]), dtype=np.float32)
+        self._heard = np.concatenate([self._heard, fresh])
+        self._clear(adds_up=False)
+
+    @property
+    def _common(self) -> Doubles:
+        """By item the share of users who have it, float64 [items]."""
+        return self._seen / max(self._seen_by, 1.0)
+
+    def _weights(self) -> Doubles:
+        """a0 and lambda, float64 [2]."""
+        density = float(self._common.mean()) or 0.01
+        a0, l2 = weights_by_rule(density)
+        return np.array([self._settings.unseen_weight or a0, self._settings.l2 or l2])
+
+    @property
+    def _usual_length(self) -> float:
+        return math.sqrt(self._shape[1])
+
+    def _mean_outer(self, kept: float) -> Doubles:
+        """M: the mean of u u' over the users who had both columns, lately; positive semidefinite."""
+        total = self._robust
+        if total is None:
+            assert self._gram is not None
+            total = self._gram.value
+        self._outer = kept * self._outer + total
+        self._outer_heard = kept * self._outer_heard + self._pairs / _UNIT
+        heard = self._outer_heard
+        mean = np.divide(self._outer, heard, out=np.zeros_like(total), where=heard > 0)
+        # Means over unequal sets of users need not go together; a sum of squares is never negative.
+        values, vectors = np.linalg.eigh((mean + mean.T) / 2)
+        found: Doubles = (vectors * values.clip(0)) @ vectors.T
+        return found
+
+    def _clear(self, *, adds_up: bool, bound: float = 1.0) -> None:
+        items, width = self._shape
+        self._people = 0
+        self._named: Counts = np.zeros(items, dtype=np.int64)
+        self._whole: Counts = np.zeros(items, dtype=np.int64)
+        self._partly: Counts = np.zeros((items, width), dtype=np.int64)
+        self._pairs: Counts = np.zeros((width, width), dtype=np.int64)
+        self._robust: Doubles | None = None
+        self._senders.begin()
+        self._adds_up = int(adds_up)
+        self._gram = FixedPointSum((width, width), bound) if adds_up else None
+
+    def _schema(self) -> Schema:
+        items, width = self._shape
+        most = MOST_UPDATES * MOST_USERS * _UNIT
+        count = {"least": 0, "below": most + 1}
+        return {
+            "seen": Entry(np.float64, (items,), least=0),
+            "seen_by": Entry(np.float64, least=0),
+            "heard": Entry(np.float32, (items, width), least=0),
+            "outer": Entry(np.float64, (width, width)),
+            "outer_heard": Entry(np.float64, (width, width), least=0),
+            "people": Entry(np.int64, **count),
+            "named": Entry(np.int64, (items,), **count),
+            "whole": Entry(np.int64, (items,), **count),
+            "partly": Entry(np.int64, (items, width), **count),
+            "pairs": Entry(np.int64, (width, width), **count),
+            "counters": counters("adds_up"),
+        }
+
+    def _parts_follow(self) -> None:
+        width = self._shape[1]
+        self._gram = FixedPointSum((width, width)) if self._adds_up else None
+
+
+def _gram_of(factor: Floats) -> Floats:
+    """F'F, float32 [k, k], in the same bits on every processor."""
+    found = np.zeros((factor.shape[1], factor.shape[1]), dtype=np.float32)
+    for row in factor:
+        found += row[:, None] * row
+    return found

@@ -1,0 +1,156 @@
+"""What a scatter task minimises, the aggregator's half: how a round's sums become a step.
+
+A loss reads its updates, adds up what it needs beside the sum of gradients, and moves the items.
+Bounds, robust means, columns, restarts and shards are the method's, and alike for every loss.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.limits import UpdateLimits
+from aggregator.methods.method import Refused
+from aggregator.methods.model import Arrays
+from aggregator.methods.robust import RobustRule
+from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.sums import Additive
+from device_sdk.methods.scatter.contract import BPR_TENSORS, BprTraining
+from device_sdk.wire.arrays.exchange import Scalar, Update
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Counts = NDArray[np.int64]
+# A dtype compares with another at once, with a scalar type only after making one of it.
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundSum:
+    """What a round's accepted updates add up to.
+
+    ``gradient``: float64 [items, K]; ``drawn``: int64 [K], updates by column; ``updates``: how
+    many.
+    """
+
+    gradient: Doubles
+    drawn: Counts
+    updates: int
+
+
+class ScatterLoss(Additive):
+    """One loss. ``TENSORS`` are its updates', ``MEASURES`` what limits have to know of an update
+    beside its norm, lengths first."""
+
+    TENSORS: ClassVar[frozenset[str]]
+    MEASURES: ClassVar[int] = 0
+    FRESH = True
+
+    @abstractmethod
+    def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
+        """A broadcast's tensors and settings."""
+
+    def model(self) -> Arrays:
+        """What a version's model holds beside ``items``. Here: nothing."""
+        return {}
+
+    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+        """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
+
+    @abstractmethod
+    def squares(self, update: Update) -> float:
+        """At least the sum of the gradient's squares. Raises :class:`Refused` for tensors whose
+        dtypes or shapes do not fit the update's rows and columns, or each other."""
+
+    @abstractmethod
+    def values(self, update: Update) -> Floats:
+        """The gradient that a checked update holds, [rows, columns]."""
+
+    def require_bounded(self, update: Update) -> None:
+        """Raises :class:`Refused` for what is too large beside the gradient. Here: nothing is."""
+
+    def measures(self, update: Update) -> tuple[float, ...]:
+        """What limits take note of beside the norm. Here: nothing."""
+        return ()
+
+    def factor(self, update: Update, limits: UpdateLimits) -> float:
+        """What an update within the limits of its norm has to be multiplied by, at most 1."""
+        return 1.0
+
+    def absorb(self, update: Update, factor: float) -> None:
+        """Add what is added beside the gradient, times ``factor``."""
+
+    def absorb_held(self, judged: Sequence[tuple[Update, float]], rule: RobustRule) -> None:
+        """Likewise of a round's held updates, all of them, by a robust rule where one holds."""
+        for update, factor in judged:
+            self.absorb(update, factor)
+
+    @abstractmethod
+    def step(self, items: Floats, found: RoundSum) -> tuple[Floats, dict[str, float]]:
+        """The items, moved, and figures for people. Between rounds nothing else changes."""
+
+    @abstractmethod
+    def grow(self, items: int) -> None:
+        """``items`` more rows, of which nothing is known."""
+
+
+class BprLoss(ScatterLoss):
+    """Bayesian personalised ranking: a server's optimizer descends along the mean gradient.
+
+    Args:
+        shape: of V, [items, K].
+        optimizer: of the server. Its decay holds for the users' rate too.
+        training: what devices are told.
+        by_column: divide each column by those who drew it; else by all (the patent's).
+    """
+
+    TENSORS = BPR_TENSORS
+    PARTS = ("optimizer",)
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        optimizer: OptimizerSettings,
+        training: BprTraining,
+        *,
+        by_column: bool,
+    ) -> None:
+        self._training, self._by_column = training, by_column
+        self._optimizer = ServerOptimizer(optimizer, shape)
+
+    def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
+        training = self._training
+        rate = training.user_learning_rate * self._optimizer.factor
+        return {"items": items}, replace(training, user_learning_rate=rate).as_scalars()
+
+    def squares(self, update: Update) -> float:
+        values = update.tensors["values"]
+        shape = (len(update.tensors["rows"]), len(update.tensors["columns"]))
+        require_floats("values", values, shape)
+        flat = values.reshape(-1)
+        return float(flat.dot(flat))
+
+    def values(self, update: Update) -> Floats:
+        return update.tensors["values"]
+
+    def step(self, items: Floats, found: RoundSum) -> tuple[Floats, dict[str, float]]:
+        divisor = np.maximum(found.drawn, 1) if self._by_column else found.updates
+        gradient = (found.gradient / divisor).astype(np.float32)
+        moved = self._optimizer.step(items, gradient)
+        return moved, {"gradient_norm": float(np.linalg.norm(gradient))}
+
+    def grow(self, items: int) -> None:
+        self._optimizer.grow(items)
+
+
+def require_floats(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raises :class:`Refused` with reason ``bad-values``."""
+    if values.dtype != FLOAT32 or values.shape != shape:
+        raise Refused(
+            "bad-values", f"{name} are {values.dtype} {values.shape}; expected float32 {shape}"
+        )

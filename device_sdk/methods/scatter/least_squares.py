@@ -1,0 +1,152 @@
+"""The device's half of implicit least squares: its users' vectors in closed form, and two sums.
+
+With V the items, L a user's and |I| all of them, a user's loss is
+
+    sum over L of (1 - u.v)^2 + a0 sum over all items of (u.v)^2
+        + lambda (|L| + a0 |I|) |u|^2,
+
+(Hu, Koren and Volinsky 2008, eq. 3; the frequency-scaled norm of Rendle et al. 2022, "Revisiting
+the performance of iALS on item recommendation benchmarks", section 3.3), whose minimum in u costs
+k^2 |L| + k^3. The Gram matrix V'V stands for all unseen items, none of which is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.methods.learner import LearnerError
+from device_sdk.wire.arrays.factored import MOST_USERS
+from device_sdk.wire.publish.report import Reason
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+GRAM, SOLVE = "gram", "solve"
+"""A broadcast's tensors beside ``items``: V'V / |I|, float16 [K, K] (the mean stays in float16's
+range), and a0 and lambda, float16 [2]. As float16 they travel as they are in every codec."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likes:
+    """What one user is trained on.
+
+    ``rows``: int64 [n], distinct rows of the catalogue; ``weights``: float32 [n], 1 of a true one.
+    """
+
+    rows: Rows
+    weights: Floats
+
+    @classmethod
+    def of(cls, rows: Rows, pseudo: Rows | None = None, pseudo_weight: float = 0.0) -> Self:
+        """A user's own items and, as weak likes, its pseudo-items."""
+        if pseudo is None or not len(pseudo):
+            return cls(rows, np.ones(len(rows), dtype=np.float32))
+        weights = np.ones(len(rows) + len(pseudo), dtype=np.float32)
+        weights[len(rows) :] = pseudo_weight
+        return cls(np.concatenate([rows, pseudo]), weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeastSquares:
+    """The problem that a model poses: V float16 or float32 [items, K], its mean Gram matrix [K, K],
+    a0 (what an unseen item weighs) and lambda."""
+
+    items: NDArray[Any]
+    gram: NDArray[np.float64]
+    unseen_weight: float
+    l2: float
+
+    @classmethod
+    def of(cls, model: Mapping[str, NDArray[Any]]) -> Self:
+        """From a broadcast's tensors. Raises LearnerError where one is missing or senseless."""
+        items = items_of(model)
+        width = items.shape[1]
+        gram, solve = model.get(GRAM), model.get(SOLVE)
+        if gram is None or gram.dtype.kind != "f" or gram.shape != (width, width):
+            raise LearnerError(f"the broadcast lacks {GRAM!r}, floats of [{width}, {width}]")
+        if solve is None or solve.dtype.kind != "f" or solve.shape != (2,) or solve.min() <= 0:
+            raise LearnerError(f"the broadcast lacks {SOLVE!r}, two numbers above 0")
+        unseen_weight, l2 = solve.tolist()
+        return cls(items, gram.astype(np.float64), unseen_weight, l2)
+
+    def vectors(self, users: Sequence[Likes], columns: Rows | None = None) -> Floats:
+        """The users' vectors, float32 [users, k], on ``columns`` int64 [k] alone; None: on all K.
+
+        A user without items is zero. Raises LearnerError where an item is not finite, or the
+        system has no solution.
+        """
+        gram = self.gram if columns is None else self.gram[np.ix_(columns, columns)]
+        a0, l2, everything = self.unseen_weight, self.l2, len(self.items)
+        shared = a0 * everything * gram
+        found = np.zeros((len(users), len(gram)), dtype=np.float32)
+        diagonal = np.arange(len(gram))
+        for place, likes in enumerate(users):
+            if not len(likes.rows):
+                continue
+            own = self._own(likes.rows, columns)
+            weighted = own * likes.weights[:, None]
+            system = shared + own.T @ weighted
+            system[diagonal, diagonal] += l2 * (float(likes.weights.sum()) + a0 * everything)
+            try:
+                found[place] = np.linalg.solve(system, weighted.sum(axis=0, dtype=np.float64))
+            except np.linalg.LinAlgError:
+                raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
+        if not np.isfinite(found).all():
+            raise LearnerError(_UNSOLVED, Reason.NOT_FINITE)
+        return found
+
+    def update(self, users: Sequence[Likes], columns: Rows) -> dict[str, NDArray[Any]]:
+        """What the device hands in of ``users`` on ``columns``: the tensors of an update; see
+        ``contract.py``. Raises LearnerError as :meth:`vectors` does."""
+        users = [likes for likes in users if len(likes.rows)]
+        if len(users) > MOST_USERS:
+            raise LearnerError(f"{len(users)} users on one device; {MOST_USERS} fit")
+        vectors = self.vectors(users, columns)
+        named = [np.empty(0, dtype=np.int64), *(likes.rows for likes in users)]
+        rows, counts = np.unique(np.concatenate(named), return_counts=True)
+        turned, factor = np.ones((1, 1), dtype=np.float32), vectors
+        if len(users) > 1:
+            turned, factor = np.linalg.qr(vectors)
+            # Unique so: what it says of the users, the two sums alone say as well.
+            signs = np.where(np.diagonal(factor) < 0, np.float32(-1), np.float32(1))
+            turned, factor = turned * signs, factor * signs[:, None]
+        pulls = np.zeros((len(rows), len(factor)), dtype=np.float32)
+        for place, likes in enumerate(users):
+            residuals = likes.weights * (self._own(likes.rows, columns) @ vectors[place] - 1)
+            pulls[rows.searchsorted(likes.rows)] += residuals[:, None] * turned[place]
+        return {
+            "columns": columns,
+            "rows": rows,
+            "pulls": pulls,
+            "factor": factor,
+            "counts": counts.astype(np.int64, copy=False),
+            "users": np.asarray(len(users), dtype=np.int64),
+        }
+
+    def _own(self, rows: Rows, columns: Rows | None) -> Floats:
+        own = self.items[rows] if columns is None else self.items[np.ix_(rows, columns)]
+        own = own.astype(np.float32, copy=False)
+        if not np.isfinite(own).all():
+            raise LearnerError("the broadcast's 'items' hold values that are not finite")
+        return own
+
+
+_UNSOLVED = (
+    "a user's vector has no finite solution: the broadcast's items or their Gram matrix are no "
+    "model's"
+)
+
+
+def items_of(model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """V, [items, K], of a broadcast's tensors. Raises LearnerError where it is not there, or of no
+    width."""
+    items = model.get("items")
+    if items is None or items.ndim != 2 or items.dtype not in (np.float32, np.float16):
+        raise LearnerError("the broadcast lacks 'items', float32 or float16 of [items, K]")
+    if items.shape[1] == 0:
+        raise LearnerError("the broadcast's 'items' have no columns")
+    return items

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.exchange import Update, encode_update
+from device_sdk.wire.arrays.factored import FactoredRows, encode_factored
 from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_ids, encode_sparse
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.chunks import PART_BYTES, split
@@ -50,6 +51,7 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal.session import padded_length
 from tests.vectors.written import write
 
+_FACTORED_ARRAYS = ("columns", "rows", "pulls", "factor", "counts")
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")
 Section: TypeAlias = dict[str, Any]
@@ -62,6 +64,35 @@ SPARSE = SparseRows(
     values=np.array([[127, -1, 0], [0, 0, 0], [-63.5, 0.5, 31.5]], dtype=np.float32),
     width=12,
 )
+FACTORED = {
+    "one user": FactoredRows(
+        columns=np.array([0, 3, 9], dtype=np.int64),
+        rows=np.array([2, 700], dtype=np.int64),
+        pulls=np.array([[-127], [1]], dtype=np.float32),
+        factor=np.array([[0.5, -2, 0.125]], dtype=np.float32),
+        counts=np.array([1, 1], dtype=np.int64),
+        users=1,
+        width=12,
+    ),
+    "300 users": FactoredRows(
+        columns=np.array([0, 11], dtype=np.int64),
+        rows=np.array([2, 3, 700], dtype=np.int64),
+        pulls=np.array([[127, -63.5], [-1, 0.5], [0, 31.5]], dtype=np.float32),
+        factor=np.array([[4, -2], [0, 0.25]], dtype=np.float32),
+        counts=np.array([1, 300, 7], dtype=np.int64),
+        users=300,
+        width=12,
+    ),
+    "nobody": FactoredRows(
+        columns=np.array([4], dtype=np.int64),
+        rows=np.empty(0, dtype=np.int64),
+        pulls=np.empty((0, 0), dtype=np.float32),
+        factor=np.empty((0, 1), dtype=np.float32),
+        counts=np.empty(0, dtype=np.int64),
+        users=0,
+        width=12,
+    ),
+}
 TENSORS: dict[str, NDArray[Any]] = {
     "count": np.array([1, 2], dtype=np.int64),
     "items": np.array([[127, -2], [0, 0]], dtype=np.float32),
@@ -132,6 +163,18 @@ def build() -> Section:
             "encodings": {
                 each.name: encode_sparse(SPARSE, each, rng).hex() for each in ValueFormat
             },
+        },
+        "factored": {
+            name: {
+                "items": 1000,
+                "width": each.width,
+                "users": each.users,
+                **{field: getattr(each, field).tolist() for field in _FACTORED_ARRAYS},
+                "encodings": {
+                    form.name: encode_factored(each, form, rng).hex() for form in ValueFormat
+                },
+            }
+            for name, each in FACTORED.items()
         },
         "tensors": {
             "arrays": _described(TENSORS),

@@ -19,6 +19,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
+from tests.fakes.scatter_updates import one_user
 from tests.faults.known import ITEMS, WIDTH
 
 _ROUND = "quorum = 1\nwait_for_devices = 4\ndeadline_seconds = 60\npause_seconds = 5"
@@ -29,10 +30,10 @@ _PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
 def _scatter_body(place: int, number: int, value: float | None, usual: float = 0.01) -> bytes:
     rng = np.random.default_rng([place, number])
     rows, columns = np.arange(0, ITEMS, 1 if value else 2), np.arange(WIDTH)
-    values = usual * rng.standard_normal((len(rows), WIDTH))
+    pulls, vector = usual * rng.standard_normal(len(rows)), rng.standard_normal(WIDTH)
     if value is not None:
-        values = np.full_like(values, value)
-    tensors = {"rows": rows, "columns": columns, "values": values.astype(np.float32)}
+        pulls, vector = np.full_like(pulls, value), np.ones(WIDTH)
+    tensors = one_user(columns, rows, pulls, vector)
     return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
 
 

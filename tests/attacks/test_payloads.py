@@ -27,6 +27,7 @@ from device_sdk.wire.seal.session import MAX_PAYLOAD_BYTES, Fragment
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
+from tests.fakes.scatter_updates import one_user
 from tests.faults.known import WIDTH, known_body
 
 _ROUND = "quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5"
@@ -100,13 +101,9 @@ def test_an_insider_s_parts_that_promise_gigabytes_hold_only_what_came(stage: St
 
 
 def _values_body(place: int, values: float, rows: int = 64) -> bytes:
-    tensors = {
-        "columns": np.arange(WIDTH),
-        "rows": np.arange(rows),
-        "values": np.full((rows, WIDTH), 1.0, np.float32),
-    }
+    tensors = one_user(range(WIDTH), range(rows), np.ones(rows))
     body = encode_scatter_update(Update(1, tensors), WIDTH, "float32")
-    return body[: -4 * rows * WIDTH] + np.full(rows * WIDTH, values, "<f4").tobytes()
+    return body[: -4 * (rows + WIDTH)] + np.full(rows + WIDTH, values, "<f4").tobytes()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e13, 3e38])

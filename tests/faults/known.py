@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.methods.method import Method, RoundSummary
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from tests.fakes.scatter_updates import of_gradient, one_user
 
 __all__ = [
     "ITEMS",
@@ -48,11 +48,8 @@ def known_body(place: int, generation: int, round_number: int) -> bytes:
         raise ValueError(f"device {place}; the method has room for {MOST_DEVICES}")
     check = known_check_value(place, generation, round_number)
     noise = np.random.default_rng([place, generation, round_number]).standard_normal()
-    tensors: dict[str, NDArray[Any]] = {
-        "columns": np.array([_CHECK_COLUMN, 1 + place, _NOISE_COLUMN]),
-        "rows": np.array([round_number % ITEMS]),
-        "values": np.array([[check, 1.0, noise]], dtype=np.float32),
-    }
+    columns = (_CHECK_COLUMN, 1 + place, _NOISE_COLUMN)
+    tensors = one_user(columns, [round_number % ITEMS], [1.0], [check, 1.0, noise])
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 
@@ -63,8 +60,8 @@ def known_long_body(place: int, generation: int, round_number: int, items: int) 
         known_body(place, generation, round_number), round_number, ITEMS, WIDTH
     ).tensors
     values = np.zeros((items, WIDTH), np.float32)
-    values[np.ix_(short["rows"], short["columns"])] = short["values"]
-    tensors = {"columns": np.arange(WIDTH), "rows": np.arange(items), "values": values}
+    values[np.ix_(short["rows"], short["columns"])] = short["pulls"] @ short["factor"]
+    tensors = of_gradient(range(WIDTH), range(items), values)
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 

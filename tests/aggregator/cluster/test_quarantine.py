@@ -37,6 +37,7 @@ from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes import sealed_rounds
 from tests.fakes.clusters import world
 from tests.fakes.homes import WIDTH, command
+from tests.fakes.scatter_updates import one_user
 from tests.fakes.sealed_rounds import Device, SealedRounds, Told
 
 DEVICES = 60
@@ -50,7 +51,7 @@ class HalfAbsorbed(ScatterMethod):
 
     def absorb(self, update: Update) -> None:
         super().absorb(update)
-        if np.abs(update.tensors["values"]).max() > 2:
+        if np.abs(update.tensors["pulls"]).max() > 2:
             raise MemoryError("no room for large values")
 
 
@@ -65,11 +66,7 @@ class HalfAbsorbedBinding(ScatterBinding):
 
 def _body(number: int) -> bytes:
     value = 2.5 if number == BAD else 1.0 + number / 256
-    tensors = {
-        "columns": np.arange(3, dtype=np.int64),
-        "rows": np.arange(2, dtype=np.int64),
-        "values": np.full((2, 3), value, np.float32),
-    }
+    tensors = one_user(range(3), range(2), np.full(2, value))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

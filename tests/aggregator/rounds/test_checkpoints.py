@@ -26,6 +26,7 @@ from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from tests.fakes.homes import ITEMS, WIDTH, make_home
+from tests.fakes.scatter_updates import one_user
 
 DEVICES = 40
 
@@ -60,12 +61,8 @@ def parts(home: AggregatorHome) -> Iterator[Parts]:
 
 def update(round_id: int, place: int) -> Update:
     rng = np.random.default_rng([round_id, place])
-    tensors = {
-        "columns": np.arange(WIDTH),
-        "rows": np.arange(ITEMS),
-        "values": rng.standard_normal((ITEMS, WIDTH)).astype(np.float32),
-    }
-    return Update(round_id, tensors)
+    pulls, vector = rng.standard_normal(ITEMS), rng.standard_normal(WIDTH)
+    return Update(round_id, one_user(range(WIDTH), range(ITEMS), pulls, vector))
 
 
 def logged(row: RoundRow, seq: int, place: int) -> LoggedUpdate:

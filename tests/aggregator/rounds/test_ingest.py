@@ -32,6 +32,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, update_digest, write_update
 from tests.fakes.homes import WIDTH, make_home
+from tests.fakes.scatter_updates import one_user
 
 ANNA, BERT, CLEO, LATER, STRANGER = (bytes([place]) * 16 for place in range(5))
 FLEET = (ANNA, BERT, CLEO)
@@ -43,12 +44,12 @@ class DefectiveMethod(ScatterMethod):
     """Its check lets large values through but no low ones; its absorb does not take the large."""
 
     def check(self, update: Update) -> None:
-        if update.tensors["values"].min() < 0:
+        if update.tensors["pulls"].min() < 0:
             raise Refused("too-low", "a value below 0")
         super().check(update)
 
     def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["values"]).max() > TOO_LARGE:
+        if np.abs(update.tensors["pulls"]).max() > TOO_LARGE:
             raise MemoryError("no room for large values")
         super().absorb(update)
 
@@ -63,11 +64,7 @@ class DefectiveBinding(ScatterBinding):
 
 
 def body(value: float = 1.0, columns: int = 3) -> bytes:
-    tensors = {
-        "columns": np.arange(columns, dtype=np.int64),
-        "rows": np.arange(2, dtype=np.int64),
-        "values": np.full((2, columns), value, np.float32),
-    }
+    tensors = one_user(range(columns), range(2), np.full(2, value))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

@@ -157,7 +157,7 @@ class DefectiveMethod(ScatterMethod):
     """Its check lets large values through, its absorb does not take them."""
 
     def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["values"]).max() > 2.5:
+        if np.abs(update.tensors["pulls"]).max() > 2.5:
             raise MemoryError("no room for large values")
         super().absorb(update)
 
@@ -209,4 +209,4 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 
 
 def _largest(body: bytes) -> float:
-    return float(np.abs(decode_scatter_update(body, 1, ITEMS, 8).tensors["values"]).max())
+    return float(np.abs(decode_scatter_update(body, 1, ITEMS, 8).tensors["pulls"]).max())

@@ -201,9 +201,11 @@ class LeastSquaresLoss(ScatterLoss):
     def model(self) -> Arrays:
         return {SOLVE: self._weights().astype(np.float32)}
 
+    def bound_by(self, limits: UpdateLimits) -> None:
+        self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
+
     def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
         most = limits.most_length(_LENGTH, self._usual_length)
-        self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
         self._clear(adds_up=adds_up, bound=min(most, self._most_length) ** 2)
 
     def squares(self, update: Update) -> float:

@@ -530,6 +530,7 @@ class ScatterMethod(SummingMethod):
         self._most_value = min(_LARGEST_VALUE, most)
         # No value above the most hides in a sum of squares so much smaller, however it was rounded.
         self._small_squares = min(_SMALL_SQUARES, (self._most_value / 4) ** 2)
+        self._loss.bound_by(self._limits)
 
     def _clear(self) -> None:
         self._adds_up = 0

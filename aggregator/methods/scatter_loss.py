@@ -59,6 +59,10 @@ class ScatterLoss(Additive):
         """What a version's model holds beside ``items``. Here: nothing."""
         return {}
 
+    def bound_by(self, limits: UpdateLimits) -> None:
+        """What :meth:`require_bounded` takes follows from what was known when the round opened,
+        after a restart within it too. Here: no matter."""
+
     def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
         """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -203,12 +203,14 @@ class LeastSquaresLoss(ScatterLoss):
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
         self._outer_heard = 0.0
         self._most_length = math.inf
+        self._gram: FixedPointSum | None = None
+        self._robust: Doubles | None = None
         self._clear(adds_up=False)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         wide = items.astype(np.float64)
         gram = wide.T @ wide / len(items)
-        tensors = {
+        tensors: Arrays = {
             "items": items,
             GRAM: gram.astype(np.float16),
             SOLVE: self._weights().astype(np.float16),
@@ -356,15 +358,14 @@ class LeastSquaresLoss(ScatterLoss):
         self._people = 0
         self._named: Counts = np.zeros(items, dtype=np.int64)
         self._columns: Counts = np.arange(width)
-        self._robust: Doubles | None = None
+        self._robust = None
         self._senders.begin()
         self._adds_up = int(adds_up)
         self._gram = FixedPointSum((width, width), bound) if adds_up else None
 
     def _schema(self) -> Schema:
         items, width = self._shape
-        most = MOST_UPDATES * MOST_USERS * _UNIT
-        count = {"least": 0, "below": most + 1}
+        count = Entry(np.int64, least=0, below=MOST_UPDATES * MOST_USERS * _UNIT + 1)
         return {
             "seen": Entry(np.float64, (items,), least=0),
             "seen_by": Entry(np.float64, least=0),
@@ -372,8 +373,8 @@ class LeastSquaresLoss(ScatterLoss):
             "heard": Entry(np.float64, (items,), least=0),
             "outer": Entry(np.float64, (width, width)),
             "outer_heard": Entry(np.float64, least=0),
-            "people": Entry(np.int64, **count),
-            "named": Entry(np.int64, (items,), **count),
+            "people": count,
+            "named": replace(count, shape=(items,)),
             "counters": counters("adds_up"),
         }
 

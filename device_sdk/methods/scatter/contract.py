@@ -150,8 +150,10 @@ def decode_scatter_updates(
             found[place] = error
     read = decode_sparse_each([bodies[place][0] for place in places], items=items, width=width)
     for place, each in zip(places, read, strict=True):
-        is_bad = isinstance(each, WireError)
-        found[place] = each if is_bad else _sparse(each, round_id, bodies[place][1])
+        if isinstance(each, WireError):
+            found[place] = each
+        else:
+            found[place] = _sparse(each, round_id, bodies[place][1])
     return [each for each in found if each is not None]
 
 

@@ -43,6 +43,7 @@ from aggregator.methods.sums import (
     FixedPointSum,
 )
 from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
     BprTraining,
@@ -219,7 +220,7 @@ class ScatterMethod(SummingMethod):
 
     PARTS = ("loss", "limits", "touches", "held", "total")
     COUNTED = "participants"
-    ADDED = ("drawn", "participants", "clipped")
+    ADDED = ("drawn", "participants", "clipped", "trained")
 
     def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
         if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
@@ -295,7 +296,7 @@ class ScatterMethod(SummingMethod):
                 f"expected exactly the tensors {wanted}: the loss is {self._settings.loss}",
             )
         items, width = self._items.shape
-        columns, rows = tensors["columns"], tensors["rows"]
+        columns, rows = self._loss.columns(update), tensors["rows"]
         _check_indices("bad-columns", columns, width)
         if len(columns) == 0:
             raise Refused("bad-columns", "an update must train at least one column")
@@ -329,7 +330,7 @@ class ScatterMethod(SummingMethod):
             tensors = update.tensors
             if update.round_id != self._round_id or tensors.keys() != self._loss.TENSORS:
                 return False
-            columns, rows = tensors["columns"], tensors["rows"]
+            columns, rows = self._loss.columns(update), tensors["rows"]
             if not (columns.dtype == rows.dtype == _INT64 and columns.ndim == rows.ndim == 1):
                 return False
             try:
@@ -398,8 +399,9 @@ class ScatterMethod(SummingMethod):
                 self._touches.note(rows)
             judged.append((update, rows, values, factor))
         if judged:
-            every = [update.tensors["columns"] for update, _, _, _ in judged]
+            every = [self._loss.columns(update) for update, _, _, _ in judged]
             np.add.at(self._drawn, np.concatenate(every), 1)
+            self._trained += sum(self._loss.trained(update) for update, _, _, _ in judged)
         self._participants += len(judged)
         return judged
 
@@ -417,7 +419,7 @@ class ScatterMethod(SummingMethod):
         # one dtype adds in place.
         flat = np.concatenate([rows for _, rows, _, _ in judged])[:, None] * width
         counts = [len(rows) for _, rows, _, _ in judged]
-        columns = [update.tensors["columns"] for update, _, _, _ in judged]
+        columns = [self._loss.columns(update) for update, _, _, _ in judged]
         flat = flat + np.repeat(columns, counts, axis=0)
         np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
 
@@ -435,7 +437,7 @@ class ScatterMethod(SummingMethod):
         judged = self._judged(sized)
         self._loss.absorb_held([(update, factor) for update, _, _, factor in judged], self._rule)
         if self._rule.holds:
-            each = [(rows, update.tensors["columns"], v) for update, rows, v, _ in judged]
+            each = [(rows, self._loss.columns(update), v) for update, rows, v, _ in judged]
             return touched_means(each, self._shape, self._rule)
         largest = max((float(np.abs(v).max()) for _, _, v, _ in judged if v.size), default=0.0)
         total = FixedPointSum(self._shape, largest)
@@ -444,7 +446,7 @@ class ScatterMethod(SummingMethod):
         return total.value
 
     def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
+        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` trained a device,
         ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
         ``bounded_items`` with ``item_multiple``."""
         total = self._sum()
@@ -465,7 +467,7 @@ class ScatterMethod(SummingMethod):
             self._items = moved
             self._limits.settle()
             self._version += 1
-            metrics["columns_mean"] = float(self._drawn.sum()) / participants
+            metrics["columns_mean"] = self._trained / participants
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
@@ -497,7 +499,9 @@ class ScatterMethod(SummingMethod):
             # The catalogue's length is the state's.
             "items": Entry(np.float32, ("items", width)),
             "drawn": Entry(np.int64, (width,), least=0),
-            "counters": counters("version", "round_id", "participants", "clipped", "adds_up"),
+            "counters": counters(
+                "version", "round_id", "participants", "clipped", "trained", "adds_up"
+            ),
         }
 
     def _parts_follow(self) -> None:
@@ -542,6 +546,7 @@ class ScatterMethod(SummingMethod):
             self._touches.begin()
         self._participants = 0
         self._clipped = 0
+        self._trained = 0
         self._bounds_follow()
 
 
@@ -609,9 +614,19 @@ class ScatterBinding(Binding[ScatterTable]):
     needs_catalogue = True
     artifacts = range(2)
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of least squares the one model: a device's vectors follow from the items alone."""
+        return STAGES if self.settings.loss == "bpr" else STAGES[:1]
+
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
+        if artifacts and self.settings.loss == "least-squares":
+            raise ValueError(
+                "least squares is solved in closed form and trains no artifact: leave it out, or "
+                'set scatter.loss = "bpr"'
+            )
         return ScatterMethod(self._new_items(items, rng), self.settings)
 
     def _new_items(self, items: int, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -633,7 +648,8 @@ class ScatterBinding(Binding[ScatterTable]):
         return decode_scatter_updates(bodies, round_id, items, self.settings.columns)
 
     def width_of(self, update: Update) -> int:
-        return len(update.tensors["columns"])
+        tensors = update.tensors
+        return int(tensors["k"]) if "k" in tensors else len(tensors["columns"])
 
 
 def _scatter(method: Method) -> ScatterMethod:

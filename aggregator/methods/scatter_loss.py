@@ -67,6 +67,14 @@ class ScatterLoss(Additive):
         """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
 
     @abstractmethod
+    def columns(self, update: Update) -> Counts:
+        """The columns that an update's gradient is of, int64, rising; unchecked."""
+
+    def trained(self, update: Update) -> int:
+        """How many columns the device of a checked update trained, its k."""
+        return len(self.columns(update))
+
+    @abstractmethod
     def squares(self, update: Update) -> float:
         """At least the sum of the gradient's squares. Raises :class:`Refused` for tensors whose
         dtypes or shapes do not fit the update's rows and columns, or each other."""
@@ -131,6 +139,9 @@ class BprLoss(ScatterLoss):
         training = self._training
         rate = training.user_learning_rate * self._optimizer.factor
         return {"items": items}, replace(training, user_learning_rate=rate).as_scalars()
+
+    def columns(self, update: Update) -> Counts:
+        return update.tensors["columns"]
 
     def squares(self, update: Update) -> float:
         values = update.tensors["values"]

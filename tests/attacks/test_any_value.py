@@ -29,11 +29,11 @@ _PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
 
 def _scatter_body(place: int, number: int, value: float | None, usual: float = 0.01) -> bytes:
     rng = np.random.default_rng([place, number])
-    rows, columns = np.arange(0, ITEMS, 1 if value else 2), np.arange(WIDTH)
+    rows = np.arange(0, ITEMS, 1 if value else 2)
     pulls, vector = usual * rng.standard_normal(len(rows)), rng.standard_normal(WIDTH)
     if value is not None:
         pulls, vector = np.full_like(pulls, value), np.ones(WIDTH)
-    tensors = one_user(columns, rows, pulls, vector)
+    tensors = one_user(WIDTH, rows, pulls, vector)
     return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
 
 

@@ -101,7 +101,7 @@ def test_an_insider_s_parts_that_promise_gigabytes_hold_only_what_came(stage: St
 
 
 def _values_body(place: int, values: float, rows: int = 64) -> bytes:
-    tensors = one_user(range(WIDTH), range(rows), np.ones(rows))
+    tensors = one_user(WIDTH, range(rows), np.ones(rows))
     body = encode_scatter_update(Update(1, tensors), WIDTH, "float32")
     return body[: -4 * (rows + WIDTH)] + np.full(rows + WIDTH, values, "<f4").tobytes()
 

@@ -40,7 +40,7 @@ def _bytes(stage: Stage) -> bytes:
 def _long_body(place: int, generation: int, number: int) -> bytes:
     """Of several pages, and without a byte that repeats itself."""
     values = np.random.default_rng([place, number]).standard_normal((300, WIDTH), np.float32)
-    tensors = of_gradient(range(WIDTH), range(300), values)
+    tensors = of_gradient(range(300), values)
     return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
 
 

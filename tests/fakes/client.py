@@ -213,7 +213,7 @@ class ScriptedDevice:
         columns = np.sort(self._rng.choice(width, size=4, replace=False)).astype(np.int64)
         touched = np.sort(self._rng.choice(items, size=rows, replace=False)).astype(np.int64)
         pulls, vector = self._rng.standard_normal(rows), self._rng.standard_normal(4)
-        tensors = one_user(columns, touched, pulls, vector)
+        tensors = one_user(width, touched, pulls, vector, columns)
         return encode_scatter_update(Update(1, tensors), width, "int8", self._rng)
 
     def identity_for(self, manifest: RoundManifest) -> UpdateIdentity:

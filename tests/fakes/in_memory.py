@@ -218,7 +218,7 @@ class Bench:
             round_.ended(job, RoundOutcome.FAILED, "as the test wants", Reason.ERROR)
             return
         pulls, vector = self._rng.standard_normal(self.rows), self._rng.standard_normal(WIDTH)
-        tensors = one_user(range(WIDTH), range(self.rows), pulls, vector)
+        tensors = one_user(WIDTH, range(self.rows), pulls, vector)
         update = Update(job.manifest.round, tensors)
         body = encode_scatter_update(update, WIDTH, job.terms.update_codec, self._rng)
         state = {"users": np.zeros((1, WIDTH), np.float32)}

@@ -11,32 +11,29 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def one_user(
-    columns: ArrayLike, rows: ArrayLike, pulls: ArrayLike, vector: ArrayLike | None = None
+    width: int, rows: ArrayLike, pulls: ArrayLike, vector: ArrayLike = 1.0, columns: ArrayLike = ()
 ) -> Tensors:
-    """A device of one user, whose gradient is ``pulls`` [rows] times ``vector`` [columns]; ones
-    where None is given."""
-    k = len(np.asarray(columns))
-    return users(
-        columns,
-        rows,
-        np.reshape(pulls, (-1, 1)),
-        np.reshape(np.ones(k) if vector is None else vector, (1, k)),
-    )
+    """A device of one user, whose gradient is ``pulls`` [rows] times ``vector`` [columns], zero in
+    others; no columns stand for all."""
+    chosen = np.asarray(columns, dtype=np.int64) if np.size(columns) else np.arange(width)
+    whole = np.zeros((1, width))
+    whole[0, chosen] = vector
+    return users(rows, np.reshape(pulls, (-1, 1)), whole, len(chosen))
 
 
-def of_gradient(columns: ArrayLike, rows: ArrayLike, values: ArrayLike) -> Tensors:
-    """A device whose gradient is ``values`` [rows, columns], of as many users as columns."""
-    return users(columns, rows, values, np.eye(len(np.asarray(columns))))
+def of_gradient(rows: ArrayLike, values: ArrayLike) -> Tensors:
+    """A device whose gradient is ``values`` [rows, K], of as many users as columns."""
+    return users(rows, values, np.eye(np.shape(values)[1]))
 
 
-def users(columns: ArrayLike, rows: ArrayLike, pulls: ArrayLike, factor: ArrayLike) -> Tensors:
-    """A device of as many users as ``factor`` has rows, one of whom has each item."""
-    touched = np.asarray(rows, dtype=np.int64)
+def users(rows: ArrayLike, pulls: ArrayLike, factor: ArrayLike, k: int | None = None) -> Tensors:
+    """A device of as many users as ``factor`` [users, K] has rows, one of whom has each item."""
+    touched, wide = np.asarray(rows, dtype=np.int64), np.asarray(factor, dtype=np.float32)
     return {
-        "columns": np.asarray(columns, dtype=np.int64),
         "rows": touched,
         "pulls": np.asarray(pulls, dtype=np.float32),
-        "factor": np.asarray(factor, dtype=np.float32),
+        "factor": wide,
         "counts": np.ones(len(touched), dtype=np.int64),
-        "users": np.asarray(len(np.asarray(factor)), dtype=np.int64),
+        "users": np.asarray(len(wide), dtype=np.int64),
+        "k": np.asarray(wide.shape[1] if k is None else k, dtype=np.int64),
     }

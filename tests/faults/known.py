@@ -49,7 +49,7 @@ def known_body(place: int, generation: int, round_number: int) -> bytes:
     check = known_check_value(place, generation, round_number)
     noise = np.random.default_rng([place, generation, round_number]).standard_normal()
     columns = (_CHECK_COLUMN, 1 + place, _NOISE_COLUMN)
-    tensors = one_user(columns, [round_number % ITEMS], [1.0], [check, 1.0, noise])
+    tensors = one_user(WIDTH, [round_number % ITEMS], [1.0], [check, 1.0, noise], columns)
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 
@@ -60,8 +60,8 @@ def known_long_body(place: int, generation: int, round_number: int, items: int) 
         known_body(place, generation, round_number), round_number, ITEMS, WIDTH
     ).tensors
     values = np.zeros((items, WIDTH), np.float32)
-    values[np.ix_(short["rows"], short["columns"])] = short["pulls"] @ short["factor"]
-    tensors = of_gradient(range(WIDTH), range(items), values)
+    values[short["rows"]] = short["pulls"] @ short["factor"]
+    tensors = of_gradient(range(items), values)
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 

@@ -254,8 +254,7 @@ def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
         items = checkpoint.state["items"].copy()
         for logged in store.first.log.after(0):
             update = binding.decode(logged.body, logged.round, fleet.items).tensors
-            values = update["pulls"] @ update["factor"]
-            items[np.ix_(update["rows"], update["columns"][:2])] += values[:, :2]
+            items[update["rows"], :-1] += update["pulls"] @ update["factor"][:, :-1]
         for share in store.first.shares.sums():
             found = unpack_state(store.first.shares.state(share))
             added = np.ldexp(found["total.sum"].astype(float), -int(found["total.exponent"]))

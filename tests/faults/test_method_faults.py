@@ -101,7 +101,7 @@ def _spoilt(kind: type) -> type:
 
 
 def _air_body() -> bytes:
-    tensors = one_user(range(8), range(2), np.full(2, 0.01))
+    tensors = one_user(8, range(2), np.full(2, 0.01))
     return encode_scatter_update(Update(1, tensors), 8, "float32")
 
 

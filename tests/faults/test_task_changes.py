@@ -108,7 +108,7 @@ def count_one(home: AggregatorHome) -> None:
     air = parts.tasks.served[1]
     row = air.rounds.current
     assert row is not None
-    tensors = one_user(range(3), range(2), np.ones(2))
+    tensors = one_user(8, range(2), np.ones(2), 1.0, range(3))
     identity = UpdateIdentity(DEVICES[0], "air", row.generation, row.round)
     body = encode_scatter_update(Update(1, tensors), 8, "float32")
     said = write_evaluations(ranked(np.arange(4)))

@@ -151,12 +151,13 @@ def _sparse(data: bytes) -> None:
 
 
 def _factored(data: bytes) -> None:
-    found = decode_factored(data, items=1000, width=12)
+    found = decode_factored(data, items=1000, width=4)
     assert np.isfinite(found.pulls).all() and np.isfinite(found.factor).all()
     assert (np.diff(found.rows) > 0).all()
     assert found.rows.size == 0 or 0 <= found.rows[0] <= found.rows[-1] < 1000
     assert found.pulls.shape == (len(found.rows), len(found.factor))
-    assert found.factor.shape[0] <= min(found.users, len(found.columns))
+    assert found.factor.shape[0] <= min(found.users, 4) and found.factor.shape[1] == 4
+    assert 1 <= found.k <= 4
     assert ((found.counts >= 1) & (found.counts <= found.users)).all()
 
 

@@ -248,7 +248,7 @@ def _settings_seeds() -> Sequence[bytes]:
         _MUTUAL,
         _PROTOTYPES,
         BprTraining(),
-        LeastSquaresTraining("dealt"),
+        LeastSquaresTraining(),
         _KNOWLEDGE[2],
     )
     return [_body({}, **training.as_scalars()) for training in trainings]
@@ -299,12 +299,12 @@ def _scatter_updates() -> Sequence[bytes]:
     for users, codec in ((1, "int8"), (1, "float32"), (2, "int8"), (300, "float16")):
         height = min(users, 2)
         arrays: dict[str, NDArray[Any]] = {
-            "columns": np.asarray([0, 2]),
             "rows": np.asarray([1, 4]),
             "pulls": np.ones((2, height), np.float32),
-            "factor": np.eye(height, 2, dtype=np.float32),
+            "factor": np.eye(height, 4, dtype=np.float32),
             "counts": np.asarray([1, users]),
             "users": np.asarray(users),
+            "k": np.asarray(2),
         }
         found.append(encode_scatter_update(Update(1, arrays), 4, codec, rng))
     return found

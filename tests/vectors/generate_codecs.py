@@ -51,7 +51,7 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal.session import padded_length
 from tests.vectors.written import write
 
-_FACTORED_ARRAYS = ("columns", "rows", "pulls", "factor", "counts")
+_FACTORED_ARRAYS = ("rows", "pulls", "factor", "counts")
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")
 Section: TypeAlias = dict[str, Any]
@@ -66,31 +66,31 @@ SPARSE = SparseRows(
 )
 FACTORED = {
     "one user": FactoredRows(
-        columns=np.array([0, 3, 9], dtype=np.int64),
         rows=np.array([2, 700], dtype=np.int64),
         pulls=np.array([[-127], [1]], dtype=np.float32),
-        factor=np.array([[0.5, -2, 0.125]], dtype=np.float32),
+        factor=np.array([[127, -2, 0, 5]], dtype=np.float32),
         counts=np.array([1, 1], dtype=np.int64),
         users=1,
-        width=12,
+        k=2,
+        width=4,
     ),
     "300 users": FactoredRows(
-        columns=np.array([0, 11], dtype=np.int64),
         rows=np.array([2, 3, 700], dtype=np.int64),
         pulls=np.array([[127, -63.5], [-1, 0.5], [0, 31.5]], dtype=np.float32),
-        factor=np.array([[4, -2], [0, 0.25]], dtype=np.float32),
+        factor=np.array([[63.5, 0.5, 0, -31.5], [0, -127, 4, 1]], dtype=np.float32),
         counts=np.array([1, 300, 7], dtype=np.int64),
         users=300,
-        width=12,
+        k=4,
+        width=4,
     ),
     "nobody": FactoredRows(
-        columns=np.array([4], dtype=np.int64),
         rows=np.empty(0, dtype=np.int64),
         pulls=np.empty((0, 0), dtype=np.float32),
-        factor=np.empty((0, 1), dtype=np.float32),
+        factor=np.empty((0, 4), dtype=np.float32),
         counts=np.empty(0, dtype=np.int64),
         users=0,
-        width=12,
+        k=1,
+        width=4,
     ),
 }
 TENSORS: dict[str, NDArray[Any]] = {
@@ -169,6 +169,7 @@ def build() -> Section:
                 "items": 1000,
                 "width": each.width,
                 "users": each.users,
+                "k": each.k,
                 **{field: getattr(each, field).tolist() for field in _FACTORED_ARRAYS},
                 "encodings": {
                     form.name: encode_factored(each, form, rng).hex() for form in ValueFormat

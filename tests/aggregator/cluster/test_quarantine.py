@@ -66,7 +66,7 @@ class HalfAbsorbedBinding(ScatterBinding):
 
 def _body(number: int) -> bytes:
     value = 2.5 if number == BAD else 1.0 + number / 256
-    tensors = one_user(range(3), range(2), np.full(2, value))
+    tensors = one_user(WIDTH, range(2), np.full(2, value), 1.0, range(3))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

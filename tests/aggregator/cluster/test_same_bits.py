@@ -36,11 +36,10 @@ def factors(rng: np.random.Generator) -> bytes:
     """A scatter update of some rows, of as many columns as the device can afford, and of one user
     or two."""
     k = int(rng.integers(1, WIDTH + 1))
-    columns = np.sort(rng.choice(WIDTH, size=k, replace=False))
     rows = np.sort(rng.choice(ITEMS, size=rng.integers(1, 9), replace=False))
-    height = int(rng.integers(1, min(k, 2) + 1))
-    pulls, factor = rng.standard_normal((len(rows), height)), rng.standard_normal((height, k))
-    tensors = users(columns, rows, pulls, factor)
+    height = int(rng.integers(1, 3))
+    pulls, factor = rng.standard_normal((len(rows), height)), rng.standard_normal((height, WIDTH))
+    tensors = users(rows, pulls, factor, k)
     return encode_scatter_update(Update(1, tensors), WIDTH, "int8", rng)
 
 

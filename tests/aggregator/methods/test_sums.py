@@ -37,15 +37,14 @@ def scatter(**chosen: Any) -> ScatterMethod:
 
 
 def scatter_update(round_id: int, device: int, scale: float = 1.0) -> Update:
-    """Of one user, of a few, or of more than there are columns; some of them of all columns."""
+    """Of one user, of a few, or of more than there are columns."""
     rng = np.random.default_rng([round_id, device])
     people = int(rng.choice([1, 1, 1, 2, 3, 40]))
     rows = np.sort(rng.choice(ITEMS, size=int(rng.integers(0, 9)), replace=False))
     k = int(rng.choice([K, *range(1, K)]))
-    columns = np.sort(rng.choice(K, size=k, replace=False))
-    height = min(people, k)
-    factor = np.clip(scale, 0.1, 10) * rng.standard_normal((height, k))
-    tensors = users(columns, rows, scale * rng.standard_normal((len(rows), height)), factor)
+    height = min(people, K)
+    factor = np.clip(scale, 0.1, 10) * rng.standard_normal((height, K))
+    tensors = users(rows, scale * rng.standard_normal((len(rows), height)), factor, k)
     counts = rng.integers(1, people + 1, len(rows))
     tensors |= {"counts": counts, "users": np.asarray(people)}
     return Update(round_id, tensors, sender=f"{device:032x}")
@@ -230,7 +229,7 @@ def test_groups_of_any_size_are_measured_as_each_by_itself() -> None:
 
 def _spoilt(update: Update, how: str) -> Update:
     tensors = {name: np.array(array) for name, array in update.tensors.items()}
-    columns, rows = tensors["columns"], tensors["rows"]
+    rows = tensors["rows"]
     name = "values" if "values" in tensors else "pulls"
     values = tensors[name]
     match how:
@@ -245,9 +244,9 @@ def _spoilt(update: Update, how: str) -> Update:
         case "rows in a table":
             tensors["rows"] = rows[:, None]
         case "column too high":
-            columns[-1] = K
+            tensors["columns"][-1] = K
         case "no columns":
-            tensors |= {"columns": columns[:0], name: values[:, :0]}
+            tensors |= {"columns": tensors["columns"][:0], name: values[:, :0]}
         case "one value less":
             tensors[name] = values[:-1]
         case "halves":
@@ -281,11 +280,11 @@ def _spoilt(update: Update, how: str) -> Update:
         case "counts of floats":
             tensors["counts"] = tensors["counts"].astype(np.float32)
         case "the factor turned":
-            tensors["factor"] = np.ones((len(columns) + 1, len(columns)), np.float32)
-            tensors["pulls"] = np.ones((len(rows), len(columns) + 1), np.float32)
+            tensors["factor"] = np.ones((K + 1, K), np.float32)
+            tensors["pulls"] = np.ones((len(rows), K + 1), np.float32)
             tensors["users"] = np.asarray(MOST_USERS)
         case "a factor of nobody":
-            tensors["factor"] = np.ones((2, len(columns)), np.float32)
+            tensors["factor"] = np.ones((2, K), np.float32)
             tensors["pulls"] = np.ones((len(rows), 2), np.float32)
             tensors["users"] = np.asarray(1)
         case "an absurd factor":
@@ -300,6 +299,14 @@ def _spoilt(update: Update, how: str) -> Update:
             tensors["factor"] = tensors["factor"].reshape(-1)
         case "a scalar factor":
             tensors["factor"] = np.array(1.0, dtype=np.float32)
+        case "a narrow factor":
+            tensors["factor"] = tensors["factor"][:, 1:]
+        case "trained no columns":
+            tensors["k"] = np.asarray(0)
+        case "trained too many":
+            tensors["k"] = np.asarray(K + 1)
+        case "trained half a column":
+            tensors["k"] = np.asarray(0.5, np.float32)
         case "halves of a factor":
             tensors["factor"] = tensors["factor"].astype(np.float16)
     return Update(update.round_id + (how == "another round"), tensors, sender=update.sender)
@@ -307,16 +314,18 @@ def _spoilt(update: Update, how: str) -> Update:
 
 SPOILT = (
     "row below 0", "row too high", "row twice", "rows of floats", "rows in a table",
-    "column too high", "no columns", "one value less", "halves", "not a number", "infinite",
+    "one value less", "halves", "not a number", "infinite",
     "absurd", "a scalar", "a tensor more", "a tensor less", "another round",
 )  # fmt: skip
 
 
+SPOILT_COLUMNS = ("column too high", "no columns")
 SPOILT_USERS = (
     "no users", "too many users", "users of floats", "a list of users", "a count of none",
     "a count above the users", "a count less", "counts of floats", "the factor turned",
     "a factor of nobody", "an absurd factor", "no number in the factor", "an infinite factor",
-    "a flat factor", "a scalar factor", "halves of a factor",
+    "a flat factor", "a scalar factor", "halves of a factor", "a narrow factor",
+    "trained no columns", "trained too many", "trained half a column",
 )  # fmt: skip
 
 
@@ -324,7 +333,7 @@ SPOILT_USERS = (
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_many_are_checked_as_each_by_itself(name: str, data: st.DataObject) -> None:
-    hows = [*SPOILT, *SPOILT_USERS] if name == "scatter" else SPOILT
+    hows = [*SPOILT, *SPOILT_USERS] if name == "scatter" else [*SPOILT, *SPOILT_COLUMNS]
     choices = st.sampled_from([*hows, *[""] * 60])
     chosen = data.draw(st.lists(choices, min_size=1, max_size=90))
     one, make = KINDS[name].build(), KINDS[name].update
@@ -344,10 +353,11 @@ def test_many_are_checked_as_each_by_itself(name: str, data: st.DataObject) -> N
 
 REASONS = {
     "users": ("no users", "too many users", "users of floats", "a list of users",
-              "the factor turned", "a factor of nobody"),
+              "the factor turned", "a factor of nobody", "trained no columns", "trained too many",
+              "trained half a column"),
     "counts": ("a count of none", "a count above the users", "a count less", "counts of floats"),
     "values": ("an absurd factor", "no number in the factor", "an infinite factor",
-               "a flat factor", "a scalar factor", "halves of a factor"),
+               "a flat factor", "a scalar factor", "halves of a factor", "a narrow factor"),
 }  # fmt: skip
 
 
@@ -595,7 +605,7 @@ def test_the_voices_of_a_large_fleet_are_others_in_each_round() -> None:
 
 
 def test_a_sum_s_file_is_as_small_as_it_is_said_to_be() -> None:
-    for name, cells in (("bpr", ITEMS * K), ("scatter", 2 * ITEMS * (K + 1) + 2 * K * K)):
+    for name, cells in (("bpr", ITEMS * K), ("scatter", ITEMS * (K + 1) + K * K)):
         share = second_round(name, range(3)).share()
         assert sum(array.nbytes for array in share.values()) < cells * 8 + 12_000
     assert sums.MOST_UPDATES == 1 << 24

@@ -62,7 +62,7 @@ def parts(home: AggregatorHome) -> Iterator[Parts]:
 def update(round_id: int, place: int) -> Update:
     rng = np.random.default_rng([round_id, place])
     pulls, vector = rng.standard_normal(ITEMS), rng.standard_normal(WIDTH)
-    return Update(round_id, one_user(range(WIDTH), range(ITEMS), pulls, vector))
+    return Update(round_id, one_user(WIDTH, range(ITEMS), pulls, vector))
 
 
 def logged(row: RoundRow, seq: int, place: int) -> LoggedUpdate:

@@ -161,7 +161,9 @@ def update_body(width: int = WIDTH) -> bytes:
     """Of a device that trains eight of a model's columns."""
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(ITEMS, 4, replace=False))
-    tensors = one_user(range(WIDTH), rows, rng.standard_normal(4), rng.standard_normal(WIDTH))
+    tensors = one_user(
+        width, rows, rng.standard_normal(4), rng.standard_normal(WIDTH), range(WIDTH)
+    )
     return encode_scatter_update(Update(1, tensors), width, "float32")
 
 

@@ -64,7 +64,7 @@ class DefectiveBinding(ScatterBinding):
 
 
 def body(value: float = 1.0, columns: int = 3) -> bytes:
-    tensors = one_user(range(columns), range(2), np.full(2, value))
+    tensors = one_user(WIDTH, range(2), np.full(2, value), 1.0, range(columns))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

@@ -80,7 +80,7 @@ def _body(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     columns = np.sort(rng.choice(WIDTH, 3, replace=False)).astype(np.int64)
     rows = np.sort(rng.choice(ITEMS, 4, replace=False)).astype(np.int64)
-    tensors = one_user(columns, rows, rng.standard_normal(4), rng.standard_normal(3))
+    tensors = one_user(WIDTH, rows, rng.standard_normal(4), rng.standard_normal(3), columns)
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

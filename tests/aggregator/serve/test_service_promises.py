@@ -57,7 +57,7 @@ def enrolled(home: AggregatorHome, count: int) -> list[bytes]:
 
 def body(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
-    tensors = one_user(range(2), range(3), rng.standard_normal(3), rng.standard_normal(2))
+    tensors = one_user(WIDTH, range(3), rng.standard_normal(3), rng.standard_normal(WIDTH))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,6 @@ from device_sdk.wire.arrays.exchange import Broadcast
 
 ITEMS, K = 40, 6
 A0, L2 = 0.1, 0.02
-ALL = np.arange(K)
 
 
 def model(items: np.ndarray | None = None, a0: float = A0, l2: float = L2) -> dict[str, np.ndarray]:
@@ -62,26 +62,21 @@ def loss(u: np.ndarray, one: Likes, items: np.ndarray) -> float:
 some_users = st.lists(
     st.lists(st.integers(0, ITEMS - 1), max_size=12, unique=True), min_size=1, max_size=9
 )
-some_columns = st.lists(st.integers(0, K - 1), min_size=1, max_size=K, unique=True).map(
-    lambda drawn: np.array(sorted(drawn))
-)
 
 
 @settings(max_examples=60, deadline=None)
-@given(some_users, some_columns)
-def test_vectors_solve_the_dense_normal_equations(
-    rows: list[list[int]], columns: np.ndarray
-) -> None:
+@given(some_users)
+def test_vectors_solve_the_dense_normal_equations(rows: list[list[int]]) -> None:
     posed = problem()
-    found = posed.vectors([likes(each) for each in rows], columns)
-    assert found.dtype == np.float32 and found.shape == (len(rows), len(columns))
-    items = posed.items.astype(np.float64)[:, columns]
+    found = posed.vectors([likes(each) for each in rows])
+    assert found.dtype == np.float32 and found.shape == (len(rows), K)
+    items = posed.items.astype(np.float64)
     for vector, own in zip(found, rows, strict=True):
         if not own:
             assert not vector.any()
             continue
         system = A0 * items.T @ items + items[own].T @ items[own]
-        system += L2 * (len(own) + A0 * ITEMS) * np.eye(len(columns))
+        system += L2 * (len(own) + A0 * ITEMS) * np.eye(K)
         expected = np.linalg.solve(system, items[own].sum(axis=0))
         np.testing.assert_allclose(vector, expected, rtol=2e-4, atol=2e-5)
 
@@ -109,17 +104,64 @@ def test_a_user_s_vector_is_where_its_loss_is_least(rows: list[int], seed: int) 
         assert loss(other, one, posed.items) > least
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, ITEMS - 1), min_size=1, max_size=20, unique=True),
+    st.integers(1, K),
+    st.integers(0, 99),
+)
+def test_a_device_of_few_columns_sets_those_that_promise_most_and_ends_at_the_minimum(
+    rows: list[int], k: int, seed: int
+) -> None:
+    posed, one = problem(), likes(rows)
+    items, begun = posed.items.astype(np.float64), np.zeros((1, K), dtype=np.float32)
+    if seed:
+        begun += np.random.default_rng(seed).standard_normal((1, K), dtype=np.float32)
+    (vector,) = begun
+    (found,) = posed.improved([one], begun, k)
+    np.testing.assert_array_equal(begun[0], vector)
+    changed = np.flatnonzero(found != vector)
+    assert len(changed) <= k
+    # The best there is with the others held.
+    system = A0 * items.T @ items + items[rows].T @ items[rows]
+    system += L2 * (len(rows) + A0 * ITEMS) * np.eye(K)
+    slope = items[rows].sum(axis=0) - system @ vector
+    promise = slope**2 / np.diagonal(system)
+    least_chosen = promise[changed].min(initial=np.inf)
+    others = np.setdiff1d(np.arange(K), changed)
+    if len(changed) == k:
+        assert promise[others].max(initial=0) <= least_chosen * 1.001 + 1e-6
+        inner = np.ix_(changed, changed)
+        expected = vector.astype(np.float64)
+        expected[changed] += np.linalg.solve(system[inner], slope[changed])
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    # Round after round the loss falls, to the minimum that a device of all columns has at once.
+    losses = [loss(vector, one, posed.items), loss(found, one, posed.items)]
+    vectors = found[None]
+    for _ in range(200 // k):
+        vectors = posed.improved([one], vectors, k)
+        losses.append(loss(vectors[0], one, posed.items))
+    (best,) = posed.vectors([one])
+    assert all(after <= before * 1.0001 + 1e-5 for before, after in itertools.pairwise(losses))
+    assert losses[-1] <= loss(best, one, posed.items) * 1.01 + 1e-3
+
+
+def updated(posed: LeastSquares, users: Sequence[Likes]) -> dict[str, Any]:
+    return posed.update(users, posed.vectors(users), K)
+
+
 def sums(
-    posed: LeastSquares, users: Sequence[Likes], columns: np.ndarray
+    posed: LeastSquares, users: Sequence[Likes], vectors: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """The gradient [items, k], the Gram matrix [k, k], counts [items] and users, added densely."""
-    items = posed.items.astype(np.float64)[:, columns]
-    gradient, gram = np.zeros(items.shape), np.zeros((len(columns), len(columns)))
+    """The gradient [items, K], the Gram matrix [K, K], counts [items] and users, added densely."""
+    items = posed.items.astype(np.float64)
+    width = items.shape[1]
+    gradient, gram = np.zeros(items.shape), np.zeros((width, width))
     counts, active = np.zeros(len(items), dtype=np.int64), 0
-    for one in users:
+    for one, each in zip(users, posed.vectors(users) if vectors is None else vectors, strict=True):
         if not len(one.rows):
             continue
-        (vector,) = posed.vectors([one], columns).astype(np.float64)
+        vector = each.astype(np.float64)
         residuals = one.weights * (items[one.rows] @ vector - 1)
         gradient[one.rows] += residuals[:, None] * vector
         gram += np.outer(vector, vector)
@@ -129,32 +171,35 @@ def sums(
 
 
 def require_sums(
-    posed: LeastSquares, users: Sequence[Likes], columns: np.ndarray, update: dict[str, Any]
+    posed: LeastSquares,
+    users: Sequence[Likes],
+    update: Mapping[str, Any],
+    vectors: np.ndarray | None = None,
 ) -> None:
-    gradient, gram, counts, active = sums(posed, users, columns)
+    gradient, gram, counts, active = sums(posed, users, vectors)
     rows, factor = update["rows"], update["factor"]
     assert update.keys() == LEAST_SQUARES_TENSORS
     np.testing.assert_array_equal(rows, np.flatnonzero(counts))
     np.testing.assert_array_equal(update["counts"], counts[rows])
-    np.testing.assert_array_equal(update["columns"], columns)
-    assert update["users"] == active and update["users"].dtype == np.int64
-    assert len(factor) <= min(active, len(columns))
+    assert update["users"] == active and update["users"].dtype == update["k"].dtype == np.int64
+    assert len(factor) <= min(active, len(gram))
     np.testing.assert_allclose(update["pulls"] @ factor, gradient[rows], rtol=1e-3, atol=2e-5)
     np.testing.assert_allclose(factor.T @ factor, gram, rtol=1e-3, atol=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(some_users, some_columns)
-def test_an_update_is_the_sum_of_what_its_users_pull(
-    rows: list[list[int]], columns: np.ndarray
-) -> None:
+@given(some_users, st.booleans())
+def test_an_update_is_the_sum_of_what_its_users_pull(rows: list[list[int]], solved: bool) -> None:
     posed, users = problem(), [likes(each) for each in rows]
-    update = posed.update(users, columns)
-    require_sums(posed, users, columns, update)
+    vectors = posed.vectors(users)
+    if not solved:
+        vectors = np.random.default_rng(1).standard_normal(vectors.shape, dtype=np.float32)
+    update = posed.update(users, vectors, 2)
+    require_sums(posed, users, update, vectors)
+    assert update["k"] == 2
     if sum(map(bool, rows)) == 1:
-        assert len(update["factor"]) == 1
-        (vector,) = posed.vectors([one for one in users if len(one.rows)], columns)
-        np.testing.assert_array_equal(update["factor"][0], vector)
+        (only,) = (place for place, own in enumerate(rows) if own)
+        np.testing.assert_array_equal(update["factor"], vectors[only : only + 1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -167,9 +212,9 @@ def test_an_update_says_its_two_sums_and_nothing_else(
     items = 0.5 * np.random.default_rng(7).standard_normal((ITEMS, K))
     items[:, :-used] = 0  # the columns that nobody trained come first
     posed, users = problem(items), [likes(each) for each in rows]
-    update = posed.update(users, ALL)
-    require_sums(posed, users, ALL, update)
-    gradient, gram, counts, active = sums(posed, users, ALL)
+    update = updated(posed, users)
+    require_sums(posed, users, update)
+    gradient, gram, counts, active = sums(posed, users)
     if active > 1:
         factor = update["factor"].astype(np.float64)
         lengths = np.linalg.norm(factor, axis=1)
@@ -182,8 +227,8 @@ def test_an_update_says_its_two_sums_and_nothing_else(
             update["pulls"][:, sharp], expected[:, sharp], rtol=1e-2, atol=1e-3
         )
     mixed = [users[place] for place in np.random.default_rng(seed).permutation(len(users))]
-    other = posed.update(mixed, ALL)
-    for name in ("columns", "rows", "counts", "users"):
+    other = updated(posed, mixed)
+    for name in ("rows", "counts", "users", "k"):
         np.testing.assert_array_equal(update[name], other[name])
     for one, two in ((update, other), (other, update)):
         np.testing.assert_allclose(
@@ -199,7 +244,7 @@ def test_no_user_s_vector_stands_alone_where_the_first_column_is_untrained() -> 
     items[:, 0] = 0
     posed = problem(items)
     users = [likes([1, 2, 3]), likes([3, 20]), likes([7, 8])]
-    update = posed.update(users, ALL)
+    update = updated(posed, users)
     for vector in posed.vectors(users):
         along = update["factor"] @ vector / np.linalg.norm(vector)
         assert np.abs(along).max() < 0.999 * np.linalg.norm(update["factor"], axis=1).max()
@@ -219,15 +264,16 @@ def test_an_update_comes_back_from_its_body(codec: str, users: int) -> None:
     sent = one.train(broadcast())
     found = decode_scatter_update(encode_scatter_update(sent, K, codec, rng), 1, ITEMS, K)
     assert found.tensors.keys() == LEAST_SQUARES_TENSORS
-    gradient, gram, counts, active = sums(posed, people, ALL)
+    gradient, gram, counts, active = sums(posed, people)
     assert found.tensors["users"] == active == users
     rows = found.tensors["rows"]
     np.testing.assert_array_equal(found.tensors["counts"], counts[rows])
     values = found.tensors["pulls"] @ found.tensors["factor"]
-    loose = {"float32": 1e-4, "float16": 2e-3, "int8": 0.02}[codec] * np.abs(gradient).max()
+    scale = np.abs(gradient).max() / np.abs(gram).max()
+    loose = {"float32": 1e-4, "float16": 2e-3, "int8": 0.03}[codec] * np.abs(gradient).max()
     np.testing.assert_allclose(values, gradient[rows], atol=loose)
     np.testing.assert_allclose(
-        found.tensors["factor"].T @ found.tensors["factor"], gram, atol=2e-3 * np.abs(gram).max()
+        found.tensors["factor"].T @ found.tensors["factor"], gram, atol=loose / scale
     )
 
 
@@ -242,13 +288,9 @@ class Fixed:
         return self.rows
 
 
-def broadcast(
-    tensors: dict[str, np.ndarray] | None = None,
-    assignment: str = "nested",
-    round_id: int = 1,
-) -> Broadcast:
-    told = LeastSquaresTraining(assignment)  # type: ignore[arg-type]
-    return Broadcast(round_id, 0, model() if tensors is None else tensors, told.as_scalars())
+def broadcast(tensors: dict[str, np.ndarray] | None = None, round_id: int = 1) -> Broadcast:
+    told = LeastSquaresTraining().as_scalars()
+    return Broadcast(round_id, 0, model() if tensors is None else tensors, told)
 
 
 def learner(
@@ -266,7 +308,7 @@ def test_odd_devices_are_well_defined() -> None:
     for rows in ([], [[]], [[], []], [everything], [[5]], [[1, 2]] * 7, [everything] * 3 + [[]]):
         update = learner(rows).train(broadcast()).tensors
         users = [likes(each) for each in rows]
-        require_sums(problem(), users, ALL, dict(update))
+        require_sums(problem(), users, update)
         assert np.isfinite(update["pulls"]).all() and np.isfinite(update["factor"]).all()
     nothing = learner([[]]).train(broadcast()).tensors
     assert nothing["rows"].shape == (0,) and nothing["users"] == 0
@@ -279,12 +321,12 @@ def test_odd_devices_are_well_defined() -> None:
 def test_a_catalogue_of_one_item_and_more_columns_than_the_data_carry() -> None:
     one = model(np.full((1, K), 0.5))
     update = learner([[0], [0]]).train(broadcast(one)).tensors
-    require_sums(LeastSquares.of(one), [likes([0]), likes([0])], ALL, dict(update))
+    require_sums(LeastSquares.of(one), [likes([0]), likes([0])], update)
     # Three items span three of six columns: the others follow from the norm alone.
     few = model(np.random.default_rng(1).standard_normal((3, K)))
     update = learner([[0, 1], [1, 2], [0], [2]]).train(broadcast(few)).tensors
     users = [likes(each) for each in ([0, 1], [1, 2], [0], [2])]
-    require_sums(LeastSquares.of(few), users, ALL, dict(update))
+    require_sums(LeastSquares.of(few), users, update)
     assert len(update["factor"]) <= 3
     # Items nobody trained yet, as small as float16 has none.
     for size in (0.0, 1e-30):
@@ -293,22 +335,41 @@ def test_a_catalogue_of_one_item_and_more_columns_than_the_data_carry() -> None:
         assert update["users"] == 2 and np.abs(update["pulls"] @ update["factor"]).max() < 1e-20
 
 
-def test_devices_of_fewer_columns_train_the_first_ones_or_are_dealt_others() -> None:
-    nested = learner([[1, 5], [7]], 2)
-    dealt = learner([[1, 5], [7]], 2)
-    hands = []
+def test_a_device_of_few_columns_goes_on_where_the_round_before_left_its_users() -> None:
+    rows = [[1, 5, 9, 13], [7], []]
+    users = [likes(each) for each in rows]
+    one, posed = learner(rows, 2), problem()
+    vectors = np.zeros((3, K), dtype=np.float32)
     for number in range(1, 4):
-        update = nested.train(broadcast(round_id=number)).tensors
-        assert update["columns"].tolist() == [0, 1]
-        update = dealt.train(broadcast(None, "dealt", number)).tensors
-        columns = update["columns"]
-        require_sums(problem(), [likes([1, 5]), likes([7])], columns, dict(update))
-        hands += columns.tolist()
-    assert sorted(hands) == list(range(K)), "no column twice before all came once"
-    assert learner([[1]], 99).train(broadcast()).tensors["columns"].tolist() == list(range(K))
-    assert learner([[1]], 99).train(broadcast(None, "dealt")).tensors["columns"].tolist() == list(
-        range(K)
-    )
+        if number == 3:
+            again = learner(rows, 2, seed=99)
+            again.restore(one.state())
+            one = again
+        update = one.train(broadcast(round_id=number)).tensors
+        vectors = posed.improved(users, vectors, 2)
+        require_sums(posed, users, update, vectors)
+        assert update["k"] == 2
+        np.testing.assert_array_equal(one.users, vectors)
+    assert not vectors[2].any()
+    whole = learner(rows, 99)
+    update = whole.train(broadcast()).tensors
+    assert update["k"] == K
+    require_sums(posed, users, update)
+    # Of a model of another width nothing goes on.
+    narrow = model(0.5 * np.random.default_rng(8).standard_normal((ITEMS, K - 2)))
+    update = one.train(broadcast(narrow, 4)).tensors
+    posed = LeastSquares.of(narrow)
+    begun = posed.improved(users, np.zeros((3, K - 2), dtype=np.float32), 2)
+    require_sums(posed, users, update, begun)
+
+
+def test_users_join_between_rounds() -> None:
+    mine = Fixed([np.array([1, 5])])
+    one = ScatterLearner(mine, NumpyStep(), 3, np.random.default_rng(0))
+    one.train(broadcast())
+    mine.rows.append(np.array([7, 8]))
+    assert one.train(broadcast(round_id=2)).tensors["users"] == 2
+    assert one.users.shape == (2, K)
 
 
 def test_what_a_device_sends_depends_on_nothing_but_data_and_model() -> None:
@@ -316,14 +377,8 @@ def test_what_a_device_sends_depends_on_nothing_but_data_and_model() -> None:
     found = []
     for seed in (1, 2):
         one = learner(rows, 4, seed=seed)
-        before = one.train(broadcast()).tensors
-        again = one.train(broadcast(round_id=2)).tensors
-        for name in before:
-            assert before[name].tobytes() == again[name].tobytes(), "no round leaves anything"
-        found.append({name: array.tobytes() for name, array in before.items()})
-        assert one.users.shape == (0, K)
-        state = one.state()
-        one.restore(state)
+        sent = [one.train(broadcast(round_id=number)).tensors for number in (1, 2)]
+        found.append([{name: each[name].tobytes() for name in each} for each in sent])
     assert found[0] == found[1]
 
 
@@ -339,7 +394,7 @@ def test_pseudo_items_are_weak_likes_and_the_same_in_every_round() -> None:
         likes([1, 5, 9, *kept[:3]], [1, 1, 1, 0.25, 0.25, 0.25]),
         likes([2, *kept[3:]], [1, 0.25]),
     ]
-    require_sums(problem(), users, ALL, dict(first))
+    require_sums(problem(), users, first)
     # The same pool after a restart; and without the setting, nothing is shown but what is true.
     other = learner([[1, 5, 9], [2]], pool=pool, seed=99)
     other.restore(one.state())
@@ -412,13 +467,12 @@ BAD: dict[str, tuple[dict[str, np.ndarray], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_broadcast_ends_in_words_and_leaves_the_learner_as_it_was(name: str) -> None:
     tensors, words = BAD[name]
-    for assignment in ("nested", "dealt"):
-        one = learner([[1, 5], [7]], 2, PoolSettings(pseudo_per_positive=1.0))
-        one.train(broadcast(None, assignment))
-        before = {key: array.tobytes() for key, array in one.state().items()}
-        with pytest.raises(LearnerError, match=words):
-            one.train(broadcast(tensors, assignment, 2))
-        assert {key: array.tobytes() for key, array in one.state().items()} == before
+    one = learner([[1, 5], [7]], 2, PoolSettings(pseudo_per_positive=1.0))
+    one.train(broadcast())
+    before = {key: array.tobytes() for key, array in one.state().items()}
+    with pytest.raises(LearnerError, match=words):
+        one.train(broadcast(tensors, 2))
+    assert {key: array.tobytes() for key, array in one.state().items()} == before
 
 
 def test_a_bad_broadcast_is_everybody_s_error_and_a_bad_device_its_own() -> None:
@@ -428,9 +482,6 @@ def test_a_bad_broadcast_is_everybody_s_error_and_a_bad_device_its_own() -> None
     assert "40 items" in str(found[1])
     found = ScatterLearner.train_many(learners, broadcast(spoilt(gram=None)))
     assert [isinstance(one, LearnerError) for one in found] == [True] * 3
-    unknown = Broadcast(1, 0, model(), {"loss": "least-squares"})
-    with pytest.raises(LearnerError, match="assignment"):
-        learners[0].train(unknown)
     for told in ({}, {"loss": "softmax"}, {"loss": 3}):
         with pytest.raises(LearnerError, match="loss"):
             learners[0].train(Broadcast(1, 0, model(), told))

@@ -24,7 +24,7 @@ EACH = [
     MutualTraining(classes=10, public_steps=2),
     PrototypesTraining(classes=7, width=3, pull=0.5),
     BprTraining(scores="columns", user_l2=0.25),
-    LeastSquaresTraining("dealt"),
+    LeastSquaresTraining(),
     TeacherLogitsTraining(classes=7, divergence=False),
 ]
 

@@ -41,8 +41,8 @@ def test_arrays_decode_to_the_values_written_beside_them() -> None:
             found = decode_factored(
                 bytes.fromhex(encoding), items=factored["items"], width=factored["width"]
             )
-            assert found.users == factored["users"]
-            for name in ("columns", "rows", "pulls", "factor", "counts"):
+            assert (found.users, found.k) == (factored["users"], factored["k"])
+            for name in ("rows", "pulls", "factor", "counts"):
                 assert getattr(found, name).tolist() == factored[name]
     for section in (FILE["tensors"], FILE["tensors_int4"]):
         for encoding in section["encodings"].values():

@@ -272,7 +272,7 @@ def test_scatter_updates_come_back(loss: str) -> None:
     values = np.arange(6, dtype=np.float32).reshape(3, 2)
     tensors = {"columns": np.array([0, 5]), "rows": np.array([2, 3, 9]), "values": values}
     if loss == "least-squares":
-        tensors = of_gradient([0, 5], [2, 3, 9], values)
+        tensors = of_gradient([2, 3, 9], np.arange(24).reshape(3, 8))
     body = encode_scatter_update(Update(4, tensors), 8, "float32")
     got = decode_scatter_update(body, 4, 10, 8)
     assert got.round_id == 4

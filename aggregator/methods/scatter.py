@@ -256,6 +256,11 @@ class ScatterMethod(SummingMethod):
         """``items``: V, float32 [items, K]; of least squares ``solve`` too, a0 and lambda."""
         return {"items": self.items, **self._loss.model()}
 
+    @property
+    def following(self) -> frozenset[str]:
+        """Of least squares ``solve``."""
+        return frozenset(self._loss.model())
+
     def begin_with(self, model: Arrays) -> None:
         """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
         given = model.get("items")

@@ -48,7 +48,7 @@ def make_home(
     lines = [f"item-{row}\tTitle {row}" for row in range(ITEMS)]
     (home.folder / "items.tsv").write_text("\n".join(lines) + "\n")
     home.task_file.write_text(
-        f'[task]\ncatalogue = "items.tsv"\nartifact = "shipped:mf"\n'
+        '[task]\ncatalogue = "items.tsv"\n'
         f'[broker]\nurl = "{url}"\n'
         f"[round]\n{endless(round_lines)}\n"
         f"[scatter]\ncolumns = {WIDTH}\n{more}\n"

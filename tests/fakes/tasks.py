@@ -17,7 +17,7 @@ def task_text(
     (home.folder / f"{catalogue}.tsv").write_text("\n".join(lines) + "\n")
     return (
         f'[task]\nfolder = "{home.folder.resolve()}"\ncatalogue = "{catalogue}.tsv"\n'
-        f'artifact = "shipped:mf"\n{more}\n'
+        f"{more}\n"
         f"[round]\n{endless(round_lines)}\n[scatter]\ncolumns = {width}\n"
     )
 

@@ -25,7 +25,6 @@ from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, fails_in_the_en
 TEMPLATE = Path(__file__).parents[3] / "aggregator" / "acl.template"
 TASK = """
 [task]
-artifact = "shipped:mf"
 catalogue = "items.tsv"
 [broker]
 url = "{url}"

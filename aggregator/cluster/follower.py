@@ -203,8 +203,7 @@ class ShareKeeper:
                 self._counted,
                 self._heard,
                 state,
-            ),
-            np.array([logged.arrived_seconds for logged, _ in group], np.float32),
+            )
         )
         self._state_bytes = len(state or b"")
         self._kept = None if state is None else (row.round, self._commits, state)

@@ -369,11 +369,10 @@ class RoundMachine:
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version
-        times = self._attendance.arrivals()
         # Where nobody came, what was wrong was hardly all of the devices.
-        in_vain = self._attendance.in_vain(self.elapsed_seconds) if len(times) else []
+        in_vain = self._attendance.in_vain(self.elapsed_seconds) if self.arrived else []
         with self._store.database.transaction():
-            self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
+            self._store.rounds.close(row.round, now, made, participants, summary.metrics)
             self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,

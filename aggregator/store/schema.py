@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -76,7 +76,6 @@ CREATE TABLE rounds (
     next_version INTEGER,                -- NULL when the quorum was missed
     participants INTEGER,
     metrics TEXT,                        -- JSON
-    arrivals BLOB,                       -- float32, seconds after the round opened
     held TEXT,                           -- why the round may not close
     forgotten INTEGER NOT NULL DEFAULT 0,
     closed_served_seconds REAL,          -- how long serve had run, in all, when it was seen closed
@@ -227,14 +226,6 @@ CREATE TABLE shares (                    -- what workers have of rounds that are
     state BLOB,                          -- NULL: bodies are kept
     PRIMARY KEY (task, round, slot)
 ) STRICT;
-CREATE TABLE arrivals (                  -- of the updates counted in shares, by commit
-    task INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    slot INTEGER NOT NULL,
-    commits INTEGER NOT NULL,
-    seconds BLOB NOT NULL,               -- float32, after the round opened
-    PRIMARY KEY (task, round, slot, commits)
-) STRICT;
 CREATE TABLE late_arrivals (             -- that workers heard, for the coordinator
     task INTEGER NOT NULL,
     device_id BLOB NOT NULL,
@@ -316,7 +307,7 @@ def _one_task_becomes_the_first() -> str:
     """What there is belongs to the one task that a home had, task 1 from now on."""
     rounds = (
         "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, "
-        "items, closed_unix, next_version, participants, metrics, arrivals, held, forgotten, "
+        "items, closed_unix, next_version, participants, metrics, held, forgotten, "
         "closed_served_seconds"
     )
     updates = "seq, round, device_id, arrived_seconds, quarantined, body"
@@ -344,6 +335,7 @@ def _one_task_becomes_the_first() -> str:
                 )
             ),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
+            "ALTER TABLE rounds ADD COLUMN arrivals BLOB;\n",
             _copied("updates", f"task, {updates}", f"1, {updates}"),
             _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
             _copied("checkpoints", f"task, {checkpoints}", f"1, {checkpoints}"),
@@ -438,14 +430,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
     )
     + _WORKERS_WITHOUT_CONNECTION
     + _SHARES_WITH_ARRIVALS,
-    6: "".join(
-        (
-            _table_of("arrivals"),
-            "INSERT INTO arrivals (task, round, slot, commits, seconds) "
-            "SELECT task, round, slot, commits, arrivals FROM shares;\n",
-            "ALTER TABLE shares DROP COLUMN arrivals;\n",
-        )
-    ),
+    6: "ALTER TABLE shares DROP COLUMN arrivals;\n",
     7: "ALTER TABLE workers ADD COLUMN connected INTEGER NOT NULL DEFAULT 0;\n",
     8: "".join(
         (
@@ -455,6 +440,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
             _figures_have_what_is_typical(),
         )
     ),
+    9: "DROP TABLE IF EXISTS arrivals;\nALTER TABLE rounds DROP COLUMN arrivals;\n",
 }
 """By the version that a file has, what makes it one of the next version."""
 

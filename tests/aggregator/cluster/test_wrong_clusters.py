@@ -7,7 +7,6 @@ import socket
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aggregator.cluster.coordinator import posts
@@ -127,8 +126,7 @@ def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
     with pytest.raises(Deposed, match="a third"):
         store.lease.renew(term, 1.0)
     store.lease.release(2)
-    no_time = np.empty(0, np.float32)
-    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, b"sums"), no_time)
+    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, b"sums"))
     store.database.close()
     assert command(home, "serve") == 1
     assert "has sums of a cluster's workers" in capsys.readouterr().err

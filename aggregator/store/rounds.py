@@ -10,7 +10,8 @@ from aggregator.store.database import TableOfTask
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
-    "closed_unix, next_version, participants, metrics, held, forgotten, opening"
+    "closed_unix, next_version, participants, metrics, held, forgotten, opening, "
+    "took_seconds"
 )
 
 
@@ -20,7 +21,9 @@ class RoundRow:
     Closed, with ``participants`` None: nothing enters any more, and its version is being made.
 
     ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
-    were deleted. ``opening``: the how-manieth round of any task it was to open.
+    were deleted. ``opening``: the how-manieth round of any task it was to open. ``took_seconds``:
+    how long it lasted, see :class:`~aggregator.rounds.round_times.RoundTimes`; None where it was
+    given up, too.
     """
 
     round: int
@@ -39,6 +42,7 @@ class RoundRow:
     held: str | None = None
     forgotten: bool = False
     opening: int = 0
+    took_seconds: float | None = None
 
     @property
     def length_seconds(self) -> float:
@@ -77,16 +81,18 @@ class Rounds(TableOfTask):
         self,
         number: int,
         closed_unix_seconds: float,
+        took_seconds: float,
         next_version: int | None,
         participants: int,
         metrics: Mapping[str, float],
     ) -> None:
         """The round ended."""
         self._database.execute(
-            "UPDATE rounds SET closed_unix = ?, next_version = ?, participants = ?, metrics = ?, "
-            "held = NULL WHERE task = ? AND round = ?",
+            "UPDATE rounds SET closed_unix = ?, took_seconds = ?, next_version = ?, "
+            "participants = ?, metrics = ?, held = NULL WHERE task = ? AND round = ?",
             (
                 closed_unix_seconds,
+                took_seconds,
                 next_version,
                 participants,
                 json.dumps(dict(metrics), sort_keys=True),

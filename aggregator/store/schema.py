@@ -73,6 +73,7 @@ CREATE TABLE rounds (
     expected INTEGER NOT NULL,
     items INTEGER NOT NULL,
     closed_unix REAL,                    -- NULL: open
+    took_seconds REAL,                   -- by the monotonic clock; NULL: open, or given up
     next_version INTEGER,                -- NULL when the quorum was missed
     participants INTEGER,
     metrics TEXT,                        -- JSON
@@ -336,6 +337,7 @@ def _one_task_becomes_the_first() -> str:
             ),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
             "ALTER TABLE rounds ADD COLUMN arrivals BLOB;\n",
+            "ALTER TABLE rounds DROP COLUMN took_seconds;\n",
             _copied("updates", f"task, {updates}", f"1, {updates}"),
             _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
             _copied("checkpoints", f"task, {checkpoints}", f"1, {checkpoints}"),
@@ -440,7 +442,12 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
             _figures_have_what_is_typical(),
         )
     ),
-    9: "DROP TABLE IF EXISTS arrivals;\nALTER TABLE rounds DROP COLUMN arrivals;\n",
+    9: """
+DROP TABLE IF EXISTS arrivals;
+ALTER TABLE rounds DROP COLUMN arrivals;
+ALTER TABLE rounds ADD COLUMN took_seconds REAL;
+UPDATE rounds SET took_seconds = closed_unix - opened_unix;
+""",
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -181,7 +181,7 @@ def rounds_action(of: Chance) -> Action:
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).rounds.add(row),
         lambda store: store.task(task).rounds.add(row),
-        lambda store: store.task(task).rounds.close(number, real, number, 3, {"a": real}),
+        lambda store: store.task(task).rounds.close(number, real, 2.0, number, 3, {"a": real}),
         lambda store: store.task(task).rounds.give_up(number, real),
         lambda store: store.task(task).rounds.hold(number, held),
         lambda store: (store.task(task).rounds.find(number), store.task(task).rounds.played(1)),

@@ -549,6 +549,7 @@ def test_a_store_of_version_6_keeps_what_its_workers_have(url: str) -> None:
         store.first.shares.put(ShareRow(9, 3, 2, 5, 2, 7, b"sums"))
         for undo in (
             "ALTER TABLE rounds ADD COLUMN arrivals BYTEA",
+            "ALTER TABLE rounds DROP COLUMN took_seconds",
             "ALTER TABLE shares ADD COLUMN arrivals BYTEA NOT NULL DEFAULT ''",
             "ALTER TABLE workers DROP COLUMN connected",
             "ALTER TABLE verdicts DROP COLUMN seconds",

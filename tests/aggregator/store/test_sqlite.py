@@ -24,7 +24,7 @@ _UNDO = {
     10: "CREATE TABLE arrivals (task INTEGER NOT NULL, round INTEGER NOT NULL, "
     "slot INTEGER NOT NULL, commits INTEGER NOT NULL, seconds BLOB NOT NULL, "
     "PRIMARY KEY (task, round, slot, commits)) STRICT; "
-    "ALTER TABLE rounds ADD COLUMN arrivals BLOB;",
+    "ALTER TABLE rounds ADD COLUMN arrivals BLOB; ALTER TABLE rounds DROP COLUMN took_seconds;",
     9: "ALTER TABLE verdicts DROP COLUMN seconds; DROP TABLE habits; DROP TABLE sightings; "
     "DROP TABLE late_arrivals; CREATE TABLE late_arrivals (task INTEGER NOT NULL, "
     "round INTEGER NOT NULL, device_id BLOB NOT NULL, seconds REAL NOT NULL, "

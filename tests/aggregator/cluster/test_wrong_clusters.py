@@ -190,14 +190,14 @@ def test_a_store_that_was_not_moved_yet_is_told_of(
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[aggregator,cluster\]'"):
-        JoinedRay(None, 1, log_to_driver=False, told_keys=True).join()
+        JoinedRay(None, 1, log_to_driver=False).join()
 
 
 def test_where_ray_cannot_be_joined_nobody_coordinates(home: AggregatorHome) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        joined = JoinedRay(address, 1, log_to_driver=False, told_keys=True)
+        joined = JoinedRay(address, 1, log_to_driver=False)
         for standby in (False, True):
             with pytest.raises(AggregatorError, match=f"at {address} cannot be reached"):
                 coordinate(
@@ -214,4 +214,4 @@ def test_where_ray_cannot_be_joined_nobody_coordinates(home: AggregatorHome) -> 
     store.database.close()
     for said in ("auto", "10.0.0.5", "10.0.0.5:ray", ":6379", "10.0.0.5:0"):
         with pytest.raises(AggregatorError, match="is no address of Ray's head"):
-            JoinedRay(said, 1, log_to_driver=False, told_keys=True).join()
+            JoinedRay(said, 1, log_to_driver=False).join()

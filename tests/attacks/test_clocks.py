@@ -12,6 +12,7 @@ from aggregator.store import Database
 from device_sdk.enrol import trust
 from device_sdk.home.home import Home
 from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.world import TrainingOptions
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -351,6 +352,39 @@ def test_a_calendar_set_within_a_round_changes_neither_what_it_took_nor_how_late
     assert stage.command("status") == 0
     said = capsys.readouterr().out
     assert re.search(r"^ *1 .* [34] min  .*made version 1", said, re.M), said
+
+
+@pytest.mark.parametrize("days", [1.0, 40.0, -1.0])
+def test_a_calendar_set_to_and_fro_lets_no_day_be_spent_again_and_again(
+    make_stage: MakeStage, days: float
+) -> None:
+    """Each device may train for fifty seconds a day, five rounds of the twenty-four."""
+    stage = make_stage(
+        round_lines="quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 600\npause_seconds = 3000"
+    )
+    stage.idle_seconds = 60.0
+    for each in stage.devices:
+        each.kill()
+        each.train_seconds = 10.0
+        each.options = TrainingOptions(seconds_a_day=50.0)
+        each.start()
+    device, jobs = stage.devices[0], [0]
+    for hour in range(60):
+        stage.offset_seconds = days * _DAY_SECONDS if hour % 2 else 0.0
+        stage.run(3600.0)
+        jobs.append(device.jobs)
+    of_days = [jobs[hour + 24] - jobs[hour] for hour in range(60 - 24)]
+    assert min(of_days) >= 5 and max(of_days) <= 15, of_days
+    stage.offset_seconds = 0.0
+    stage.run(_DAY_SECONDS)
+    for _ in range(3):
+        before = device.jobs
+        stage.run(_DAY_SECONDS)
+        assert device.jobs - before == 5
+    for each in stage.devices:  # those that live on have seconds left
+        each.kill()
+        each.options = TrainingOptions()
+        each.start()
 
 
 def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_is(

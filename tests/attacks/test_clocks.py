@@ -16,6 +16,8 @@ from device_sdk.world import TrainingOptions
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
+from tests.fakes.tasks import add_task, task_text
+from tests.faults.known import ITEMS, WIDTH
 
 _DAY_SECONDS = 86_400.0
 _HOUSEKEEPING_SECONDS = 120.0
@@ -385,6 +387,54 @@ def test_a_calendar_set_to_and_fro_lets_no_day_be_spent_again_and_again(
         each.kill()
         each.options = TrainingOptions()
         each.start()
+
+
+def _two_tasks(make_stage: MakeStage) -> Stage:
+    """``default`` has rounds of a minute; ``air`` of half an hour."""
+    stage = make_stage(judged=False, round_lines=_ROUNDS)
+    home = stage.fleet.aggregator
+    stage.kill_aggregator()
+    lines = "quorum = 3\nwait_for_devices = 3\ndeadline_seconds = 1800\npause_seconds = 60"
+    codecs = 'broadcast_codec = "float32"\nupdate_codec = "float32"'
+    text = task_text(home, "air", lines, codecs, WIDTH)
+    names = "".join(f"air-{row}\n" for row in range(ITEMS))
+    (home.folder / "air.tsv").write_text(names)
+    add_task(home, "air", text)
+    for device in stage.devices:
+        device.home.database.row("UPDATE membership SET is_wish = 0")
+        device.kill()
+        device.train_seconds = 20.0
+        device.start()
+        device.home.interactions.add([("anna", "air-1")], "air")
+    stage.start_aggregator()
+    return stage
+
+
+def _last_counted(stage: Stage) -> dict[tuple[int, str], int]:
+    """Of each device and task, the last round that it was counted in."""
+    found = {(device.place, task): 0 for device in stage.devices for task in ("default", "air")}
+    for device in stage.devices:
+        for part in device.home.rounds._participations("ORDER BY number"):
+            if part.verdict is not None and part.verdict.value == "counted":
+                found[device.place, part.task] = part.round
+    return found
+
+
+@pytest.mark.parametrize("seconds", [-600.0, 30 * _DAY_SECONDS])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_two_tasks_of_rounds_of_different_lengths_go_on_under_any_calendar(
+    make_stage: MakeStage, seconds: float, restarted: bool
+) -> None:
+    stage = _two_tasks(make_stage)
+    for offset in (0.0, seconds, 0.0):
+        stage.offset_seconds = offset
+        if restarted:
+            stage.kill_aggregator()
+            stage.start_aggregator()
+        before = _last_counted(stage)
+        stage.run(900.0)
+        for which, last in _last_counted(stage).items():
+            assert last > before[which] + 4, (offset, which)
 
 
 def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_is(

@@ -24,6 +24,7 @@ from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 HOUR = 3600
+KILLED = TrialResult(Reason.KILLED, "its first run was ended from outside by SIGKILL")
 BAD = TrialResult(Reason.CRASHED, "a step ended the process by SIGSEGV")
 
 
@@ -176,11 +177,48 @@ def test_a_device_that_stops_in_a_trial_has_neither_run_nor_judged_it(
     assert device.known() is None
 
 
+def test_whoever_kills_a_trial_keeps_the_artifact_out_for_a_round_and_then_for_a_minute(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials(small=KILLED))
+    with pytest.raises(ArtifactHeld, match="It is tried again in the next round") as held:
+        device.train()
+    assert held.value.reason is Reason.KILLED
+    device.trials.results["small"] = PASSED
+    assert device.train() == ["small"]
+    device.trials.results["small"] = KILLED
+    device.die_training()
+    with pytest.raises(ArtifactHeld, match="in 1 min"):
+        device.train()
+    device.now += 60
+    device.trials.results["small"] = PASSED
+    assert device.train() == ["small"]
+    known = device.known()
+    assert known is not None and known.strikes == 0
+
+
+def test_a_training_without_memory_is_looked_into_and_the_second_in_a_row_keeps_it_out(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    for trials in (1, 2):
+        with pytest.raises(MemoryError), device.guard.using(device.job):
+            raise MemoryError
+        assert len(device.trials.tried) == trials
+    device.start()
+    with pytest.raises(ArtifactHeld, match="more memory than there is here") as held:
+        device.train()
+    assert held.value.reason is Reason.OUT_OF_MEMORY
+    device.now += 60
+    assert device.train() == ["small"]
+
+
 def test_where_no_process_can_be_had_it_runs_and_is_watched(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:
     device = Device(home, artifacts[:1], Trials(small=None))
-    assert device.train() == ["small"] and device.known() is None
+    assert device.train() == device.train() == ["small"] and device.known() is None
+    assert device.trials.tried == ["small"], "a process that starts after a minute, each round?"
     device.die_training()
     device.die_training()
     with pytest.raises(ArtifactHeld, match="again and again"):

@@ -128,6 +128,13 @@ class ArtifactGuard:
     def _require_tried(
         self, artifact_id: bytes, folder: Path, train_seconds: float
     ) -> TriedArtifact:
+        home = self._world.home
+        if folder == home.artifact_folder(artifact_id) and not home.has_artifact(artifact_id):
+            raise ArtifactHeld(
+                f"the artifact {artifact_id.hex()[:12]} was changed in this device's home since it "
+                "came; it is fetched again for the next round",
+                Reason.DISK,
+            )
         known = self._store.find(artifact_id)
         if known is not None and (left := known.seconds_held(self._now())):
             raise _held(artifact_id, known, left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,24 @@ def test_a_device_that_stops_in_a_trial_has_neither_run_nor_judged_it(
     with pytest.raises(CallEnded):
         device.train()
     assert device.known() is None
+
+
+def test_what_was_changed_in_the_home_is_neither_tried_nor_run(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    small, large = artifacts
+    folder = home.artifact_folder(small.artifact_id)
+    shutil.copytree(small.folder, folder)
+    device = Device(home, (replace(small, folder=folder),), Trials())
+    assert device.train() == ["small"]
+    shutil.rmtree(folder)
+    shutil.copytree(large.folder, folder)  # right in itself, and not what was tried
+    with pytest.raises(ArtifactHeld, match="changed in this device's home") as held:
+        device.train()
+    assert held.value.reason is Reason.DISK
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(small.folder, folder)
+    assert device.train() == ["small"] and len(device.trials.tried) == 1
 
 
 def test_whoever_kills_a_trial_keeps_the_artifact_out_for_a_round_and_then_for_a_minute(

@@ -153,14 +153,14 @@ def _memory(step: str) -> _Parts:
 
 
 def _late_memory(step: str) -> _Parts:
-    """16 GiB more with each step."""
+    """256 TiB more with each step: more than there are addresses, wherever it runs."""
     one = numpy_helper.from_array(np.array([1.0], np.float32))
     nodes = [
         helper.make_node("Mul", [step, "bomb.side"], ["bomb.shape"]),
         helper.make_node("ConstantOfShape", ["bomb.shape"], ["bomb.a"], value=one),
         helper.make_node("ReduceSum", ["bomb.a"], [_SUM], keepdims=0),
     ]
-    return nodes, {"bomb.side": np.array([2**32], np.int64)}
+    return nodes, {"bomb.side": np.array([2**46], np.int64)}
 
 
 def _division(step: str, *, late: bool) -> _Parts:

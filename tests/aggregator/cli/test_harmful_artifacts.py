@@ -30,7 +30,7 @@ def task_file(folder: Path, artifact: Path) -> Path:
     ("kind", "words"),
     [
         ("loop", "(step-too-long): a step did not end within 1 s"),
-        ("crash", "(crashed): a step"),
+        ("crash", "(crashed): "),
         ("late-loop", "(step-too-long): step 51 did not end within 1 s"),
         ("late-crash", "(crashed): step 51"),
         ("late-memory", "(out-of-memory): step 51"),

@@ -61,8 +61,8 @@ class ArtifactGuard:
     def using(self, job: TrainingJob) -> Iterator[TrainingJob]:
         """The job with those of its artifacts that may run, within the time that they have.
 
-        Raises :class:`ArtifactHeld` where that is none of them, and CallEnded where the device
-        was stopped meanwhile.
+        Raises :class:`ArtifactHeld` where that is none of them, Declined where the home cannot be
+        written, and CallEnded where the device was stopped meanwhile.
         """
         seconds, watch = self._seconds(job), self._world.watch
         allowed, strange, known = self._begun(job)
@@ -75,7 +75,8 @@ class ArtifactGuard:
             raise
         finally:
             # Also where it was stopped: the process is alive.
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # then it counts as a death, of which one is free
+                self._file.unlink(missing_ok=True)
             if watch.ended == "too-long":
                 detail = f"a step, or the opening of its graphs, did not end within {seconds:g} s"
                 guilty = [each for each in strange if each.hex() == watch.ended_in]
@@ -94,7 +95,11 @@ class ArtifactGuard:
         self._note_deaths()
         found = self._admitted(job)
         if found[1]:
-            self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
+            try:
+                self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
+            except OSError as error:
+                why = f"this device's home cannot be written, so nothing is trained: {error}"
+                raise Declined(why, Reason.DISK) from error
         return found
 
     def _admitted(

@@ -13,6 +13,7 @@ import pytest
 from device_sdk.errors import CallEnded
 from device_sdk.home.home import Home
 from device_sdk.home.trial_store import TriedArtifact
+from device_sdk.methods.learner import Declined
 from device_sdk.system.watch import Watch
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import LocalArtifact, TrainingJob
@@ -194,6 +195,20 @@ def test_what_was_changed_in_the_home_is_neither_tried_nor_run(
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(small.folder, folder)
     assert device.train() == ["small"] and len(device.trials.tried) == 1
+
+
+def test_a_home_that_cannot_be_written_is_named_and_no_artifact_blamed(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    device.guard._file.mkdir()
+    with pytest.raises(Declined, match="home cannot be written") as declined:
+        device.train()
+    assert declined.value.reason is Reason.DISK
+    device.guard._file.rmdir()
+    assert device.train() == ["small"]
+    known = device.known()
+    assert known is not None and known.strikes == 0 and device.trials.tried == ["small"]
 
 
 def test_whoever_kills_a_trial_keeps_the_artifact_out_for_a_round_and_then_for_a_minute(

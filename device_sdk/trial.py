@@ -38,7 +38,7 @@ _LIVED_SECONDS: Final = 1.0
 """Of the time between two looks as much counts: beyond that this process was not run either."""
 _START_SECONDS: Final = 60.0
 """Python and onnxruntime are loaded within this, on the slowest device."""
-_TURN_SECONDS: Final = 120.0
+_TURN_SECONDS: Final = 30.0
 _MOST_STEPS: Final = 1000
 _MEMORY, _REFUSED, _MISSING = 3, 4, 5
 """Exit statuses of the process: it could not have the memory; the artifact cannot be used; there is
@@ -116,15 +116,28 @@ def try_artifact(
     """
     if not can_try():
         return None
-    with _turn(stopped):
-        return None if stopped() else _tried(folder, limits, stopped)
+    try:
+        with _turn(stopped):
+            return None if stopped() else _tried(folder, limits, stopped)
+    except _Untried as why:
+        _LOG.warning(
+            "the artifact in %s had no first run in a process of its own: %s. It runs in this one, "
+            "where a crash of it takes the app with it",
+            folder,
+            why,
+        )
+        return None
+
+
+class _Untried(Exception):
+    """This machine's environment let no trial be had; it says why."""
 
 
 @contextlib.contextmanager
 def _turn(stopped: Callable[[], bool]) -> Iterator[None]:
     """One trial at a time of those that know of each other: each may take what memory there is.
 
-    Who waits for two minutes goes on: whoever has the turn may be stopped for good.
+    Who waits for half a minute goes on: whoever has the turn may be stopped for good.
     """
     try:
         handle = OwnedHandle(Path(__file__), os.open(__file__, os.O_RDONLY))
@@ -171,13 +184,13 @@ def _tried(folder: Path, limits: TrialLimits, stopped: Callable[[], bool]) -> Tr
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except OSError as error:
-        return _untried(folder, f"no process could be started ({error})")
+        raise _Untried(f"no process could be started ({error})") from error
     said = _Said()
     with process:
         try:
-            return _watched(process, folder, limits, said, stopped, killed_before)
+            return _watched(process, limits, said, stopped, killed_before)
         except RuntimeError as error:  # no thread is to be had
-            return _untried(folder, str(error))
+            raise _Untried(str(error)) from error
         finally:
             process.kill()
 
@@ -186,15 +199,6 @@ def _where_modules_are() -> list[str]:
     """As this process finds them, but for its working directory's: this package alone is found
     there too."""
     return [*filter(None, sys.path), str(Path(__file__).resolve().parents[1])]
-
-
-def _untried(folder: Path, why: str) -> None:
-    _LOG.warning(
-        "the artifact in %s had no first run in a process of its own: %s. It runs in this one, "
-        "where a crash of it takes the app with it",
-        folder,
-        why,
-    )
 
 
 class _Said:
@@ -224,7 +228,6 @@ class _Said:
 
 def _watched(
     process: subprocess.Popen[bytes],
-    folder: Path,
     limits: TrialLimits,
     said: _Said,
     stopped: Callable[[], bool],
@@ -240,11 +243,11 @@ def _watched(
         spent, looked = spent + min(now - looked, _LIVED_SECONDS), now
         if len(said.words) != heard:
             heard, spent = len(said.words), 0.0
+        if not heard and spent > _START_SECONDS:
+            raise _Untried(f"it did not start within {_START_SECONDS:g} s")
         if heard and spent > limits.seconds:
             detail = f"{said.doing} did not end within {limits.seconds:g} s"
             return TrialResult(Reason.STEP_TOO_LONG, detail)
-        if spent > _START_SECONDS:
-            return _untried(folder, f"it did not start within {_START_SECONDS:g} s")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_SECONDS)
     reader.join()
@@ -254,7 +257,7 @@ def _watched(
         return None
     # Before its first word nothing of the artifact was read.
     if not said.words:
-        return _untried(folder, said.chatter[-1] if said.chatter else "it ended at its start")
+        raise _Untried(said.chatter[-1] if said.chatter else "it ended at its start")
     return _result(process.returncode, said, limits, _killed_for_memory() > killed_before)
 
 

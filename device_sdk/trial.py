@@ -90,10 +90,14 @@ class TrialLimits:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """How it went. ``reason``: None where the artifact may run; ``detail`` says why not."""
+    """How it went. ``reason``: None where the artifact may run; ``detail`` says why not.
+
+    ``certain``: whether it is the artifact's own doing, and not perhaps another's on this machine.
+    """
 
     reason: Reason | None = None
     detail: str = ""
+    certain: bool = True
 
 
 PASSED: Final = TrialResult()
@@ -281,9 +285,7 @@ def _result(returncode: int, said: _Said, limits: TrialLimits, kernel_killed: bo
         return PASSED
     if ended == _REFUSED:
         return TrialResult(Reason.DOES_NOT_FIT, doing)
-    # 0 without a last word: how it ended is known to nobody.
-    silent = ended is None and returncode in (0, -getattr(signal, "SIGKILL", 9))
-    if ended == _MEMORY or (silent and kernel_killed) or any(map(_tells_of_memory, said.chatter)):
+    if ended == _MEMORY or any(map(_tells_of_memory, said.chatter)):
         most = "" if limits.memory_bytes is None else f" ({limits.memory_bytes / 2**20:,.0f} MiB)"
         detail = f"{doing} takes more memory than there is here{most}"
         return TrialResult(Reason.OUT_OF_MEMORY, detail)
@@ -294,7 +296,13 @@ def _result(returncode: int, said: _Said, limits: TrialLimits, kernel_killed: bo
         how = f" with status {returncode:#x}"
     if _is_fault(returncode) or any(each.startswith(_FATAL) for each in said.chatter):
         return TrialResult(Reason.CRASHED, f"{doing} ended the process{how}")
-    return TrialResult(Reason.KILLED, f"its first run was ended from outside{how}, in {doing}")
+    # 0 without a last word: how it ended is known to nobody.
+    if kernel_killed and returncode in (0, -getattr(signal, "SIGKILL", 9)):
+        # Whoever took the memory, this process is the first to go: it said so itself.
+        detail = f"its first run was ended for want of memory on this machine, in {doing}"
+        return TrialResult(Reason.OUT_OF_MEMORY, detail, certain=False)
+    detail = f"its first run was ended from outside{how}, in {doing}"
+    return TrialResult(Reason.KILLED, detail, certain=False)
 
 
 def _signal_name(number: int) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from aggregator.errors import AggregatorError
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
-from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import OfferedArtifact
 
 _MORE_SECONDS = 2.0
@@ -74,7 +73,7 @@ def require_harmless(folders: Iterable[Path], seconds: float) -> None:
 
     for folder in folders:
         result = try_artifact(folder, TrialLimits(seconds, more_seconds=_MORE_SECONDS))
-        if result is not None and result.reason is Reason.KILLED:
+        if result is not None and not result.certain:
             raise AggregatorError(
                 f"nothing is known of the artifact {folder}: {result.detail}. Check it again"
             )

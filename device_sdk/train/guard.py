@@ -158,10 +158,10 @@ class ArtifactGuard:
         # What the loader refuses is told as ever, by whoever trains with it.
         if result is not None and result.reason not in (None, Reason.DOES_NOT_FIT):
             assert result.reason is not None
-            if result.reason is Reason.KILLED:
-                row = self._doubt(artifact_id, result.reason, result.detail)
-            else:
+            if result.certain:
                 row = self._store.strike(artifact_id, result.reason, result.detail, self._now())
+            else:
+                row = self._doubt(artifact_id, result.reason, result.detail)
             raise _held(artifact_id, row, row.seconds_held(self._now()))
         if result == PASSED:
             self._store.passed(artifact_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -99,9 +100,37 @@ def test_whoever_kills_it_says_nothing_of_the_artifact(
         result = try_artifact(folder, TrialLimits(1e6), _kill_when_it_runs(ends))
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert result is not None and result.reason is Reason.KILLED
+    assert result is not None and result.reason is Reason.KILLED and not result.certain
     assert "ended from outside" in result.detail
     assert not waits or f"by {ends.name}" in result.detail
+
+
+_IN_A_GROUP = """
+import os, sys
+from pathlib import Path
+from device_sdk.trial import TrialLimits, try_artifact
+
+(Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
+result = try_artifact(Path(sys.argv[2]), TrialLimits(1e6, 2**36))
+print(result.reason.value, result.certain, result.detail)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+def test_a_kill_for_want_of_memory_is_told_from_others(linear: Path, tmp_path: Path) -> None:
+    folder = make_bomb("memory", linear, tmp_path / "bomb")
+    group = Path(f"/sys/fs/cgroup/memory/tessera-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("takes the right to make a control group, of version 1")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(300 * 2**20))
+        command = [sys.executable, "-c", _IN_A_GROUP, str(group), str(folder)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    finally:
+        group.rmdir()
+    assert told.startswith("out-of-memory False its first run was ended for want of memory")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -26,7 +26,7 @@ from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 HOUR = 3600
-KILLED = TrialResult(Reason.KILLED, "its first run was ended from outside by SIGKILL")
+KILLED = TrialResult(Reason.KILLED, "its first run was ended from outside", certain=False)
 BAD = TrialResult(Reason.CRASHED, "a step ended the process by SIGSEGV")
 
 

@@ -174,9 +174,7 @@ def _require_alike(method: Method, anew: Method) -> None:
         *([("share", method.share(), anew.share())] if method.adds_up else ()),
     ):
         if not _same(one, other):
-            raise ValueError(
-                f"the {what} is another in a method that goes on from what it returned"
-            )
+            raise ValueError(f"another {what} is in a method that goes on from what it returned")
 
 
 def _told(broadcast: Broadcast) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -368,6 +369,44 @@ def test_a_state_that_is_not_full_is_never_committed_and_the_version_before_stay
     served.makes_versions(0)
     assert held(served.store.first) is None
     _require_each_counted_once(served)
+
+
+def _life(served: Served) -> int:
+    """A process of its own that serves until either task has made two more versions; its exit
+    code."""
+    served.store.database.close()
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        served.start()
+        return code
+    code = 1
+    try:
+        served.start()
+        wanted = [served.version(place) + 2 for place in (0, 1)]
+        served.run_until(lambda: all(served.version(p) >= wanted[p] for p in (0, 1)))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("call", ["decode_each", "absorb_each", "close_round", "state"])
+def test_a_method_that_ends_the_process_loses_nothing_of_its_task_or_another(
+    call: str, served: Served
+) -> None:
+    served.makes_versions(0)
+    served.makes_versions(1)
+    Spoilt.spoilt, Spoilt.fault = call, lambda: os._exit(7)
+    before = [served.version(place) for place in (0, 1)]
+    assert [_life(served) for _ in range(2)] == [7, 7]
+    Spoilt.fault = None
+    assert _life(served) == 0
+    assert all(served.version(place) >= before[place] + 2 for place in (0, 1))
+    assert held(served.store.first) is None and held(served.store.task(2)) is None
+    _require_each_counted_once(served)
+    for row in served.store.task(2).rounds.latest(ITEMS):
+        if row.next_version is not None:
+            assert row.participants == served.store.task(2).log.counted(row.generation, row.round)
 
 
 class Mute(Exception):

@@ -135,6 +135,9 @@ def _arrays(found: object) -> State:
 # A state is full if the method can go on from it, and nothing is missing that it had before. No
 # other is ever committed: the version before it would be lost.
 
+_MOST_KEPT_BYTES = 1 << 28
+"""Of a state, for the method that it is tried on to be kept: to build one takes a while, and a
+large one memory."""
 _Form = tuple[np.dtype[Any], int, bool]
 
 
@@ -151,17 +154,16 @@ def _is_finite(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
-def _require_forms(state: State, before: Mapping[str, _Form]) -> None:
+def _require_forms(forms: Mapping[str, _Form], before: Mapping[str, _Form]) -> None:
     for name, (dtype, axes, finite) in before.items():
-        array = state.get(name)
-        if array is None:
+        if name not in forms:
             raise ValueError(f"it returned no {name!r}, which the state before has")
-        if (array.dtype, array.ndim) != (dtype, axes):
+        if forms[name][:2] != (dtype, axes):
             raise ValueError(
-                f"it returned {name!r} as {array.dtype} of {array.ndim} axes; the state before has "
-                f"{dtype} of {axes}"
+                f"it returned {name!r} as {forms[name][0]} of {forms[name][1]} axes; the state "
+                f"before has {dtype} of {axes}"
             )
-        if finite and not _is_finite(array):
+        if finite and not forms[name][2]:
             raise ValueError(f"it returned {name!r} with numbers that are not finite")
 
 
@@ -283,6 +285,7 @@ class GuardedMethod(Method):
         self.unguarded = method
         self._anew = anew
         self._before: dict[str, _Form] | None = None
+        self._tried_on: GuardedMethod | None = None
 
     @property
     def version(self) -> int:
@@ -346,7 +349,7 @@ class GuardedMethod(Method):
         """A full one: of what no method can go on from, or lacks what this one's first state had,
         a MethodFault is raised."""
         with _calling("state"):
-            found = self._full_state()
+            found, _ = self._full_state()
             _require_alike(self, self._reopened(found))
             return found
 
@@ -354,11 +357,12 @@ class GuardedMethod(Method):
         """A full state between two rounds, and the next one's broadcast, which one that goes on
         from that state gives too."""
         with _calling("state"):
-            found = self._full_state()
-            # Whatever a method does to arrays that it took back, these are stored.
-            anew = self._reopened({name: array.copy() for name, array in found.items()})
-            _require_alike(self, anew)
+            found, forms = self._full_state()
             kept_model = self.model_arrays is not None
+            # Whatever a round does to arrays that were taken back, these are stored.
+            own = found if kept_model else {name: array.copy() for name, array in found.items()}
+            anew = self._reopened(own)
+            _require_alike(self, anew)
         opened = self.open_round(round_id)
         if not kept_model:
             # All that there is to see of what it keeps.
@@ -368,22 +372,25 @@ class GuardedMethod(Method):
                     raise ValueError(
                         "another broadcast comes from a method that goes on from what it returned"
                     )
-        self._before = _forms(found)
+        self._before = forms
         return found, opened
 
-    def _full_state(self) -> State:
+    def _full_state(self) -> tuple[State, dict[str, _Form]]:
         found = _arrays(self.unguarded.state())
+        forms = _forms(found)
         if self._before is None:
-            self._before = _forms(found)
-        _require_forms(found, self._before)
-        return found
+            self._before = forms
+        _require_forms(forms, self._before)
+        return found, forms
 
     def _reopened(self, state: State) -> GuardedMethod:
-        anew = self._anew()
+        anew, self._tried_on = self._tried_on or self._anew(), None
         try:
             anew.restore(state)
         except RestoreError as error:
             raise ValueError(f"no method can go on from what it returned: {error}") from error
+        if sum(array.nbytes for array in state.values()) <= _MOST_KEPT_BYTES:
+            self._tried_on = anew
         return anew
 
     def restore(self, state: State) -> None:

@@ -42,10 +42,11 @@ from aggregator.methods.scatter_loss import Doubles, Floats, RoundSum, ScatterLo
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
+    GRAM,
     LEAST_SQUARES_TENSORS,
+    SOLVE,
     LeastSquaresTraining,
 )
-from device_sdk.methods.scatter.least_squares import GRAM, SOLVE
 from device_sdk.methods.state import Entry, Schema, State, counters, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS

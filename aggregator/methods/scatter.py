@@ -46,12 +46,12 @@ from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
+    SOLVE,
     BprTraining,
     LossName,
     decode_scatter_update,
     decode_scatter_updates,
 )
-from device_sdk.methods.scatter.least_squares import SOLVE
 from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH

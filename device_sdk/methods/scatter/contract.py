@@ -88,6 +88,11 @@ class BprTraining(LossTraining):
     most_triples: Annotated[int, Within(0)] = 0
 
 
+GRAM, SOLVE = "gram", "solve"
+"""A least-squares broadcast's tensors beside ``items``: V'V / |I|, float16 [K, K] (the mean stays
+in float16's range), and a0 and lambda, float16 [2]. As float16 they travel as they are."""
+
+
 def loss_of(settings: Mapping[str, Scalar]) -> str:
     """The loss that a broadcast's settings name; "" where they name none."""
     return str(settings.get(_LOSS, ""))

@@ -22,14 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.scatter.contract import GRAM, SOLVE
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.publish.report import Reason
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
-GRAM, SOLVE = "gram", "solve"
-"""A broadcast's tensors beside ``items``: V'V / |I|, float16 [K, K] (the mean stays in float16's
-range), and a0 and lambda, float16 [2]. As float16 they travel as they are in every codec."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

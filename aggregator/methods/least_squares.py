@@ -50,6 +50,7 @@ from device_sdk.methods.scatter.contract import (
 from device_sdk.methods.state import Entry, Schema, State, counters, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
+from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
 Counts = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -61,6 +62,9 @@ _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
 _LENGTH, _USERS = 0, 1
 _LITTLE = 1e-12
+_FULL = 0.4
+"""Of the width: an effective dimension above it gains from more: ``docs/methods/scatter.md``
+says how that was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,16 @@ class LeastSquaresSettings:
         unseen_weight: a0, what the square of any item's score weighs beside an error on an item of
             a user's own, which weighs 1.
         l2: lambda, of the vectors' squared norms, times their frequency.
+        most_columns: the model's width doubles up to this while the data carry more: while the
+            effective dimension of the users' vectors, tr M (M + lambda)^-1, is above four tenths
+            of the width. 0: the width stays as it is.
 
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
     unseen_weight: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
     l2: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
+    most_columns: Annotated[int, Within(0, MAX_WIDTH)] = 128
 
     def __post_init__(self) -> None:
         require_declared(self)
@@ -199,7 +207,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._seen: Doubles = np.zeros(shape[0])
         self._seen_by = 0.0
         self._senders = DistinctSenders()
-        self._users = 0.0
+        self._users = self._dimension = 0.0
         self._heard: Doubles = np.zeros(shape[0])
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
         self._outer_heard = 0.0
@@ -312,6 +320,7 @@ class LeastSquaresLoss(ScatterLoss):
         gradient += l2 * (common + a0)[:, None] * wide
         system = mean + l2 * np.eye(len(mean))
         step = np.linalg.solve(system, (gradient / (common + a0)[:, None]).T).T
+        self._dimension = len(mean) - l2 * float(np.trace(np.linalg.inv(system)))
         self._heard = kept * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
         moved = (wide - share[:, None] * step).astype(np.float32)
@@ -319,12 +328,26 @@ class LeastSquaresLoss(ScatterLoss):
             "gradient_norm": float(np.linalg.norm(gradient)),
             "unseen_weight": float(a0),
             "l2": float(l2),
+            "effective_columns": self._dimension,
         }
 
     def grow(self, items: int) -> None:
         self._shape = (self._shape[0] + items, self._shape[1])
         self._seen = np.concatenate([self._seen, np.zeros(items)])
         self._heard = np.concatenate([self._heard, np.zeros(items)])
+        self._clear(adds_up=False)
+
+    def width(self) -> int:
+        width = self._shape[1]
+        if self._dimension <= _FULL * width:
+            return width
+        return max(width, min(2 * width, self._settings.most_columns))
+
+    def widen(self, columns: int) -> None:
+        more = columns - self._shape[1]
+        self._shape = (self._shape[0], columns)
+        self._outer = np.pad(self._outer, (0, more))
+        self._dimension = 0.0
         self._clear(adds_up=False)
 
     @property
@@ -373,6 +396,7 @@ class LeastSquaresLoss(ScatterLoss):
             "seen": Entry(np.float64, (items,), least=0),
             "seen_by": Entry(np.float64, least=0),
             "users": Entry(np.float64, least=0),
+            "dimension": Entry(np.float64),
             "heard": Entry(np.float64, (items,), least=0),
             "outer": Entry(np.float64, (width, width)),
             "outer_heard": Entry(np.float64, least=0),

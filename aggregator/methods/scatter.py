@@ -6,10 +6,11 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ from device_sdk.methods.scatter.contract import (
     decode_scatter_update,
     decode_scatter_updates,
 )
-from device_sdk.methods.state import Entry, Schema, counters
+from device_sdk.methods.state import Entry, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 from device_sdk.wire.codec.errors import WireError
@@ -208,6 +209,8 @@ class ScatterMethod(SummingMethod):
     Args:
         items: V to start from, float32 [items, K]; see :func:`initial_items`.
         settings: of the task.
+        spread: standard deviation of what columns are begun with that a model gets later.
+        seed: of those draws.
 
     A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
     known of the fleet to judge them: in a task's first round, and while fewer than three devices
@@ -222,7 +225,13 @@ class ScatterMethod(SummingMethod):
     COUNTED = "participants"
     ADDED = ("drawn", "participants", "clipped", "trained")
 
-    def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
+    def __init__(
+        self,
+        items: Floats,
+        settings: ScatterSettings | None = None,
+        spread: float = 0.01,
+        seed: int = 0,
+    ) -> None:
         if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
             raise ValueError(
                 f"items is {items.dtype} {items.shape}; expected float32 of [items, K], not empty"
@@ -231,6 +240,7 @@ class ScatterMethod(SummingMethod):
             raise ValueError("items holds values that are not finite")
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
+        self._spread, self._seed = spread, seed
         self._adds_up = 0
         self._total: FixedPointSum | None = None
         self._parts_follow()
@@ -269,7 +279,11 @@ class ScatterMethod(SummingMethod):
             raise ModelMismatch(
                 f"'items' holds {rows} vectors, the catalogue has {len(self._items)} items"
             )
-        found = fitted({"items": (rows, self._shape[1])}, model, {SOLVE})["items"]
+        width = self._shape[1]
+        if self._settings.loss == "least-squares" and given is not None and given.ndim == 2:
+            width = given.shape[1]  # a version's own: it may have been another one then
+        found = fitted({"items": (rows, width)}, model, {SOLVE})["items"]
+        self._items = self._of_width(width)
         self._items = np.concatenate([found, self._items[rows:]])
         self._loss = self._new_loss()
         self._clear()
@@ -471,6 +485,9 @@ class ScatterMethod(SummingMethod):
                 metrics["bounded_items"] = float(self._touches.count)
             self._items = moved
             self._limits.settle()
+            if (width := self._loss.width()) > self._shape[1]:
+                self._items = self._of_width(width)
+                self._loss.widen(width)
             self._version += 1
             metrics["columns_mean"] = self._trained / participants
         self._clear()
@@ -498,12 +515,28 @@ class ScatterMethod(SummingMethod):
         self._version += 1
         self._clear()
 
+    def _of_width(self, width: int) -> Floats:
+        """The items, cut to so many columns, or with new ones behind them."""
+        items, had = self._shape
+        rng = np.random.default_rng([self._seed, had])
+        fresh = initial_items(items, max(0, width - had), self._spread, rng)
+        return np.concatenate([self._items[:, :width], fresh], axis=1)
+
+    def restored(self, state: State) -> Self:
+        """See :class:`~device_sdk.methods.state.Stateful`; the width is the state's."""
+        items, found = state.get("items"), copy.copy(self)
+        loss = self._settings.loss
+        if loss == "least-squares" and items is not None and items.ndim == 2 and items.shape[1]:
+            found._items = np.zeros((1, items.shape[1]), dtype=np.float32)
+        return super(ScatterMethod, found).restored(state)
+
     def _schema(self) -> Schema:
         width = self._shape[1]
         return {
             # The catalogue's length is the state's.
             "items": Entry(np.float32, ("items", width)),
             "drawn": Entry(np.int64, (width,), least=0),
+            "seed": Entry(np.int64, least=0),
             "counters": counters(
                 "version", "round_id", "participants", "clipped", "trained", "adds_up"
             ),
@@ -632,7 +665,8 @@ class ScatterBinding(Binding[ScatterTable]):
                 "least squares is solved in closed form and trains no artifact: leave it out, or "
                 'set scatter.loss = "bpr"'
             )
-        return ScatterMethod(self._new_items(items, rng), self.settings)
+        first = self._new_items(items, rng)
+        return ScatterMethod(first, self.settings, self.settings.spread, int(rng.integers(2**62)))
 
     def _new_items(self, items: int, rng: np.random.Generator) -> NDArray[np.float32]:
         return initial_items(items, self.settings.columns, self.settings.spread, rng)
@@ -641,16 +675,23 @@ class ScatterBinding(Binding[ScatterTable]):
         return len(_scatter(method).items)
 
     def grow(self, method: Method, items: int, rng: np.random.Generator) -> None:
-        _scatter(method).grow(self._new_items(items - self.items_of(method), rng))
+        one, chosen = _scatter(method), self.settings
+        fresh = items - len(one.items)
+        one.grow(initial_items(fresh, one.items.shape[1], chosen.spread, rng))
 
     def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
         """See :class:`~aggregator.methods.method.Binding`; limits must know who."""
-        return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
+        return decode_scatter_update(body, round_id, items, self._width, sender)
 
     def decode_each(
         self, bodies: Sequence[tuple[bytes, str]], round_id: int, items: int
     ) -> list[Update | WireError]:
-        return decode_scatter_updates(bodies, round_id, items, self.settings.columns)
+        return decode_scatter_updates(bodies, round_id, items, self._width)
+
+    @property
+    def _width(self) -> int:
+        """Of every update; 0 where the model's may grow, and a check compares with it."""
+        return self.settings.columns if self.settings.loss == "bpr" else 0
 
     def width_of(self, update: Update) -> int:
         tensors = update.tensors

@@ -132,8 +132,8 @@ def encode_scatter_update(
 def decode_scatter_update(
     body: bytes, round_id: int, items: int, width: int, sender: str = ""
 ) -> Update:
-    """The update in ``body`` of ``sender`` for an item matrix [items, width]. Raises
-    ``WireError``."""
+    """The update in ``body`` of ``sender`` for an item matrix [items, width]. A ``width`` of 0
+    stands for the one that the body of a least-squares update names. Raises ``WireError``."""
     if is_factored(body):
         return _factored(decode_factored(body, items=items, width=width), round_id, sender)
     return _sparse(decode_sparse(body, items=items, width=width), round_id, sender)

@@ -97,7 +97,8 @@ def encode_factored(
 
 
 def decode_factored(data: bytes, *, items: int, width: int) -> FactoredRows:
-    """The update in ``data``, for a matrix of ``items`` rows and ``width`` columns.
+    """The update in ``data``, for a matrix of ``items`` rows and ``width`` columns; 0: of as many
+    as it names.
 
     Memory is at most a small multiple of ``len(data)``. Raises ``WireError``: ``truncated``,
     ``bad-format``, ``bad-columns``, ``bad-rows``, ``bad-users``, ``bad-values``, ``bad-length``.
@@ -108,7 +109,8 @@ def decode_factored(data: bytes, *, items: int, width: int) -> FactoredRows:
     value_format = _FORMATS.get(code)
     if value_format is None:
         raise WireError("bad-format", f"value format {code} is unknown")
-    if announced != width:
+    width = width or announced
+    if announced != width or not 1 <= width <= MAX_WIDTH:
         raise WireError("bad-columns", f"the update is of width {announced}, expected {width}")
     heads, offset = [], _HEAD.size
     for _ in range(4):

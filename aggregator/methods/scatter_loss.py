@@ -61,8 +61,11 @@ class ScatterLoss(Additive):
         return {}
 
     def bound_by(self, limits: UpdateLimits) -> None:
-        """What :meth:`require_bounded` takes follows from what was known when the round opened,
-        after a restart within it too. Here: no matter."""
+        """Bounds follow from what is known of the fleet, after a restart within a round too. Here:
+        there are none."""
+
+    def clear(self) -> None:
+        """Nothing of a round is left. Here: nothing ever is."""
 
     def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
         """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
@@ -91,7 +94,7 @@ class ScatterLoss(Additive):
         """What limits take note of beside the norm. Here: nothing."""
         return ()
 
-    def factor(self, update: Update, limits: UpdateLimits) -> float:
+    def factor(self, update: Update) -> float:
         """What an update within the limits of its norm has to be multiplied by, at most 1."""
         return 1.0
 

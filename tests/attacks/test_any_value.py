@@ -19,7 +19,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
-from tests.fakes.scatter_updates import one_user
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 from tests.faults.known import ITEMS, WIDTH
 
 _ROUND = "quorum = 1\nwait_for_devices = 4\ndeadline_seconds = 60\npause_seconds = 5"
@@ -48,7 +48,7 @@ def _bpr_body(place: int, number: int, value: float | None, usual: float) -> byt
 
 
 def _scatter(loss: LossName = "least-squares", *, limited: bool = True) -> Binding:
-    settings = ScatterTable(loss, optimizer=_PLAIN, columns=WIDTH, spread=0.1)
+    settings = ScatterTable(loss, ONE_WIDTH, optimizer=_PLAIN, columns=WIDTH, spread=0.1)
     if not limited:
         settings = replace(settings, clip_multiple=0.0, row_multiple=0.0)
     return ScatterBinding("scatter", settings)

@@ -19,6 +19,7 @@ def task_text(
         f'[task]\nfolder = "{home.folder.resolve()}"\ncatalogue = "{catalogue}.tsv"\n'
         f"{more}\n"
         f"[round]\n{endless(round_lines)}\n[scatter]\ncolumns = {width}\n"
+        "least_squares.most_columns = 0\n"
     )
 
 

@@ -13,7 +13,7 @@ from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTab
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from tests.fakes.scatter_updates import of_gradient, one_user
+from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user
 
 __all__ = [
     "CHECK_UNIT",
@@ -108,7 +108,14 @@ class KnownBinding(ScatterBinding):
     def __init__(self) -> None:
         # Sums that anybody can work out are of updates as they came.
         super().__init__(
-            "scatter", ScatterTable(clip_multiple=0.0, row_multiple=0.0, columns=WIDTH, spread=0.1)
+            "scatter",
+            ScatterTable(
+                least_squares=ONE_WIDTH,
+                clip_multiple=0.0,
+                row_multiple=0.0,
+                columns=WIDTH,
+                spread=0.1,
+            ),
         )
 
     def build(

@@ -37,7 +37,7 @@ from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes import sealed_rounds
 from tests.fakes.clusters import world
 from tests.fakes.homes import WIDTH, command
-from tests.fakes.scatter_updates import one_user
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 from tests.fakes.sealed_rounds import Device, SealedRounds, Told
 
 DEVICES = 60
@@ -61,7 +61,7 @@ class HalfAbsorbedBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return HalfAbsorbed(initial_items(items, WIDTH, 0.1, rng))
+        return HalfAbsorbed(initial_items(items, WIDTH, 0.1, rng), self.settings)
 
 
 def _body(number: int) -> bytes:
@@ -77,7 +77,9 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
         Store(database).facts.seed = 7
         for number in range(DEVICES):
             Store(database).devices.add(Device(number).row())
-    binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    binding = HalfAbsorbedBinding(
+        "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+    )
     task = replace(read_task(home.task_file), binding=binding)
     moved = [0.0]
     here = replace(world(), clock=lambda: time.monotonic() + moved[0])
@@ -155,7 +157,9 @@ def test_many_that_cannot_be_absorbed_cost_no_more_than_as_many_that_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many, absorbed = 60, []
-    binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    binding = HalfAbsorbedBinding(
+        "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+    )
     monkeypatch.setattr(
         sealed_rounds, "read_task", lambda file: replace(read_task(file), binding=binding)
     )

@@ -71,7 +71,7 @@ def fedavg_home(folder: Path, devices: int, url: str | None = None) -> Aggregato
     home = scatter_home(folder, devices, "", url)
     linear_artifact(folder / "linear")
     rest = home.task_file.read_text().split("[broker]")[1].replace("[scatter]", "[fedavg]")
-    rest = rest.replace(f"columns = {WIDTH}", "")
+    rest = rest.replace(f"columns = {WIDTH}\nleast_squares.most_columns = 0", "")
     lines = f'[task]\nmethod = "fedavg"\nartifacts = ["{folder / "linear"}"]\n[broker]'
     home.task_file.write_text(lines + rest)
     return home

@@ -25,7 +25,7 @@ from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.arrays.factored import MOST_USERS
-from tests.fakes.scatter_updates import users
+from tests.fakes.scatter_updates import ONE_WIDTH, users
 
 ITEMS, K = 20, 6
 UNLIMITED = {"clip_multiple": 0.0, "row_multiple": 0.0}
@@ -33,6 +33,7 @@ UNLIMITED = {"clip_multiple": 0.0, "row_multiple": 0.0}
 
 def scatter(**chosen: Any) -> ScatterMethod:
     first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
+    chosen.setdefault("least_squares", ONE_WIDTH)
     return ScatterMethod(first, ScatterSettings(**chosen))
 
 

@@ -26,7 +26,7 @@ from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from tests.fakes.homes import ITEMS, WIDTH, make_home
-from tests.fakes.scatter_updates import one_user
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 DEVICES = 40
 
@@ -35,7 +35,8 @@ class Binding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return ScatterMethod(initial_items(items, WIDTH, 0.1, np.random.default_rng(0)))
+        first = initial_items(items, WIDTH, 0.1, np.random.default_rng(0))
+        return ScatterMethod(first, self.settings)
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ class Desk:
         self.aggregation = self.start()
 
     def start(self) -> Aggregation:
-        binding = Binding("scatter", ScatterTable(columns=WIDTH))
+        binding = Binding("scatter", ScatterTable(columns=WIDTH, least_squares=ONE_WIDTH))
         made = Aggregation(binding, self.store, ITEMS, self._updates, lambda broadcast: None)
         made.resume(self.row)
         return made

@@ -32,7 +32,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, update_digest, write_update
 from tests.fakes.homes import WIDTH, make_home
-from tests.fakes.scatter_updates import one_user
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 ANNA, BERT, CLEO, LATER, STRANGER = (bytes([place]) * 16 for place in range(5))
 FLEET = (ANNA, BERT, CLEO)
@@ -60,7 +60,7 @@ class DefectiveBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng))
+        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng), self.settings)
 
 
 def body(value: float = 1.0, columns: int = 3) -> bytes:
@@ -83,7 +83,10 @@ class Desk:
         world = World(self.now, self.now, np.random.default_rng(1))
         task = read_task(home.task_file)
         task = replace(
-            task, binding=DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+            task,
+            binding=DefectiveBinding(
+                "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+            ),
         )
         self.parts = assemble(home, store, task, world)
         self.ingest = self.parts.first.ingest

@@ -25,6 +25,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import factor_artifact
 from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
+from tests.fakes.scatter_updates import ONE_WIDTH
 from tests.fakes.waiting import wait_until
 
 ALONE = "quorum = 1"
@@ -167,7 +168,7 @@ class DefectiveBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng))
+        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng), self.settings)
 
 
 def test_an_update_that_cannot_be_absorbed_holds_the_round(
@@ -175,7 +176,9 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, "quorum = 2")
     codes = invite(home, 2)
-    defective = DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    defective = DefectiveBinding(
+        "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+    )
     with (
         serving(home, defective) as served,
         ScriptedDevice(mosquitto.url, codes[0], 1) as anna,

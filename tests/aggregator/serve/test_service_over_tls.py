@@ -39,6 +39,7 @@ pause_seconds = 0.3
 resume_grace_seconds = 1.0
 [scatter]
 columns = 8
+least_squares.most_columns = 0
 """
 
 

@@ -312,6 +312,11 @@ class GuardedMethod(Method):
             found = self.unguarded.model_arrays
             return None if found is None else _arrays(found)
 
+    @property
+    def following(self) -> frozenset[str]:
+        with _calling("following"):
+            return _a(frozenset, self.unguarded.following)
+
     def open_round(self, round_id: int) -> Broadcast:
         with _calling("open_round"):
             return _of_round(_a(Broadcast, self.unguarded.open_round(round_id)), round_id)

@@ -213,7 +213,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._heard: Doubles = np.zeros(shape[0])
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
         self._outer_heard = 0.0
-        self._most_length = math.inf
+        self._most_length = self._limit = self._most_users = math.inf
         self._gram: FixedPointSum | None = None
         self._robust: Doubles | None = None
         self._clear(adds_up=False)
@@ -231,10 +231,16 @@ class LeastSquaresLoss(ScatterLoss):
     def model(self) -> Arrays:
         return {SOLVE: self._weights().astype(np.float32)}
 
-    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
-        most = limits.most_length(_LENGTH, self._usual_length)
+    def bound_by(self, limits: UpdateLimits) -> None:
         self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
-        self._clear(adds_up=adds_up, bound=min(most, self._most_length) ** 2)
+        self._limit = limits.most_length(_LENGTH, self._usual_length)
+        self._most_users = limits.multiple * limits.usual(_USERS) or math.inf
+
+    def clear(self) -> None:
+        self._clear(adds_up=False)
+
+    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+        self._clear(adds_up=adds_up, bound=min(self._limit, self._most_length) ** 2)
 
     def columns(self, update: Update) -> Counts:
         return self._columns
@@ -275,15 +281,20 @@ class LeastSquaresLoss(ScatterLoss):
     def measures(self, update: Update) -> tuple[float, ...]:
         return euclidean_norm(update.tensors["factor"]), float(update.tensors["users"])
 
-    def factor(self, update: Update, limits: UpdateLimits) -> float:
-        length, users = self.measures(update)
-        most, usual = limits.most_length(_LENGTH, self._usual_length), limits.usual(_USERS)
-        by_length = 1.0 if length <= most else (most / length) ** 2
-        most_users = limits.multiple * usual or math.inf
-        return min(by_length, 1.0 if users <= most_users else most_users / users)
+    def factor(self, update: Update) -> float:
+        length, _ = self.measures(update)
+        by_length = 1.0 if length <= self._limit else (self._limit / length) ** 2
+        return min(by_length, self._weight(update))
+
+    def _weight(self, update: Update) -> float:
+        """What each user of a device counts for: less where it has far more than is usual."""
+        users = float(update.tensors["users"])
+        return 1.0 if users <= self._most_users else self._most_users / users
 
     def absorb(self, update: Update, factor: float) -> None:
-        tensors, units = update.tensors, round(factor * _UNIT)
+        # Users count whatever their update was shortened by: divided by a factor, as the mean over
+        # an item's few users is, what was shortened would be as long as before.
+        tensors, units = update.tensors, round(self._weight(update) * _UNIT) if factor else 0
         self._senders.note(update.sender)
         self._people += int(tensors["users"]) * units
         self._named[tensors["rows"]] += tensors["counts"] * units

@@ -228,6 +228,12 @@ class Method(ABC):
         """
         return None
 
+    @property
+    def following(self) -> frozenset[str]:
+        """Names among ``model_arrays`` of what follows from the rounds, for those who read a
+        version: a model that is begun with may hold them, and they are not taken. Here: none."""
+        return frozenset()
+
     def begin_with(self, model: Arrays) -> None:
         """Begin with another model than the own one: its version is 0 still.
 

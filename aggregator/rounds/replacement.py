@@ -241,7 +241,8 @@ def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
 
 
 def _give(method: Method, before: Arrays) -> Inheritance:
-    wanted: dict[str, Any] = dict(method.model_arrays or {})
+    held, following = dict(method.model_arrays or {}), method.following
+    wanted: dict[str, Any] = {n: array for n, array in held.items() if n not in following}
     kept = {
         name: array
         for name, array in before.items()
@@ -255,7 +256,7 @@ def _give(method: Method, before: Arrays) -> Inheritance:
             f"{expected or 'nothing'}. Leave --warm-start out, or choose what fits"
         )
     method.begin_with({**wanted, **kept})
-    there = {name: array.shape for name, array in before.items()}
+    there = {name: array.shape for name, array in before.items() if name not in following}
     return Inheritance(
         {name: array.shape for name, array in kept.items()},
         {

@@ -70,10 +70,11 @@ class LeastSquares:
         gram, solve = model.get(GRAM), model.get(SOLVE)
         if gram is None or gram.dtype.kind != "f" or gram.shape != (width, width):
             raise LearnerError(f"the broadcast lacks {GRAM!r}, floats of [{width}, {width}]")
-        if solve is None or solve.dtype.kind != "f" or solve.shape != (2,) or solve.min() <= 0:
+        sound = solve is not None and solve.dtype.kind == "f" and solve.shape == (2,)
+        if solve is None or not sound or not (np.isfinite(solve) & (solve > 0)).all():
             raise LearnerError(f"the broadcast lacks {SOLVE!r}, two numbers above 0")
         unseen_weight, l2 = solve.tolist()
-        return cls(items, gram.astype(np.float32), unseen_weight, l2)
+        return cls(items, _sound_gram(gram.astype(np.float64)), unseen_weight, l2)
 
     def vectors(self, users: Sequence[Likes]) -> Floats:
         """The users' best vectors, float32 [users, K]; zeros for one without items.
@@ -135,10 +136,7 @@ class LeastSquares:
         rows, counts = np.unique(np.concatenate(named), return_counts=True)
         turned, factor = np.ones((1, 1), dtype=np.float32), vectors
         if len(users) > 1:
-            turned, factor = np.linalg.qr(vectors)
-            # Unique so: what it says of the users, the two sums alone say as well.
-            signs = np.where(np.diagonal(factor) < 0, np.float32(-1), np.float32(1))
-            turned, factor = turned * signs, factor * signs[:, None]
+            turned, factor = _turned(vectors)
         pulls = np.zeros((len(rows), len(factor)), dtype=np.float32)
         for place, likes in enumerate(users):
             residuals = likes.weights * (self._own(likes.rows) @ vectors[place] - 1)
@@ -179,6 +177,42 @@ def _conjugate(bend: Callable[[Floats], Floats], slope: Floats, curvature: Float
         gain, before = slope @ ahead, gain
         along = (ahead + (gain / before) * along).astype(np.float32, copy=False)
     return change
+
+
+def _sound_gram(gram: NDArray[np.float64]) -> Floats:
+    """The Gram matrix, [K, K], as it came. Raises LearnerError for one that is no matrix's: not
+    finite, not symmetric, or not positive."""
+    # float16 has rounded it by at most 2^-11 of its trace, or of its least number above 0.
+    rounding = 2.0**-10 * max(float(np.trace(gram)), 0.0) + 1e-6
+    sound = np.isfinite(gram).all() and bool((np.abs(gram - gram.T) <= rounding).all())
+    if sound:
+        try:
+            np.linalg.cholesky(gram + rounding * np.eye(len(gram)))
+            return gram.astype(np.float32)
+        except np.linalg.LinAlgError:
+            pass
+    raise LearnerError(
+        f"the broadcast's {GRAM!r} is no Gram matrix: it is expected to be finite, symmetric and "
+        "positive"
+    )
+
+
+_LITTLE = 1e-10
+"""Of the largest eigenvalue: a smaller one is of no direction that the users have."""
+
+
+def _turned(vectors: Floats) -> tuple[Floats, Floats]:
+    """Q [users, f] and F [f, k] of U = Q F, with rows of F that are orthogonal.
+
+    Of the outer products' sum alone: the eigenvectors of U'U, each as long as it is in it. A
+    triangular F of any other QR is that of some users' order where U has dependent columns, or
+    such as nobody trained: its first row would be the first user's vector.
+    """
+    wide = vectors.astype(np.float64)
+    values, turn = np.linalg.eigh(wide.T @ wide)
+    has = values > _LITTLE * values[-1]
+    lengths, turn = np.sqrt(values[has]), turn[:, has]
+    return (wide @ (turn / lengths)).astype(np.float32), (turn * lengths).T.astype(np.float32)
 
 
 _UNSOLVED = (

@@ -216,6 +216,11 @@ class GuardedMethod(Method):
             found = self.unguarded.model_arrays
             return None if found is None else _arrays(found)
 
+    @property
+    def derived(self) -> frozenset[str]:
+        with _calling("derived"):
+            return _a(frozenset, self.unguarded.derived)
+
     def open_round(self, round_id: int) -> Broadcast:
         with _calling("open_round"):
             return _of_round(_a(Broadcast, self.unguarded.open_round(round_id)), round_id)

@@ -43,7 +43,7 @@ from device_sdk.methods.scatter.contract import (
     Assignment,
     LeastSquaresTraining,
 )
-from device_sdk.methods.scatter.least_squares import GRAM, SOLVE
+from device_sdk.methods.scatter.least_squares import GRAM, SOLVE, LeastSquares
 from device_sdk.methods.state import Entry, Schema, State, counters, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
@@ -188,13 +188,12 @@ class LeastSquaresLoss(ScatterLoss):
         self._clear(adds_up=False)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
-        wide = items.astype(np.float64)
-        gram = wide.T @ wide / len(items)
+        weights = self._weights()
         training = LeastSquaresTraining(self._settings.assignment)
         tensors = {
             "items": items,
-            GRAM: gram.astype(np.float16),
-            SOLVE: self._weights().astype(np.float16),
+            GRAM: LeastSquares.posed(items, *weights.tolist()).gram.astype(np.float16),
+            SOLVE: weights.astype(np.float16),
         }
         return tensors, training.as_scalars()
 

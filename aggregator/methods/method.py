@@ -228,6 +228,12 @@ class Method(ABC):
         """
         return None
 
+    @property
+    def derived(self) -> frozenset[str]:
+        """Names among :attr:`model_arrays` of what only says how to use the others, and is not begun
+        with. Here: none."""
+        return frozenset()
+
     def begin_with(self, model: Arrays) -> None:
         """Begin with another model than the own one: its version is 0 still.
 

@@ -255,6 +255,11 @@ class ScatterMethod(SummingMethod):
         """``items``: V, float32 [items, K]; of least squares ``solve`` too, a0 and lambda."""
         return {"items": self.items, **self._loss.model()}
 
+    @property
+    def derived(self) -> frozenset[str]:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return frozenset((SOLVE,))
+
     def begin_with(self, model: Arrays) -> None:
         """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
         given = model.get("items")
@@ -263,7 +268,7 @@ class ScatterMethod(SummingMethod):
             raise ModelMismatch(
                 f"'items' holds {rows} vectors, the catalogue has {len(self._items)} items"
             )
-        found = fitted({"items": (rows, self._shape[1])}, model, {SOLVE})["items"]
+        found = fitted({"items": (rows, self._shape[1])}, model, self.derived)["items"]
         self._items = np.concatenate([found, self._items[rows:]])
         self._loss = self._new_loss()
         self._clear()

@@ -240,7 +240,11 @@ def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
 
 
 def _give(method: Method, before: Arrays) -> Inheritance:
-    wanted: dict[str, Any] = dict(method.model_arrays or {})
+    derived = method.derived
+    wanted: dict[str, Any] = {
+        name: array for name, array in (method.model_arrays or {}).items() if name not in derived
+    }
+    before = {name: array for name, array in before.items() if name not in derived}
     kept = {
         name: array
         for name, array in before.items()

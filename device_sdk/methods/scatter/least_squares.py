@@ -73,6 +73,12 @@ class LeastSquares:
         unseen_weight, l2 = solve.tolist()
         return cls(items, gram.astype(np.float64), unseen_weight, l2)
 
+    @classmethod
+    def posed(cls, items: NDArray[Any], unseen_weight: float, l2: float) -> Self:
+        """With the Gram matrix that the items have."""
+        wide = items.astype(np.float64)
+        return cls(items, wide.T @ wide / len(items), unseen_weight, l2)
+
     def vectors(self, users: Sequence[Likes], columns: Rows | None = None) -> Floats:
         """The users' vectors, float32 [users, k], on ``columns`` int64 [k] alone; None: on all K.
 

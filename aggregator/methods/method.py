@@ -230,7 +230,7 @@ class Method(ABC):
 
     @property
     def derived(self) -> frozenset[str]:
-        """Names among :attr:`model_arrays` of what only says how to use the others, and is not begun
+        """Names among :attr:`model_arrays` of what says how the others are used, and is not begun
         with. Here: none."""
         return frozenset()
 

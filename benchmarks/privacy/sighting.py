@@ -1,17 +1,19 @@
 """What an aggregator makes of one update: how much each named row was liked, and by which taste.
 
-An update's rows are gradients. For one user of vector u, a liked item's row is -s u with s > 0, any
-other's +s u, and s is the triple's weight times a logistic function of how well it is ranked by
-now. So the update is a matrix of rank 1 (but for rounding and item_l2), whose factors give s with
-its sign, and u up to its length. With several users rows that only one of them touched lie on that
-user's line through zero; where many rows lie on one line, that is a user, and least squares divides
-the other rows among the users.
+An update's rows are gradients. For one user of vector u, a liked item's row is -s u with s > 0. Of
+BPR any other's is +s u, and s is the triple's weight times a logistic function of how well it is
+ranked by now; of least squares s is the weight times what is left of the user's error on the item,
+and no other row is named. So the update is a matrix of rank 1 (but for rounding and item_l2), whose
+factors give s with its sign, and u up to its length. With several users rows that only one of them
+touched lie on that user's line through zero; where many rows lie on one line, that is a user, and
+least squares divides the other rows among the users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +67,7 @@ def sight(update: Update, items: NDArray[np.float32], popularity: Floats, users:
         users: how many share the device; 1 for the rank-1 decomposition.
     """
     rows, columns = update.tensors["rows"], update.tensors["columns"]
-    values = update.tensors["values"].astype(np.float64)
+    values = _values(update.tensors).astype(np.float64)
     lines = _first_direction(values)[None] if users == 1 else _lines(values, users)
     if users == 1:
         liking = values @ lines.T
@@ -78,6 +80,14 @@ def sight(update: Update, items: NDArray[np.float32], popularity: Floats, users:
     # A liked row is a step against the user's vector.
     score = -(items[:, columns].astype(np.float64) @ lines.T) * sizes
     return Sighting(rows, (liking / sizes).max(axis=1), score.max(axis=1))
+
+
+def _values(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """The gradient, [r, k], of either loss."""
+    if "factor" not in tensors:
+        return tensors["values"]
+    found: NDArray[np.float32] = tensors["pulls"] @ tensors["factor"]
+    return found
 
 
 def _usual(liking: Floats) -> float:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.errors import NothingLearnt, UnknownUser
-from device_sdk.methods.scatter.least_squares import SOLVE, LeastSquares, Likes
+from device_sdk.methods.scatter.contract import SOLVE
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.recommend import top_items
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.world import DeviceWorld

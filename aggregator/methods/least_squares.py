@@ -16,15 +16,18 @@ and no item is drawn as a negative.
 
 A round hears some of the users. It moves an item as far as they are of those who were heard of it
 lately: t of them, where w were heard, by t / w of the step, so that the item is the mean of what
-its users say one after another. Of w half is forgotten in each pass over the fleet. Where all users
-come in each round, that is half of the step, the damping that does not oscillate.
+its users say one after another. Of w half is forgotten in each pass over the fleet: where all users
+come in each round, the first one goes all the way, and later ones half of it.
+
+Devices of any k hand in all K columns, for a user's residuals say as much of each: so nothing here
+depends on who trained which.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -39,14 +42,15 @@ from aggregator.methods.scatter_loss import Doubles, Floats, RoundSum, ScatterLo
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
+    GRAM,
     LEAST_SQUARES_TENSORS,
-    Assignment,
+    SOLVE,
     LeastSquaresTraining,
 )
-from device_sdk.methods.scatter.least_squares import GRAM, SOLVE, LeastSquares
 from device_sdk.methods.state import Entry, Schema, State, counters, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
+from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
 Counts = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -58,35 +62,57 @@ _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
 _LENGTH, _USERS = 0, 1
 _LITTLE = 1e-12
+_FULL = 0.4
+"""Of the width: an effective dimension above it gains from more: ``docs/methods/scatter.md``
+says how that was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastSquaresSettings:
-    """Settings of implicit least squares; 0 stands for the rule: see :func:`weights_by_rule`.
+    """Settings of implicit least squares; 0 stands for :func:`weights_by_rule`.
 
     Attributes:
         unseen_weight: a0, what the square of any item's score weighs beside an error on an item of
             a user's own, which weighs 1.
         l2: lambda, of the vectors' squared norms, times their frequency.
-        damping: what of the Newton step is taken; 1 oscillates.
-        assignment: ``nested``: a device of k_i columns trains the first k_i; ``dealt``: others each
-            round, from a shuffled deck.
+        most_columns: the model's width doubles up to this while the data carry more: while the
+            effective dimension of the users' vectors, tr M (M + lambda)^-1, is above four tenths
+            of the width. 0: the width stays as it is.
 
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
     unseen_weight: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
     l2: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
-    damping: Annotated[float, Within(0, 1, above=True)] = 0.5
-    assignment: Assignment = "nested"
+    most_columns: Annotated[int, Within(0, MAX_WIDTH)] = 128
 
     def __post_init__(self) -> None:
         require_declared(self)
 
 
-def weights_by_rule(density: float) -> tuple[float, float]:
-    """a0 and lambda for data of which each user has this share of all items."""
-    return 0.4 * math.sqrt(density), 0.01
+def weights_by_rule(common: Doubles, users: float, unseen_weight: float = 0.0) -> Doubles:
+    """a0 and lambda, float64 [2], for data of which nothing but these is known.
+
+    Args:
+        common: by item the share of users who have it, float64 [items].
+        users: how many there are.
+        unseen_weight: a0, where it is chosen.
+
+    a0 is six times the density, at most 1. With each user's row of the data divided by the root of
+    its weight |L| + a0 |I|, and each item's column by that of p_i + a0, what chance alone makes of
+    the spectrum ends at an edge (that of a matrix of independent entries, by their variances: Bai
+    and Silverstein 2010, "Spectral analysis of large dimensional random matrices", chapter 5);
+    lambda is in proportion to it, and larger where users have few items. The factors 6, 0.28 and 10
+    were chosen on validation items: see ``docs/methods/scatter.md``.
+    """
+    own = float(common.sum())
+    if not own:
+        return np.array([unseen_weight or 0.1, 0.02])
+    a0 = unseen_weight or min(1.0, 6 * own / len(common))
+    kept = common / (common + a0)
+    edge = math.sqrt(kept.sum() / max(users, 1)) + math.sqrt((common * kept).sum() / own)
+    edge /= math.sqrt(own + a0 * len(common))
+    return np.array([a0, min(1e3, 0.28 * (1 + 10 / own) * edge)])
 
 
 _SKETCH = 1024
@@ -174,28 +200,31 @@ class LeastSquaresLoss(ScatterLoss):
     TENSORS = LEAST_SQUARES_TENSORS
     MEASURES = 2
     PARTS = ("gram", "senders")
-    ADDED = ("people", "named", "whole", "partly", "pairs")
+    ADDED = ("people", "named")
 
     def __init__(self, shape: tuple[int, int], settings: LeastSquaresSettings) -> None:
         self._shape, self._settings = shape, settings
         self._seen: Doubles = np.zeros(shape[0])
         self._seen_by = 0.0
         self._senders = DistinctSenders()
-        self._heard: Floats = np.zeros(shape, dtype=np.float32)
+        self._users = self._dimension = 0.0
+        self._heard: Doubles = np.zeros(shape[0])
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
-        self._outer_heard: Doubles = np.zeros((shape[1], shape[1]))
+        self._outer_heard = 0.0
         self._most_length = math.inf
+        self._gram: FixedPointSum | None = None
+        self._robust: Doubles | None = None
         self._clear(adds_up=False)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
-        weights = self._weights()
-        training = LeastSquaresTraining(self._settings.assignment)
-        tensors = {
+        wide = items.astype(np.float64)
+        gram = wide.T @ wide / len(items)
+        tensors: Arrays = {
             "items": items,
-            GRAM: LeastSquares.posed(items, *weights.tolist()).gram.astype(np.float16),
-            SOLVE: weights.astype(np.float16),
+            GRAM: gram.astype(np.float16),
+            SOLVE: self._weights().astype(np.float16),
         }
-        return tensors, training.as_scalars()
+        return tensors, LeastSquaresTraining().as_scalars()
 
     def model(self) -> Arrays:
         return {SOLVE: self._weights().astype(np.float32)}
@@ -205,21 +234,25 @@ class LeastSquaresLoss(ScatterLoss):
         self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
         self._clear(adds_up=adds_up, bound=min(most, self._most_length) ** 2)
 
+    def columns(self, update: Update) -> Counts:
+        return self._columns
+
+    def trained(self, update: Update) -> int:
+        return int(update.tensors["k"])
+
     def squares(self, update: Update) -> float:
-        tensors = update.tensors
-        rows, columns = len(tensors["rows"]), len(tensors["columns"])
+        tensors, width = update.tensors, self._shape[1]
         pulls, factor, counts = tensors["pulls"], tensors["factor"], tensors["counts"]
-        users = tensors["users"]
+        users, rows = _number(tensors, "users", 0, MOST_USERS), len(tensors["rows"])
+        _number(tensors, "k", 1, width)
         height = len(factor) if factor.ndim else -1
         require_floats("pulls", pulls, (rows, height))
-        require_floats("factor", factor, (height, columns))
-        if users.dtype != _INT64 or users.ndim or not 0 <= users.item() <= MOST_USERS:
-            raise Refused("bad-users", f"expected a number of users, 0 to {MOST_USERS}")
-        if height > min(users.item(), columns):
+        require_floats("factor", factor, (height, width))
+        if height > min(users, width):
             raise Refused("bad-users", "the factor has more rows than users, or than columns")
         if counts.dtype != _INT64 or counts.shape != (rows,):
             raise Refused("bad-counts", f"expected int64 of [{rows}]")
-        if rows and not 1 <= counts.min() <= counts.max() <= users.item():
+        if rows and not 1 <= counts.min() <= counts.max() <= users:
             raise Refused("bad-counts", "a row was touched by at least one user and by all at most")
         pull, length = pulls.reshape(-1), factor.reshape(-1)
         return float(pull.dot(pull)) * float(length.dot(length))
@@ -248,68 +281,71 @@ class LeastSquaresLoss(ScatterLoss):
         return min(by_length, 1.0 if users <= most_users else most_users / users)
 
     def absorb(self, update: Update, factor: float) -> None:
-        tensors = update.tensors
-        rows, columns = tensors["rows"], tensors["columns"]
-        units = round(factor * _UNIT)
+        tensors, units = update.tensors, round(factor * _UNIT)
         self._senders.note(update.sender)
         self._people += int(tensors["users"]) * units
-        named = tensors["counts"] * units
-        self._named[rows] += named
-        if len(columns) == self._shape[1]:
-            self._whole[rows] += named
-        else:
-            self._partly[np.ix_(rows, columns)] += named[:, None]
-        square = np.ix_(columns, columns)
-        self._pairs[square] += int(tensors["users"]) * units
+        self._named[tensors["rows"]] += tensors["counts"] * units
         if self._gram is not None:
-            self._gram.array[square] += self._gram.units(_gram_of(tensors["factor"]), factor)
+            self._gram.add(_gram_of(tensors["factor"]), factor)
 
     def absorb_held(self, judged: Sequence[tuple[Update, float]], rule: RobustRule) -> None:
-        width = self._shape[1]
+        shape = self._outer.shape
         lengths = [euclidean_norm(update.tensors["factor"]) for update, _ in judged]
-        self._gram = FixedPointSum((width, width), max(lengths, default=0.0) ** 2)
+        self._gram = FixedPointSum(shape, max(lengths, default=0.0) ** 2)
         super().absorb_held(judged, rule)
         if rule.holds:
             each = [
-                (one.tensors["columns"], one.tensors["columns"], _gram_of(one.tensors["factor"]))
-                for one, factor in judged
+                (self._columns, self._columns, _gram_of(update.tensors["factor"]))
+                for update, factor in judged
                 if factor
             ]
-            self._robust = touched_means(each, (width, width), rule)
+            self._robust = touched_means(each, (shape[0], shape[1]), rule)
 
     def step(self, items: Floats, found: RoundSum) -> tuple[Floats, dict[str, float]]:
-        people, had = self._people / _UNIT, (self._whole[:, None] + self._partly) / _UNIT
-        self._seen = self._seen + self._named / _UNIT
+        people, named = self._people / _UNIT, self._named / _UNIT
+        self._seen = self._seen + named
         self._seen_by += people
-        common = self._common
-        a0, l2 = self._weights().tolist()
         # Users there are, were there as many on each device as on those of this round.
-        users = max(people, self._senders.count * people / found.updates, _LITTLE)
+        self._users = max(people, self._senders.count * people / found.updates, 1.0)
         self._senders.settle()
-        kept = 0.5 ** (people / users)
+        common, (a0, l2) = self._common, self._weights()
+        kept = 0.5 ** (people / self._users)
         mean = self._mean_outer(kept)
-        # The mean of e u over those who had both the item and the column.
-        pull = np.divide(found.gradient, had, out=np.zeros(had.shape), where=had > 0)
+        # By item the mean of e u over those of its users who were heard.
+        pull = found.gradient / np.maximum(named, _LITTLE)[:, None]
         wide = items.astype(np.float64)
         gradient = common[:, None] * pull + a0 * wide @ mean
         gradient += l2 * (common + a0)[:, None] * wide
         system = mean + l2 * np.eye(len(mean))
         step = np.linalg.solve(system, (gradient / (common + a0)[:, None]).T).T
-        heard = kept * self._heard + had
-        share = np.divide(had, heard, out=np.zeros(had.shape), where=heard > 0)
-        moved = (wide - np.minimum(share, self._settings.damping) * step).astype(np.float32)
-        self._heard = heard.astype(np.float32)
+        self._dimension = len(mean) - l2 * float(np.trace(np.linalg.inv(system)))
+        self._heard = kept * self._heard + named
+        share = named / np.maximum(self._heard, _LITTLE)
+        moved = (wide - share[:, None] * step).astype(np.float32)
         return moved, {
             "gradient_norm": float(np.linalg.norm(gradient)),
-            "unseen_weight": a0,
-            "l2": l2,
+            "unseen_weight": float(a0),
+            "l2": float(l2),
+            "effective_columns": self._dimension,
         }
 
     def grow(self, items: int) -> None:
         self._shape = (self._shape[0] + items, self._shape[1])
         self._seen = np.concatenate([self._seen, np.zeros(items)])
-        fresh = np.zeros((items, self._shape[1]), dtype=np.float32)
-        self._heard = np.concatenate([self._heard, fresh])
+        self._heard = np.concatenate([self._heard, np.zeros(items)])
+        self._clear(adds_up=False)
+
+    def width(self) -> int:
+        width = self._shape[1]
+        if self._dimension <= _FULL * width:
+            return width
+        return max(width, min(2 * width, self._settings.most_columns))
+
+    def widen(self, columns: int) -> None:
+        more = columns - self._shape[1]
+        self._shape = (self._shape[0], columns)
+        self._outer = np.pad(self._outer, (0, more))
+        self._dimension = 0.0
         self._clear(adds_up=False)
 
     @property
@@ -319,25 +355,24 @@ class LeastSquaresLoss(ScatterLoss):
 
     def _weights(self) -> Doubles:
         """a0 and lambda, float64 [2]."""
-        density = float(self._common.mean()) or 0.01
-        a0, l2 = weights_by_rule(density)
-        return np.array([self._settings.unseen_weight or a0, self._settings.l2 or l2])
+        chosen = self._settings
+        a0, l2 = weights_by_rule(self._common, self._users, chosen.unseen_weight)
+        return np.array([a0, chosen.l2 or l2])
 
     @property
     def _usual_length(self) -> float:
         return math.sqrt(self._shape[1])
 
     def _mean_outer(self, kept: float) -> Doubles:
-        """M: the mean of u u' over the users who had both columns, lately; positive semidefinite."""
+        """M: the mean of u u' over the users who were heard lately."""
         total = self._robust
         if total is None:
             assert self._gram is not None
             total = self._gram.value
         self._outer = kept * self._outer + total
-        self._outer_heard = kept * self._outer_heard + self._pairs / _UNIT
-        heard = self._outer_heard
-        mean = np.divide(self._outer, heard, out=np.zeros_like(total), where=heard > 0)
-        # Means over unequal sets of users need not go together; a sum of squares is never negative.
+        self._outer_heard = kept * self._outer_heard + self._people / _UNIT
+        mean = self._outer / max(self._outer_heard, _LITTLE)
+        # Of robust means, which go by cells, the sum need not be one of squares.
         values, vectors = np.linalg.eigh((mean + mean.T) / 2)
         found: Doubles = (vectors * values.clip(0)) @ vectors.T
         return found
@@ -346,35 +381,38 @@ class LeastSquaresLoss(ScatterLoss):
         items, width = self._shape
         self._people = 0
         self._named: Counts = np.zeros(items, dtype=np.int64)
-        self._whole: Counts = np.zeros(items, dtype=np.int64)
-        self._partly: Counts = np.zeros((items, width), dtype=np.int64)
-        self._pairs: Counts = np.zeros((width, width), dtype=np.int64)
-        self._robust: Doubles | None = None
+        self._columns: Counts = np.arange(width)
+        self._robust = None
         self._senders.begin()
         self._adds_up = int(adds_up)
         self._gram = FixedPointSum((width, width), bound) if adds_up else None
 
     def _schema(self) -> Schema:
         items, width = self._shape
-        most = MOST_UPDATES * MOST_USERS * _UNIT
-        count = {"least": 0, "below": most + 1}
+        count = Entry(np.int64, least=0, below=MOST_UPDATES * MOST_USERS * _UNIT + 1)
         return {
             "seen": Entry(np.float64, (items,), least=0),
             "seen_by": Entry(np.float64, least=0),
-            "heard": Entry(np.float32, (items, width), least=0),
+            "users": Entry(np.float64, least=0),
+            "dimension": Entry(np.float64),
+            "heard": Entry(np.float64, (items,), least=0),
             "outer": Entry(np.float64, (width, width)),
-            "outer_heard": Entry(np.float64, (width, width), least=0),
-            "people": Entry(np.int64, **count),
-            "named": Entry(np.int64, (items,), **count),
-            "whole": Entry(np.int64, (items,), **count),
-            "partly": Entry(np.int64, (items, width), **count),
-            "pairs": Entry(np.int64, (width, width), **count),
+            "outer_heard": Entry(np.float64, least=0),
+            "people": count,
+            "named": replace(count, shape=(items,)),
             "counters": counters("adds_up"),
         }
 
     def _parts_follow(self) -> None:
         width = self._shape[1]
         self._gram = FixedPointSum((width, width)) if self._adds_up else None
+
+
+def _number(tensors: Arrays, name: str, least: int, most: int) -> int:
+    found = tensors[name]
+    if found.dtype != _INT64 or found.ndim or not least <= found.item() <= most:
+        raise Refused("bad-users", f"{name} is expected to be an int64, {least} to {most}")
+    return int(found.item())
 
 
 def _gram_of(factor: Floats) -> Floats:

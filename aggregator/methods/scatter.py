@@ -6,10 +6,11 @@ step 4: each device's gradient is scattered to the full width K, zero elsewhere,
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,15 +44,16 @@ from aggregator.methods.sums import (
     FixedPointSum,
 )
 from device_sdk.artifact import Artifact
+from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
+    SOLVE,
     BprTraining,
     LossName,
     decode_scatter_update,
     decode_scatter_updates,
 )
-from device_sdk.methods.scatter.least_squares import SOLVE
-from device_sdk.methods.state import Entry, Schema, counters
+from device_sdk.methods.state import Entry, Schema, State, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 from device_sdk.wire.codec.errors import WireError
@@ -207,6 +209,8 @@ class ScatterMethod(SummingMethod):
     Args:
         items: V to start from, float32 [items, K]; see :func:`initial_items`.
         settings: of the task.
+        spread: standard deviation of what columns are begun with that a model gets later.
+        seed: of those draws.
 
     A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
     known of the fleet to judge them: in a task's first round, and while fewer than three devices
@@ -219,9 +223,15 @@ class ScatterMethod(SummingMethod):
 
     PARTS = ("loss", "limits", "touches", "held", "total")
     COUNTED = "participants"
-    ADDED = ("drawn", "participants", "clipped")
+    ADDED = ("drawn", "participants", "clipped", "trained")
 
-    def __init__(self, items: Floats, settings: ScatterSettings | None = None) -> None:
+    def __init__(
+        self,
+        items: Floats,
+        settings: ScatterSettings | None = None,
+        spread: float = 0.01,
+        seed: int = 0,
+    ) -> None:
         if items.dtype != np.float32 or items.ndim != 2 or items.size == 0:
             raise ValueError(
                 f"items is {items.dtype} {items.shape}; expected float32 of [items, K], not empty"
@@ -230,6 +240,7 @@ class ScatterMethod(SummingMethod):
             raise ValueError("items holds values that are not finite")
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
+        self._spread, self._seed = spread, seed
         self._adds_up = 0
         self._total: FixedPointSum | None = None
         self._parts_follow()
@@ -268,7 +279,11 @@ class ScatterMethod(SummingMethod):
             raise ModelMismatch(
                 f"'items' holds {rows} vectors, the catalogue has {len(self._items)} items"
             )
-        found = fitted({"items": (rows, self._shape[1])}, model, self.derived)["items"]
+        width = self._shape[1]
+        if self._settings.loss == "least-squares" and given is not None and given.ndim == 2:
+            width = given.shape[1]  # a version's own: it may have been another one then
+        found = fitted({"items": (rows, width)}, model, self.derived)["items"]
+        self._items = self._of_width(width)
         self._items = np.concatenate([found, self._items[rows:]])
         self._loss = self._new_loss()
         self._clear()
@@ -300,7 +315,7 @@ class ScatterMethod(SummingMethod):
                 f"expected exactly the tensors {wanted}: the loss is {self._settings.loss}",
             )
         items, width = self._items.shape
-        columns, rows = tensors["columns"], tensors["rows"]
+        columns, rows = self._loss.columns(update), tensors["rows"]
         _check_indices("bad-columns", columns, width)
         if len(columns) == 0:
             raise Refused("bad-columns", "an update must train at least one column")
@@ -334,7 +349,7 @@ class ScatterMethod(SummingMethod):
             tensors = update.tensors
             if update.round_id != self._round_id or tensors.keys() != self._loss.TENSORS:
                 return False
-            columns, rows = tensors["columns"], tensors["rows"]
+            columns, rows = self._loss.columns(update), tensors["rows"]
             if not (columns.dtype == rows.dtype == _INT64 and columns.ndim == rows.ndim == 1):
                 return False
             try:
@@ -403,8 +418,9 @@ class ScatterMethod(SummingMethod):
                 self._touches.note(rows)
             judged.append((update, rows, values, factor))
         if judged:
-            every = [update.tensors["columns"] for update, _, _, _ in judged]
+            every = [self._loss.columns(update) for update, _, _, _ in judged]
             np.add.at(self._drawn, np.concatenate(every), 1)
+            self._trained += sum(self._loss.trained(update) for update, _, _, _ in judged)
         self._participants += len(judged)
         return judged
 
@@ -422,7 +438,7 @@ class ScatterMethod(SummingMethod):
         # one dtype adds in place.
         flat = np.concatenate([rows for _, rows, _, _ in judged])[:, None] * width
         counts = [len(rows) for _, rows, _, _ in judged]
-        columns = [update.tensors["columns"] for update, _, _, _ in judged]
+        columns = [self._loss.columns(update) for update, _, _, _ in judged]
         flat = flat + np.repeat(columns, counts, axis=0)
         np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
 
@@ -440,7 +456,7 @@ class ScatterMethod(SummingMethod):
         judged = self._judged(sized)
         self._loss.absorb_held([(update, factor) for update, _, _, factor in judged], self._rule)
         if self._rule.holds:
-            each = [(rows, update.tensors["columns"], v) for update, rows, v, _ in judged]
+            each = [(rows, self._loss.columns(update), v) for update, rows, v, _ in judged]
             return touched_means(each, self._shape, self._rule)
         largest = max((float(np.abs(v).max()) for _, _, v, _ in judged if v.size), default=0.0)
         total = FixedPointSum(self._shape, largest)
@@ -449,7 +465,7 @@ class ScatterMethod(SummingMethod):
         return total.value
 
     def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` drawn a device,
+        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` trained a device,
         ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
         ``bounded_items`` with ``item_multiple``."""
         total = self._sum()
@@ -469,8 +485,11 @@ class ScatterMethod(SummingMethod):
                 metrics["bounded_items"] = float(self._touches.count)
             self._items = moved
             self._limits.settle()
+            if (width := self._loss.width()) > self._shape[1]:
+                self._items = self._of_width(width)
+                self._loss.widen(width)
             self._version += 1
-            metrics["columns_mean"] = float(self._drawn.sum()) / participants
+            metrics["columns_mean"] = self._trained / participants
         self._clear()
         return RoundSummary(self._round_id, self._version, participants, metrics)
 
@@ -496,13 +515,31 @@ class ScatterMethod(SummingMethod):
         self._version += 1
         self._clear()
 
+    def _of_width(self, width: int) -> Floats:
+        """The items, cut to so many columns, or with new ones behind them."""
+        items, had = self._shape
+        rng = np.random.default_rng([self._seed, had])
+        fresh = initial_items(items, max(0, width - had), self._spread, rng)
+        return np.concatenate([self._items[:, :width], fresh], axis=1)
+
+    def restored(self, state: State) -> Self:
+        """See :class:`~device_sdk.methods.state.Stateful`; the width is the state's."""
+        items, found = state.get("items"), copy.copy(self)
+        loss = self._settings.loss
+        if loss == "least-squares" and items is not None and items.ndim == 2 and items.shape[1]:
+            found._items = np.zeros((1, items.shape[1]), dtype=np.float32)
+        return super(ScatterMethod, found).restored(state)
+
     def _schema(self) -> Schema:
         width = self._shape[1]
         return {
             # The catalogue's length is the state's.
             "items": Entry(np.float32, ("items", width)),
             "drawn": Entry(np.int64, (width,), least=0),
-            "counters": counters("version", "round_id", "participants", "clipped", "adds_up"),
+            "seed": Entry(np.int64, least=0),
+            "counters": counters(
+                "version", "round_id", "participants", "clipped", "trained", "adds_up"
+            ),
         }
 
     def _parts_follow(self) -> None:
@@ -546,6 +583,7 @@ class ScatterMethod(SummingMethod):
             self._touches.begin()
         self._participants = 0
         self._clipped = 0
+        self._trained = 0
         self._bounds_follow()
 
 
@@ -613,10 +651,21 @@ class ScatterBinding(Binding[ScatterTable]):
     needs_catalogue = True
     artifacts = range(2)
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of least squares the one model: a device's vectors follow from the items alone."""
+        return STAGES if self.settings.loss == "bpr" else STAGES[:1]
+
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return ScatterMethod(self._new_items(items, rng), self.settings)
+        if artifacts and self.settings.loss == "least-squares":
+            raise ValueError(
+                "least squares is solved in closed form and trains no artifact: leave it out, or "
+                'set scatter.loss = "bpr"'
+            )
+        first = self._new_items(items, rng)
+        return ScatterMethod(first, self.settings, self.settings.spread, int(rng.integers(2**62)))
 
     def _new_items(self, items: int, rng: np.random.Generator) -> NDArray[np.float32]:
         return initial_items(items, self.settings.columns, self.settings.spread, rng)
@@ -625,19 +674,27 @@ class ScatterBinding(Binding[ScatterTable]):
         return len(_scatter(method).items)
 
     def grow(self, method: Method, items: int, rng: np.random.Generator) -> None:
-        _scatter(method).grow(self._new_items(items - self.items_of(method), rng))
+        one, chosen = _scatter(method), self.settings
+        fresh = items - len(one.items)
+        one.grow(initial_items(fresh, one.items.shape[1], chosen.spread, rng))
 
     def decode(self, body: bytes, round_id: int, items: int, sender: str = "") -> Update:
         """See :class:`~aggregator.methods.method.Binding`; limits must know who."""
-        return decode_scatter_update(body, round_id, items, self.settings.columns, sender)
+        return decode_scatter_update(body, round_id, items, self._width, sender)
 
     def decode_each(
         self, bodies: Sequence[tuple[bytes, str]], round_id: int, items: int
     ) -> list[Update | WireError]:
-        return decode_scatter_updates(bodies, round_id, items, self.settings.columns)
+        return decode_scatter_updates(bodies, round_id, items, self._width)
+
+    @property
+    def _width(self) -> int:
+        """Of every update; 0 where the model's may grow, and a check compares with it."""
+        return self.settings.columns if self.settings.loss == "bpr" else 0
 
     def width_of(self, update: Update) -> int:
-        return len(update.tensors["columns"])
+        tensors = update.tensors
+        return int(tensors["k"]) if "k" in tensors else len(tensors["columns"])
 
 
 def _scatter(method: Method) -> ScatterMethod:

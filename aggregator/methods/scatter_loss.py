@@ -47,6 +47,7 @@ class ScatterLoss(Additive):
     """One loss. ``TENSORS`` are its updates', ``MEASURES`` what limits have to know of an update
     beside its norm, lengths first."""
 
+    _shape: tuple[int, int]
     TENSORS: ClassVar[frozenset[str]]
     MEASURES: ClassVar[int] = 0
     FRESH = True
@@ -61,6 +62,14 @@ class ScatterLoss(Additive):
 
     def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
         """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
+
+    @abstractmethod
+    def columns(self, update: Update) -> Counts:
+        """The columns that an update's gradient is of, int64, rising; unchecked."""
+
+    def trained(self, update: Update) -> int:
+        """How many columns the device of a checked update trained, its k."""
+        return len(self.columns(update))
 
     @abstractmethod
     def squares(self, update: Update) -> float:
@@ -98,6 +107,14 @@ class ScatterLoss(Additive):
     def grow(self, items: int) -> None:
         """``items`` more rows, of which nothing is known."""
 
+    def width(self) -> int:
+        """How many columns the next version is to have, after a step. Here: as many as before."""
+        return self._shape[1]
+
+    def widen(self, columns: int) -> None:
+        """``columns`` in all, those behind the present ones new."""
+        raise NotImplementedError(f"{type(self).__name__} keeps its width")
+
 
 class BprLoss(ScatterLoss):
     """Bayesian personalised ranking: a server's optimizer descends along the mean gradient.
@@ -120,13 +137,16 @@ class BprLoss(ScatterLoss):
         *,
         by_column: bool,
     ) -> None:
-        self._training, self._by_column = training, by_column
+        self._shape, self._training, self._by_column = shape, training, by_column
         self._optimizer = ServerOptimizer(optimizer, shape)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         training = self._training
         rate = training.user_learning_rate * self._optimizer.factor
         return {"items": items}, replace(training, user_learning_rate=rate).as_scalars()
+
+    def columns(self, update: Update) -> Counts:
+        return update.tensors["columns"]
 
     def squares(self, update: Update) -> float:
         values = update.tensors["values"]
@@ -145,6 +165,7 @@ class BprLoss(ScatterLoss):
         return moved, {"gradient_norm": float(np.linalg.norm(gradient))}
 
     def grow(self, items: int) -> None:
+        self._shape = (self._shape[0] + items, self._shape[1])
         self._optimizer.grow(items)
 
 

@@ -19,7 +19,8 @@ from aggregator.task.file import Task
 from aggregator.task.warm_start import ITEM_IDS
 from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest, safetensors
 from device_sdk.artifact.standalone import standalone_onnx
-from device_sdk.methods.scatter.least_squares import SOLVE, LeastSquares, Likes
+from device_sdk.methods.scatter.contract import SOLVE
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.system.version import __version__
 
 Format = Literal["safetensors", "onnx"]

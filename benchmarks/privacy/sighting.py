@@ -66,8 +66,7 @@ def sight(update: Update, items: NDArray[np.float32], popularity: Floats, users:
             of the two signs is the liked ones'.
         users: how many share the device; 1 for the rank-1 decomposition.
     """
-    rows, columns = update.tensors["rows"], update.tensors["columns"]
-    values = _values(update.tensors).astype(np.float64)
+    rows, columns, values = _gradient(update.tensors)
     lines = _first_direction(values)[None] if users == 1 else _lines(values, users)
     if users == 1:
         liking = values @ lines.T
@@ -82,12 +81,12 @@ def sight(update: Update, items: NDArray[np.float32], popularity: Floats, users:
     return Sighting(rows, (liking / sizes).max(axis=1), score.max(axis=1))
 
 
-def _values(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """The gradient, [r, k], of either loss."""
+def _gradient(tensors: Mapping[str, NDArray[Any]]) -> tuple[Rows, Rows, Floats]:
+    """Of either loss: rows, columns, and what it is there, [r, k]."""
     if "factor" not in tensors:
-        return tensors["values"]
-    found: NDArray[np.float32] = tensors["pulls"] @ tensors["factor"]
-    return found
+        return tensors["rows"], tensors["columns"], tensors["values"].astype(np.float64)
+    values = tensors["pulls"].astype(np.float64) @ tensors["factor"]
+    return tensors["rows"], np.arange(values.shape[1]), values
 
 
 def _usual(liking: Floats) -> float:

@@ -35,7 +35,8 @@ class SolveWorkload:
 
     `items`, `users` and `interactions` are the sizes that the device trains with; users have as
     many interactions each, each with another item, drawn uniformly: the hardest case for the memory
-    caches. k of `width` columns are trained, of a float16 matrix as a broadcast brings it.
+    caches. k of `width` columns are trained, of a float16 matrix as a broadcast brings it; among
+    them all, as in each round, those are looked for that promise most.
     """
 
     def __init__(
@@ -47,17 +48,20 @@ class SolveWorkload:
         self._problem = LeastSquares.posed(matrix, unseen_weight=0.1, l2=0.01)
         shares = np.diff(np.linspace(0, interactions, users + 1).round().astype(np.int64))
         self._rows = [rng.choice(items, size=int(share), replace=False) for share in shares]
+        self._vectors = np.resize(drawn, (users, width))
         self._likes: list[Likes] = []
-        self._columns = np.arange(1)
+        self._k = 1
 
     def prepare(self, k: int, share: float = 1.0) -> None:
-        """Take the first `k` columns, and a `share` of the users' items."""
-        self._columns = np.arange(k)
+        """Train `k` columns, and a `share` of the users' items."""
+        self._k = k
         self._likes = [Likes.of(np.sort(rows)) for rows in share_of(self._rows, share)]
 
     def run(self) -> None:
         """Solve, and make the update."""
-        self._problem.update(self._likes, self._columns)
+        before = self._vectors[: len(self._likes)]
+        vectors = self._problem.improved(self._likes, before, self._k)
+        self._problem.update(self._likes, vectors, self._k)
 
 
 def share_of(rows: Sequence[Rows], share: float) -> tuple[Rows, ...]:

@@ -110,7 +110,7 @@ def test_rows_are_as_they_say() -> None:
     made = {row.name: row.experiment("ml-1m", "validation", 3) for row in ROWS}
     assert len({one.key for one in made.values()}) == len(ROWS)
     # Untouched: whatever a row is about, the method's settings are a task's defaults.
-    for name in (BASELINE, "unequal", "a fifth a round", "K = 256"):
+    for name in (BASELINE, "unequal", "a fifth a round"):
         assert made[name].settings == ScatterSettings() and made[name].epochs == 10
     assert made["unequal"].classes == CLASSES
     assert made["a fifth a round"].cohort == 1208

@@ -30,7 +30,6 @@ from device_sdk.wire.publish.task_messages import UPDATE_CODECS
 
 LossName = Literal["least-squares", "bpr"]
 Scores = Literal["residual", "columns"]
-Assignment = Literal["nested", "dealt"]
 _LOSS = "loss"
 
 
@@ -56,18 +55,9 @@ class LossTraining(TrainingSettings):
 
 @dataclass(frozen=True, slots=True)
 class LeastSquaresTraining(LossTraining):
-    """How every device trains in a round of implicit least squares.
-
-    Attributes:
-        assignment: ``nested``: a device of k_i columns trains the first k_i; ``dealt``: others each
-            round, from a shuffled deck.
-
-    Raises ValueError, naming the setting, for a value outside its range.
-    """
+    """How every device trains in a round of implicit least squares: what its model says is all."""
 
     LOSS = "least-squares"
-
-    assignment: Assignment = "nested"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +88,11 @@ class BprTraining(LossTraining):
     most_triples: Annotated[int, Within(0)] = 0
 
 
+GRAM, SOLVE = "gram", "solve"
+"""A least-squares broadcast's tensors beside ``items``: V'V / |I|, float16 [K, K] (the mean stays
+in float16's range), and a0 and lambda, float16 [2]. As float16 they travel as they are."""
+
+
 def loss_of(settings: Mapping[str, Scalar]) -> str:
     """The loss that a broadcast's settings name; "" where they name none."""
     return str(settings.get(_LOSS, ""))
@@ -106,12 +101,13 @@ def loss_of(settings: Mapping[str, Scalar]) -> str:
 # A scatter update, between the learner's named arrays and the bytes of an update's body.
 #
 # Of BPR: ``columns`` int64 [k], ``rows`` int64 [r] and ``values`` float32 [r, k], the gradient. Of
-# least squares, whose gradient and Gram matrix are products of the same factor: ``pulls`` float32
-# [r, f] and ``factor`` float32 [f, k] in the place of values, ``counts`` int64 [r], by row the
-# local users that have the item, and ``users`` int64 [], those that have any.
+# least squares, whose gradient [r, K] and Gram matrix [K, K] are products of the same factor:
+# ``rows``, ``pulls`` float32 [r, f] and ``factor`` float32 [f, K]; ``counts`` int64 [r], by row the
+# local users that have the item; ``users`` int64 [], those that have any; and ``k`` int64 [], the
+# columns that the device trained.
 
 BPR_TENSORS = frozenset(("columns", "rows", "values"))
-LEAST_SQUARES_TENSORS = frozenset(("columns", "rows", "pulls", "factor", "counts", "users"))
+LEAST_SQUARES_TENSORS = frozenset(("rows", "pulls", "factor", "counts", "users", "k"))
 
 
 def encode_scatter_update(
@@ -125,8 +121,8 @@ def encode_scatter_update(
     tensors, codec = update.tensors, UPDATE_CODECS[update_codec]
     if "factor" in tensors:
         factored = FactoredRows(
-            tensors["columns"], tensors["rows"], tensors["pulls"], tensors["factor"],
-            tensors["counts"], int(tensors["users"]), width,
+            tensors["rows"], tensors["pulls"], tensors["factor"], tensors["counts"],
+            int(tensors["users"]), int(tensors["k"]), width,
         )  # fmt: skip
         return encode_factored(factored, codec, rng)
     sparse = SparseRows(tensors["columns"], tensors["rows"], tensors["values"], width)
@@ -136,8 +132,8 @@ def encode_scatter_update(
 def decode_scatter_update(
     body: bytes, round_id: int, items: int, width: int, sender: str = ""
 ) -> Update:
-    """The update in ``body`` of ``sender`` for an item matrix [items, width]. Raises
-    ``WireError``."""
+    """The update in ``body`` of ``sender`` for an item matrix [items, width]. A ``width`` of 0
+    stands for the one that the body of a least-squares update names. Raises ``WireError``."""
     if is_factored(body):
         return _factored(decode_factored(body, items=items, width=width), round_id, sender)
     return _sparse(decode_sparse(body, items=items, width=width), round_id, sender)
@@ -159,8 +155,10 @@ def decode_scatter_updates(
             found[place] = error
     read = decode_sparse_each([bodies[place][0] for place in places], items=items, width=width)
     for place, each in zip(places, read, strict=True):
-        is_bad = isinstance(each, WireError)
-        found[place] = each if is_bad else _sparse(each, round_id, bodies[place][1])
+        if isinstance(each, WireError):
+            found[place] = each
+        else:
+            found[place] = _sparse(each, round_id, bodies[place][1])
     return [each for each in found if each is not None]
 
 
@@ -175,11 +173,11 @@ def _sparse(sparse: SparseRows, round_id: int, sender: str) -> Update:
 
 def _factored(found: FactoredRows, round_id: int, sender: str) -> Update:
     tensors: dict[str, NDArray[Any]] = {
-        "columns": found.columns,
         "rows": found.rows,
         "pulls": found.pulls,
         "factor": found.factor,
         "counts": found.counts,
         "users": np.asarray(found.users, dtype=np.int64),
+        "k": np.asarray(found.k, dtype=np.int64),
     }
     return Update(round_id=round_id, tensors=tensors, sender=sender)

@@ -121,8 +121,7 @@ class ScatterLearner(Learner):
 
     @property
     def users(self) -> Floats:
-        """What is kept of U, float32 [users, K]: a copy. Empty before the first round, and where
-        the loss is least squares, whose vectors follow from the items."""
+        """U as training left it, float32 [users, K]: a copy. Empty before the first round."""
         return self._users.copy()
 
     def vectors(self, broadcast: Broadcast) -> Floats:
@@ -195,12 +194,9 @@ class ScatterLearner(Learner):
         users = self._grown_users(len(positives), items.shape[1], training.user_spread)
         pool, source = self._triples.of(positives, len(items), self._pool, self._rng)
         triples = source.draw(training.most_triples, self._rng)
-        columns, deck = self._dealt(items.shape[1])
+        deck = self._deck if items.shape[1] == self._users.shape[1] else self._deck[:0]
+        columns, deck = deal_columns(deck, items.shape[1], self.columns, self._rng)
         return Drawn(users, columns, triples, pool, deck)
-
-    def _dealt(self, width: int) -> tuple[Columns, Columns]:
-        deck = self._deck if width == self._users.shape[1] else self._deck[:0]
-        return deal_columns(deck, width, self.columns, self._rng)
 
     def _keep(self, round_id: int, drawn: Drawn, moved: Moved) -> Update:
         """Commit to a round's outcome."""
@@ -216,20 +212,18 @@ class ScatterLearner(Learner):
     ) -> Sequence[Update | LearnerError]:
         found: list[Update | LearnerError] = []
         try:
-            training = LeastSquaresTraining.from_scalars(broadcast.settings, LearnerError)
+            LeastSquaresTraining.from_scalars(broadcast.settings, LearnerError)
             problem = LeastSquares.of(broadcast.tensors)
         except LearnerError as error:
             return [error] * len(learners)
         for learner in learners:
             try:
-                found.append(learner._solved(problem, training, broadcast.round_id))
+                found.append(learner._solved(problem, broadcast.round_id))
             except LearnerError as error:
                 found.append(error)
         return found
 
-    def _solved(
-        self, problem: LeastSquares, training: LeastSquaresTraining, round_id: int
-    ) -> Update:
+    def _solved(self, problem: LeastSquares, round_id: int) -> Update:
         """A round of least squares. Raises LearnerError."""
         positives, (items, width) = self._interactions.positives(), problem.items.shape
         pool, parts = self._triples.pseudo_items(positives, items, self._pool, self._rng)
@@ -237,11 +231,10 @@ class ScatterLearner(Learner):
         likes = [
             Likes.of(own, pseudo, weight) for own, pseudo in zip(positives, parts, strict=True)
         ]
-        columns, deck = np.arange(min(self.columns, width)), self._deck[:0]
-        if training.assignment == "dealt":
-            columns, deck = self._dealt(width)
-        tensors = problem.update(likes, columns)
-        self._users, self._pool, self._deck = np.empty((0, width), np.float32), pool, deck
+        k = min(self.columns, width)
+        vectors = problem.improved(likes, self._grown_users(len(likes), width, 0.0), k)
+        tensors = problem.update(likes, vectors, k)
+        self._users, self._pool, self._deck = vectors, pool, self._deck[:0]
         return Update(round_id, tensors)
 
     def recommend(self, items: NDArray[Any], user: int, count: int) -> list[tuple[int, float]]:
@@ -287,5 +280,7 @@ class ScatterLearner(Learner):
         known = self._users if self._users.shape[1] == width else np.empty((0, width), np.float32)
         if len(known) >= max(count, 1):
             return known
+        if not spread:
+            return np.concatenate([known, np.zeros((count - len(known), width), np.float32)])
         fresh = self._rng.standard_normal((count - len(known), width), dtype=np.float32)
         return np.concatenate([known, np.float32(spread) * fresh])

@@ -3,11 +3,13 @@
 With V the items, L a user's and |I| all of them, a user's loss is
 
     sum over L of (1 - u.v)^2 + a0 sum over all items of (u.v)^2
-        + lambda (|L| + a0 |I|) |u|^2,
+        + lambda (|L| + a0 |I|) |u|^2
 
 (Hu, Koren and Volinsky 2008, eq. 3; the frequency-scaled norm of Rendle et al. 2022, "Revisiting
-the performance of iALS on item recommendation benchmarks", section 3.3), whose minimum in u costs
-k^2 |L| + k^3. The Gram matrix V'V stands for all unseen items, none of which is drawn.
+the performance of iALS on item recommendation benchmarks", section 3.3). The Gram matrix V'V stands
+for all unseen items, none of which is drawn. A device of k_i columns minimises over the k_i of u
+that promise most, the others held as earlier rounds left them (subspace optimisation: Rendle et al.
+2021, "iALS++"): k^2 |L| + k^3, beside K |L| for the scores. With all K columns that is the minimum.
 """
 
 from __future__ import annotations
@@ -20,14 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.scatter.contract import GRAM, SOLVE
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.publish.report import Reason
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
-GRAM, SOLVE = "gram", "solve"
-"""A broadcast's tensors beside ``items``: V'V / |I|, float16 [K, K] (the mean stays in float16's
-range), and a0 and lambda, float16 [2]. As float16 they travel as they are in every codec."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,39 +79,53 @@ class LeastSquares:
         wide = items.astype(np.float64)
         return cls(items, wide.T @ wide / len(items), unseen_weight, l2)
 
-    def vectors(self, users: Sequence[Likes], columns: Rows | None = None) -> Floats:
-        """The users' vectors, float32 [users, k], on ``columns`` int64 [k] alone; None: on all K.
+    def vectors(self, users: Sequence[Likes]) -> Floats:
+        """The users' best vectors, float32 [users, K]; zeros for one without items.
 
-        A user without items is zero. Raises LearnerError where an item is not finite, or the
-        system has no solution.
+        Raises LearnerError where an item is not finite, or there is no minimum.
         """
-        gram = self.gram if columns is None else self.gram[np.ix_(columns, columns)]
-        a0, l2, everything = self.unseen_weight, self.l2, len(self.items)
-        shared = a0 * everything * gram
-        found = np.zeros((len(users), len(gram)), dtype=np.float32)
-        diagonal = np.arange(len(gram))
+        width = self.items.shape[1]
+        nothing = np.zeros((len(users), width), dtype=np.float32)
+        return self.improved(users, nothing, width)
+
+    def improved(self, users: Sequence[Likes], vectors: Floats, k: int) -> Floats:
+        """``vectors`` [users, K] with the best values of k columns each, those in which one step
+        alone would lower the user's loss most. Raises LearnerError as :meth:`vectors` does."""
+        found = vectors.copy()
         for place, likes in enumerate(users):
-            if not len(likes.rows):
-                continue
-            own = self._own(likes.rows, columns)
-            weighted = own * likes.weights[:, None]
-            system = shared + own.T @ weighted
-            system[diagonal, diagonal] += l2 * (float(likes.weights.sum()) + a0 * everything)
-            try:
-                found[place] = np.linalg.solve(system, weighted.sum(axis=0, dtype=np.float64))
-            except np.linalg.LinAlgError:
-                raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
+            if len(likes.rows):
+                found[place] += self._improvement(likes, vectors[place], k)
         if not np.isfinite(found).all():
             raise LearnerError(_UNSOLVED, Reason.NOT_FINITE)
         return found
 
-    def update(self, users: Sequence[Likes], columns: Rows) -> dict[str, NDArray[Any]]:
-        """What the device hands in of ``users`` on ``columns``: the tensors of an update; see
-        ``contract.py``. Raises LearnerError as :meth:`vectors` does."""
-        users = [likes for likes in users if len(likes.rows)]
+    def _improvement(self, likes: Likes, vector: Floats, k: int) -> Floats:
+        own, weights = self._own(likes.rows), likes.weights[:, None]
+        unseen = self.unseen_weight * len(self.items)
+        norm = self.l2 * (float(likes.weights.sum()) + unseen)
+        slope = own.T @ (likes.weights * (1 - own @ vector)).astype(np.float64)
+        slope -= unseen * (self.gram @ vector) + norm * vector
+        columns = np.arange(len(vector))
+        if k < len(vector):
+            curvature = unseen * np.diagonal(self.gram) + np.square(own).T @ likes.weights + norm
+            columns = np.sort(np.argpartition(slope**2 / curvature, -k)[-k:])
+            own = own[:, columns]
+        system = unseen * self.gram[np.ix_(columns, columns)] + own.T @ (weights * own)
+        system[np.diag_indices(len(columns))] += norm
+        change = np.zeros(len(vector), dtype=np.float32)
+        try:
+            change[columns] = np.linalg.solve(system, slope[columns])
+        except np.linalg.LinAlgError:
+            raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
+        return change
+
+    def update(self, users: Sequence[Likes], vectors: Floats, k: int) -> dict[str, NDArray[Any]]:
+        """What a device hands in of its users and their ``vectors`` [users, K], of which it trained
+        k columns: the tensors of an update; see ``contract.py``. Raises LearnerError."""
+        some = [place for place, likes in enumerate(users) if len(likes.rows)]
+        users, vectors = [users[place] for place in some], vectors[some]
         if len(users) > MOST_USERS:
             raise LearnerError(f"{len(users)} users on one device; {MOST_USERS} fit")
-        vectors = self.vectors(users, columns)
         named = [np.empty(0, dtype=np.int64), *(likes.rows for likes in users)]
         rows, counts = np.unique(np.concatenate(named), return_counts=True)
         turned, factor = np.ones((1, 1), dtype=np.float32), vectors
@@ -122,20 +136,19 @@ class LeastSquares:
             turned, factor = turned * signs, factor * signs[:, None]
         pulls = np.zeros((len(rows), len(factor)), dtype=np.float32)
         for place, likes in enumerate(users):
-            residuals = likes.weights * (self._own(likes.rows, columns) @ vectors[place] - 1)
+            residuals = likes.weights * (self._own(likes.rows) @ vectors[place] - 1)
             pulls[rows.searchsorted(likes.rows)] += residuals[:, None] * turned[place]
         return {
-            "columns": columns,
             "rows": rows,
             "pulls": pulls,
             "factor": factor,
             "counts": counts.astype(np.int64, copy=False),
             "users": np.asarray(len(users), dtype=np.int64),
+            "k": np.asarray(k, dtype=np.int64),
         }
 
-    def _own(self, rows: Rows, columns: Rows | None) -> Floats:
-        own = self.items[rows] if columns is None else self.items[np.ix_(rows, columns)]
-        own = own.astype(np.float32, copy=False)
+    def _own(self, rows: Rows) -> Floats:
+        own = self.items[rows].astype(np.float32, copy=False)
         if not np.isfinite(own).all():
             raise LearnerError("the broadcast's 'items' hold values that are not finite")
         return own

@@ -1,15 +1,14 @@
 """The body of a least-squares update: a gradient and a Gram matrix, by what both are products of.
 
-A device's users hand in the sum of their gradients, [rows, columns], and of their outer products,
-[columns, columns]. With U its users' vectors, R their residuals and U = Q F (Q orthonormal, F
-upper triangular, its diagonal not negative), these are (R Q) F and F' F: so ``pulls`` R Q and
-``factor`` F say what the two sums say, and nothing else. A Gram matrix that is not symmetric, or
-not positive, cannot be written down. Of one user F is its vector, and an update some 500 bytes.
+A device's users hand in the sum of their gradients, [rows, K], and of their outer products, [K, K].
+With U its users' vectors, R their residuals and U = Q F (Q orthonormal, F upper triangular, its
+diagonal not negative), these are (R Q) F and F' F: so ``pulls`` R Q and ``factor`` F say what the
+two sums say, and nothing else. A Gram matrix that is not symmetric, or not positive, cannot be
+written down. Of one user F is its vector, and an update some 400 bytes.
 
-Little-endian: ``16 + value format 1 | K 2 | users, LEB128 | height f of the factor, LEB128 | row
-count, LEB128 | bitset of columns, ceil(K / 8) | row ids | counts, LEB128 each, where there are two
-users or more | pulls, f rows of [row count] | factor, f rows of [columns]``. Pulls travel in the
-value format as rows do (``sparse.py``), the factor in float16, or float32 where they do.
+Little-endian: ``16 + value format 1 | K 2 | k, users, height f of the factor, row count: LEB128
+each | row ids | counts, LEB128 each, where there are two users or more | pulls, f rows of [row
+count] | factor, f rows of [K]``. Row ids and values travel as in ``sparse.py``.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ from numpy.typing import NDArray
 from device_sdk.wire.arrays.sparse import (
     MAX_WIDTH,
     ValueFormat,
-    decode_columns,
     decode_ids,
     decode_number,
     decode_numbers,
     decode_values,
-    encode_columns,
     encode_ids,
     encode_number,
     encode_numbers,
@@ -45,19 +42,19 @@ _FORMATS = {_FIRST + int(each): each for each in ValueFormat}
 
 
 class FactoredRows(NamedTuple):
-    """``pulls @ factor`` are rows and columns of a matrix of width ``width``.
+    """``pulls @ factor`` are rows of a matrix of width ``width``.
 
-    ``columns`` int64 [k] strictly increasing below ``width``, at least one; ``rows`` int64 [r]
-    strictly increasing; ``pulls`` float32 [r, f]; ``factor`` float32 [f, k]; ``counts`` int64 [r],
-    from 1 to ``users``; f is at most ``users`` and at most k.
+    ``rows`` int64 [r] strictly increasing; ``pulls`` float32 [r, f]; ``factor`` float32 [f, width],
+    f at most ``users`` and at most ``width``; ``counts`` int64 [r], from 1 to ``users``; ``k``, 1
+    to ``width``: how many columns were trained.
     """
 
-    columns: NDArray[np.int64]
     rows: NDArray[np.int64]
     pulls: NDArray[np.float32]
     factor: NDArray[np.float32]
     counts: NDArray[np.int64]
     users: int
+    k: int
     width: int
 
 
@@ -74,35 +71,34 @@ def encode_factored(
     Raises ValueError for arrays that do not fit each other, ids out of order, and values that are
     not finite or that the format cannot carry.
     """
-    height, rows, columns = len(update.factor), len(update.rows), len(update.columns)
-    if not 1 <= update.width <= MAX_WIDTH:
-        raise ValueError(f"width is {update.width}; expected 1 to {MAX_WIDTH}")
-    if not 0 <= update.users <= MOST_USERS or height > min(update.users, columns):
+    height, rows, width = len(update.factor), len(update.rows), update.width
+    if not 1 <= update.k <= width <= MAX_WIDTH:
+        raise ValueError(f"k {update.k} of width {width}; expected 1 to width, at most {MAX_WIDTH}")
+    if not 0 <= update.users <= MOST_USERS or height > min(update.users, width):
         raise ValueError(f"{update.users} users and a factor of {height} rows do not go together")
-    for name, shape in (("pulls", (rows, height)), ("factor", (height, columns))):
+    for name, shape in (("pulls", (rows, height)), ("factor", (height, width))):
         found = getattr(update, name)
         if found.dtype != np.float32 or found.shape != shape:
             raise ValueError(f"{name} are {found.dtype} {found.shape}; expected float32 {shape}")
     counts = update.counts
     if counts.shape != (rows,) or (rows and not 1 <= counts.min() <= counts.max() <= update.users):
         raise ValueError(f"counts are expected to be [{rows}], from 1 to {update.users} users")
-    parts = [
-        _HEAD.pack(_FIRST + value_format, update.width),
-        encode_number(update.users),
-        encode_number(height),
-        encode_number(rows),
-        encode_columns(update.columns, update.width),
-        encode_ids(update.rows),
-    ]
-    if update.users > 1:
-        parts.append(encode_numbers(counts))
-    parts.append(encode_values(np.ascontiguousarray(update.pulls.T), value_format, rng))
-    parts.append(encode_values(update.factor, _of_factor(value_format), rng))
-    return b"".join(parts)
+    heads = (update.k, update.users, height, rows)
+    return b"".join(
+        (
+            _HEAD.pack(_FIRST + value_format, width),
+            *(encode_number(each) for each in heads),
+            encode_ids(update.rows),
+            encode_numbers(counts) if update.users > 1 else b"",
+            encode_values(np.ascontiguousarray(update.pulls.T), value_format, rng),
+            encode_values(update.factor, value_format, rng),
+        )
+    )
 
 
 def decode_factored(data: bytes, *, items: int, width: int) -> FactoredRows:
-    """The update in ``data``, for a matrix of ``items`` rows and ``width`` columns.
+    """The update in ``data``, for a matrix of ``items`` rows and ``width`` columns; 0: of as many
+    as it names.
 
     Memory is at most a small multiple of ``len(data)``. Raises ``WireError``: ``truncated``,
     ``bad-format``, ``bad-columns``, ``bad-rows``, ``bad-users``, ``bad-values``, ``bad-length``.
@@ -113,13 +109,17 @@ def decode_factored(data: bytes, *, items: int, width: int) -> FactoredRows:
     value_format = _FORMATS.get(code)
     if value_format is None:
         raise WireError("bad-format", f"value format {code} is unknown")
-    if announced != width:
+    width = width or announced
+    if announced != width or not 1 <= width <= MAX_WIDTH:
         raise WireError("bad-columns", f"the update is of width {announced}, expected {width}")
-    users, offset = decode_number(data, _HEAD.size)
-    height, offset = decode_number(data, offset)
-    count, offset = decode_number(data, offset)
-    columns, offset = decode_columns(data, offset, width)
-    if users > MOST_USERS or height > min(users, len(columns)):
+    heads, offset = [], _HEAD.size
+    for _ in range(4):
+        number, offset = decode_number(data, offset)
+        heads.append(number)
+    k, users, height, count = heads
+    if not 1 <= k <= width:
+        raise WireError("bad-columns", f"{k} columns were trained; expected 1 to {width}")
+    if users > MOST_USERS or height > min(users, width):
         raise WireError("bad-users", "the users and the factor's height do not go together")
     rows, offset = decode_ids(data, offset, count, items)
     if users > 1:
@@ -130,9 +130,5 @@ def decode_factored(data: bytes, *, items: int, width: int) -> FactoredRows:
         raise WireError("bad-users", "a row's count is expected to be from 1 to the users")
     split = offset + value_bytes((height, count), value_format)
     pulls = decode_values(data[:split], offset, (height, count), value_format)
-    factor = decode_values(data, split, (height, len(columns)), _of_factor(value_format))
-    return FactoredRows(columns, rows, np.ascontiguousarray(pulls.T), factor, counts, users, width)
-
-
-def _of_factor(value_format: ValueFormat) -> ValueFormat:
-    return ValueFormat.FLOAT32 if value_format is ValueFormat.FLOAT32 else ValueFormat.FLOAT16
+    factor = decode_values(data, split, (height, width), value_format)
+    return FactoredRows(rows, np.ascontiguousarray(pulls.T), factor, counts, users, k, width)

@@ -30,9 +30,9 @@ def test_the_work_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     own = LeastSquares.update
 
-    def watched(self: LeastSquares, users: object, columns: np.ndarray) -> object:
-        found = own(self, users, columns)  # type: ignore[arg-type]
-        seen.append((found["factor"].shape, int(found["counts"].sum()), int(found["users"])))
+    def watched(self: LeastSquares, users: object, vectors: np.ndarray, k: int) -> object:
+        found = own(self, users, vectors, k)  # type: ignore[arg-type]
+        seen.append((int(found["k"]), int(found["counts"].sum()), int(found["users"])))
         return found
 
     monkeypatch.setattr(LeastSquares, "update", watched)
@@ -41,7 +41,7 @@ def test_the_work_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for k, share in ((1, 0.1), (5, 1.0), (8, 1.0)):
         work.prepare(k, share)
         work.run()
-    assert seen == [((1, 1), 10, 1), ((3, 5), 100, 3), ((3, 8), 100, 3)]
+    assert seen == [(1, 10, 1), (5, 100, 3), (8, 100, 3)]
 
 
 def test_a_run_that_may_outlast_the_box_by_its_cube_is_not_begun() -> None:

@@ -76,6 +76,12 @@ class LeastSquares:
         unseen_weight, l2 = solve.tolist()
         return cls(items, _sound_gram(gram.astype(np.float64)), unseen_weight, l2)
 
+    @classmethod
+    def posed(cls, items: NDArray[Any], unseen_weight: float, l2: float) -> Self:
+        """With the Gram matrix that the items have."""
+        wide = items.astype(np.float64)
+        return cls(items, (wide.T @ wide / len(items)).astype(np.float32), unseen_weight, l2)
+
     def vectors(self, users: Sequence[Likes]) -> Floats:
         """The users' best vectors, float32 [users, K]; zeros for one without items.
 

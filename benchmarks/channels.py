@@ -101,7 +101,7 @@ class ScatterChannel(DirectChannel):
         self._codec = codec
         self._broadcast_codec = broadcast_codec
         self._rng = rng
-        keys, self._broadcast_rng, self._shown_rng = rng.spawn(3)
+        keys, self._broadcast_rng = rng.spawn(2)
         self._line = SealedLine(keys)
         self._shape = (0, 0)
         self._updates = 0
@@ -120,15 +120,6 @@ class ScatterChannel(DirectChannel):
 
     def _with_items(self, broadcast: Broadcast, items: NDArray[Any]) -> Broadcast:
         return replace(broadcast, tensors={**broadcast.tensors, "items": items})
-
-    def recommended_with(self, items: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The matrix [items, K] that devices recommend with: as it arrives.
-
-        As it is where it arrives in float16: that rounding is far below what training leaves open.
-        """
-        if self._codec == "direct" or self._broadcast_codec == "float16":
-            return items
-        return self._coded(items, self._shown_rng)
 
     def up(self, update: Update) -> Update:
         """What the aggregator decodes."""

@@ -313,9 +313,9 @@ class GuardedMethod(Method):
             return None if found is None else _arrays(found)
 
     @property
-    def following(self) -> frozenset[str]:
-        with _calling("following"):
-            return _a(frozenset, self.unguarded.following)
+    def derived(self) -> frozenset[str]:
+        with _calling("derived"):
+            return _a(frozenset, self.unguarded.derived)
 
     def open_round(self, round_id: int) -> Broadcast:
         with _calling("open_round"):

@@ -62,6 +62,8 @@ _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
 _LENGTH, _USERS = 0, 1
 _LITTLE = 1e-12
+_ENOUGH = 4
+"""Users a column that a mean of outer products takes."""
 _FULL = 0.4
 """Of the width: an effective dimension above it gains from more: ``docs/methods/scatter.md``
 says how that was found."""
@@ -326,7 +328,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._senders.settle()
         common, (a0, l2) = self._common, self._weights()
         kept = 0.5 ** (people / self._users)
-        mean = self._mean_outer(kept)
+        mean = self._mean_outer(people)
         # By item the mean of e u over those of its users who were heard.
         pull = found.gradient / np.maximum(named, _LITTLE)[:, None]
         wide = items.astype(np.float64)
@@ -337,6 +339,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._dimension = len(mean) - l2 * float(np.trace(np.linalg.inv(system)))
         self._heard = kept * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
+        share[self._seen == 0] = 0.5  # nobody has it: it goes towards zero
         moved = (wide - share[:, None] * step).astype(np.float32)
         return moved, {
             "gradient_norm": float(np.linalg.norm(gradient)),
@@ -379,14 +382,16 @@ class LeastSquaresLoss(ScatterLoss):
     def _usual_length(self) -> float:
         return math.sqrt(self._shape[1])
 
-    def _mean_outer(self, kept: float) -> Doubles:
-        """M: the mean of u u' over the users who were heard lately."""
+    def _mean_outer(self, people: float) -> Doubles:
+        """M: the mean of u u' over the users of this round and, where they are few for K columns,
+        of those before."""
         total = self._robust
         if total is None:
             assert self._gram is not None
             total = self._gram.value
+        kept = max(0.0, 1 - people / (_ENOUGH * len(total)))
         self._outer = kept * self._outer + total
-        self._outer_heard = kept * self._outer_heard + self._people / _UNIT
+        self._outer_heard = kept * self._outer_heard + people
         mean = self._outer / max(self._outer_heard, _LITTLE)
         # Of robust means, which go by cells, the sum need not be one of squares.
         values, vectors = np.linalg.eigh((mean + mean.T) / 2)

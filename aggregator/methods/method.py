@@ -229,9 +229,9 @@ class Method(ABC):
         return None
 
     @property
-    def following(self) -> frozenset[str]:
-        """Names among ``model_arrays`` of what follows from the rounds, for those who read a
-        version: a model that is begun with may hold them, and they are not taken. Here: none."""
+    def derived(self) -> frozenset[str]:
+        """Names among :attr:`model_arrays` of what says how the others are used, and is not begun
+        with. Here: none."""
         return frozenset()
 
     def begin_with(self, model: Arrays) -> None:

@@ -267,9 +267,9 @@ class ScatterMethod(SummingMethod):
         return {"items": self.items, **self._loss.model()}
 
     @property
-    def following(self) -> frozenset[str]:
-        """Of least squares ``solve``."""
-        return frozenset(self._loss.model())
+    def derived(self) -> frozenset[str]:
+        """See :class:`~aggregator.methods.method.Method`."""
+        return frozenset((SOLVE,))
 
     def begin_with(self, model: Arrays) -> None:
         """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
@@ -282,7 +282,7 @@ class ScatterMethod(SummingMethod):
         width = self._shape[1]
         if self._settings.loss == "least-squares" and given is not None and given.ndim == 2:
             width = given.shape[1]  # a version's own: it may have been another one then
-        found = fitted({"items": (rows, width)}, model, {SOLVE})["items"]
+        found = fitted({"items": (rows, width)}, model, self.derived)["items"]
         self._items = self._of_width(width)
         self._items = np.concatenate([found, self._items[rows:]])
         before, self._loss = self._loss, self._new_loss()

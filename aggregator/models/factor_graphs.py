@@ -1,6 +1,9 @@
 """Item factors as plain ONNX graphs: one that scores, one that finds a new user's vector.
 
-A device of a scatter task moves its user's vector u, round by round, along the gradient of
+Of a least-squares model that is what a device solves for its users, a positive definite system of K
+equations (``device_sdk/methods/scatter/least_squares.py``).
+
+Of BPR a device moves its user's vector u, round by round, along the gradient of
 
     sum over liked p and a random unliked n of softplus(-u.(p - n)) + user_l2 / 2 |u|^2
 
@@ -8,8 +11,10 @@ A device of a scatter task moves its user's vector u, round by round, along the 
 all such pairs, which is strictly convex in u: the graph finds it by Newton's method, with no draw.
 The step is log(1 + r) / r, r the largest change of a pair's score that a whole step would make: it
 descends from anywhere, since the third derivative of softplus is bounded by the second (Bach 2010,
-Self-concordant analysis for logistic regression). Each linear system is solved by Gauss-Jordan
-elimination, which needs no pivots where the matrix is positive definite.
+Self-concordant analysis for logistic regression).
+
+Linear systems are solved by Gauss-Jordan elimination, which needs no pivots where the matrix is
+positive definite.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact import onnx_writer as write
+from device_sdk.methods.scatter.least_squares import LeastSquares
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -30,10 +36,10 @@ _ENOUGH = 1e-10
 LEAST_L2 = 1e-6
 """Without any, a vector that separates liked from unliked items would grow without end."""
 
-# In NumPy, to hold the graph against.
+# BPR's in NumPy, to hold the graph against.
 
 
-def fold_in(items: Floats, liked: NDArray[np.int64], user_l2: float) -> Doubles:
+def newton(items: Floats, liked: NDArray[np.int64], user_l2: float) -> Doubles:
     """The vector of a user who likes these rows of ``items`` [N, K]; zeros where there are none."""
     vectors = items.astype(np.float64)
     rows = np.unique(liked)
@@ -120,10 +126,41 @@ def score_graph(items: Floats, metadata: Mapping[str, str], producer: tuple[str,
     return _model(graph, metadata, producer)
 
 
-def fold_in_graph(
+def solve_graph(
+    problem: LeastSquares, metadata: Mapping[str, str], producer: tuple[str, str]
+) -> bytes:
+    """A new user's vector from the items that they like, of a least-squares model:
+    :meth:`LeastSquares.vectors` as a graph.
+
+    In: ``liked`` int64 [liked], rows. Out: ``user`` float32 [1, K], as :func:`score_graph` takes
+    it. Time grows with the number of liked items times K^2, and with K^3.
+    """
+    everything, width = problem.items.shape
+    unseen = problem.unseen_weight * everything
+    body = _Body()
+    body.constants["items"] = write.tensor("items", problem.items.astype(np.float32))
+    body.constant("unseen", unseen * problem.gram, "float64")
+    body.constant("unseen_items", unseen, "float64")
+    body.constant("l2", problem.l2, "float64")
+    _solver_constants(body, width)
+
+    body.nodes.append(write.node("Unique", ["liked"], ["rows"], sorted=1))
+    own = body("Cast", body("Gather", "items", "rows"), to=11)
+    across = body("Transpose", own)
+    number = body("Cast", body("Shape", "rows"), to=11)
+    norm = body("Mul", "l2", body("Add", number, "unseen_items"))
+    system = body("Add", "unseen", body("MatMul", across, own))
+    system = body("Add", system, body("Mul", norm, "unit"))
+    pull = body("ReduceSum", across, "along_columns", keepdims=1)
+    user = body("Transpose", _solved(body, system, pull, width))
+    body("Cast", user, out="user", to=1)
+    return _fold_in(body, width, metadata, producer)
+
+
+def newton_graph(
     items: Floats, user_l2: float, metadata: Mapping[str, str], producer: tuple[str, str]
 ) -> bytes:
-    """A new user's vector from the items that they like; :func:`fold_in` as a graph.
+    """A new user's vector from the items that they like, of BPR's: :func:`newton` as a graph.
 
     In: ``liked`` int64 [liked], rows. Out: ``user`` float32 [1, K], as :func:`score_graph` takes
     it. Time and memory grow with the number of liked items times that of all items.
@@ -135,12 +172,8 @@ def fold_in_graph(
         body.constant(name, value, "float64")
     body.constant("enough", _ENOUGH, "float64")
     body.constant("along_rows", [0], "int64")
-    body.constant("along_columns", [1], "int64")
-    body.constant("column", [width, 1], "int64")
-    body.constant("unit", np.eye(width), "float64")
     body.constant("most_steps", _MOST_STEPS, "int64")
-    body.constant("width", width, "int64")
-    body.constant("true", True, "bool")
+    _solver_constants(body, width)
     body.constant("start", np.zeros((width, 1)), "float64")
 
     body("Cast", "items", out="all", to=11)
@@ -164,6 +197,12 @@ def fold_in_graph(
     body.nodes.append(newton)
     across = body("Transpose", "found")
     body("Cast", across, out="user", to=1)
+    return _fold_in(body, width, metadata, producer)
+
+
+def _fold_in(
+    body: _Body, width: int, metadata: Mapping[str, str], producer: tuple[str, str]
+) -> bytes:
     graph = write.graph(
         "fold_in",
         body.nodes,
@@ -200,12 +239,7 @@ def _newton_step(width: int) -> write.GraphWriter:
     curvature = body("Sub", curvature, body("Add", cross, body("Transpose", cross)))
     curvature = body("Add", curvature, body("Mul", "l2", "unit"))
 
-    system = body("Concat", curvature, gradient, axis=1)
-    body.nodes.append(
-        write.node("Loop", ["width", "true", system], ["solved"], body=_elimination(width))
-    )
-    last = body("Gather", "solved", "width", axis=1)
-    step = body("Reshape", last, "column")
+    step = _solved(body, curvature, gradient, width)
 
     mine, theirs = body("MatMul", "own", step), body("MatMul", "all", step)
     up = body("Sub", _largest(body, mine), _least(body, theirs))
@@ -236,6 +270,25 @@ def _largest(body: _Body, values: str) -> str:
 
 def _least(body: _Body, values: str) -> str:
     return body("ReduceMin", values, keepdims=0)
+
+
+def _solver_constants(body: _Body, width: int) -> None:
+    """What :func:`_solved` needs, in a graph or in one around it."""
+    body.constant("along_columns", [1], "int64")
+    body.constant("column", [width, 1], "int64")
+    body.constant("unit", np.eye(width), "float64")
+    body.constant("width", width, "int64")
+    body.constant("true", True, "bool")
+
+
+def _solved(body: _Body, matrix: str, right: str, width: int) -> str:
+    """matrix^-1 right, float64 [K, 1]."""
+    system = body("Concat", matrix, right, axis=1)
+    body.nodes.append(
+        write.node("Loop", ["width", "true", system], ["solved"], body=_elimination(width))
+    )
+    last = body("Gather", "solved", "width", axis=1)
+    return body("Reshape", last, "column")
 
 
 def _elimination(width: int) -> write.GraphWriter:

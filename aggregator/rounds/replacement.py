@@ -241,8 +241,11 @@ def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
 
 
 def _give(method: Method, before: Arrays) -> Inheritance:
-    held, following = dict(method.model_arrays or {}), method.following
-    wanted: dict[str, Any] = {n: array for n, array in held.items() if n not in following}
+    derived = method.derived
+    wanted: dict[str, Any] = {
+        name: array for name, array in (method.model_arrays or {}).items() if name not in derived
+    }
+    before = {name: array for name, array in before.items() if name not in derived}
     kept = {
         name: array
         for name, array in before.items()
@@ -256,7 +259,7 @@ def _give(method: Method, before: Arrays) -> Inheritance:
             f"{expected or 'nothing'}. Leave --warm-start out, or choose what fits"
         )
     method.begin_with({**wanted, **kept})
-    there = {name: array.shape for name, array in before.items() if name not in following}
+    there = {name: array.shape for name, array in before.items()}
     return Inheritance(
         {name: array.shape for name, array in kept.items()},
         {

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = store.found_or_made(run, make)
         if outcome is not None:
             outcomes[row.name][seed] = outcome
-    print(f"\nML-100K, validation items, {options.epochs} passes; precision / recall / AUC\n")
+    print(f"\nML-100K, validation items, BPR {options.epochs} passes; precision / recall / AUC\n")
     print(attack_table(outcomes))
     print("\nthe first update sent by a device that joins the trained fleet\n")
     print(joining_table(outcomes))
@@ -83,7 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add_rows(parser)
     add_run_options(parser, seeds=3)
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the fleet (20)")
+    parser.add_argument("--epochs", type=int, default=20, help="passes of BPR (20)")
     return parser.parse_args(arguments)
 
 

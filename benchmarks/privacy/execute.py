@@ -17,6 +17,7 @@ from benchmarks.privacy.experiment import Outcome, Run
 from benchmarks.privacy.sighting import CuriousMethod, Sighting
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
+from benchmarks.scatter.execute import vectors
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
@@ -28,8 +29,9 @@ _WATCHED = {True: 200, False: 24}
 """How many devices are attacked, by whether they have one user: several take longer to tell apart.
 Half of them teach the learned attack, the other half is judged."""
 
-SILENT_ROUNDS = (0, 10)
-"""Rounds that a joining device trains before it sends anything."""
+SILENT_ROUNDS = {"bpr": (0, 10), "least-squares": (0,)}
+"""Rounds that a joining device trains before it sends anything: of least squares it solves each
+anew."""
 
 
 def execute(
@@ -71,7 +73,7 @@ def execute(
     ]
     simulation = Simulation(method, sent, np.random.default_rng(cohorts), channel)
     for epoch in range(1, experiment.epochs + 1):
-        for _ in simulation.epoch(min(experiment.cohort, len(devices))):
+        for _ in simulation.epoch(min(experiment.cohort or len(devices), len(devices))):
             pass
         progress(f"epoch {epoch}/{experiment.epochs}")
     if simulation.failures:
@@ -84,12 +86,13 @@ def execute(
     firsts = [Victim(one.seen[:1], one.likes, one.pseudo) for one in victims]
     lasts = [Victim(one.seen[-1:], one.likes, one.pseudo) for one in victims]
     weight = experiment.pool.pseudo_weight
-    joined = _joined(run, method, devices, step, joining, order) if run.users == 1 else {}
-    vectors = np.empty((split.users, experiment.width), dtype=np.float32)
-    for users, learner in zip(homes, learners, strict=True):
-        vectors[users] = learner.users
+    shown = method.open_round(simulation.rounds + 1)
+    joined = _joined(run, method, shown, devices, step, joining, order) if run.users == 1 else {}
+    found, items = vectors(learners, shown)
+    of_users = np.empty_like(found)
+    of_users[np.concatenate(homes)] = found
     return Outcome(
-        hit_ratio=quality(sampled_ranks(vectors, method.items, split)).hit_ratio,
+        hit_ratio=quality(sampled_ranks(of_users, items, split)).hit_ratio,
         update_rows=channel.mean_rows,
         first_by_size=by_size(firsts, weight),
         first=by_learning(firsts, popularity),
@@ -116,6 +119,7 @@ def _victim(seen: Sequence[Sighting], rows: Sequence[Rows], learner: ScatterLear
 def _joined(
     run: Run,
     method: CuriousMethod,
+    broadcast: Broadcast,
     devices: Sequence[Sequence[Rows]],
     step: FactorStep,
     seeds: np.random.SeedSequence,
@@ -126,9 +130,8 @@ def _joined(
     The item matrix stays as it is: as a fleet's does that has learnt what it can.
     """
     experiment = run.experiment
-    broadcast = method.open_round(1_000_000)
     found = {}
-    for silent in SILENT_ROUNDS:
+    for silent in SILENT_ROUNDS[experiment.settings.loss]:
         fleets, disguises = seeds.spawn(2)
         rng = np.random.default_rng(disguises)
         columns = mixed_columns(len(order), experiment.classes, rng)
@@ -156,6 +159,8 @@ class DisguisedLearner(Learner):
     def train(self, broadcast: Broadcast) -> Update:
         """See :class:`~device_sdk.methods.learner.Learner`."""
         update = self._learner.train(broadcast)
+        if self._run.disguise == "none":
+            return update
         values = update.tensors["values"]
         lengths = np.linalg.norm(values, axis=1, keepdims=True)
         if self._run.disguise == "equal":

@@ -9,13 +9,14 @@ from typing import Literal
 from benchmarks.harness import key_of
 from benchmarks.privacy.attack import Judgement
 from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.presets import preset
+from benchmarks.scatter.presets import least_squares, preset
+from device_sdk.methods.scatter.contract import LossName
 from device_sdk.methods.scatter.triples import PoolSettings
 
 _REVISION = 1
 """Part of every key: raise it when attacks or what is measured change."""
 
-DEFAULT = "default"
+DEFAULT = "least squares"
 """The row that the others' accuracy is compared with, seed by seed."""
 
 Disguise = Literal["none", "equal", "noise"]
@@ -67,10 +68,14 @@ class Row:
     name: str
     shows: str
     change: Callable[[Run], Run]
+    loss: LossName = "bpr"
 
 
 def run_of(row: Row, seed: int, epochs: int) -> Run:
-    """The run of a row: all devices at K = 64 unless it says otherwise."""
+    """The run of a row: all devices at K = 64 unless it says otherwise; ``epochs`` of BPR's."""
+    if row.loss == "least-squares":
+        base = least_squares("ml-100k", "validation", seed)
+        return row.change(Run(replace(base, every=base.epochs)))
     base = preset("ml-100k", "validation", seed)
     return row.change(Run(replace(base, epochs=epochs, every=epochs)))
 
@@ -97,23 +102,46 @@ def _shared(base: Run) -> Run:
     return replace(base, experiment=experiment, users=20)
 
 
+def _itself(base: Run) -> Run:
+    return base
+
+
 ROWS = (
-    Row(DEFAULT, "half a pseudo-item a like, of weight 0.1", lambda base: base),
-    Row("weight 1", "half a pseudo-item a like, of weight 1", _pool(0.5, 1.0)),
-    Row("20 users a device", "the default, 48 devices of about 20 users", _shared),
-    Row("no pseudo-items", "true items and negatives alone", _pool(0.0, 0.1)),
+    Row(DEFAULT, "untouched defaults, no pseudo-items", _itself, "least-squares"),
     Row(
-        "rows of one length",
-        "the default, each row of an update scaled to the same length",
+        "..., weight 1",
+        "half a pseudo-item a like, of weight 1",
+        _pool(0.5, 1.0),
+        "least-squares",
+    ),
+    Row(
+        "..., two a like, weight 1",
+        "two pseudo-items a like, of weight 1",
+        _pool(2.0, 1.0),
+        "least-squares",
+    ),
+    Row(
+        "..., 20 users a device",
+        "48 devices of about 20 users",
+        lambda base: replace(base, users=20),
+        "least-squares",
+    ),
+    Row("BPR", "half a pseudo-item a like, of weight 0.1", _itself),
+    Row("BPR, weight 1", "half a pseudo-item a like, of weight 1", _pool(0.5, 1.0)),
+    Row("BPR, 20 users a device", "the same, 48 devices of about 20 users", _shared),
+    Row("BPR, no pseudo-items", "true items and negatives alone", _pool(0.0, 0.1)),
+    Row(
+        "BPR, rows of one length",
+        "each row of an update scaled to the same length",
         lambda base: replace(base, disguise="equal"),
     ),
     Row(
-        "noise on rows",
-        "the default, to each row normal noise three times as long",
+        "BPR, noise on rows",
+        "to each row normal noise three times as long",
         lambda base: replace(base, disguise="noise", noise_multiple=3.0),
     ),
-    Row("two a like, weight 1", "two pseudo-items a like, of weight 1", _pool(2.0, 1.0)),
-    Row("8 of 64 columns", "the default, every device trains 8 columns a round", _narrow),
+    Row("BPR, two a like, weight 1", "two pseudo-items a like, of weight 1", _pool(2.0, 1.0)),
+    Row("BPR, 8 of 64 columns", "every device trains 8 columns a round", _narrow),
 )
 
 

@@ -1,17 +1,19 @@
 """What an aggregator makes of one update: how much each named row was liked, and by which taste.
 
-An update's rows are gradients. For one user of vector u, a liked item's row is -s u with s > 0, any
-other's +s u, and s is the triple's weight times a logistic function of how well it is ranked by
-now. So the update is a matrix of rank 1 (but for rounding and item_l2), whose factors give s with
-its sign, and u up to its length. With several users rows that only one of them touched lie on that
-user's line through zero; where many rows lie on one line, that is a user, and least squares divides
-the other rows among the users.
+An update's rows are gradients. For one user of vector u, a liked item's row is -s u with s > 0. Of
+BPR any other's is +s u, and s is the triple's weight times a logistic function of how well it is
+ranked by now; of least squares s is the weight times what is left of the user's error on the item,
+and no other row is named. So the update is a matrix of rank 1 (but for rounding and item_l2), whose
+factors give s with its sign, and u up to its length. With several users rows that only one of them
+touched lie on that user's line through zero; where many rows lie on one line, that is a user, and
+least squares divides the other rows among the users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +66,7 @@ def sight(update: Update, items: NDArray[np.float32], popularity: Floats, users:
             of the two signs is the liked ones'.
         users: how many share the device; 1 for the rank-1 decomposition.
     """
-    rows, columns = update.tensors["rows"], update.tensors["columns"]
-    values = update.tensors["values"].astype(np.float64)
+    rows, columns, values = _gradient(update.tensors)
     lines = _first_direction(values)[None] if users == 1 else _lines(values, users)
     if users == 1:
         liking = values @ lines.T
@@ -78,6 +79,14 @@ def sight(update: Update, items: NDArray[np.float32], popularity: Floats, users:
     # A liked row is a step against the user's vector.
     score = -(items[:, columns].astype(np.float64) @ lines.T) * sizes
     return Sighting(rows, (liking / sizes).max(axis=1), score.max(axis=1))
+
+
+def _gradient(tensors: Mapping[str, NDArray[Any]]) -> tuple[Rows, Rows, Floats]:
+    """Of either loss: rows, columns, and what it is there, [r, k]."""
+    if "factor" not in tensors:
+        return tensors["rows"], tensors["columns"], tensors["values"].astype(np.float64)
+    values = tensors["pulls"].astype(np.float64) @ tensors["factor"]
+    return tensors["rows"], np.arange(values.shape[1]), values
 
 
 def _usual(liking: Floats) -> float:

@@ -40,7 +40,7 @@ from benchmarks.robust.table import (
 )
 from benchmarks.scatter.cost import open_step
 from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.presets import ROWS, preset
+from benchmarks.scatter.presets import preset, unequal
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
@@ -312,7 +312,6 @@ class ScatterSuite(Suite[Experiment, Outcome]):
 
 def base_experiment(split: SplitKind, seed: int, option: Option, epochs: int) -> Experiment:
     """ML-100K's unequal fleet under ``option``; ``epochs`` 0 for the preset's."""
-    (unequal,) = (row for row in ROWS if row.name == "unequal")
-    found = unequal.change(preset(_DATA, split, seed))
+    found = unequal(preset(_DATA, split, seed))
     found = replace(found, settings=option.change(found.settings))
     return replace(found, epochs=epochs) if epochs else found

@@ -25,6 +25,7 @@ _OFF = {
     "robust": "none",
     "trim_share": 0.1,
 }
+_OF_LEAST_SQUARES = ("loss", "least_squares")
 
 _PLAIN_BROADCASTS = "float16"
 
@@ -47,8 +48,8 @@ class Experiment:
         codec: how updates travel; ``direct`` hands arrays over, broadcasts' too.
         broadcast_codec: how broadcasts travel. Other than float16, devices are also evaluated with
             what they received.
-        every: epochs between evaluations of a validation run; a test run is evaluated once, at its
-            end, so that no round can be chosen by it.
+        every: epochs between evaluations. What a run of test items shows on its way says how soon
+            it is there, and chooses nothing.
     """
 
     data: str
@@ -82,6 +83,9 @@ class Experiment:
         for name, off in _OFF.items():
             if described["settings"][name] == off:
                 del described["settings"][name]
+        if self.settings.loss == "bpr":
+            for name in _OF_LEAST_SQUARES:
+                del described["settings"][name]
         if self.broadcast_codec == _PLAIN_BROADCASTS:
             del described["broadcast_codec"]
         return key_of({"revision": METHOD_REVISION, **described})
@@ -89,30 +93,39 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Quality at the end of an epoch: of 99 negatives, and among all items."""
+    """Quality after so many rounds: among all items, and of 99 negatives."""
 
-    epoch: int
-    hit_ratio: float
-    ndcg: float
+    rounds: int
     full_hit_ratio: float
     full_ndcg: float
+    hit_ratio: float
+    ndcg: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Quality over the run and what it cost.
 
-    ``by_class`` is HR@10 by k_i at the end; ``update_bytes`` the mean sealed size of an update (0
-    where the updates were handed over unencoded); ``epoch_seconds`` the mean wall-clock time.
+    ``share`` is that of the devices in a round; ``by_class`` NDCG@10 among all items by k_i at the
+    end; ``update_bytes`` the mean sealed size of an update (0 where the updates were handed over
+    unencoded); ``device_seconds`` the processor time of a device's round; ``round_seconds`` the
+    wall-clock time of a round of all, which is simulated.
     """
 
     curve: tuple[Point, ...]
+    share: float
     by_class: dict[str, float]
     update_rows: float
     update_bytes: float
-    epoch_seconds: float
+    device_seconds: float
+    round_seconds: float
 
     @property
     def last(self) -> Point:
         """Quality at the end."""
         return self.curve[-1]
+
+    @property
+    def enough(self) -> Point:
+        """The first with 95 % of the quality at the end, by NDCG@10 among all items."""
+        return next(at for at in self.curve if at.full_ndcg >= 0.95 * self.last.full_ndcg)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scatter.full_round``: a round of ML-1M's 6,040 devices, stage by stage.
+"""``python -m benchmarks.scatter.full_round``: a round of BPR by ML-1M's 6,040 devices.
 
 The same fleet several times over, round by round in turn: each device alone, as devices train, and
 all in one call, as they are simulated; with the step that a device of one user takes, NumPy's, and
@@ -28,7 +28,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.harness import data_folder, markdown_table
 from benchmarks.recommendation.split import load_split
@@ -66,7 +66,8 @@ class Fleet:
             np.random.SeedSequence(0),
         )
         self._shape = (split.items, width)
-        self._method = ScatterMethod(initial_items(*self._shape, 0.1, np.random.default_rng(0)))
+        first = initial_items(*self._shape, 0.1, np.random.default_rng(0))
+        self._method = ScatterMethod(first, ScatterSettings(loss="bpr"))
         self._spent: dict[str, float] = {}
 
     def round(self, number: int) -> dict[str, float]:

@@ -1,150 +1,142 @@
-"""Settings of each data set, chosen on validation items, and the rows of the table."""
+"""The rows of the table: least squares with untouched defaults, and BPR with settings by hand."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any
 
+from aggregator.methods.least_squares import LeastSquaresSettings
 from aggregator.methods.scatter import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
+from benchmarks.recommendation.split import SplitKind
 from benchmarks.scatter.experiment import Experiment
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.triples import PoolSettings
+from device_sdk.wire.arrays.sparse import MAX_WIDTH
 
 CLASSES = (8, 16, 32, 64)
-BASELINE = "all at K"
+BASELINE = "least squares"
 """The row that the others are compared with, seed by seed."""
 
 _WIDTH = 64
 DEVICES = {"ml-100k": 943, "ml-1m": 6040}
 """Users of each data set, a device each."""
-_NO_PSEUDO = PoolSettings(pseudo_per_positive=0.0)
-
-
-def preset(data: str, split: Literal["test", "validation"], seed: int) -> Experiment:
-    """The default method on ``data`` with every device at K; raises ValueError for other names."""
-    if data == "ml-100k":
-        training = BprTraining(
-            user_learning_rate=0.7, user_l2=0.01, item_l2=0.001, user_spread=0.01
-        )
-        return _experiment(data, split, seed, training, epochs=40, cohort=128, decay=0.98)
-    if data == "ml-1m":
-        training = BprTraining(
-            user_learning_rate=2.0, user_l2=0.02, item_l2=0.001, user_spread=0.01
-        )
-        return _experiment(data, split, seed, training, epochs=33, cohort=256, decay=0.976)
-    raise ValueError(f"no preset for data set {data!r}; expected 'ml-100k' or 'ml-1m'")
+_PASSES = 10
+"""Of least squares: rounds, where all devices come in each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: what it shows, and how it differs from the preset."""
+    """A line of the table: what it shows, and its experiment by data, split and seed."""
 
     name: str
     shows: str
-    change: Callable[[Experiment], Experiment]
+    experiment: Callable[[str, SplitKind, int], Experiment]
 
 
-# Passes of an unequal fleet for one of an equal fleet's, chosen on validation.
-_LONGER = {"ml-100k": 2.5, "ml-1m": 2.0}
+def least_squares(data: str, split: SplitKind, seed: int, **other: Any) -> Experiment:
+    """Nothing is set but what a row is about."""
+    base = Experiment(data, split, seed, _WIDTH, (MAX_WIDTH,), _PASSES, 0, codec="int8", every=1)
+    return replace(base, **other)
 
 
-def _mixed(base: Experiment) -> Experiment:
-    # Weak devices move a part of their vectors a round, so such a fleet is at its best later. And a
-    # column is drawn by 47 % of the devices, so that its mean is noisier: a rate lower by the root
-    # of that share gains a point of NDCG.
+def _fifth(data: str, split: SplitKind, seed: int, **other: Any) -> Experiment:
+    return least_squares(data, split, seed, cohort=math.ceil(DEVICES[data] / 5), **other)
+
+
+def _wide(width: int) -> Callable[[str, SplitKind, int], Experiment]:
+    fixed = ScatterSettings(least_squares=LeastSquaresSettings(most_columns=0))
+    return partial(least_squares, width=width, settings=fixed)
+
+
+# BPR's settings were chosen on validation items.
+
+
+def preset(data: str, split: SplitKind, seed: int) -> Experiment:
+    """BPR on ``data`` with every device at K; raises ValueError for other names.
+
+    Compared without limits of norms: what those of a task's default cost, ``benchmarks.robust``
+    says.
+    """
+    if data not in DEVICES:
+        raise ValueError(f"no preset for data set {data!r}; expected 'ml-100k' or 'ml-1m'")
+    small = data == "ml-100k"
+    epochs, cohort, decay = (40, 128, 0.98) if small else (33, 256, 0.976)
+    rounds = -(-DEVICES[data] // cohort)
+    settings = ScatterSettings(
+        loss="bpr",
+        # The decay of an epoch, so that it means the same for every size of a cohort.
+        optimizer=OptimizerSettings(learning_rate=0.0217, decay=decay ** (1 / rounds)),
+        training=BprTraining(
+            user_learning_rate=0.7 if small else 2.0, user_l2=0.01 if small else 0.02
+        ),
+        clip_multiple=0.0,
+        row_multiple=0.0,
+    )
+    return Experiment(
+        *(data, split, seed, _WIDTH, (_WIDTH,), epochs, cohort),
+        settings=settings,
+        pool=PoolSettings(pseudo_per_positive=0.5),
+    )
+
+
+def unequal(base: Experiment) -> Experiment:
+    """An equal fleet's experiment of BPR with devices of four classes.
+
+    Weak devices move a part of their vectors a round, so such a fleet is at its best later. And a
+    column is drawn by 47 % of the devices, so that its mean is noisier: a rate lower by the root of
+    that share gains a point of NDCG.
+    """
     coverage = sum(CLASSES) / len(CLASSES) / base.width
     optimizer = base.settings.optimizer
     optimizer = replace(optimizer, learning_rate=optimizer.learning_rate * math.sqrt(coverage))
-    return replace(
-        base,
-        classes=CLASSES,
-        epochs=round(base.epochs * _LONGER[base.data]),
-        settings=replace(base.settings, optimizer=optimizer),
-    )
+    longer = 2.5 if base.data == "ml-100k" else 2.0
+    settings = replace(base.settings, optimizer=optimizer)
+    return replace(base, classes=CLASSES, epochs=round(base.epochs * longer), settings=settings)
 
 
 def _patent(base: Experiment) -> Experiment:
-    mixed = _mixed(base)
+    mixed = unequal(base)
     training = replace(mixed.settings.training, scores="columns")
-    settings = replace(mixed.settings, aggregator="mean", training=training)
-    return replace(mixed, settings=settings)
+    return replace(mixed, settings=replace(mixed.settings, aggregator="mean", training=training))
 
 
-def _narrow(base: Experiment) -> Experiment:
-    least = CLASSES[0]
-    return replace(base, width=least, classes=(least,))
-
-
-def _bare(base: Experiment) -> Experiment:
-    return replace(_mixed(base), pool=_NO_PSEUDO)
-
-
-def _coded(codec: Literal["fp32", "int8"]) -> Callable[[Experiment], Experiment]:
-    def change(base: Experiment) -> Experiment:
-        return replace(_mixed(base), codec=codec)
-
-    return change
-
-
-def _short_broadcasts(base: Experiment) -> Experiment:
-    return replace(_mixed(base), codec="int8", broadcast_codec="int4")
-
-
-def _capped(base: Experiment) -> Experiment:
-    told = base.settings.training
-    # Fewer triples a round carry less far: on validation twice the users' rate is better.
-    training = replace(told, most_triples=32, user_learning_rate=2 * told.user_learning_rate)
-    # A third of the triples in a round: more rounds, and a rate that falls as slowly.
-    optimizer = replace(base.settings.optimizer, decay=base.settings.optimizer.decay ** (1 / 2))
-    settings = replace(base.settings, training=training, optimizer=optimizer)
-    return replace(_mixed(base), settings=settings, epochs=3 * base.epochs, codec="int8")
+def _tuned(
+    change: Callable[[Experiment], Experiment], data: str, split: SplitKind, seed: int
+) -> Experiment:
+    return replace(change(preset(data, split, seed)), codec="int8", every=2)
 
 
 ROWS = (
-    Row(BASELINE, "every device trains all K columns", lambda base: base),
-    Row("unequal", "k_i in 8, 16, 32, 64, a quarter each (the default method)", _mixed),
-    Row("unequal, patent", "the same fleet, column scores and mean aggregation", _patent),
-    Row("all at smallest k", "K = 8, what the weakest device could train alone", _narrow),
-    Row("unequal, no pseudo-items", "what hiding the positives costs", _bare),
-    Row("unequal, fp32 on the wire", "float32 updates, float16 broadcasts", _coded("fp32")),
-    Row("unequal, int8 on the wire", "int8 updates, float16 broadcasts", _coded("int8")),
+    Row(BASELINE, "untouched defaults, every device trains all columns", least_squares),
     Row(
-        "unequal, int4 broadcasts",
-        "int8 updates, four-bit broadcasts, also to recommend with",
-        _short_broadcasts,
+        "unequal",
+        "k_i in 8, 16, 32, 64, a quarter each",
+        partial(least_squares, classes=CLASSES),
     ),
-    Row("unequal, capped", "at most 32 triples a round, int8, twice the rounds", _capped),
+    Row("a fifth a round", "a fifth of the devices in each of 50 rounds", _fifth),
+    Row(
+        "unequal, a fifth a round",
+        "the unequal fleet, likewise",
+        partial(_fifth, classes=CLASSES),
+    ),
+    *(
+        Row(f"K = {width}", f"{width} columns from the first round to the last", _wide(width))
+        for width in (32, 128, 256)
+    ),
+    Row(
+        "BPR, defaults",
+        "the patent's loss, as untouched and for as many rounds",
+        partial(least_squares, settings=ScatterSettings(loss="bpr")),
+    ),
+    Row("BPR, tuned", "with rates, decay and passes by hand", partial(_tuned, lambda one: one)),
+    Row("BPR, tuned, unequal", "the unequal fleet, likewise", partial(_tuned, unequal)),
+    Row(
+        "BPR, tuned, patent",
+        "the unequal fleet, column scores and mean aggregation",
+        partial(_tuned, _patent),
+    ),
 )
-
-
-def _experiment(
-    data: str,
-    split: Literal["test", "validation"],
-    seed: int,
-    training: BprTraining,
-    *,
-    epochs: int,
-    cohort: int,
-    decay: float,
-) -> Experiment:
-    """``decay`` is that of an epoch, so that it means the same for every size of a cohort."""
-    rounds = -(-DEVICES[data] // cohort)
-    optimizer = OptimizerSettings(learning_rate=0.0217, decay=decay ** (1 / rounds))
-    return Experiment(
-        data=data,
-        split=split,
-        seed=seed,
-        width=_WIDTH,
-        classes=(_WIDTH,),
-        epochs=epochs,
-        cohort=cohort,
-        spread=0.01,
-        # Compared without limits: what the limits of a task's default cost, benchmarks.robust says.
-        settings=ScatterSettings(
-            optimizer=optimizer, training=training, clip_multiple=0.0, row_multiple=0.0
-        ),
-        pool=PoolSettings(),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_sdk.capability.bench import choose_latent_dimension
+from device_sdk.capability.bench import choose_latent_dimension, choose_solved_dimension
 from device_sdk.capability.fit import Choice, Request, choose_k
 from device_sdk.capability.machine import Machine, describe_machine
 from device_sdk.capability.stopwatch import BlockSize, Measurement, Workload
@@ -19,5 +19,6 @@ __all__ = [
     "Workload",
     "choose_k",
     "choose_latent_dimension",
+    "choose_solved_dimension",
     "describe_machine",
 ]

@@ -1,10 +1,11 @@
-"""The largest latent dimension whose epochs, on the real train step, fit a deadline here."""
+"""The largest latent dimension whose work fits a deadline here: a round's solve of least squares,
+or an epoch of the real train step."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,19 +13,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.fit import Choice, Request, WhenNoneFits, choose_k
-from device_sdk.capability.machine import describe_machine
+from device_sdk.capability.machine import describe_machine, usable_cores
 from device_sdk.capability.stopwatch import Measurement
 from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_batch
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.system.clock import Clock, MonotonicClock
 
 if TYPE_CHECKING:
     from device_sdk.runtime.providers import Providers
     from device_sdk.trainer import Trainer
 
+Rows = NDArray[np.int64]
 # Small enough to keep the factors where they are; a step costs the same whatever they hold.
 _RATE = 1e-6
 # Factors are cut from this many drawn numbers: drawing all of them would take longer than a step.
 _DRAWN = 65_536
+
+
+class SolveWorkload:
+    """A round of least squares: every user's vector in closed form, and the update of all.
+
+    `items`, `users` and `interactions` are the sizes that the device trains with; users have as
+    many interactions each, each with another item, drawn uniformly: the hardest case for the memory
+    caches. k of `width` columns are trained, of a float16 matrix as a broadcast brings it; among
+    them all, as in each round, those are looked for that promise most.
+    """
+
+    def __init__(
+        self, *, items: int, interactions: int, users: int, width: int, rng: np.random.Generator
+    ) -> None:
+        drawn = rng.standard_normal(_DRAWN, dtype=np.float32) * np.float32(0.1)
+        matrix = np.resize(drawn, (items, width)).astype(np.float16)
+        # Any weights above 0 will do: a solve costs the same whatever they are.
+        self._problem = LeastSquares.posed(matrix, unseen_weight=0.1, l2=0.01)
+        shares = np.diff(np.linspace(0, interactions, users + 1).round().astype(np.int64))
+        self._rows = [rng.choice(items, size=int(share), replace=False) for share in shares]
+        self._vectors = np.resize(drawn, (users, width))
+        self._likes: list[Likes] = []
+        self._k = 1
+
+    def prepare(self, k: int, share: float = 1.0) -> None:
+        """Train `k` columns, and a `share` of the users' items."""
+        self._k = k
+        self._likes = [Likes.of(np.sort(rows)) for rows in share_of(self._rows, share)]
+
+    def run(self) -> None:
+        """Solve, and make the update."""
+        before = self._vectors[: len(self._likes)]
+        vectors = self._problem.improved(self._likes, before, self._k)
+        self._problem.update(self._likes, vectors, self._k)
+
+
+def share_of(rows: Sequence[Rows], share: float) -> tuple[Rows, ...]:
+    """The first users of these, and of their items as many as make it such a share of the work.
+
+    ``rows``: by user. A user costs something, however few its items are; so does an item.
+    """
+    users = max(1, math.ceil(share * len(rows)))
+    part = share * len(rows) / users
+    return tuple(own[: math.ceil(part * len(own))] for own in rows[:users])
 
 
 class TrainStepWorkload:
@@ -107,6 +154,59 @@ class TrainStepWorkload:
         ]
 
 
+def choose_solved_dimension(
+    *,
+    deadline_seconds: float,
+    items: int,
+    interactions: int,
+    users: int = 1,
+    max_k: int = 64,
+    headroom: float = 0.2,
+    time_box_seconds: float = 10.0,
+    slowdown: float = 1.0,
+    when_none_fits: WhenNoneFits = "one",
+    clock: Clock | None = None,
+    rng: np.random.Generator | None = None,
+    progress: Callable[[Measurement], None] | None = None,
+) -> Choice:
+    """The largest latent dimension with which a round of least squares fits the deadline here.
+
+    Times what a device does in such a round, in NumPy, with `users` who have `interactions`
+    together with a catalogue of `items`, as "Request" and "Choice" describe. The default `rng` has
+    a fixed seed. Raises ValueError for impossible arguments.
+    """
+    request = Request(deadline_seconds, max_k, headroom, time_box_seconds, slowdown, when_none_fits)
+    _require_sizes(items, interactions, users)
+    if math.ceil(interactions / users) > items:
+        raise ValueError(
+            f"{interactions} interactions of {users} user(s) with {items} items; expected at most "
+            "one of each user with each item"
+        )
+    clock = MonotonicClock() if clock is None else clock
+    start = clock.now()
+    rng = np.random.default_rng(0) if rng is None else rng
+    workload = SolveWorkload(
+        items=items, interactions=interactions, users=users, width=max_k, rng=rng
+    )
+    machine = describe_machine(threads=_blas_threads(), provider="NumPy")
+    return choose_k(workload, request, clock=clock, machine=machine, start=start, progress=progress)
+
+
+def _blas_threads() -> int:
+    """What NumPy's BLAS takes; a machine whose variables say nothing sensible gives all it has."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        said = os.environ.get(name, "")
+        if said.isdigit() and int(said):
+            return int(said)
+    return max(1, int(usable_cores()))
+
+
+def _require_sizes(items: int, interactions: int, users: int) -> None:
+    for name, value in {"items": items, "interactions": interactions, "users": users}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected 1 or more")
+
+
 def choose_latent_dimension(
     artifact: str | os.PathLike[str],
     *,
@@ -137,9 +237,7 @@ def choose_latent_dimension(
     factorisation, ProviderError where the providers cannot be used.
     """
     request = Request(deadline_seconds, max_k, headroom, time_box_seconds, slowdown, when_none_fits)
-    for name, value in {"items": items, "interactions": interactions, "users": users}.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; expected 1 or more")
+    _require_sizes(items, interactions, users)
     if batch is not None and batch < 1:
         raise ValueError(f"batch is {batch}; expected 1 or more triples, or None for one step")
     clock = MonotonicClock() if clock is None else clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,6 +39,8 @@ _INSTANT = 1e-9
 # What a start at a k not seen yet may cost above what smaller ks let expect.
 _COLD_ALLOWANCE = 1.5
 _FEWEST_RUNS = 3
+# A linear system of k unknowns takes the cube of k.
+_MOST_GROWTH = 3.0
 
 
 @dataclass(frozen=True)
@@ -194,12 +197,24 @@ class Stopwatch:
         """A cautious estimate of the shortest block at `k`: getting ready and two runs."""
         if k in self._blocks:
             return self._cold[k] + self.p90(k)
-        # Costs rise with k, at most in proportion to it.
+        growth = self._growth(k)
         expected = [
-            (_COLD_ALLOWANCE * self._cold[seen] + self.p90(seen)) * max(1.0, k / seen)
+            (_COLD_ALLOWANCE * self._cold[seen] + self.p90(seen)) * max(1.0, k / seen) ** growth
             for seen in self._blocks
         ]
         return min(expected, default=0.0)
+
+    def _growth(self, k: int) -> float:
+        """The power of k with which costs rise up to it: at most one above that seen so far.
+
+        What a run costs whatever k is, hides at small ks what rises with its square or cube.
+        """
+        seen = sorted(each for each in self._blocks if each < k)[-2:]
+        if len(seen) < 2:
+            return 1.0
+        before, last = (max(self._median(each), _INSTANT) for each in seen)
+        power = math.log(last / before) / math.log(seen[1] / seen[0])
+        return min(1.0 + max(0.0, power), _MOST_GROWTH)
 
     @property
     def runs(self) -> Mapping[int, Sequence[Sequence[float]]]:
@@ -214,17 +229,20 @@ class Stopwatch:
         """The 90th percentile of all steady runs at `k`, in seconds. Raises KeyError for none."""
         return float(np.quantile(np.concatenate(self._blocks[k]), 0.9))
 
+    def _median(self, k: int) -> float:
+        return float(np.median(np.concatenate(self._blocks[k])))
+
     def measurements(self) -> tuple[Measurement, ...]:
         """One entry per k that was started, rising in k."""
         return tuple(self._measurement(k) for k in sorted(self._cold))
 
     def _measurement(self, k: int) -> Measurement:
-        runs = [seconds for block in self._blocks.get(k, ()) for seconds in block]
+        runs = sum(map(len, self._blocks.get(k, ())))
         return Measurement(
             k=k,
             cold_start_seconds=self._cold[k],
-            median_seconds=float(np.median(runs)) if runs else None,
+            median_seconds=self._median(k) if runs else None,
             p90_seconds=self.p90(k) if runs else None,
-            runs=len(runs),
+            runs=runs,
             blocks=self.blocks(k),
         )

@@ -5,23 +5,37 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
-from device_sdk.capability import Choice, Machine, Measurement, choose_latent_dimension
-from device_sdk.cli.arguments import ProgressLine, add_providers
+from device_sdk.capability import (
+    Choice,
+    Machine,
+    Measurement,
+    choose_latent_dimension,
+    choose_solved_dimension,
+)
+from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.methods.scatter.contract import LossName
 from device_sdk.system.command_line import fraction, positive_float, positive_int, slowdown
 from device_sdk.system.printable import text_table
 
 DESCRIPTION = """\
-Times the train step that would really run, at several latent dimensions k, and picks the largest k
-whose 90th percentile fits the deadline with some headroom. Cold starts are reported apart. The
-whole measurement stays within its time box."""
+Times the work that a device would really do in a round, at several latent dimensions k, and picks
+the largest k whose 90th percentile fits the deadline with some headroom. Of least squares that is
+solving for every user's vector; of BPR, an epoch of the exported train step. Cold starts are
+reported apart. The whole measurement stays within its time box."""
 
 EXAMPLES = """\
 examples:
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
+  tessera-device bench --deadline 0.5 --items 3706 --interactions 8000 --users 48
+                          a gateway's users
+  tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --loss bpr
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --slowdown 8
                           as if this machine were eight times slower
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --json
@@ -37,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_float,
         required=True,
         metavar="SECONDS",
-        help="one epoch (every interaction once) has to end within this",
+        help="a round's work (every interaction once) has to end within this",
     )
     task.add_argument(
         "--items", type=positive_int, required=True, metavar="M", help="items in the catalogue"
@@ -47,23 +61,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         required=True,
         metavar="N",
-        help="interactions on this device; each gives one triple an epoch",
+        help="interactions on this device, of all its users together",
     )
     task.add_argument(
         "--users", type=positive_int, default=1, help="users of this device (default: 1)"
     )
     task.add_argument(
+        "--loss",
+        choices=get_args(LossName),
+        default="least-squares",
+        help="what the task minimises (default: least-squares)",
+    )
+    step = parser.add_argument_group("the train step of --loss bpr")
+    step.add_argument(
         "--batch",
         type=positive_int,
         metavar="TRIPLES",
         help="triples in a step (default: the whole epoch in one step)",
     )
-    task.add_argument(
+    step.add_argument(
         "--artifact",
         type=Path,
         metavar="DIR",
         help="factorisation artifact (default: built in)",
     )
+    step.add_argument("--threads", type=positive_int, help="threads in an operator (default: 1)")
+    add_providers(step)
+    step.set_defaults(providers=None)  # so that what was not asked for is not refused
     add_search_arguments(parser.add_argument_group("the search"))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -100,14 +124,14 @@ def add_search_arguments(search: argparse._ArgumentGroup) -> None:
         default="one",
         help="where even k = 1 misses: take 1, or decline (k is null) (default: one)",
     )
-    search.add_argument(
-        "--threads", type=positive_int, default=1, help="threads in an operator (default: 1)"
-    )
-    add_providers(search)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print. Raises CommandError for options of a train step without one."""
+    of_step = ("batch", "artifact", "threads", "providers")
+    given = [name for name in of_step if getattr(arguments, name) is not None]
+    if given and arguments.loss != "bpr":
+        raise CommandError(f"--{given[0]} is of the train step, which only --loss bpr takes")
     line = ProgressLine(sys.stderr)
     line.show("loading ...")
 
@@ -116,22 +140,29 @@ def run(arguments: argparse.Namespace) -> int:
         line.show(f"measuring: k = {seen.k}, {seen.runs} runs{took}")
 
     try:
-        choice = choose_latent_dimension(
-            packaged_artifact() if arguments.artifact is None else arguments.artifact,
+        choose: Callable[..., Choice] = choose_solved_dimension
+        if arguments.loss == "bpr":
+            choose = partial(
+                choose_latent_dimension,
+                packaged_artifact() if arguments.artifact is None else arguments.artifact,
+                batch=arguments.batch,
+                threads=arguments.threads or 1,
+                providers=arguments.providers or "auto",
+            )
+        choice = choose(
             deadline_seconds=arguments.deadline,
             items=arguments.items,
             interactions=arguments.interactions,
             users=arguments.users,
-            batch=arguments.batch,
             max_k=arguments.max_k,
             headroom=arguments.headroom,
             time_box_seconds=arguments.time_box,
             slowdown=arguments.slowdown,
             when_none_fits=arguments.when_none_fits,
-            threads=arguments.threads,
-            providers=arguments.providers,
             progress=progress,
         )
+    except ValueError as error:
+        raise CommandError(str(error)) from None
     finally:
         line.clear()
     if arguments.json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.capability.bench import share_of
 from device_sdk.capability.fit import Request, choose_k
 from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
@@ -229,10 +229,7 @@ class _RoundWorkload:
     def prepare(self, k: int, share: float = 1.0) -> None:
         self._learner.restore(self._state)
         self._learner.columns = k
-        self._local.rows = self._rows
-        if share < 1.0:
-            # A share of each user's items: the time of both losses grows with their number.
-            self._local.rows = tuple(own[: math.ceil(share * len(own))] for own in self._rows)
+        self._local.rows = share_of(self._rows, share)
 
     def run(self) -> object:
         """Train one round."""

@@ -18,7 +18,8 @@ from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
 from benchmarks.privacy.sighting import sight
 from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
-from benchmarks.scatter.presets import preset
+from benchmarks.scatter.presets import least_squares, preset
+from device_sdk.methods.scatter.contract import LossName
 from device_sdk.methods.scatter.triples import PoolSettings
 from tests.fakes.reference_step import ReferenceStep
 
@@ -36,8 +37,9 @@ def split() -> LeaveOneOut:
     return hold_out_validation(train, ITEMS, rng, latest=False, negatives=50)
 
 
-def small(pool: PoolSettings, *, epochs: int, users: int = 1) -> Run:
-    base = preset("ml-100k", "validation", 0)
+def small(pool: PoolSettings, *, epochs: int, users: int = 1, loss: LossName = "bpr") -> Run:
+    of = preset if loss == "bpr" else least_squares
+    base = of("ml-100k", "validation", 0)
     experiment = replace(
         base, width=16, classes=(16,), epochs=epochs, every=epochs, cohort=20, codec="int8"
     )
@@ -49,12 +51,29 @@ def attacked(split: LeaveOneOut, run: Run) -> Outcome:
 
 
 def test_the_first_update_of_a_device_gives_its_likes_away(split: LeaveOneOut) -> None:
-    """What docs/threat-model.md says of scatter with default settings, and no better."""
-    found = attacked(split, small(PoolSettings(), epochs=6))
+    """What docs/threat-model.md says of BPR with pseudo-items, and no better."""
+    found = attacked(split, small(PoolSettings(pseudo_per_positive=0.5), epochs=6))
     assert found.first_by_size.precision > 0.97 and found.first_by_size.recall > 0.97
     assert found.every.precision > 0.97 and found.every.recall > 0.97
     assert found.every.auc > 0.99
     assert found.joined["0"].auc > 0.97
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_every_row_that_least_squares_names_is_liked(split: LeaveOneOut, users: int) -> None:
+    """What docs/threat-model.md says of the default: there is nothing to tell apart."""
+    found = attacked(split, small(PoolSettings(), epochs=3, users=users, loss="least-squares"))
+    assert found.first.precision == found.every.precision == 1
+    assert found.first.recall == found.every.recall == 1
+    assert found.first_by_size.precision == 1
+
+
+def test_pseudo_items_hide_in_least_squares_what_they_weigh(split: LeaveOneOut) -> None:
+    for weight, precision in ((0.1, 1.0), (1.0, 1 / 3)):
+        pool = PoolSettings(pseudo_per_positive=2.0, pseudo_weight=weight)
+        found = attacked(split, small(pool, epochs=1, loss="least-squares"))
+        assert found.first_by_size.precision == pytest.approx(precision, abs=0.05)
+        assert found.first_by_size.recall > 0.97
 
 
 def test_weights_of_one_leave_an_attack_on_sizes_the_first_update_s_base_rate(

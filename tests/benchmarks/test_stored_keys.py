@@ -27,7 +27,7 @@ _ASKED = {
         "--one-device --epochs 40 --split validation --method scatter --seeds 2",
         "--one-device --epochs 10 --split validation --method scatter --seeds 2",
     ],
-    "scatter": ["--seeds 10", "--seeds 3 --split validation", "--split validation --epochs 160"],
+    "scatter": ["--seeds 10"],
 }
 
 

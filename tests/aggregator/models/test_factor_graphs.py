@@ -7,10 +7,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from aggregator.models.factor_graphs import fold_in, fold_in_graph, score_graph
+from aggregator.models.factor_graphs import newton, newton_graph, score_graph, solve_graph
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.recommend import top_items
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -30,14 +31,14 @@ def session(data: bytes) -> ort.InferenceSession:
 
 @pytest.mark.parametrize(("items", "width", "likes"), [(300, 8, 5), (900, 32, 60), (40, 16, 39)])
 @pytest.mark.parametrize("user_l2", [0.01, 1e-4])
-def test_the_graph_finds_what_numpy_finds(
+def test_newtons_graph_finds_what_numpy_finds(
     items: int, width: int, likes: int, user_l2: float
 ) -> None:
     vectors = factors(items, width)
-    graph = session(fold_in_graph(vectors, user_l2, {}, PRODUCER))
+    graph = session(newton_graph(vectors, user_l2, {}, PRODUCER))
     liked = np.random.default_rng(1).choice(items, likes, replace=False)
     (user,) = graph.run(None, {"liked": liked})
-    wanted = fold_in(vectors, liked, user_l2)
+    wanted = newton(vectors, liked, user_l2)
     assert user.dtype == np.float32 and user.shape == (1, width)
     np.testing.assert_allclose(user[0], wanted, rtol=1e-4, atol=1e-6 * np.abs(wanted).max())
     # An item that is named twice is liked once.
@@ -45,10 +46,42 @@ def test_the_graph_finds_what_numpy_finds(
     np.testing.assert_array_equal(again, user)
 
 
-def test_the_found_vector_is_the_minimum_of_the_devices_loss() -> None:
+@pytest.mark.parametrize(("items", "width", "likes"), [(300, 8, 5), (900, 64, 60), (40, 16, 40)])
+@pytest.mark.parametrize(("a0", "l2"), [(0.1, 0.01), (0.003, 1e-4)])
+def test_the_solving_graph_finds_what_a_device_solves(
+    items: int, width: int, likes: int, a0: float, l2: float
+) -> None:
+    problem = LeastSquares.posed(factors(items, width), a0, l2)
+    graph = session(solve_graph(problem, {}, PRODUCER))
+    liked = np.random.default_rng(1).choice(items, likes, replace=False)
+    (user,) = graph.run(None, {"liked": liked})
+    (wanted,) = problem.vectors([Likes.of(np.sort(liked))])
+    assert user.dtype == np.float32 and user.shape == (1, width)
+    np.testing.assert_allclose(user[0], wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+    # An item that is named twice is liked once.
+    (again,) = graph.run(None, {"liked": np.concatenate([liked, liked[:1]])})
+    np.testing.assert_array_equal(again, user)
+    assert not graph.run(None, {"liked": np.empty(0, np.int64)})[0].any()
+
+
+def test_the_solved_vector_is_the_minimum_of_the_least_squares() -> None:
+    vectors, liked, a0, l2 = factors(200, 6), np.array([3, 50, 120]), 0.1, 0.02
+    graph = session(solve_graph(LeastSquares.posed(vectors, a0, l2), {}, PRODUCER))
+    user = graph.run(None, {"liked": liked})[0][0].astype(np.float64)
+
+    def loss(u: np.ndarray) -> float:
+        scores = vectors.astype(np.float64) @ u
+        errors = float(((1 - scores[liked]) ** 2).sum() + a0 * (scores**2).sum())
+        return errors + l2 * (len(liked) + a0 * len(vectors)) * float(u @ u)
+
+    rng = np.random.default_rng(2)
+    assert all(loss(user) < loss(user + 1e-3 * rng.standard_normal(6)) for _ in range(50))
+
+
+def test_newtons_vector_is_the_minimum_of_the_devices_loss() -> None:
     vectors = factors(200, 6)
     liked = np.array([3, 50, 120])
-    user = fold_in(vectors, liked, 0.02)
+    user = newton(vectors, liked, 0.02)
     others = np.delete(np.arange(200), liked)
 
     def loss(u: np.ndarray) -> float:
@@ -60,7 +93,7 @@ def test_the_found_vector_is_the_minimum_of_the_devices_loss() -> None:
 
 
 def test_nobody_and_somebody_who_likes_everything_have_no_direction() -> None:
-    graph = session(fold_in_graph(factors(20, 4), 0.01, {}, PRODUCER))
+    graph = session(newton_graph(factors(20, 4), 0.01, {}, PRODUCER))
     for liked in (np.empty(0, np.int64), np.arange(20)):
         assert not graph.run(None, {"liked": liked})[0].any()
 
@@ -102,7 +135,7 @@ def test_a_device_that_settles_ranks_as_the_fold_in_does() -> None:
             number + 1, 1, {"items": vectors}, {**told.settings, "user_learning_rate": rate}
         )
         learner.train(told)
-    user = fold_in(vectors, liked, 0.05)
+    user = newton(vectors, liked, 0.05)
     settled = learner.users[0]
     cosine = user @ settled / (np.linalg.norm(user) * np.linalg.norm(settled))
     assert cosine > 0.995

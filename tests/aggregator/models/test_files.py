@@ -15,6 +15,7 @@ from aggregator.store.versions import VersionRow
 from aggregator.task.file import Task, read_task
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact, safetensors
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.standalone_check import run_standalone
 from tests.fakes.handmade import linear_artifact
 
@@ -76,6 +77,28 @@ def test_a_model_that_does_not_fit_its_artifact_is_refused(tmp_path: Path) -> No
     model = {**artifact.initial, "linear.bias": np.zeros(9, np.float32)}
     with pytest.raises(AggregatorError, match=r"version 4 as ONNX: 'linear.bias' is float32 \[9\]"):
         model_files("onnx", made, row(artifact.manifest.id), model, ())
+
+
+def test_a_version_of_least_squares_is_folded_into_as_it_solves(tmp_path: Path) -> None:
+    (tmp_path / "items.tsv").write_text("".join(f"film-{place}\n" for place in range(30)))
+    path = tmp_path / "task.toml"
+    path.write_text('[task]\ncatalogue = "items.tsv"\n[broker]\nurl = "mqtt://127.0.0.1"\n')
+    made = read_task(path)
+    method = made.binding.build(30, np.random.default_rng(0))
+    assert method.model_arrays is not None
+    model, liked = dict(method.model_arrays), np.array([3, 20])
+    found = safetensors.decode(model_files("safetensors", made, row(items=30), model, ())[""])
+    assert found.tensors["solve"].shape == (2,)
+
+    def folded(model: dict[str, np.ndarray]) -> np.ndarray:
+        data = model_files("onnx", made, row(items=30), model, ())[".fold-in"]
+        return np.asarray(run_standalone(data, {"liked": liked})["user"])
+
+    problem = LeastSquares.of(method.open_round(1).tensors)
+    np.testing.assert_allclose(folded(model), problem.vectors([Likes.of(liked)]), rtol=1e-3)
+    # The version says which loss it is of, whatever the task file says by now.
+    of_bpr = folded({"items": model["items"]})
+    assert np.abs(of_bpr - folded(model)).max() > 1e-3 * np.abs(of_bpr).max()
 
 
 def test_item_vectors_leave_with_their_ids_in_every_format(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from device_sdk.home.home import Home
 from device_sdk.trainer import Trainer
 from tests.fakes.waiting import PATIENCE_SECONDS
 
-BENCH = ["bench", "--items", "200", "--interactions", "300", "--max-k", "8", "--time-box", "2"]
+BENCH = ["bench", "--items", "200", "--interactions", "150", "--max-k", "8", "--time-box", "2"]
 
 
 @pytest.fixture
@@ -36,7 +36,13 @@ def test_bench_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(printed.out)
     assert report["k"] == 8
     assert {"cpu_model", "cores", "threads", "provider", "versions"} <= set(report["machine"])
+    assert report["machine"]["provider"] == "NumPy"
     assert printed.err == ""
+
+
+def test_bench_times_bprs_train_step_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BENCH, "--deadline", "20", "--loss", "bpr", "--providers", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["machine"]["provider"] == "CPUExecutionProvider"
 
 
 def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,8 +97,12 @@ def test_failures_are_1_and_say_why(
     tmp_path: Path, views: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = str(tmp_path / "nowhere")
-    assert main([*BENCH, "--deadline", "1", "--artifact", nowhere]) == 1
+    assert main([*BENCH, "--deadline", "1", "--loss", "bpr", "--artifact", nowhere]) == 1
     assert "does not exist" in capsys.readouterr().err
+    assert main([*BENCH, "--deadline", "1", "--artifact", nowhere]) == 1
+    assert "--artifact is of the train step" in capsys.readouterr().err
+    assert main([*BENCH, "--deadline", "1", "--interactions", "201"]) == 1
+    assert "201 interactions of 1 user(s) with 200 items" in capsys.readouterr().err
     assert main(["train", "--interactions", nowhere]) == 1
     assert "cannot be read" in capsys.readouterr().err
     assert main(["train", "--interactions", str(tmp_path)]) == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import NothingLearnt
 from device_sdk.world import DeviceWorld
 
@@ -50,6 +51,11 @@ class Forecaster:
         from device_sdk.trainer import Trainer
 
         if self._trainer is None or self._artifact_id != model.artifact_id:
+            if not self._world.has_artifact(model.artifact_id):
+                raise ArtifactError(
+                    f"the artifact {model.artifact_id.hex()[:12]} was changed in this device's "
+                    "home since it came, or is not there; it comes again with the next round"
+                )
             self._trainer = Trainer(
                 self._world.artifact_folder(model.artifact_id),
                 providers=self._world.options.providers,

@@ -7,14 +7,18 @@ takes all of the machine's memory. An artifact that comes through this once may 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -22,22 +26,42 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.system.process import OwnedHandle
 from device_sdk.wire.publish.report import Reason
 
 if TYPE_CHECKING:
     from device_sdk.artifact.manifest import Manifest
 
+_LOG = logging.getLogger("device_sdk")
 _POLL_SECONDS: Final = 0.02
+_LIVED_SECONDS: Final = 1.0
+"""Of the time between two looks as much counts: beyond that this process was not run either."""
 _START_SECONDS: Final = 60.0
 """Python and onnxruntime are loaded within this, on the slowest device."""
+_TURN_SECONDS: Final = 30.0
+_MOST_STEPS: Final = 1000
 _MEMORY, _REFUSED, _MISSING = 3, 4, 5
 """Exit statuses of the process: it could not have the memory; the artifact cannot be used; there is
 no onnxruntime."""
+_SAYS: Final = "trial: "
+"""Begins the lines that the process says of itself; others are of libraries, or of its crash."""
 _ENDED: Final = "ended with "
 """The last word of a process that ends by itself. Who has an app that waits for all its children,
 or for none, does not learn of a status."""
+_MOST_CHATTER: Final = 20
 # What onnxruntime calls a failed allocation.
-_ALLOCATIONS: Final = ("bad_alloc", "bad allocation", "allocate memory", "out of memory")
+_ALLOCATIONS: Final = (
+    "bad_alloc",
+    "bad allocation",
+    "allocate memory",
+    "out of memory",
+    "memoryerror",
+)
+_PYTHON: Final = re.compile(r"(python|pypy)[\d._dtw]*(-intel64|-64|-32)?(\.exe)?", re.IGNORECASE)
+# By these a process ends for what it did itself; others come from outside.
+_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
+# So Python's fault handler begins, which tells of most of them where no status is to be had.
+_FATAL: Final = ("Fatal Python error", "Windows fatal exception")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +72,32 @@ class TrialLimits:
         seconds: the opening of one graph, or one run of it; the process' start goes by itself.
         memory_bytes: all of it together, beside what the process has without; None: what this
             machine has at that moment, as far as it tells.
+        more_seconds: for so long further steps are taken, 1,000 at most; 0: one alone.
     """
 
     seconds: float
     memory_bytes: int | None = None
+    more_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds is {self.seconds}; expected above 0")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise ValueError(f"memory_bytes is {self.memory_bytes}; expected 1 or more, or None")
+        if not 0 <= self.more_seconds < math.inf:
+            raise ValueError(f"more_seconds is {self.more_seconds}; expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """How it went. ``reason``: None where the artifact may run; ``detail`` says why not."""
+    """How it went. ``reason``: None where the artifact may run; ``detail`` says why not.
+
+    ``certain``: whether it is the artifact's own doing, and not perhaps another's on this machine.
+    """
 
     reason: Reason | None = None
     detail: str = ""
+    certain: bool = True
 
 
 PASSED: Final = TrialResult()
@@ -73,7 +105,7 @@ PASSED: Final = TrialResult()
 
 def can_try() -> bool:
     """Whether a process of its own can be had: not where Python is part of an app's own program."""
-    is_python = Path(sys.executable or "").name.lower().startswith(("python", "pypy"))
+    is_python = _PYTHON.fullmatch(Path(sys.executable or "").name) is not None
     apart = sys.platform in ("android", "ios", "emscripten", "wasi")
     return is_python and not apart and not getattr(sys, "frozen", False)
 
@@ -88,83 +120,203 @@ def try_artifact(
     """
     if not can_try():
         return None
+    try:
+        with _turn(stopped):
+            return None if stopped() else _tried(folder, limits, stopped)
+    except _Untried as why:
+        _LOG.warning(
+            "the artifact in %s had no first run in a process of its own: %s. It runs in this one, "
+            "where a crash of it takes the app with it",
+            folder,
+            why,
+        )
+        return None
+
+
+class _Untried(Exception):
+    """This machine's environment let no trial be had; it says why."""
+
+
+@contextlib.contextmanager
+def _turn(stopped: Callable[[], bool]) -> Iterator[None]:
+    """One trial at a time of those that know of each other: each may take what memory there is.
+
+    Who waits for half a minute goes on: whoever has the turn may be stopped for good.
+    """
+    try:
+        handle = OwnedHandle(Path(__file__), os.open(__file__, os.O_RDONLY))
+    except OSError:  # in an archive, say
+        yield
+        return
+    try:
+        for _ in range(round(_TURN_SECONDS / _POLL_SECONDS)):
+            if stopped() or _take(handle.number):
+                break
+            time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        handle.close()
+
+
+def _take(number: int) -> bool:
+    """Whether the turn was free, or cannot be had here at all."""
+    try:
+        import fcntl
+
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
+
+
+def _tried(folder: Path, limits: TrialLimits, stopped: Callable[[], bool]) -> TrialResult | None:
     if limits.memory_bytes is None:
         from device_sdk.capability.machine import describe_machine  # seldom, and it loads much
 
         here = describe_machine(threads=1, provider="").memory_available_bytes
         limits = replace(limits, memory_bytes=here or None)
+    killed_before = _killed_for_memory()
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "device_sdk.trial", *_arguments(folder, limits)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(_where_modules_are())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
-    except OSError:
-        return None
+    except OSError as error:
+        raise _Untried(f"no process could be started ({error})") from error
+    said = _Said()
     with process:
         try:
-            return _watched(process, limits, stopped)
+            return _watched(process, limits, said, stopped, killed_before)
+        except RuntimeError as error:  # no thread is to be had
+            raise _Untried(str(error)) from error
         finally:
             process.kill()
 
 
+def _where_modules_are() -> list[str]:
+    """As this process finds them, but for its working directory's: this package alone is found
+    there too."""
+    return [*filter(None, sys.path), str(Path(__file__).resolve().parents[1])]
+
+
+class _Said:
+    """What was heard of the process: its own words, and the last lines of anything else."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.chatter: deque[str] = deque(maxlen=_MOST_CHATTER)
+        self.ended: int | None = None
+
+    def listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it ends."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            if not text.startswith(_SAYS):
+                self.chatter.append(text)
+            elif text.startswith(_SAYS + _ENDED):
+                self.ended = int(text.removeprefix(_SAYS + _ENDED))
+            else:
+                self.words.append(text.removeprefix(_SAYS))
+
+    @property
+    def doing(self) -> str:
+        return self.words[-1] if self.words else "its start"
+
+
 def _watched(
-    process: subprocess.Popen[bytes], limits: TrialLimits, stopped: Callable[[], bool]
+    process: subprocess.Popen[bytes],
+    limits: TrialLimits,
+    said: _Said,
+    stopped: Callable[[], bool],
+    killed_before: int,
 ) -> TrialResult | None:
-    said: list[str] = []
-    reader = threading.Thread(target=_listen, args=(process, said), daemon=True)
+    reader = threading.Thread(target=said.listen, args=(process,), daemon=True)
     reader.start()
-    heard, since = 0, time.monotonic()
+    heard, spent, looked = 0, 0.0, time.monotonic()
     while process.poll() is None:
         if stopped():
             return None
-        if len(said) != heard:
-            heard, since = len(said), time.monotonic()
-        if time.monotonic() - since > (limits.seconds if said else _START_SECONDS):
-            return TrialResult(
-                Reason.STEP_TOO_LONG, f"{_doing(said)} did not end within {limits.seconds:g} s"
-            )
+        now = time.monotonic()
+        spent, looked = spent + min(now - looked, _LIVED_SECONDS), now
+        if len(said.words) != heard:
+            heard, spent = len(said.words), 0.0
+        if not heard and spent > _START_SECONDS:
+            raise _Untried(f"it did not start within {_START_SECONDS:g} s")
+        if heard and spent > limits.seconds:
+            detail = f"{said.doing} did not end within {limits.seconds:g} s"
+            return TrialResult(Reason.STEP_TOO_LONG, detail)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_SECONDS)
     reader.join()
-    ended = said.pop() if said and said[-1].startswith(_ENDED) else None
-    status = None if ended is None else int(ended.removeprefix(_ENDED))
-    if status == _MISSING:
+    if stopped():
         return None
-    return PASSED if status == 0 else _result(status or process.returncode, said, limits)
-
-
-def _listen(process: subprocess.Popen[bytes], said: list[str]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        said.append(line.decode(errors="replace").rstrip())
+    if said.ended == _MISSING:
+        return None
+    # Before its first word nothing of the artifact was read.
+    if not said.words:
+        raise _Untried(said.chatter[-1] if said.chatter else "it ended at its start")
+    return _result(process.returncode, said, limits, _killed_for_memory() > killed_before)
 
 
 def _arguments(folder: Path, limits: TrialLimits) -> list[str]:
-    return [str(folder), str(limits.seconds), str(limits.memory_bytes or 0)]
+    numbers = (limits.seconds, limits.memory_bytes or 0, limits.more_seconds)
+    return [os.path.abspath(folder), *map(str, numbers)]
 
 
-def _result(status: int, said: Sequence[str], limits: TrialLimits) -> TrialResult:
-    doing = _doing(said)
-    most = "" if limits.memory_bytes is None else f" ({limits.memory_bytes / 2**20:,.0f} MiB)"
-    # Nobody but the kernel kills it so, which chooses it before the app.
-    if status in (_MEMORY, -getattr(signal, "SIGKILL", 9)):
-        return TrialResult(
-            Reason.OUT_OF_MEMORY, f"{doing} takes more memory than there is here{most}"
-        )
-    if status == _REFUSED:
+def _killed_for_memory() -> int:
+    """How many processes of this machine the kernel has killed for want of memory; 0 where it does
+    not say. What somebody else's signal ends does not count."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
+    return 0
+
+
+def _result(returncode: int, said: _Said, limits: TrialLimits, kernel_killed: bool) -> TrialResult:
+    doing, ended = said.doing, said.ended
+    if ended == 0:
+        return PASSED
+    if ended == _REFUSED:
         return TrialResult(Reason.DOES_NOT_FIT, doing)
+    if ended == _MEMORY or any(map(_tells_of_memory, said.chatter)):
+        most = "" if limits.memory_bytes is None else f" ({limits.memory_bytes / 2**20:,.0f} MiB)"
+        detail = f"{doing} takes more memory than there is here{most}"
+        return TrialResult(Reason.OUT_OF_MEMORY, detail)
     how = ""
-    if status:
-        how = f" by {signal.Signals(-status).name}" if status < 0 else f" with status {status}"
-    return TrialResult(Reason.CRASHED, f"{doing} ended the process{how}")
+    if returncode < 0:
+        how = f" by {_signal_name(-returncode)}"
+    elif returncode:
+        how = f" with status {returncode:#x}"
+    if _is_fault(returncode) or any(each.startswith(_FATAL) for each in said.chatter):
+        return TrialResult(Reason.CRASHED, f"{doing} ended the process{how}")
+    # 0 without a last word: how it ended is known to nobody.
+    if kernel_killed and returncode in (0, -getattr(signal, "SIGKILL", 9)):
+        # Whoever took the memory, this process is the first to go: it said so itself.
+        detail = f"its first run was ended for want of memory on this machine, in {doing}"
+        return TrialResult(Reason.OUT_OF_MEMORY, detail, certain=False)
+    detail = f"its first run was ended from outside{how}, in {doing}"
+    return TrialResult(Reason.KILLED, detail, certain=False)
 
 
-def _doing(said: Sequence[str]) -> str:
-    return said[-1] if said else "its start"
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
+
+
+def _is_fault(returncode: int) -> bool:
+    if returncode < 0:
+        return _signal_name(-returncode) in _FAULTS
+    # Windows' are errors of NTSTATUS, of which one is a Ctrl-C.
+    return returncode >= 0xC0000000 and returncode != 0xC000013A
 
 
 # Inside of the process.
@@ -173,6 +325,9 @@ def _doing(said: Sequence[str]) -> str:
 def main() -> None:
     """Try the artifact of a folder; see :func:`try_artifact`."""
     folder, seconds, memory_bytes = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    # A terminal's Ctrl-C goes to the app, which ends this process as it sees fit.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(sys.stdout, all_threads=False)
     from device_sdk.artifact.errors import ArtifactError
 
     try:
@@ -197,17 +352,32 @@ def main() -> None:
     runs = {"train": trainer.step, "infer": trainer.predict, "evaluate": trainer.evaluate}
     for name in trainer.artifact.graphs:
         _say("a step" if name == "train" else f"opening or running its {name} graph", seconds)
-        try:
-            runs[name](example_batch(trainer.artifact, name))
-        except Exception as error:
-            if _is_memory(error):
-                _end(_MEMORY)
+        _run(runs[name], example_batch(trainer.artifact, name))
+    batch, until = example_batch(trainer.artifact, "train"), time.monotonic() + float(sys.argv[4])
+    while trainer.step_count < _MOST_STEPS and time.monotonic() < until:
+        _say(f"step {trainer.step_count + 1}", seconds)
+        if not _run(trainer.step, batch):
+            break
     _end(0)  # what ends when the interpreter does was not tried
 
 
+def _run(call: Callable[[Mapping[str, NDArray[Any]]], object], batch: Mapping[str, Any]) -> bool:
+    """Whether it came to its end without an error."""
+    try:
+        call(batch)
+    except Exception as error:
+        if _is_memory(error):
+            _end(_MEMORY)
+        return False
+    return True
+
+
 def _is_memory(error: Exception) -> bool:
-    told = str(error).lower()
-    return isinstance(error, MemoryError) or any(each in told for each in _ALLOCATIONS)
+    return isinstance(error, MemoryError) or _tells_of_memory(str(error))
+
+
+def _tells_of_memory(text: str) -> bool:
+    return any(each in text.lower() for each in _ALLOCATIONS)
 
 
 def example_batch(manifest: Manifest, graph: str) -> Mapping[str, NDArray[Any]]:
@@ -226,14 +396,14 @@ def example_batch(manifest: Manifest, graph: str) -> Mapping[str, NDArray[Any]]:
 
 def _say(what: str, seconds: float) -> None:
     """What begins now. Where nobody is there any more to end it, the kernel does."""
-    sys.stdout.write(f"{what}\n")
+    sys.stdout.write(f"{_SAYS}{what}\n")
     sys.stdout.flush()
     if hasattr(signal, "alarm"):
         signal.alarm(math.ceil(seconds) + math.ceil(_START_SECONDS))
 
 
 def _end(status: int) -> NoReturn:
-    sys.stdout.write(f"{_ENDED}{status}\n")
+    sys.stdout.write(f"{_SAYS}{_ENDED}{status}\n")
     sys.stdout.flush()
     os._exit(status)
 

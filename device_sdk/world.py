@@ -282,6 +282,10 @@ class DeviceWorld:
                 return f"the app has recorded nothing for it: device.record(item, task={task!r})"
         return ""
 
+    def has_artifact(self, artifact_id: bytes) -> bool:
+        """Whether an artifact is here, whole."""
+        return artifact_id in self.installed or self.home.has_artifact(artifact_id)
+
     def artifact_folder(self, artifact_id: bytes) -> Path:
         """Where an artifact lies, or would."""
         return self.installed.get(artifact_id) or self.home.artifact_folder(artifact_id)

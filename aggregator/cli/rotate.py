@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_serial,
         metavar="SERIAL",
         help="for keys, after a restore: above this serial, whatever the clock says, as serve's "
-        "message names it",
+        "message, or a device's status, names it",
     )
 
 

@@ -127,7 +127,7 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
 
         workers = len(task.fleet.cluster.slots())
         cores = max(os.cpu_count() or 1, workers)
-        joined = JoinedRay(arguments.address, cores, log_to_driver=True, told_keys=True)
+        joined = JoinedRay(arguments.address, cores, log_to_driver=True)
         stack.callback(joined.leave)
         coordinate(
             home,

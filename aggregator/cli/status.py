@@ -310,9 +310,7 @@ def _line(task: _SeenTask, row: RoundRow, now: float) -> dict[str, str]:
 
 
 def _took(row: RoundRow) -> str:
-    if row.closed_unix_seconds is None or row.threshold == 0:
-        return "-"
-    return span(row.closed_unix_seconds - row.opened_unix_seconds)
+    return "-" if row.took_seconds is None or row.threshold == 0 else span(row.took_seconds)
 
 
 def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> dict[str, object]:
@@ -385,6 +383,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
                 "opened_unix_seconds": row.opened_unix_seconds,
                 "deadline_unix_seconds": row.deadline_unix_seconds,
                 "closed_unix_seconds": row.closed_unix_seconds,
+                "took_seconds": row.took_seconds,
                 "selected": row.expected,
                 "participants": row.participants,
                 "counted": seen.counted(row),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from aggregator.errors import MethodFault
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import taken_of
 from aggregator.rounds.hold import hold_failed
-from aggregator.rounds.machine import late_seconds
+from aggregator.rounds.round_times import RoundTimes
 from aggregator.shared import TaskShared
 from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.store.cluster import RoundOver, ShareRow
@@ -203,8 +204,7 @@ class ShareKeeper:
                 self._counted,
                 self._heard,
                 state,
-            ),
-            np.array([logged.arrived_seconds for logged, _ in group], np.float32),
+            )
         )
         self._state_bytes = len(state or b"")
         self._kept = None if state is None else (row.round, self._commits, state)
@@ -234,8 +234,7 @@ class RoundFollower:
     ) -> None:
         self._task, self._selector = shared.task.name, shared.task.selector
         self._store, self._registry = shared.store, shared.registry
-        self._clock, self._unix_clock = shared.clock, shared.unix_clock
-        self._began_seconds = 0.0
+        self._times = RoundTimes(shared.clock, shared.unix_clock)
         self._slot = slot
         self._keeper = keeper
         self._leaving = leaving
@@ -252,7 +251,7 @@ class RoundFollower:
 
     @property
     def elapsed_seconds(self) -> float:
-        return self._clock() - self._began_seconds
+        return math.inf if self.current is None else self._times.since_opening_seconds(self.current)
 
     def next_number(self) -> int:
         return self._latest.round + 1 if self._latest else 1
@@ -276,8 +275,7 @@ class RoundFollower:
             return known is not None
         judged = self._store.log.judged(row.generation, row.round)
         self._heard = {each for each in judged if self._is_ours(each)}
-        passed = self._unix_clock() - row.opened_unix_seconds
-        self._began_seconds = self._clock() - max(0.0, passed)
+        self._times.since_opening_seconds(row)
         self.current = row
         return True
 
@@ -311,7 +309,7 @@ class RoundFollower:
     def came_late(self, row: RoundRow, device_id: bytes, *, updates: bool) -> None:
         """For the coordinator, who waits for it again: nothing waits until it is written down."""
         if self.selects(row, device_id):
-            seconds = late_seconds(row, self._unix_clock()) if updates else None
+            seconds = self._times.late_seconds(row) if updates else None
             if seconds is not None or device_id not in self._came_late:
                 self._came_late[device_id] = seconds
 

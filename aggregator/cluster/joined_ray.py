@@ -36,20 +36,17 @@ _BELOW = "r"
 class JoinedRay:
     """``address``: ``HOST:PORT`` of a running cluster's head; None: a Ray of our own with ``cores``
     to give away, which ends with us and leaves nothing behind. ``log_to_driver``: whether what its
-    actors log is shown here. ``told_keys``: whether it will be told any; then one that does not
-    keep strangers out is refused. One of our own always keeps them out: it listens on the loopback
-    interface, asks for a token that is drawn anew, and lies in a folder that nobody else enters.
+    actors log is shown here. One that does not keep strangers out is refused, whatever it is for:
+    who gets in runs code as its user. One of our own listens on the loopback interface, asks for a
+    token that is drawn anew, and lies in a folder that nobody else enters.
 
     Attributes:
         ray: the module, once :meth:`join` was called.
     """
 
-    def __init__(
-        self, address: str | None, cores: int, *, log_to_driver: bool, told_keys: bool
-    ) -> None:
+    def __init__(self, address: str | None, cores: int, *, log_to_driver: bool) -> None:
         self.ray: Any = None
         self.own = address is None
-        self._told_keys = told_keys
         self._address, self._cores, self._log_to_driver = address, cores, log_to_driver
         self._folder: Path | None = None
 
@@ -86,7 +83,7 @@ class JoinedRay:
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self.own:
             self._folder = _own_folder()
-        elif self._told_keys:
+        else:
             require_private_token(os.environ, Path.home())
         try:
             return self._begin()
@@ -121,10 +118,8 @@ class JoinedRay:
         asked = False
         _unblock_in_children()
         with held_signals() as asked_to_end:
-            if (
-                self._address is not None
-                and self._told_keys
-                and not require_strangers_refused(self._address, asked_to_end)
+            if self._address is not None and not require_strangers_refused(
+                self._address, asked_to_end
             ):
                 return False
             threading.Thread(target=work, name="tessera-ray", daemon=True).start()
@@ -137,8 +132,7 @@ class JoinedRay:
                 time.sleep(_LOOK_SECONDS)
         error = found[0] if found else TimeoutError(f"it does not answer within {seconds:.0f} s")
         if error is None:
-            if self._told_keys:
-                require_private_folder(Path(self.ray.get_runtime_context().get_temp_dir()))
+            require_private_folder(Path(self.ray.get_runtime_context().get_temp_dir()))
             return not asked
         said = first_line(error)
         raise AggregatorError(
@@ -168,7 +162,7 @@ class JoinedRay:
             **common,
         )
         place = self.ray.util.get_node_ip_address()
-        if self._told_keys and not ip_address(place).is_loopback:
+        if not ip_address(place).is_loopback:
             raise AggregatorError(f"it listens at {place}, and not on the loopback interface alone")
 
     def _remove_folder(self) -> None:

@@ -1,4 +1,4 @@
-"""What keeps strangers out of a Ray that is told keys: its token, and who reaches its folder.
+"""What keeps strangers out of a Ray cluster that we use: its token, and who reaches its folder.
 
 Whoever reaches one of Ray's ports with its token runs code as its user. Ray makes its folder on a
 machine open to all (0777, no sticky bit), wherever it lies: whoever reaches that can put a link in
@@ -70,7 +70,7 @@ def require_strangers_refused(address: str, asked_to_end: Callable[[], bool]) ->
     if said == "let in\n":
         raise AggregatorError(
             f"the Ray cluster at {address} lets in who shows no token: whoever reaches its ports "
-            f"runs code there, and would read the fleet's keys. To keep strangers out, {_TOKEN}"
+            f"runs code there, and would read what it is told. To keep strangers out, {_TOKEN}"
         )
     if said != "refused\n":
         lines = errors.strip().splitlines() or ["no answer"]

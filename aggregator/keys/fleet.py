@@ -36,19 +36,20 @@ class FleetKeys:
         self,
         home: AggregatorHome,
         store: Store,
+        clock: Callable[[], float],
         unix_clock: Callable[[], float],
         random_bytes: RandomBytes,
         descriptor_seconds: int,
     ) -> None:
         self._home = home
         self._store = store
-        self._unix_clock = unix_clock
+        self._clock, self._unix_clock = clock, unix_clock
         self._random_bytes = random_bytes
         self._descriptor_seconds = descriptor_seconds
         self._watchers: list[Callable[[Keyring[ServingKeys]], None]] = []
-        self._next_warning_unix = 0.0
+        # By the monotonic clock: a calendar that was ahead for a while silences nothing.
+        self._next_warning_seconds = self._next_try_seconds = -math.inf
         self._cannot_renew = ""
-        self._next_try_unix = 0.0
         self._grace_ends_unix = math.inf
         tidy_keys(home, store, int(unix_clock()))
         self._serving = self._read()
@@ -124,7 +125,7 @@ class FleetKeys:
         return self.current().descriptor.serial != before
 
     def _renew(self, now_unix_seconds: float) -> None:
-        if _is_soon(self._next_try_unix, now_unix_seconds):
+        if self._clock() < self._next_try_seconds:
             return
         try:
             renewed = renew_descriptor(
@@ -138,7 +139,7 @@ class FleetKeys:
             # Serving goes on under the old one while it holds: there is time to put this right.
             self._cannot_renew = f"the descriptor cannot be renewed: {error}"
             _LOG.error("%s", self._cannot_renew)
-            self._next_try_unix = self._next_warning_unix = now_unix_seconds + _DAY_SECONDS
+            self._next_try_seconds = self._next_warning_seconds = self._clock() + _DAY_SECONDS
             return
         _LOG.info(
             "the descriptor was renewed; the next holds for %.1f days",
@@ -150,9 +151,9 @@ class FleetKeys:
         return self.current().descriptor.expires_unix_seconds - self._unix_clock()
 
     def _warn(self) -> None:
-        now = self._unix_clock()
-        if self.problem and not _is_soon(self._next_warning_unix, now):
-            self._next_warning_unix = now + _DAY_SECONDS
+        now = self._clock()
+        if self.problem and now >= self._next_warning_seconds:
+            self._next_warning_seconds = now + _DAY_SECONDS
             _LOG.warning("%s", self.problem)
 
     def _replace(self, serving: list[ServingKeys]) -> None:
@@ -165,8 +166,3 @@ class FleetKeys:
         # Of the next keys to be erased, those included that are honoured no more.
         self._grace_ends_unix = min((end for end in ends if end is not None), default=math.inf)
         return read_serving_keys(self._home, self._store, self._unix_clock)
-
-
-def _is_soon(at_unix_seconds: float, now_unix_seconds: float) -> bool:
-    """Whether it lies within a day from now; further off, it was reckoned by a clock set back."""
-    return now_unix_seconds < at_unix_seconds <= now_unix_seconds + _DAY_SECONDS

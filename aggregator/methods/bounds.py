@@ -42,16 +42,19 @@ class UpdateBounds:
 
     Attributes:
         multiple: of what is usual.
-        rows: float tensors of which each row is bounded by itself: vectors of single labels, say.
+        rows: tensors of values of which each row is bounded by itself: vectors of single labels,
+            say.
+        values: integer tensors that are numbers like any float ones, and bounded as these are.
         counts: integer tensors that claim how many samples there are. Integers without an axis do
-            in any case, as tensors and as metadata; others are taken for places, be it a single
-            one, and left alone.
+            in any case, as tensors and as metadata. Others are taken for places, be it a single
+            one, and left alone: nothing in them tells a far place from a large number.
         exact: tensors and metadata that are left as they are: numbers of a kind, or what its form
             bounds.
     """
 
     multiple: float = 3.0
     rows: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
 
@@ -186,8 +189,12 @@ class Bounding:
         # Of a distance that float64 cannot hold nothing is left.
         sound = np.isfinite(lengths[far])
         kept = np.where(sound[:, None], moved[far], 0.0) * np.where(sound, factors, 0.0)[:, None]
-        wide[far] = about[far] + kept
-        return wide.reshape(values.shape).astype(values.dtype), self._bounds.multiple
+        nearer = about[far] + kept
+        if values.dtype.kind != "f":
+            nearer = np.clip(np.rint(nearer), -_LARGEST_WHOLE, _LARGEST_WHOLE)
+        held = values.reshape(wide.shape).copy()
+        held[far] = nearer
+        return held.reshape(values.shape), self._bounds.multiple
 
     def _fewer(self, name: str, counts: Array, furthest: float) -> Array:
         most = max(1, int(self._most(name) / furthest))
@@ -244,12 +251,13 @@ class Bounding:
 
     def _lengths_of(self, update: Update) -> Iterator[tuple[str, Array]]:
         for name, values in update.tensors.items():
-            if values.dtype.kind == "f" and name not in self._bounds.exact:
+            whole = values.dtype.kind in "iu" and name in self._bounds.values
+            if (values.dtype.kind == "f" or whole) and name not in self._bounds.exact:
                 yield name, values
 
     def _counts_of(self, update: Update) -> Iterator[tuple[str, Array]]:
         for name, values in update.tensors.items():
-            if values.dtype.kind not in "iu" or name in self._bounds.exact:
+            if values.dtype.kind not in "iu" or name in (*self._bounds.exact, *self._bounds.values):
                 continue
             if name in self._bounds.counts or values.ndim == 0:
                 yield name, values
@@ -321,6 +329,7 @@ class Bounding:
 
 
 _ACTED = Entry(np.int64, (2,), least=0)
+_LARGEST_WHOLE = 2.0**62
 _LARGEST = 1e300
 """Sizes beyond count as this one: voices are finite."""
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from opcode import opmap
 from typing import Any, TypeVar
 
 import numpy as np
 
-from aggregator.errors import MethodFault
+from aggregator.errors import CallOverdue, MethodFault
 from aggregator.methods.method import (
     Binding,
     Method,
@@ -28,6 +30,8 @@ from device_sdk.wire.codec.errors import WireError
 
 _RAISE = opmap["RAISE_VARARGS"]
 _MOST_COUNTED = 2**63
+_COMES_AND_GOES = re.compile(r"[0-9a-f]{32}|^bounds\.scale\.")
+"""In the name of an array that a later state may lack: a device's id; a measure that few use."""
 
 
 def _asked_to_end(error: BaseException) -> bool:
@@ -58,7 +62,8 @@ def _calling(call: str, *allowed: type[Exception]) -> Iterator[None]:
     except allowed:
         raise
     except BaseException as error:
-        if _asked_to_end(error):
+        within = isinstance(error, MethodFault) and not isinstance(error, CallOverdue)
+        if within or _asked_to_end(error):
             raise
         raise MethodFault(call, error) from error
 
@@ -127,6 +132,76 @@ def _arrays(found: object) -> State:
     return found
 
 
+# A state is full if the method can go on from it, and nothing is missing that it had before. No
+# other is ever committed: the version before it would be lost.
+
+_MOST_KEPT_BYTES = 1 << 28
+"""Of a state, for the method that it is tried on to be kept: to build one takes a while, and a
+large one memory."""
+_Form = tuple[np.dtype[Any], int, bool]
+
+
+def _forms(state: State) -> dict[str, _Form]:
+    """Of each array that stays: its dtype, number of axes, and whether it is finite."""
+    return {
+        name: (array.dtype, array.ndim, _is_finite(array))
+        for name, array in state.items()
+        if not _COMES_AND_GOES.search(name)
+    }
+
+
+def _is_finite(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
+def _require_forms(forms: Mapping[str, _Form], before: Mapping[str, _Form]) -> None:
+    for name, (dtype, axes, finite) in before.items():
+        if name not in forms:
+            raise ValueError(f"it returned no {name!r}, which the state before has")
+        if forms[name][:2] != (dtype, axes):
+            raise ValueError(
+                f"it returned {name!r} as {forms[name][0]} of {forms[name][1]} axes; the state "
+                f"before has {dtype} of {axes}"
+            )
+        if finite and not forms[name][2]:
+            raise ValueError(f"it returned {name!r} with numbers that are not finite")
+
+
+def _require_alike(method: Method, anew: Method) -> None:
+    """Raises ValueError where one that goes on from the other's state is another."""
+    for what, one, other in (
+        ("version", method.version, anew.version),
+        ("adds_up", method.adds_up, anew.adds_up),
+        ("model", method.model_arrays, anew.model_arrays),
+        *([("share", method.share(), anew.share())] if method.adds_up else ()),
+    ):
+        if not _same(one, other):
+            raise ValueError(f"another {what} is in a method that goes on from what it returned")
+
+
+def _told(broadcast: Broadcast) -> dict[str, object]:
+    attached = {n: (each.cohort, each.tensors) for n, each in broadcast.attachments.items()}
+    return {
+        "version": broadcast.version,
+        "tensors": broadcast.tensors,
+        "settings": broadcast.settings,
+        "cohorts": broadcast.cohorts,
+        "parts": {name: tensors for name, (_, tensors) in attached.items()},
+        "readers": {name: cohort for name, (cohort, _) in attached.items()},
+    }
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values of a method are the same, to the bit."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return bool(np.array_equal(one, other)) or one.tobytes() == other.tobytes()
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return one == other
+
+
 class GuardedBinding:
     """A binding whose code, and whose method's, may fail in any way: everybody who has one of the
     two has it from here. Raises what :class:`~aggregator.methods.method.Binding` says, and of all
@@ -140,11 +215,26 @@ class GuardedBinding:
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> GuardedMethod:
         """See :class:`~aggregator.methods.method.Binding`."""
+        drawn = copy.deepcopy(rng)
         with _calling("build", ValueError):
             made = self._binding.build(items, rng, artifacts)
         with _calling("build"):
             require_staged(_a(Method, made))  # type: ignore[type-abstract]
-            return GuardedMethod(made)
+            return GuardedMethod(made, lambda: self._build_again(items, drawn, artifacts))
+
+    def _build_again(
+        self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact]
+    ) -> GuardedMethod:
+        try:
+            return self.build(items, copy.deepcopy(rng), artifacts)
+        except ValueError as error:
+            raise MethodFault("build", error) from error  # they did suit it
+
+    @property
+    def made_with(self) -> str:
+        """The settings, in words: of other ones a state may hold less."""
+        with _calling("settings"):
+            return f"{self.method_name} {self._binding.settings!r}"
 
     def items_of(self, method: GuardedMethod) -> int:
         """See :class:`~aggregator.methods.method.Binding`."""
@@ -184,12 +274,18 @@ class GuardedBinding:
 
 
 class GuardedMethod(Method):
-    """A method whose code may fail in any way; see :class:`GuardedBinding`."""
+    """A method whose code may fail in any way; see :class:`GuardedBinding`.
+
+    ``anew`` makes another one, as a process that starts does.
+    """
 
     bounds = None  # the method inside has its stage
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, anew: Callable[[], GuardedMethod]) -> None:
         self.unguarded = method
+        self._anew = anew
+        self._before: dict[str, _Form] | None = None
+        self._tried_on: GuardedMethod | None = None
 
     @property
     def version(self) -> int:
@@ -250,12 +346,63 @@ class GuardedMethod(Method):
             return _summary(self.unguarded.close_round())
 
     def state(self) -> State:
+        """A full one: of what no method can go on from, or lacks what this one's first state had,
+        a MethodFault is raised."""
         with _calling("state"):
-            return _arrays(self.unguarded.state())
+            found, _ = self._full_state()
+            _require_alike(self, self._reopened(found))
+            return found
+
+    def next_version(self, round_id: int) -> tuple[State, Broadcast]:
+        """A full state between two rounds, and the next one's broadcast, which one that goes on
+        from that state gives too."""
+        with _calling("state"):
+            found, forms = self._full_state()
+            kept_model = self.model_arrays is not None
+            # Whatever a round does to arrays that were taken back, these are stored.
+            own = found if kept_model else {name: array.copy() for name, array in found.items()}
+            anew = self._reopened(own)
+            _require_alike(self, anew)
+        opened = self.open_round(round_id)
+        if not kept_model:
+            # All that there is to see of what it keeps.
+            with _calling("state"):
+                again = anew.open_round(round_id)
+                if not _same(_told(opened), _told(again)):
+                    raise ValueError(
+                        "another broadcast comes from a method that goes on from what it returned"
+                    )
+        self._before = forms
+        return found, opened
+
+    def _full_state(self) -> tuple[State, dict[str, _Form]]:
+        found = _arrays(self.unguarded.state())
+        forms = _forms(found)
+        if self._before is None:
+            self._before = forms
+        _require_forms(forms, self._before)
+        return found, forms
+
+    def _reopened(self, state: State) -> GuardedMethod:
+        anew, self._tried_on = self._tried_on or self._anew(), None
+        try:
+            anew.restore(state)
+        except RestoreError as error:
+            raise ValueError(f"no method can go on from what it returned: {error}") from error
+        if sum(array.nbytes for array in state.values()) <= _MOST_KEPT_BYTES:
+            self._tried_on = anew
+        return anew
 
     def restore(self, state: State) -> None:
         with _calling("restore", RestoreError):
             self.unguarded.restore(state)
+        self._before = self._before or _forms(state)
+
+    def settings_changed(self) -> None:
+        """What was restored is of other settings, and these may have no use for some of it."""
+        with _calling("state"):
+            used = _arrays(self.unguarded.state())
+        self._before = {name: form for name, form in (self._before or {}).items() if name in used}
 
     def begin_with(self, model: Arrays) -> None:
         with _calling("begin_with", ModelMismatch):

@@ -200,17 +200,14 @@ class Aggregation:
         for device_id in revoked:
             self._method.forget(device_id.hex())
         if summary.version != self.version:
-            self._made = self._method.state()
-            self._opened = self._method.open_round(summary.round_id + 1)
+            self._made, self._opened = self._method.next_version(summary.round_id + 1)
             self._require_publishable(self._opened)
         return summary
 
     def commit_version(self, summary: RoundSummary) -> None:
         """Write the new version's checkpoint and clear the log; inside a transaction."""
         made = self._method.state() if self._made is None else self._made
-        self._store.checkpoints.put(
-            MethodCheckpoint("version", summary.round_id, 0, summary.version, made)
-        )
+        self._keep_version(summary.round_id, summary.version, made)
         if summary.version != self.version:
             self._note(summary.version, summary.round_id, summary.participants)
         self._made = None
@@ -227,9 +224,7 @@ class Aggregation:
         self._binding.grow(self._method, items, rng)
         self.items = items
         self.version += 1
-        self._store.checkpoints.put(
-            MethodCheckpoint("version", last_round, 0, self.version, self._method.state())
-        )
+        self._keep_version(last_round, self.version, self._method.state())
         self._note(self.version, last_round, 0, "new items")
 
     def _tell_lowered(self, round_number: int) -> None:
@@ -248,6 +243,13 @@ class Aggregation:
             )
         self._told_lowered.update(new)
         lowered.clear()
+
+    def _keep_version(self, last_round: int, version: int, state: State) -> MethodCheckpoint:
+        """Inside a transaction."""
+        made = MethodCheckpoint("version", last_round, 0, version, state)
+        self._store.checkpoints.put(made)
+        self._store.facts.made_with = self._binding.made_with
+        return made
 
     @property
     def goes_back(self) -> bool:
@@ -275,9 +277,7 @@ class Aggregation:
             return
         version = self.version + 1
         with self._store.database.transaction():
-            self._store.checkpoints.put(
-                MethodCheckpoint("version", last_round, 0, version, self._method.state())
-            )
+            self._keep_version(last_round, version, self._method.state())
             self._note(version, last_round, 0, f"version {wanted}")
             versions.ask_for(None)
         self.version = version
@@ -296,15 +296,17 @@ class Aggregation:
         if version is None:
             self._built = None
             origin = "" if self._keeper is None else self._keeper.begin(self._method, self.items)
-            version = MethodCheckpoint("version", 0, 0, 0, self._method.state())
+            state = self._method.state()
             with self._store.database.transaction():
-                self._store.checkpoints.put(version)
+                version = self._keep_version(0, 0, state)
                 self._note(0, 0, 0, origin)
         self.version = version.version
         partial = self._store.checkpoints.get("partial")
         self._last_seq, self.participants, self._since_checkpoint = 0, 0, 0
         try:
             self._method.restore(version.state)
+            if self._store.facts.made_with != self._binding.made_with:
+                self._method.settings_changed()
             self.items = self._binding.items_of(self._method)
             if self._keeper is not None and not self._keeper.knows(version.version):
                 # Made by a replacement, or before versions were kept.

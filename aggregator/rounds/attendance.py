@@ -7,7 +7,6 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence, Set
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.rounds.habits import KnownHabits
 from aggregator.store import TaskStore
@@ -32,7 +31,7 @@ class Attendance:
         self._waits: list[tuple[float, bytes]] = []
         self._unseen: list[bytes] = []
         self._any_heard = False
-        self._arrivals = array("f")
+        self._arrivals = array("d")
 
     def likely(self, device_ids: Iterable[bytes]) -> set[bytes]:
         """Those of devices of which an update is to be expected: they sent some of late, or opened
@@ -44,7 +43,7 @@ class Attendance:
     def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
         """A round opens, for no longer than that."""
         self._round, self._length_seconds = number, length_seconds
-        self._missing, self._any_heard, self._arrivals = selected, False, array("f")
+        self._missing, self._any_heard, self._arrivals = selected, False, array("d")
         waits = {each: wait for each in selected if (wait := self._wait_seconds(each)) > 0}
         unknown = [each for each in waits if self.habits.of(each).seconds is None]
         self._unseen = sorted(set(unknown) - self._seen(unknown))
@@ -120,7 +119,7 @@ class Attendance:
         if not self.counted or wait >= most or not has_quorum():
             return most
         if longest and wait <= elapsed_seconds:
-            wait = max(wait, self._settings.deadline_margin * float(np.median(self.arrivals())))
+            wait = max(wait, self._settings.deadline_margin * self._median_seconds())
         return min(most, wait)
 
     @property
@@ -134,9 +133,9 @@ class Attendance:
             self._waits.pop()
         return self._waits[-1][0] if self._waits else 0.0
 
-    def arrivals(self) -> NDArray[np.float32]:
-        """Seconds after the round opened, of each update counted."""
-        return np.asarray(self._arrivals, dtype=np.float32)
+    def _median_seconds(self) -> float:
+        """After the round opened, of the updates counted, of which there are some."""
+        return float(np.median(self._arrivals))
 
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None:
         """A device had its verdict; ``counted_seconds`` after the opening if it was counted."""
@@ -178,16 +177,18 @@ class CommittedAttendance(Attendance):
     def __init__(self, store: TaskStore, settings: RoundSettings) -> None:
         super().__init__(KnownHabits(store.habits), settings, store.fleet.devices.seen_among)
         self._store = store
+        self._generation = 0
         self._counted = 0
         self._heard = 0
         self._looked_at = 0  # of these, those that are known by now
+        self._median = (0, 0.0)  # of so many updates that were counted
         # How many were heard of, and who of these was asked for last.
         self._looked: tuple[int, list[bytes]] = (0, [])
 
     def begin(self, number: int, length_seconds: float, selected: set[bytes]) -> None:
         super().begin(number, length_seconds, selected)
         self._counted = self._heard = self._looked_at = 0
-        self._looked = (0, [])
+        self._looked, self._median = (0, []), (0, 0.0)
 
     def resume(self, store: TaskStore, row: RoundRow, selected: set[bytes]) -> None:
         counts = store.shares.counts(row.round)
@@ -199,6 +200,7 @@ class CommittedAttendance(Attendance):
         super().look(row, elapsed_seconds)
         for device_id, seconds in self._store.late.take().items():
             self.came_late(device_id, seconds, elapsed_seconds)
+        self._generation = row.generation
         self._counted, self._heard = self._store.shares.counts(row.round)
         self._any_heard = self._any_heard or self._heard > 0
         while self._heard > self._looked_at:
@@ -211,6 +213,7 @@ class CommittedAttendance(Attendance):
             self._take(self._store.log.came(row.generation, row.round, asked[1]))
 
     def look_at_all(self, row: RoundRow) -> None:
+        self._counted, self._heard = self._store.shares.counts(row.round)
         self._take(self._store.log.came(row.generation, row.round))
         self._looked_at = self._heard
 
@@ -229,8 +232,13 @@ class CommittedAttendance(Attendance):
     def outstanding(self) -> int:
         return max(0, len(self._missing) - (self._heard - self._looked_at))
 
-    def arrivals(self) -> NDArray[np.float32]:
-        return self._store.shares.arrivals(self._round)
+    def _median_seconds(self) -> float:
+        if self._median[0] != self._counted:
+            self._median = (
+                self._counted,
+                self._store.log.median_seconds(self._generation, self._round),
+            )
+        return self._median[1]
 
 
 def asked_share(settings: RoundSettings, likely: int) -> float:

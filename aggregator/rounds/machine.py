@@ -14,6 +14,7 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, asked_share
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.rollout import rollout_of
+from aggregator.rounds.round_times import RoundTimes
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES
 from aggregator.store.rounds import RoundRow
@@ -90,7 +91,8 @@ class RoundMachine:
         self._evaluator = evaluator
         self._attendance = attendance
         # By the monotonic clock: no calendar makes a round or a pause longer, or shorter.
-        self._began_seconds = self._earliest_close_seconds = self._earliest_open_seconds = -math.inf
+        self._times = RoundTimes(self._clock, self._unix_clock)
+        self._earliest_close_seconds = self._earliest_open_seconds = -math.inf
         self._lacked = 0  # devices to wait for, as was said
         self._counted_at = -1
         self._eligible = 0
@@ -207,10 +209,8 @@ class RoundMachine:
         Where the round had selected the device: others do not wait to be waited for.
         """
         if self.selects(row, device_id):
-            now = self._unix_clock()
-            seconds = late_seconds(row, now) if updates else None
-            elapsed = self.elapsed_seconds
-            self._attendance.came_late(device_id, seconds, elapsed)
+            seconds = self._times.late_seconds(row) if updates else None
+            self._attendance.came_late(device_id, seconds, self.elapsed_seconds)
 
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""
@@ -234,6 +234,7 @@ class RoundMachine:
     def follow(self, other: RoundMachine) -> None:
         """Take over what the same task's machine before this one had in memory only."""
         self._earliest_open_seconds = other._earliest_open_seconds
+        self._times = other._times
         self._lacked = other._lacked
 
     def _all_were_revoked(self, row: RoundRow) -> bool:
@@ -250,8 +251,9 @@ class RoundMachine:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since the current round opened, by the monotonic clock."""
-        return self._clock() - self._began_seconds
+        """Since the current round opened; infinite without one."""
+        row = self.current
+        return math.inf if row is None else self._times.since_opening_seconds(row)
 
     def _has_quorum(self) -> bool:
         return self._aggregation.gathered() >= self._settings.quorum
@@ -269,8 +271,6 @@ class RoundMachine:
         if row is None:
             return
         self.current = self._store.rounds.find(row.round)  # resuming may have held it
-        passed = self._unix_clock() - row.opened_unix_seconds
-        self._began_seconds = self._clock() - max(0.0, passed)
         self._attendance.resume(self._store, row, self._selected(row))
         self._earliest_close_seconds = self._clock() + self._settings.resume_grace_seconds
         if self.current is not None and self.current.held is not None:
@@ -334,9 +334,10 @@ class RoundMachine:
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
         self.current = row
+        self._times.since_opening_seconds(row)
         self._attendance.begin(number, row.length_seconds, missing)
         self._played += int(not _rests(row))
-        self._began_seconds, self._earliest_close_seconds = self._clock(), -math.inf
+        self._earliest_close_seconds = -math.inf
         self._aggregation.carry_over(row)
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
@@ -369,11 +370,12 @@ class RoundMachine:
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)
             made = summary.version
-        times = self._attendance.arrivals()
         # Where nobody came, what was wrong was hardly all of the devices.
-        in_vain = self._attendance.in_vain(self.elapsed_seconds) if len(times) else []
+        in_vain = self._attendance.in_vain(self.elapsed_seconds) if self.arrived else []
         with self._store.database.transaction():
-            self._store.rounds.close(row.round, now, made, participants, summary.metrics, times)
+            self._store.rounds.close(
+                row.round, now, self.elapsed_seconds, made, participants, summary.metrics
+            )
             self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,
@@ -430,13 +432,6 @@ class RoundMachine:
             for each in self._registry.devices()
         )
         return min(EVERYONE, int(asked_share(self._settings, likely) * 2**64))
-
-
-def late_seconds(row: RoundRow, now_unix_seconds: float) -> float | None:
-    """How long after a closed round's opening an update came that it would have counted if it had
-    lasted to its deadline; None for one that came after that."""
-    seconds = max(0.0, now_unix_seconds - row.opened_unix_seconds)
-    return seconds if seconds <= row.length_seconds else None
 
 
 def _rests(row: RoundRow) -> bool:

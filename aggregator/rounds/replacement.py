@@ -113,6 +113,7 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         facts = store.facts
         facts.own_generation = max(now_unix_seconds, facts.generation + 1)
         facts.label = task.label
+        facts.made_with = GuardedBinding(task.binding).made_with
         facts.catalogue = replacement.catalogue
         facts.unpublished, facts.failed = None, False
         facts.replaced_at, facts.stopped_at = replacement.method.version, None

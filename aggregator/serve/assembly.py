@@ -155,7 +155,7 @@ def assemble(
     sealing_rng = link_rngs.pop(1)
 
     # Who may speak.
-    keys = FleetKeys(home, store, unix_clock, random_bytes, settings.descriptor_seconds)
+    keys = FleetKeys(home, store, clock, unix_clock, random_bytes, settings.descriptor_seconds)
     last_life = store.facts.announced_unix_seconds
     presence = role.begin_life(store, int(unix_clock()), random_bytes)
     shared = Shared(

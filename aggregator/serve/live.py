@@ -239,8 +239,8 @@ def _rounds(finished: Sequence[RoundRow]) -> Table:
     for name in ("round", "updates", "took", "result", "metrics"):
         table.add_column(name)
     for row in finished:
-        took = (row.closed_unix_seconds or 0.0) - row.opened_unix_seconds
         result = "no quorum" if row.next_version is None else f"version {row.next_version}"
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in (row.metrics or {}).items())
-        table.add_row(str(row.round), str(row.participants), span(took), result, metrics)
+        took = span(row.took_seconds or 0.0)
+        table.add_row(str(row.round), str(row.participants), took, result, metrics)
     return table

@@ -32,10 +32,10 @@ def on_ray(address: str, workers: int | None) -> Any:
         address: of a running cluster; empty for a Ray of our own, which ends with the run.
         workers: how many; None for as many as there are CPU cores.
 
-    Raises AggregatorError where Ray is missing.
+    Raises AggregatorError where Ray is missing, or the cluster lets strangers in.
     """
     cores = workers or os.cpu_count() or 1
-    joined = JoinedRay(address or None, cores, log_to_driver=False, told_keys=False)
+    joined = JoinedRay(address or None, cores, log_to_driver=False)
 
     def make(settings: DeviceSettings) -> VirtualDevices:
         return RayDevices(settings, joined, workers)

@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Table, TableOfTask
 
@@ -201,14 +198,10 @@ _SHARE = "round, slot, epoch, commits, counted, heard, state"
 
 
 class Shares(TableOfTask):
-    """A task's rows of the tables ``shares`` and ``arrivals``."""
+    """A task's rows of the table ``shares``."""
 
-    def put(self, row: ShareRow, arrivals: NDArray[np.float32]) -> None:
-        """In the place of the slot's row of this round; inside a transaction.
-
-        ``arrivals``: float32 seconds after the round's opening, of each update that this commit
-        counted. What is written grows with them, and not with those before.
-        """
+    def put(self, row: ShareRow) -> None:
+        """In the place of the slot's row of this round; inside a transaction."""
         self._database.insert(
             "shares",
             self._task,
@@ -221,10 +214,6 @@ class Shares(TableOfTask):
             row.state,
             replace=True,
         )
-        if len(arrivals):
-            seconds = arrivals.astype("<f4").tobytes()
-            key = self._task, row.round, row.slot, row.commits
-            self._database.insert("arrivals", *key, seconds, replace=True)
 
     def find(self, round_number: int, slot: int) -> ShareRow | None:
         query = f"SELECT {_SHARE} FROM shares WHERE task = ? AND round = ? AND slot = ?"
@@ -262,19 +251,9 @@ class Shares(TableOfTask):
         )
         return 0 if row is None else int(row[0])
 
-    def arrivals(self, round_number: int) -> NDArray[np.float32]:
-        """Of all updates counted in a round, seconds after it opened."""
-        query = "SELECT seconds FROM arrivals WHERE task = ? AND round = ? ORDER BY slot, commits"
-        found = [
-            np.frombuffer(row[0], dtype="<f4")
-            for row in self._database.rows(query, (self._task, round_number))
-        ]
-        return np.concatenate([np.empty(0, np.float32), *found]).astype(np.float32)
-
     def clear(self) -> None:
         """They are part of a version."""
-        for table in ("shares", "arrivals"):
-            self._database.execute(f"DELETE FROM {table} WHERE task = ?", (self._task,))
+        self._database.execute("DELETE FROM shares WHERE task = ?", (self._task,))
 
 
 # Counters of the opens that were granted in this life, whichever worker did.

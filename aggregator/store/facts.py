@@ -99,6 +99,8 @@ class TaskFacts(Named):
 
     label = Fact[str | None](str, None, "task")
     """The task and method that the stored state belongs to; None before the first ``serve``."""
+    made_with = Fact[str | None](str, None)
+    """The method's settings that the stored version was made with."""
     catalogue = Fact[bytes | None](bytes, None)
     """The catalogue's content as last used."""
     sealed_contents = Fact[str](str, "")

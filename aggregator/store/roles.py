@@ -72,7 +72,6 @@ WORKER: Mapping[str, Rights] = {
     "participations": _rights(_READ, _ADD, _CHANGE),
     "device_evaluations": _rights(_READ, _ADD, _CHANGE, _DROP),
     "shares": _rights(_READ, _ADD, _CHANGE),
-    "arrivals": _rights(_READ, _ADD, _CHANGE),
     "late_arrivals": _rights(_READ, _ADD, _CHANGE),
     "sightings": _rights(_READ, _ADD, _CHANGE),
     "refusals": _rights(_READ, _ADD, _CHANGE),

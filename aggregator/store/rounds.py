@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aggregator.store.database import TableOfTask
 
 _COLUMNS = (
     "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
-    "closed_unix, next_version, participants, metrics, held, forgotten, opening"
+    "closed_unix, next_version, participants, metrics, held, forgotten, opening, "
+    "took_seconds"
 )
 
 
@@ -23,7 +21,9 @@ class RoundRow:
     Closed, with ``participants`` None: nothing enters any more, and its version is being made.
 
     ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
-    were deleted. ``opening``: the how-manieth round of any task it was to open.
+    were deleted. ``opening``: the how-manieth round of any task it was to open. ``took_seconds``:
+    how long it lasted, see :class:`~aggregator.rounds.round_times.RoundTimes`; None where it was
+    given up, too.
     """
 
     round: int
@@ -42,6 +42,7 @@ class RoundRow:
     held: str | None = None
     forgotten: bool = False
     opening: int = 0
+    took_seconds: float | None = None
 
     @property
     def length_seconds(self) -> float:
@@ -80,21 +81,21 @@ class Rounds(TableOfTask):
         self,
         number: int,
         closed_unix_seconds: float,
+        took_seconds: float,
         next_version: int | None,
         participants: int,
         metrics: Mapping[str, float],
-        arrivals: NDArray[np.float32],
     ) -> None:
-        """The round ended; ``arrivals`` in seconds after it opened."""
+        """The round ended."""
         self._database.execute(
-            "UPDATE rounds SET closed_unix = ?, next_version = ?, participants = ?, metrics = ?, "
-            "arrivals = ?, held = NULL WHERE task = ? AND round = ?",
+            "UPDATE rounds SET closed_unix = ?, took_seconds = ?, next_version = ?, "
+            "participants = ?, metrics = ?, held = NULL WHERE task = ? AND round = ?",
             (
                 closed_unix_seconds,
+                took_seconds,
                 next_version,
                 participants,
                 json.dumps(dict(metrics), sort_keys=True),
-                arrivals.astype("<f4").tobytes(),
                 self._task,
                 number,
             ),
@@ -148,17 +149,6 @@ class Rounds(TableOfTask):
         found = (_row(row) for row in self._database.rows(query, (self._task, count)))
         return [row for row in found if row is not None]
 
-    def arrivals(self, last_rounds: int) -> list[NDArray[np.float32]]:
-        """Arrival times of the last closed rounds, newest first."""
-        query = (
-            "SELECT arrivals FROM rounds WHERE task = ? AND arrivals IS NOT NULL "
-            "ORDER BY round DESC LIMIT ?"
-        )
-        return [
-            np.frombuffer(row[0], dtype="<f4").astype(np.float32)
-            for row in self._database.rows(query, (self._task, last_rounds))
-        ]
-
     def forget_verdicts(self, served_seconds: float, kept_seconds: float) -> int:
         """Drop the verdicts of rounds that closed long ago; the number of rounds.
 
@@ -178,9 +168,7 @@ class Rounds(TableOfTask):
         old = list(self._database.rows(query, (self._task, served_seconds - kept_seconds)))
         where = "WHERE task = ? AND generation = ? AND round = ?"
         self._database.execute_many(f"DELETE FROM verdicts {where}", old)
-        self._database.execute_many(
-            f"UPDATE rounds SET forgotten = 1, arrivals = NULL {where}", old
-        )
+        self._database.execute_many(f"UPDATE rounds SET forgotten = 1 {where}", old)
         return len(old)
 
 

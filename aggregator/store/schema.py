@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -73,10 +73,10 @@ CREATE TABLE rounds (
     expected INTEGER NOT NULL,
     items INTEGER NOT NULL,
     closed_unix REAL,                    -- NULL: open
+    took_seconds REAL,                   -- by the monotonic clock; NULL: open, or given up
     next_version INTEGER,                -- NULL when the quorum was missed
     participants INTEGER,
     metrics TEXT,                        -- JSON
-    arrivals BLOB,                       -- float32, seconds after the round opened
     held TEXT,                           -- why the round may not close
     forgotten INTEGER NOT NULL DEFAULT 0,
     closed_served_seconds REAL,          -- how long serve had run, in all, when it was seen closed
@@ -227,14 +227,6 @@ CREATE TABLE shares (                    -- what workers have of rounds that are
     state BLOB,                          -- NULL: bodies are kept
     PRIMARY KEY (task, round, slot)
 ) STRICT;
-CREATE TABLE arrivals (                  -- of the updates counted in shares, by commit
-    task INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    slot INTEGER NOT NULL,
-    commits INTEGER NOT NULL,
-    seconds BLOB NOT NULL,               -- float32, after the round opened
-    PRIMARY KEY (task, round, slot, commits)
-) STRICT;
 CREATE TABLE late_arrivals (             -- that workers heard, for the coordinator
     task INTEGER NOT NULL,
     device_id BLOB NOT NULL,
@@ -316,7 +308,7 @@ def _one_task_becomes_the_first() -> str:
     """What there is belongs to the one task that a home had, task 1 from now on."""
     rounds = (
         "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, "
-        "items, closed_unix, next_version, participants, metrics, arrivals, held, forgotten, "
+        "items, closed_unix, next_version, participants, metrics, held, forgotten, "
         "closed_served_seconds"
     )
     updates = "seq, round, device_id, arrived_seconds, quarantined, body"
@@ -344,6 +336,8 @@ def _one_task_becomes_the_first() -> str:
                 )
             ),
             _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
+            "ALTER TABLE rounds ADD COLUMN arrivals BLOB;\n",
+            "ALTER TABLE rounds DROP COLUMN took_seconds;\n",
             _copied("updates", f"task, {updates}", f"1, {updates}"),
             _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
             _copied("checkpoints", f"task, {checkpoints}", f"1, {checkpoints}"),
@@ -438,14 +432,7 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
     )
     + _WORKERS_WITHOUT_CONNECTION
     + _SHARES_WITH_ARRIVALS,
-    6: "".join(
-        (
-            _table_of("arrivals"),
-            "INSERT INTO arrivals (task, round, slot, commits, seconds) "
-            "SELECT task, round, slot, commits, arrivals FROM shares;\n",
-            "ALTER TABLE shares DROP COLUMN arrivals;\n",
-        )
-    ),
+    6: "ALTER TABLE shares DROP COLUMN arrivals;\n",
     7: "ALTER TABLE workers ADD COLUMN connected INTEGER NOT NULL DEFAULT 0;\n",
     8: "".join(
         (
@@ -455,6 +442,12 @@ UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
             _figures_have_what_is_typical(),
         )
     ),
+    9: """
+DROP TABLE IF EXISTS arrivals;
+ALTER TABLE rounds DROP COLUMN arrivals;
+ALTER TABLE rounds ADD COLUMN took_seconds REAL;
+UPDATE rounds SET took_seconds = closed_unix - opened_unix;
+""",
 }
 """By the version that a file has, what makes it one of the next version."""
 

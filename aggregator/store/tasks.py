@@ -18,7 +18,6 @@ TASK_TABLES = (
     "rounds",
     "updates",
     "shares",
-    "arrivals",
     "habits",
     "late_arrivals",
     "verdicts",

@@ -101,6 +101,17 @@ class UpdateLog(TableOfTask):
         )
         return 0 if row is None else int(row[0])
 
+    def median_seconds(self, generation: int, round_number: int) -> float:
+        """After the round opened, of the updates counted; 0 without any."""
+        count = self.counted(generation, round_number)
+        row = self._database.row(
+            "SELECT avg(seconds) FROM (SELECT seconds FROM verdicts WHERE task = ? "
+            "AND generation = ? AND round = ? AND reason IS NULL ORDER BY seconds "
+            "LIMIT ? OFFSET ?) AS middle",
+            (self._task, generation, round_number, 2 - count % 2, max(0, count - 1) // 2),
+        )
+        return 0.0 if row is None or row[0] is None else float(row[0])
+
     def after(self, seq: int) -> Iterator[LoggedUpdate]:
         """Updates to absorb, in order of their commits; quarantined ones are left out."""
         query = (

@@ -12,6 +12,8 @@ from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_art
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.task_messages import OfferedArtifact
 
+_MORE_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class ArtifactContent:
@@ -61,7 +63,8 @@ def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> Art
 
 def require_harmless(folders: Iterable[Path], seconds: float) -> None:
     """Run each artifact for the first time, in a process of its own: its graphs, on a batch of its
-    example's sizes, each opening and each run within so many seconds.
+    example's sizes, each opening and each run within so many seconds; then further steps for two
+    seconds, 1,000 at most, for what does harm only later.
 
     Raises AggregatorError for one that does not come back, crashes or takes all memory. Where there
     is no onnxruntime nothing is run, as on the devices it is.
@@ -69,7 +72,11 @@ def require_harmless(folders: Iterable[Path], seconds: float) -> None:
     from device_sdk.trial import TrialLimits, try_artifact
 
     for folder in folders:
-        result = try_artifact(folder, TrialLimits(seconds))
+        result = try_artifact(folder, TrialLimits(seconds, more_seconds=_MORE_SECONDS))
+        if result is not None and not result.certain:
+            raise AggregatorError(
+                f"nothing is known of the artifact {folder}: {result.detail}. Check it again"
+            )
         if result is not None and result.reason is not None:
             raise AggregatorError(
                 f"the artifact {folder} would do harm on devices ({result.reason.value}): "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -9,6 +11,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.load import read_checked, read_manifest
 from device_sdk.errors import HomeBroken, HomeError, HomeLocked, NotEnrolled
 from device_sdk.home.database import HomeDatabase
 from device_sdk.home.interaction_store import InteractionStore
@@ -26,6 +30,9 @@ _DATABASE = "device.sqlite"
 _IDENTITY = "identity.key"
 _LOCK = "lock"
 _ARTIFACTS = "artifacts"
+
+_Signature = tuple[tuple[str, int, int, int], ...]
+_log = logging.getLogger("device_sdk")
 
 
 class Home:
@@ -70,6 +77,7 @@ class Home:
         self.tasks = KnownTasks(self.database)
         self.spent = SpentStore(self.database)
         self.trials = TrialStore(self.database)
+        self._whole: dict[bytes, _Signature] = {}
 
     def identity(self, *, create: bool = False) -> Ed25519PrivateKey:
         """The device's key. One that is made here is on the disk when this returns.
@@ -97,10 +105,35 @@ class Home:
         """Where an artifact lies, or would."""
         return self.folder / _ARTIFACTS / artifact_id.hex()
 
+    def has_artifact(self, artifact_id: bytes) -> bool:
+        """Whether all of an artifact's bytes are here: those of its id, and no others.
+
+        What lies in their place (half of a copy, a backup's) is removed, and comes again.
+        """
+        folder = self.artifact_folder(artifact_id)
+        if not folder.is_dir():
+            return False
+        before = _signature(folder)
+        if before and self._whole.get(artifact_id) == before:
+            return True
+        try:
+            manifest = read_manifest(folder)
+            if manifest.id != artifact_id.hex():
+                raise ArtifactError(f"{folder} holds the artifact {manifest.id}")
+            for name, entry in manifest.files.items():
+                read_checked(folder, name, entry)
+        except ArtifactError as error:
+            _log.warning("an artifact was changed since it came, and comes again: %s", error)
+            if not self.read_only:
+                shutil.rmtree(folder, ignore_errors=True)
+            return False
+        self._whole[artifact_id] = before
+        return True
+
     def save_artifact(self, artifact_id: bytes, files: Mapping[str, bytes]) -> Path:
         """Store the files of an artifact that were checked against its id."""
         final = self.artifact_folder(artifact_id)
-        if final.is_dir():
+        if self.has_artifact(artifact_id):
             return final
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -149,6 +182,14 @@ class Home:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _signature(folder: Path) -> _Signature:
+    """Of a folder's files: whoever changes one, or puts another in its place, changes this too."""
+    with contextlib.suppress(OSError):
+        found = [(each.name, each.stat()) for each in folder.iterdir()]
+        return tuple(sorted((name, s.st_ino, s.st_size, s.st_ctime_ns) for name, s in found))
+    return ()
 
 
 def _hold(folder: Path) -> FileLock:

@@ -179,8 +179,6 @@ class MembershipStore(HomeStore):
             ).rowcount
             sql.execute("UPDATE membership SET least_serial = ?", (least_serial,))
             sql.execute("INSERT OR REPLACE INTO clock VALUES (1, ?)", (unix_seconds,))
-            # What was spent on a day that is still to come is not spent when it comes.
-            sql.execute("DELETE FROM spent WHERE day > ?1 / 86400", (unix_seconds,))
             if changed:
                 sql.execute("DELETE FROM descriptor")
                 sql.execute("DELETE FROM mark")

@@ -113,19 +113,33 @@ class Spent:
 
 
 class SpentStore(HomeStore):
-    """Days are counted from 1970 in the aggregator's time; only the newest is kept."""
+    """Of one day, the last one. Days are counted from 1970 in the aggregator's time."""
 
-    def on(self, day: int) -> Spent:
-        """What was spent so far."""
-        row = self._database.row("SELECT seconds, bytes FROM spent WHERE day = ?", day)
+    def day(self) -> int | None:
+        """Which one it is; None before the first."""
+        row = self._database.row("SELECT day FROM spent")
+        return None if row is None else int(row[0])
+
+    def so_far(self) -> Spent:
+        """What was spent on it."""
+        row = self._database.row("SELECT seconds, bytes FROM spent")
         return Spent() if row is None else Spent(float(row[0]), int(row[1]))
 
-    def add(self, day: int, seconds: float, bytes_: int) -> None:
+    def begin(self, day: int) -> None:
+        """Another day, on which nothing is spent yet."""
+        with self._database.transaction() as sql:
+            sql.execute("DELETE FROM spent")
+            sql.execute("INSERT INTO spent VALUES (?, 0, 0)", (day,))
+
+    def rename(self, day: int) -> None:
+        """It is the same day, and has another number."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE spent SET day = ?", (day,))
+
+    def add(self, seconds: float, bytes_: int) -> None:
         """Spend more; ``seconds`` below 0 gives back what was set aside."""
         with self._database.transaction() as sql:
-            sql.execute("DELETE FROM spent WHERE day < ?", (day,))
             sql.execute(
-                "INSERT INTO spent VALUES (?1, max(0, ?2), ?3) ON CONFLICT (day) DO UPDATE SET "
-                "seconds = max(0, seconds + ?2), bytes = bytes + ?3",
-                (day, seconds, bytes_),
+                "UPDATE spent SET seconds = max(0, seconds + ?), bytes = bytes + ?",
+                (seconds, bytes_),
             )

@@ -372,20 +372,20 @@ class OpenRound:
             self.manifest.task, {each.content_id for each in self._offer.readable.values()}
         )
         self.asks = bool(self._offer.readable)
-        folder = self._world.artifact_folder
+        folder, has = self._world.artifact_folder, self._world.has_artifact
         if self._terms.artifacts:
             picked = pick_artifacts(self._terms.artifacts, self._world.options)
             self._artifacts = tuple(self._local(each) for each in picked)
             both = [one for each in picked for one in (each, each.companion)]
             needed = [one.artifact_id for one in both if one is not None]
-            missing = [one for one in both if one and not folder(one.artifact_id).is_dir()]
+            missing = [one for one in both if one and not has(one.artifact_id)]
             self._budget.require(bytes_=sum(one.size for one in missing))
         else:
             needed = [self._named_artifact()]
             self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
         self._home.tasks.set_artifacts(self.manifest.task, needed)
         for artifact_id in needed:
-            if not folder(artifact_id).is_dir() and artifact_id not in self.fetches:
+            if not has(artifact_id) and artifact_id not in self.fetches:
                 self._fetch(ContentKind.ARTIFACT, artifact_id)
 
     def _learn_terms(self, terms: TaskTerms) -> None:
@@ -424,8 +424,8 @@ class OpenRound:
         )
 
     def _is_here(self, offered: OfferedArtifact) -> bool:
-        local = self._local(offered)
-        return local.folder.is_dir() and (local.companion is None or local.companion.is_dir())
+        both = [offered] if offered.companion is None else [offered, offered.companion]
+        return all(self._world.has_artifact(each.artifact_id) for each in both)
 
     def _store(self, kind: ContentKind, fetch: Fetch, content: bytes) -> None:
         match kind:

@@ -133,6 +133,7 @@ class SessionKeeper:
         self.descriptor: Descriptor | None = self._store.descriptor(membership.root_fingerprint)
         """The newest one accepted."""
         self._signing: Ed25519PublicKey | None = None
+        self._outdated = False  # whether an older one came, and since then nothing under ours
         self._sessions = DeviceSessions()
         self.seal, self.receive = self._sessions.seal, self._sessions.receive
         self.group_keys: tuple[GroupKey, ...] = ()
@@ -173,6 +174,8 @@ class SessionKeeper:
     @property
     def problem(self) -> str:
         """What keeps a session from being opened, for people; empty for nothing."""
+        if self._outdated:
+            return self._outdated_words()
         if self.descriptor is None:
             return "no aggregator is known at this broker under this topic prefix"
         if self.time.largest_unix_seconds >= self.descriptor.expires_unix_seconds:
@@ -228,10 +231,18 @@ class SessionKeeper:
         """A descriptor came. Raises ``WireError``."""
         known = self.descriptor
         if known is not None and message == known.message:
+            self._outdated = False
             return
-        descriptor = read_descriptor(
-            message, self.root_fingerprint, seen(known), self._least_serial
-        )
+        try:
+            descriptor = read_descriptor(
+                message, self.root_fingerprint, seen(known), self._least_serial
+            )
+        except WireError as error:
+            if error.reason != "serial-fell":
+                raise
+            self._outdated = True
+            raise WireError(error.reason, self._outdated_words()) from error
+        self._outdated = False
         if known is None:
             descriptor.require_unexpired(self.time.signed_unix_seconds)
         self._store.save_descriptor(descriptor)
@@ -286,7 +297,7 @@ class SessionKeeper:
                 self._opening = None
                 self._next_seconds = self._clock() + self._pace.most_seconds
             raise
-        self._opening = None
+        self._opening, self._outdated = None, False
         self._unanswered = self._attempts = 0
         # First, since the disk may be full: then there is no session, and another open is due.
         with self._home.database.transaction():
@@ -367,6 +378,7 @@ class SessionKeeper:
 
     def went_well(self) -> None:
         """The session proved good (a receipt came, a manifest opened): next wait is short again."""
+        self._outdated = False
         self._reopens.reset()
         self._renewals.reset()
 
@@ -396,6 +408,19 @@ class SessionKeeper:
         if self.descriptor is None or self._life() is None:
             return math.inf
         return self._next_seconds
+
+    def _outdated_words(self) -> str:
+        # Above all that the delegate of the newest keys may sign: their serials may have risen
+        # since this device was here.
+        known = self.descriptor
+        above = max(self._least_serial, 0 if known is None else known.delegation.last_serial)
+        return (
+            "the descriptor at this broker is older than the one that this device trusts: somebody "
+            "shows an old one again, or the aggregator came back from a backup of before its keys "
+            "were rotated or renewed. If it did, run tessera-aggregator restored there, with serve "
+            f"stopped, unless that was done, then tessera-aggregator rotate keys --after {above}, "
+            "and start serve"
+        )
 
     def _own_topic(self) -> str:
         return self._topics.write(UpTopic(self.placement.shard, self._handle))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,11 @@ from device_sdk.system.clock import Clock, MonotonicClock
 Ended = Literal["", "too-long", "stopped"]
 _TICK_SECONDS: Final = 1.0
 _LAST_WORDS_SECONDS: Final = 1.0
+
+
+def _goes_down() -> bool:
+    """Whether the interpreter does, when no thread begins any more."""
+    return sys.is_finalizing() or not threading.main_thread().is_alive()
 
 
 class Watch:
@@ -46,7 +52,9 @@ class Watch:
         )
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is going down, and no thread begins any more
+        except RuntimeError:
+            if not _goes_down():
+                raise  # the machine's limit on threads or memory: the next time may do
             self.end("stopped")
         atexit.register(self._end_at_exit)
         try:
@@ -66,12 +74,17 @@ class Watch:
             end_call()
 
     def _look_on(self, done: threading.Event, most_seconds: float) -> None:
-        seen, since = self.calls, self._clock.now()
-        while not done.wait(min(_TICK_SECONDS, most_seconds / 4)):
+        tick_seconds = min(_TICK_SECONDS, most_seconds / 4)
+        seen, spent, looked = self.calls, 0.0, self._clock.now()
+        while not done.wait(tick_seconds):
             calls, now = self.calls, self._clock.now()
+            # Where this thread was not there either, the whole process was not: a machine asleep,
+            # a container that was paused.
+            spent += min(now - looked, 2 * tick_seconds)
+            looked = now
             if calls != seen or not calls % 2:
-                seen, since = calls, now
-            elif now - since > most_seconds:
+                seen, spent = calls, 0.0
+            elif spent > most_seconds:
                 self.end("too-long")
 
     def _end_at_exit(self) -> None:

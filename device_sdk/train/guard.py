@@ -18,20 +18,23 @@ from device_sdk.errors import CallEnded
 from device_sdk.home.trial_store import TriedArtifact
 from device_sdk.methods.learner import Declined
 from device_sdk.train.job import LocalArtifact, TrainingJob
+from device_sdk.train.reasons import reason_of
 from device_sdk.trial import PASSED, TrialLimits
 from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld
 
 # On the example's batch, and on whatever batch the device has.
 _TRIAL_SECONDS: Final = (10.0, 60.0)
+_MORE_SECONDS: Final = 0.2  # most of what comes late in a small model comes within 1,000 steps
 _LEAST_SECONDS: Final = 30.0
 _IN_USE: Final = "in-use"
 _ID_DIGITS: Final = 64
-# Whoever ends a process, or cuts its power, in the middle of a training says nothing of the
-# artifact; the trial that follows does. From the second time in a row on it is the artifact's, if
-# not for certain: who was unlucky loses a minute, and what crashes each time is soon seldom run.
-_FREE_DEATHS: Final = 1
-_DEATH_PAUSE_SECONDS: Final = 60
+# Whoever ends a process, or cuts its power, in the middle of a training or of a trial says nothing
+# of the artifact, and a training for which there was no memory may have met a bad moment; the trial
+# that follows says more. From the second time in a row on it is the artifact's, if not for certain:
+# who was unlucky loses a minute, and what does it each time is soon seldom run.
+_FREE_TIMES: Final = 1
+_DOUBT_PAUSE_SECONDS: Final = 60
 
 
 class ArtifactHeld(Declined):
@@ -51,27 +54,37 @@ class ArtifactGuard:
         self._world, self._store, self._now = world, world.home.trials, now
         self._file: Path = world.home.folder / _IN_USE
         self._died = self._left_in_use()
+        self._untried: set[bytes] = set()
+        """Of which no trial was to be had; not attempted again before the next start."""
 
     @contextmanager
     def using(self, job: TrainingJob) -> Iterator[TrainingJob]:
         """The job with those of its artifacts that may run, within the time that they have.
 
-        Raises :class:`ArtifactHeld` where that is none of them, and CallEnded where the device
-        was stopped meanwhile.
+        Raises :class:`ArtifactHeld` where that is none of them, Declined where the home cannot be
+        written, and CallEnded where the device was stopped meanwhile.
         """
         seconds, watch = self._seconds(job), self._world.watch
         allowed, strange, known = self._begun(job)
+        failure: Reason | None = None
         try:
             with watch.during(seconds):
                 yield replace(job, artifacts=allowed)
+        except Exception as error:
+            failure = reason_of(error)
+            raise
         finally:
             # Also where it was stopped: the process is alive.
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # then it counts as a death, of which one is free
+                self._file.unlink(missing_ok=True)
             if watch.ended == "too-long":
                 detail = f"a step, or the opening of its graphs, did not end within {seconds:g} s"
                 guilty = [each for each in strange if each.hex() == watch.ended_in]
                 for each in guilty or strange:
                     self._store.strike(each, Reason.STEP_TOO_LONG, detail, self._now())
+            elif failure is Reason.OUT_OF_MEMORY:
+                for each in strange:
+                    self._doubt(each, failure, "its training took more memory than there is here")
             elif not watch.ended and any(each.strikes for each in known):
                 self._store.absolve(strange)
 
@@ -82,7 +95,11 @@ class ArtifactGuard:
         self._note_deaths()
         found = self._admitted(job)
         if found[1]:
-            self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
+            try:
+                self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
+            except OSError as error:
+                why = f"this device's home cannot be written, so nothing is trained: {error}"
+                raise Declined(why, Reason.DISK) from error
         return found
 
     def _admitted(
@@ -116,6 +133,13 @@ class ArtifactGuard:
     def _require_tried(
         self, artifact_id: bytes, folder: Path, train_seconds: float
     ) -> TriedArtifact:
+        home = self._world.home
+        if folder == home.artifact_folder(artifact_id) and not home.has_artifact(artifact_id):
+            raise ArtifactHeld(
+                f"the artifact {artifact_id.hex()[:12]} was changed in this device's home since it "
+                "came; it is fetched again for the next round",
+                Reason.DISK,
+            )
         known = self._store.find(artifact_id)
         if known is not None and (left := known.seconds_held(self._now())):
             raise _held(artifact_id, known, left)
@@ -126,18 +150,25 @@ class ArtifactGuard:
         limits = TrialLimits(
             min(max(least, train_seconds), most) if own is None else own,
             self._world.options.most_memory_bytes,
+            _MORE_SECONDS,
         )
+        if artifact_id in self._untried:
+            return TriedArtifact(False) if known is None else known
         result = self._world.try_artifact(folder, limits, self._stopped)
         # What the loader refuses is told as ever, by whoever trains with it.
         if result is not None and result.reason not in (None, Reason.DOES_NOT_FIT):
             assert result.reason is not None
-            now = self._now()
-            row = self._store.strike(artifact_id, result.reason, result.detail, now)
-            raise _held(artifact_id, row, row.seconds_held(now))
+            if result.certain:
+                row = self._store.strike(artifact_id, result.reason, result.detail, self._now())
+            else:
+                row = self._doubt(artifact_id, result.reason, result.detail)
+            raise _held(artifact_id, row, row.seconds_held(self._now()))
         if result == PASSED:
             self._store.passed(artifact_id)
         elif result is None and self._stopped():
             raise CallEnded("the device was stopped in the middle of an artifact's first run")
+        elif result is None:
+            self._untried.add(artifact_id)
         return TriedArtifact(True) if known is None else known
 
     def _stopped(self) -> bool:
@@ -165,25 +196,32 @@ class ArtifactGuard:
         return []
 
     def _note_deaths(self) -> None:
-        died, self._died = self._died, []
-        for each in died:
-            self._store.strike(
-                each,
-                Reason.CRASHED,
-                "the app's process ended in the middle of its training, again and again",
-                self._now(),
-                free=_FREE_DEATHS,
-                pause_seconds=_DEATH_PAUSE_SECONDS,
-            )
-        if died:
-            self._file.unlink(missing_ok=True)
+        if not self._died:
+            return
+        while self._died:  # where the disk is full, those that are left come at the next round
+            detail = "the app's process ended in the middle of its training, again and again"
+            self._doubt(self._died[-1], Reason.CRASHED, detail)
+            self._died.pop()
+        self._file.unlink(missing_ok=True)
+
+    def _doubt(self, artifact_id: bytes, reason: Reason, detail: str) -> TriedArtifact:
+        """It may have done harm, if not for certain."""
+        return self._store.strike(
+            artifact_id,
+            reason,
+            detail,
+            self._now(),
+            free=_FREE_TIMES,
+            pause_seconds=_DOUBT_PAUSE_SECONDS,
+        )
 
 
 def _held(artifact_id: bytes, known: TriedArtifact, seconds: int) -> ArtifactHeld:
     minutes = max(1, round(seconds / 60))
-    when = f"{minutes} min" if minutes < 100 else f"{round(minutes / 60)} h"
+    when = f"in {minutes} min" if minutes < 100 else f"in {round(minutes / 60)} h"
     return ArtifactHeld(
         f"the artifact {artifact_id.hex()[:12]} is not run on this device: {known.detail}. It is "
-        f"tried again in {when}, and a task that is replaced with another artifact goes on",
+        f"tried again {when if seconds else 'in the next round'}, and a task that is replaced with "
+        "another artifact goes on",
         Reason(known.reason),
     )

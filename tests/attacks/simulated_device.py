@@ -14,9 +14,19 @@ from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
-from device_sdk.world import DeviceWorld, Pace
+from device_sdk.world import DeviceWorld, Pace, TrainingOptions
 from tests.attacks.simulated_broker import Parcel, SimulatedBroker
 from tests.faults.known import WIDTH, known_body
+
+
+class _WorkClock:
+    """Times trainings by the world's clock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.now = clock
+
+    def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
 
 
 def _no_samples() -> LocalData:
@@ -25,7 +35,8 @@ def _no_samples() -> LocalData:
 
 class SimulatedDevice:
     """Device ``place``; what it sends in a round is ``body(place, generation, round)``. Its clock
-    runs ``rate`` times as fast as the world's; another rate holds from its next start on.
+    runs ``rate`` times as fast as the world's; another rate, and other ``options``, hold from its
+    next start on.
 
     ``train_seconds``: that a training takes. As on a real device, nothing that comes meanwhile is
     looked at before its end.
@@ -49,6 +60,7 @@ class SimulatedDevice:
         self._broker = broker
         self._clock = clock
         self.rate = 1.0
+        self.options = TrainingOptions()
         self._pace = pace
         self._lives = 0
         self.train_seconds = 0.0
@@ -67,8 +79,10 @@ class SimulatedDevice:
             DeviceWorld(
                 self.home,
                 membership,
+                options=self.options,
                 pace=self._pace,
                 clock=lambda: rate * self._clock(),
+                work_clock=_WorkClock(self._clock),
                 rng=np.random.default_rng([self.place, self._lives]),
                 installed={bytes(32): self.folder},
                 # Never read, since nothing trains here; without it, the round would be declined.

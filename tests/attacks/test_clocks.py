@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -11,9 +12,12 @@ from aggregator.store import Database
 from device_sdk.enrol import trust
 from device_sdk.home.home import Home
 from device_sdk.wire.publish.receipts import RecordType
+from device_sdk.world import TrainingOptions
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
+from tests.fakes.tasks import add_task, task_text
+from tests.faults.known import ITEMS, WIDTH
 
 _DAY_SECONDS = 86_400.0
 _HOUSEKEEPING_SECONDS = 120.0
@@ -96,22 +100,12 @@ def test_a_round_ends_though_the_clock_was_ahead_when_it_opened(
 
 
 _ROUNDS = "quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5"
-_WITHIN_ROUNDS = 3
 
 
 def _restarted_at(stage: Stage, offset_seconds: float) -> None:
     stage.kill_aggregator()
     stage.offset_seconds = offset_seconds
     stage.start_aggregator()
-
-
-def _all_go_on(stage: Stage) -> None:
-    """Each device is counted within three rounds from now on, and nobody lends a hand."""
-    last = stage.store.first.rounds.latest()[0].round
-    stage.run(_WITHIN_ROUNDS * 70.0)
-    for place in range(len(stage.devices)):
-        heard = [stage.verdict(place, last + later) for later in range(1, _WITHIN_ROUNDS + 1)]
-        assert "counted" in heard, f"device {place}: {heard}"
 
 
 @pytest.mark.parametrize("hours", [1 / 6, 12.0, 40 * 24.0, 100 * 24.0, -1 / 6, -400 * 24.0])
@@ -122,13 +116,13 @@ def test_a_serve_that_began_at_a_wrong_time_and_then_at_the_right_one(
     stage = make_stage(round_lines=_ROUNDS)
     stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
     _restarted_at(stage, hours * 3600.0)
-    _all_go_on(stage)
+    stage.live_on()
     _restarted_at(stage, 0.0)
-    _all_go_on(stage)
+    stage.live_on()
     for device in stage.devices:
         device.kill()
         device.start()
-    _all_go_on(stage)
+    stage.live_on()
     held = stage.parts.keys.current().descriptor
     assert held.issued_unix_seconds <= stage.unix() + _DAY_SECONDS
 
@@ -142,11 +136,10 @@ def test_a_clock_that_is_set_while_serve_runs(make_stage: MakeStage, seconds: fl
     stage.run(30.0)
     assert abs(stage.parts.unix_clock() - signed - 30.0) < 1.0, "no jump is signed at once"
     assert "the clock was set" in (stage.store.facts.clock_problem or "")
-    _all_go_on(stage)
+    stage.live_on()
     stage.run(120.0)
     assert abs(stage.parts.unix_clock() - stage.unix()) < 1.0
     assert not stage.store.facts.clock_problem
-    _all_go_on(stage)
 
 
 def test_a_clock_that_goes_to_and_fro_is_not_followed(make_stage: MakeStage) -> None:
@@ -159,7 +152,6 @@ def test_a_clock_that_goes_to_and_fro_is_not_followed(make_stage: MakeStage) -> 
     stage.offset_seconds = 0.0
     assert stage.parts.first.aggregation.version > 20
     assert opened == [device.participant.sessions.opened for device in stage.devices]
-    _all_go_on(stage)
 
 
 def test_a_clock_set_past_the_end_of_the_delegation_is_not_followed(make_stage: MakeStage) -> None:
@@ -168,7 +160,6 @@ def test_a_clock_set_past_the_end_of_the_delegation_is_not_followed(make_stage: 
     stage.offset_seconds = 9_000 * _DAY_SECONDS
     stage.run(300.0)
     assert "rotate keys" in (stage.store.facts.clock_problem or "")
-    _all_go_on(stage)
 
 
 @pytest.mark.parametrize("rate", [1.01, 0.99])
@@ -230,6 +221,44 @@ def test_a_backup_of_before_a_rotation_goes_on_under_another_machine_s_calendar(
     stage.start_as_told()
 
 
+@pytest.mark.parametrize("hours", [1.0, -5 * 24.0])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_devices_say_what_to_run_where_no_broker_shows_that_keys_were_rotated_since_a_backup(
+    make_stage: MakeStage, caplog: pytest.LogCaptureFixture, hours: float, restarted: bool
+) -> None:
+    stage = make_stage(judged=False, round_lines=_ROUNDS)
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    home, generation = stage.fleet.aggregator.folder, stage.store.facts.generation
+    backup = home.with_name("backup")
+    stage.kill_aggregator()
+    shutil.copytree(home, backup)
+    stage.start_aggregator()
+    stage.now_seconds += 10 * _DAY_SECONDS
+    assert stage.command("rotate", "keys") == 0
+    stage.run(100.0)
+    stage.kill_aggregator()
+    shutil.rmtree(home)
+    shutil.copytree(backup, home)
+    stage.offset_seconds = hours * 3600.0
+    assert stage.command("restored", "--after", str(generation)) == 0
+    stage.start_aggregator()
+    stage.replace_broker()
+    for device in stage.devices if restarted else ():
+        device.kill()
+        device.start()
+    stage.run(600.0)
+    assert stage.parts.first.aggregation.version < 4, "no device may take part under old keys"
+    said = {device.participant.problem for device in stage.devices}
+    assert len(said) == 1
+    (words,) = said
+    assert "older than the one that this device trusts" in words
+    assert [each for each in caplog.messages if words in each], "the log says it too"
+    (after,) = re.findall(r"tessera-aggregator rotate keys --after (\d+)", words)
+    assert stage.command("rotate", "keys", "--after", after) == 0
+    stage.live_on()
+    assert {device.participant.problem for device in stage.devices} == {""}
+
+
 def test_a_delegation_that_ends_under_serve_is_named_by_status_until_keys_are_rotated(
     make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +273,6 @@ def test_a_delegation_that_ends_under_serve_is_named_by_status_until_keys_are_ro
     stage.run(30.0)
     assert stage.command("status") == 0
     assert "delegation" not in capsys.readouterr().out.partition("devices")[0]
-    _all_go_on(stage)
 
 
 def test_keys_that_are_rotated_in_1970_are_named_by_status(make_stage: MakeStage) -> None:
@@ -277,7 +305,7 @@ def test_no_code_is_made_that_shuts_its_device_out(
             device.start()
         else:
             assert "set the clock right" in said.err.lower()
-        _all_go_on(stage)
+        stage.live_on()
 
 
 @pytest.mark.parametrize("seconds", [280.0, -280.0, 30 * _DAY_SECONDS])
@@ -302,6 +330,113 @@ def test_how_long_updates_take_is_not_told_by_the_calendar(
     assert times[2] <= 3600.0
 
 
+@pytest.mark.parametrize("seconds", [1_000.0, -1_000.0])
+def test_a_calendar_set_within_a_round_changes_neither_what_it_took_nor_how_late_updates_come(
+    make_stage: MakeStage, capsys: pytest.CaptureFixture[str], seconds: float
+) -> None:
+    stage = make_stage(round_lines="quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 3600")
+    for device, each in zip(stage.devices, (200.0, 200.0, 500.0), strict=True):
+        device.train_seconds = each
+    stage.run(50.0)
+    stage.offset_seconds = seconds  # and it is followed a minute later
+    stage.devices[2].set_connected(False)
+    stage.run_until(lambda: stage.parts.first.rounds.arrived == 2)
+    rounds = stage.parts.first.rounds
+    rounds._attendance.drop(stage.devices[2].grant.device_id)  # nobody waits for it any more
+    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    (row,) = [each for each in stage.store.first.rounds.latest(2) if each.round == 1]
+    assert row.took_seconds is not None and 150.0 < row.took_seconds < 300.0
+    assert abs((row.closed_unix_seconds or 0.0) - row.opened_unix_seconds) > 700.0
+    stage.devices[2].set_connected(True)
+    stage.run_until(lambda: rounds._attendance.habits.of(stage.devices[2].grant.device_id).seconds)
+    late = rounds._attendance.habits.of(stage.devices[2].grant.device_id).seconds
+    assert late is not None and 450.0 < late < 700.0
+    assert stage.command("status") == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ *1 .* [34] min  .*made version 1", said, re.M), said
+
+
+@pytest.mark.parametrize("days", [1.0, 40.0, -1.0])
+def test_a_calendar_set_to_and_fro_lets_no_day_be_spent_again_and_again(
+    make_stage: MakeStage, days: float
+) -> None:
+    """Each device may train for fifty seconds a day, five rounds of the twenty-four."""
+    stage = make_stage(
+        round_lines="quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 600\npause_seconds = 3000"
+    )
+    stage.idle_seconds = 60.0
+    for each in stage.devices:
+        each.kill()
+        each.train_seconds = 10.0
+        each.options = TrainingOptions(seconds_a_day=50.0)
+        each.start()
+    device, jobs = stage.devices[0], [0]
+    for hour in range(60):
+        stage.offset_seconds = days * _DAY_SECONDS if hour % 2 else 0.0
+        stage.run(3600.0)
+        jobs.append(device.jobs)
+    of_days = [jobs[hour + 24] - jobs[hour] for hour in range(60 - 24)]
+    assert min(of_days) >= 5 and max(of_days) <= 15, of_days
+    stage.offset_seconds = 0.0
+    stage.run(_DAY_SECONDS)
+    for _ in range(3):
+        before = device.jobs
+        stage.run(_DAY_SECONDS)
+        assert device.jobs - before == 5
+    for each in stage.devices:  # those that live on have seconds left
+        each.kill()
+        each.options = TrainingOptions()
+        each.start()
+
+
+def _two_tasks(make_stage: MakeStage) -> Stage:
+    """``default`` has rounds of a minute; ``air`` of half an hour."""
+    stage = make_stage(judged=False, round_lines=_ROUNDS)
+    home = stage.fleet.aggregator
+    stage.kill_aggregator()
+    lines = "quorum = 3\nwait_for_devices = 3\ndeadline_seconds = 1800\npause_seconds = 60"
+    codecs = 'broadcast_codec = "float32"\nupdate_codec = "float32"'
+    text = task_text(home, "air", lines, codecs, WIDTH)
+    names = "".join(f"air-{row}\n" for row in range(ITEMS))
+    (home.folder / "air.tsv").write_text(names)
+    add_task(home, "air", text)
+    for device in stage.devices:
+        device.home.database.row("UPDATE membership SET is_wish = 0")
+        device.kill()
+        device.train_seconds = 20.0
+        device.start()
+        device.home.interactions.add([("anna", "air-1")], "air")
+    stage.start_aggregator()
+    return stage
+
+
+def _last_counted(stage: Stage) -> dict[tuple[int, str], int]:
+    """Of each device and task, the last round that it was counted in."""
+    found = {(device.place, task): 0 for device in stage.devices for task in ("default", "air")}
+    for device in stage.devices:
+        for part in device.home.rounds._participations("ORDER BY number"):
+            if part.verdict is not None and part.verdict.value == "counted":
+                found[device.place, part.task] = part.round
+    return found
+
+
+@pytest.mark.parametrize("seconds", [-600.0, 30 * _DAY_SECONDS])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_two_tasks_of_rounds_of_different_lengths_go_on_under_any_calendar(
+    make_stage: MakeStage, seconds: float, restarted: bool
+) -> None:
+    stage = _two_tasks(make_stage)
+    for offset in (0.0, seconds, 0.0):
+        stage.offset_seconds = offset
+        if restarted:
+            stage.kill_aggregator()
+            stage.start_aggregator()
+        before = _last_counted(stage)
+        stage.run(900.0)
+        for which, last in _last_counted(stage).items():
+            assert last > before[which] + 4, (offset, which)
+
+
 def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_is(
     make_stage: MakeStage,
 ) -> None:
@@ -319,7 +454,6 @@ def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_i
     device.start()
     stage.run(100.0)
     leapt[0] = leap
-    _all_go_on(stage)
 
 
 def test_a_calendar_that_wanders_is_told_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,18 +16,20 @@ from onnx import TensorProto, helper, numpy_helper
 from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.artifact.manifest_json import canonical
 
-Bomb = Literal["loop", "constants", "kernel", "memory", "crash", "late-crash", "late-loop"]
+Bomb = Literal[
+    "loop", "constants", "kernel", "memory", "crash", "late-crash", "late-loop", "late-memory"
+]
 _Parts = tuple[list[onnx.NodeProto], dict[str, np.ndarray]]
 _SUM = "bomb.sum"
 _SIDE = 16_000
 
 
-def make_bomb(kind: Bomb, of: Path, folder: Path, graph: str = "train") -> Path:
+def make_bomb(kind: Bomb, of: Path, folder: Path, graph: str = "train", *, after: int = 1) -> Path:
     """The artifact ``of`` with a bomb in one of its graphs, on the way to its first float output.
 
     ``loop``: 2^62 turns; ``constants``: a product of 16,000 x 16,000 constants; ``kernel``: the
     same of what only a run knows; ``memory``: 16 GiB; ``crash``: -2^31 divided by -1, which ends
-    the process with SIGFPE on x86; ``late-``: from the second step on.
+    the process with SIGFPE on x86; ``late-``: once ``after`` steps were right.
     """
     shutil.copytree(of, folder)
     manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
@@ -42,6 +44,8 @@ def make_bomb(kind: Bomb, of: Path, folder: Path, graph: str = "train") -> Path:
             if name == output:
                 node.output[place] = "bomb.before"
     nodes, constants = _BOMBS[kind](_step_input(manifest, graph))
+    if kind.startswith("late-"):
+        nodes, constants = _late(_step_input(manifest, graph), after, nodes, constants)
     for name, value in constants.items():
         model.graph.initializer.append(numpy_helper.from_array(value, name))
     model.graph.node.extend(nodes)
@@ -56,6 +60,20 @@ def make_bomb(kind: Bomb, of: Path, folder: Path, graph: str = "train") -> Path:
 def _step_input(manifest: dict[str, object], graph: str) -> str:
     ports = manifest["graphs"][graph]["inputs"]  # type: ignore[index]
     return next((each["name"] for each in ports if each["of"] == "step"), "")
+
+
+def _late(
+    step: str, after: int, nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray]
+) -> _Parts:
+    """The same where the first ``after`` steps are all the first one."""
+    for node in nodes:
+        node.input[:] = ["bomb.late" if each == step else each for each in node.input]
+    first = [
+        helper.make_node("Sub", [step, "bomb.right"], ["bomb.since"]),
+        helper.make_node("Max", ["bomb.since", "bomb.first"], ["bomb.late"]),
+    ]
+    numbers = {"bomb.right": np.array(after - 1, np.int64), "bomb.first": np.array(0, np.int64)}
+    return [*first, *nodes], {**constants, **numbers}
 
 
 def _loop(turns: str, start: np.ndarray) -> _Parts:
@@ -134,6 +152,17 @@ def _memory(step: str) -> _Parts:
     return nodes, constants
 
 
+def _late_memory(step: str) -> _Parts:
+    """256 TiB more with each step: more than there are addresses, wherever it runs."""
+    one = numpy_helper.from_array(np.array([1.0], np.float32))
+    nodes = [
+        helper.make_node("Mul", [step, "bomb.side"], ["bomb.shape"]),
+        helper.make_node("ConstantOfShape", ["bomb.shape"], ["bomb.a"], value=one),
+        helper.make_node("ReduceSum", ["bomb.a"], [_SUM], keepdims=0),
+    ]
+    return nodes, {"bomb.side": np.array([2**46], np.int64)}
+
+
 def _division(step: str, *, late: bool) -> _Parts:
     """-2^31 by -1, which is no int32; where ``late``, by 1 at first."""
     first = ["bomb.step", "bomb.one"] if late else ["bomb.one", "bomb.one"]
@@ -156,4 +185,5 @@ _BOMBS: dict[Bomb, Callable[[str], _Parts]] = {
     "crash": lambda step: _division(step, late=False),
     "late-crash": lambda step: _division(step, late=True),
     "late-loop": _late_loop,
+    "late-memory": _late_memory,
 }

@@ -19,25 +19,25 @@ from device_sdk.wire.seal.placement import shard_of
 from tests.fakes.waiting import endless
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
-# A copy of every update that was ever committed, in the order of commits: the product's own log is
-# cleared at each version; and of every verdict, since the product forgets those in time. Triggers,
-# so that copy and original are in one transaction. And when each round opened, by this
-# machine's clock: the aggregator's jumps, and so does PostgreSQL's.
+# Of the first task, a copy of every update that was ever committed, in the order of commits: the
+# product's own log is cleared at each version; and of every verdict, since the product forgets
+# those in time. Triggers, so that copy and original are in one transaction. And when each round
+# opened, by this machine's clock: the aggregator's jumps, and so does PostgreSQL's.
 _AUDIT = """
 CREATE TABLE opened (round INTEGER, unix REAL);
-CREATE TRIGGER note_opening AFTER INSERT ON rounds BEGIN
+CREATE TRIGGER note_opening AFTER INSERT ON rounds WHEN NEW.task = 1 BEGIN
     INSERT INTO opened VALUES (NEW.round, (julianday('now') - 2440587.5) * 86400);
 END;
 CREATE TABLE audit (n INTEGER PRIMARY KEY, round INTEGER, device_id BLOB, body BLOB);
-CREATE TRIGGER copy_update AFTER INSERT ON updates BEGIN
+CREATE TRIGGER copy_update AFTER INSERT ON updates WHEN NEW.task = 1 BEGIN
     INSERT INTO audit (round, device_id, body) VALUES (NEW.round, NEW.device_id, NEW.body);
 END;
 CREATE TABLE judged (generation INTEGER, round INTEGER, device_id BLOB, reason TEXT,
     PRIMARY KEY (generation, round, device_id)) WITHOUT ROWID;
-CREATE TRIGGER copy_verdict AFTER INSERT ON verdicts BEGIN
+CREATE TRIGGER copy_verdict AFTER INSERT ON verdicts WHEN NEW.task = 1 BEGIN
     INSERT INTO judged VALUES (NEW.generation, NEW.round, NEW.device_id, NEW.reason);
 END;
-CREATE TRIGGER change_verdict AFTER UPDATE ON verdicts BEGIN
+CREATE TRIGGER change_verdict AFTER UPDATE ON verdicts WHEN NEW.task = 1 BEGIN
     UPDATE judged SET reason = NEW.reason WHERE generation = NEW.generation
         AND round = NEW.round AND device_id = NEW.device_id;
 END;

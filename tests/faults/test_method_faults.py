@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service
 from aggregator.serve.tasks import TaskParts
 from aggregator.store import Store
+from aggregator.store.checkpoints import pack_state
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.methods.state import RestoreError
@@ -327,6 +329,86 @@ def test_a_state_that_it_made_itself_and_does_not_take_back_holds_the_task_alone
     _require_each_counted_once(served)
 
 
+Spoil = Callable[[dict[str, Any]], dict[str, Any]]
+LESS_THAN_A_STATE: dict[str, Spoil] = {
+    "nothing": lambda state: {},
+    "without the model": lambda state: {n: a for n, a in state.items() if n != "items"},
+    "without what may begin anew": lambda state: {
+        n: a for n, a in state.items() if n != "limits.length"
+    },
+    "another shape": lambda state: {**state, "items": state["items"][1:]},
+    "another dtype": lambda state: {**state, "items": state["items"].astype(np.float64)},
+    "not finite": lambda state: {**state, "items": state["items"] * np.float32("nan")},
+    "another version": lambda state: {**state, "counters": state["counters"] * 0},
+    "another model": lambda state: {**state, "items": state["items"] * 0},
+}
+
+
+@pytest.mark.parametrize("what", LESS_THAN_A_STATE)
+def test_a_state_that_is_not_full_is_never_committed_and_the_version_before_stays(
+    what: str, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.makes_versions(0)
+    before = served.store.first.checkpoints.get("version")
+    assert before is not None
+
+    def less() -> Any:
+        made = served.parts.first.aggregation._method.unguarded
+        return LESS_THAN_A_STATE[what](object.__getattribute__(made, "state")())
+
+    Spoilt.spoilt, Spoilt.fault = "state", less
+    for life in range(2):
+        if life:
+            served.restart()
+        served.makes_versions(1)
+        assert "the method's state raised" in str(held(served.store.first))
+        stored = served.store.first.checkpoints.get("version")
+        assert stored is not None and pack_state(stored.state) == pack_state(before.state)
+    Spoilt.fault = None
+    served.restart()
+    served.makes_versions(0)
+    assert held(served.store.first) is None
+    _require_each_counted_once(served)
+
+
+def _life(served: Served) -> int:
+    """A process of its own that serves until either task has made two more versions; its exit
+    code."""
+    served.store.database.close()
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        served.start()
+        return code
+    code = 1
+    try:
+        served.start()
+        wanted = [served.version(place) + 2 for place in (0, 1)]
+        served.run_until(lambda: all(served.version(p) >= wanted[p] for p in (0, 1)))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("call", ["decode_each", "absorb_each", "close_round", "state"])
+def test_a_method_that_ends_the_process_loses_nothing_of_its_task_or_another(
+    call: str, served: Served
+) -> None:
+    served.makes_versions(0)
+    served.makes_versions(1)
+    Spoilt.spoilt, Spoilt.fault = call, lambda: os._exit(7)
+    before = [served.version(place) for place in (0, 1)]
+    assert [_life(served) for _ in range(2)] == [7, 7]
+    Spoilt.fault = None
+    assert _life(served) == 0
+    assert all(served.version(place) >= before[place] + 2 for place in (0, 1))
+    assert held(served.store.first) is None and held(served.store.task(2)) is None
+    _require_each_counted_once(served)
+    for row in served.store.task(2).rounds.latest(ITEMS):
+        if row.next_version is not None:
+            assert row.participants == served.store.task(2).log.counted(row.generation, row.round)
+
+
 class Mute(Exception):
     """One that cannot even say what it is."""
 
@@ -428,16 +510,16 @@ def test_ctrl_c_in_the_midst_of_a_method_is_no_fault_of_it() -> None:
             signal.raise_signal(signal.SIGINT)
             return super().build(*given)
 
-    with pytest.raises(KeyboardInterrupt):
-        GuardedBinding(Slow()).build(1, np.random.default_rng(0))
-
     def asked_twice(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, asked_twice)
+    # A shell starts what it runs in the background with the signal ignored.
+    before = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            GuardedBinding(Slow()).build(1, np.random.default_rng(0))
+        for handler in (signal.default_int_handler, asked_twice):
+            signal.signal(signal.SIGINT, handler)
+            with pytest.raises(KeyboardInterrupt):
+                GuardedBinding(Slow()).build(1, np.random.default_rng(0))
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -67,6 +67,8 @@ class Reason(Enum):
     gives a whole training, and was ended."""
     CRASHED = "crashed"
     """The artifact ended the process that ran it."""
+    KILLED = "killed"
+    """Somebody else ended the process of the artifact's first run: nothing is known of it."""
     DISK = "disk"
     NOT_NOW = "not-now"
     """The app, or the method, chose not to."""

@@ -28,14 +28,20 @@ def task_file(folder: Path, artifact: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("loop", "(step-too-long): a step did not end within 1 s"), ("crash", "(crashed): ")],
+    [
+        ("loop", "(step-too-long): a step did not end within 1 s"),
+        ("crash", "(crashed): "),
+        ("late-loop", "(step-too-long): step 51 did not end within 1 s"),
+        ("late-crash", "(crashed): step 51"),
+        ("late-memory", "(out-of-memory): step 51"),
+    ],
 )
 def test_check_and_add_refuse_it_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: Bomb, words: str
 ) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     linear_artifact(tmp_path / "linear")
-    file = task_file(tmp_path, make_bomb(kind, tmp_path / "linear", tmp_path / "bomb"))
+    file = task_file(tmp_path, make_bomb(kind, tmp_path / "linear", tmp_path / "bomb", after=50))
     capsys.readouterr()
     for action in (["check", str(file)], ["add", "air", "--from", str(file)]):
         assert run(home, "task", *action, "--step-seconds", "1") == 1

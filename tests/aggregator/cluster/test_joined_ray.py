@@ -27,7 +27,7 @@ with held_signals():
     from aggregator.cluster.joined_ray import JoinedRay
 asked = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False, told_keys=bool(sys.argv[2]))
+joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False)
 print("begins", flush=True)
 has_joined = joined.join()
 joined.leave()
@@ -36,13 +36,11 @@ print(has_joined, bool(asked), flush=True)
 """
 
 
-def _asked_to_end(
-    address: str, folder: Path, when: Callable[[], object], *, told_keys: bool = True
-) -> str:
+def _asked_to_end(address: str, folder: Path, when: Callable[[], object]) -> str:
     """What the process says that is sent SIGTERM all the time from ``when`` on."""
     environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
     with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, address, "keys" if told_keys else ""],
+        [sys.executable, "-c", _PROGRAM, address],
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
@@ -70,16 +68,15 @@ def test_while_a_ray_of_its_own_starts() -> None:
     folder.rmdir()
 
 
-@pytest.mark.parametrize("told_keys", [True, False])
-def test_while_a_head_does_not_answer(tmp_path: Path, told_keys: bool) -> None:
+def test_while_a_head_does_not_answer(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as silent:  # Ray asks this machine by its other address
         silent.settimeout(PATIENCE_SECONDS)
 
         def knocked() -> None:
-            # Whether it is there; and who shows no token, or Ray, which waits for an answer.
+            # Whether it is there; and who shows no token, and waits for an answer.
             for _ in range(2):
                 silent.accept()
 
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = _asked_to_end(address, tmp_path, knocked, told_keys=told_keys)
+        said = _asked_to_end(address, tmp_path, knocked)
     assert said == "False True\n"

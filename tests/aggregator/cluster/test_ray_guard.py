@@ -36,7 +36,7 @@ _JOINS = """
 import sys
 from aggregator.cluster.joined_ray import JoinedRay
 from aggregator.errors import AggregatorError
-joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False, told_keys=True)
+joined = JoinedRay(sys.argv[1] or None, 1, log_to_driver=False)
 try:
     joined.join()
 except AggregatorError as error:

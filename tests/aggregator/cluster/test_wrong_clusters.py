@@ -7,7 +7,6 @@ import socket
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aggregator.cluster.coordinator import posts
@@ -127,8 +126,7 @@ def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
     with pytest.raises(Deposed, match="a third"):
         store.lease.renew(term, 1.0)
     store.lease.release(2)
-    no_time = np.empty(0, np.float32)
-    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, b"sums"), no_time)
+    store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, b"sums"))
     store.database.close()
     assert command(home, "serve") == 1
     assert "has sums of a cluster's workers" in capsys.readouterr().err
@@ -192,14 +190,14 @@ def test_a_store_that_was_not_moved_yet_is_told_of(
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AggregatorError, match=r"pip install 'tessera-edge\[aggregator,cluster\]'"):
-        JoinedRay(None, 1, log_to_driver=False, told_keys=True).join()
+        JoinedRay(None, 1, log_to_driver=False).join()
 
 
 def test_where_ray_cannot_be_joined_nobody_coordinates(home: AggregatorHome) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        joined = JoinedRay(address, 1, log_to_driver=False, told_keys=True)
+        joined = JoinedRay(address, 1, log_to_driver=False)
         for standby in (False, True):
             with pytest.raises(AggregatorError, match=f"at {address} cannot be reached"):
                 coordinate(
@@ -216,4 +214,4 @@ def test_where_ray_cannot_be_joined_nobody_coordinates(home: AggregatorHome) -> 
     store.database.close()
     for said in ("auto", "10.0.0.5", "10.0.0.5:ray", ":6379", "10.0.0.5:0"):
         with pytest.raises(AggregatorError, match="is no address of Ray's head"):
-            JoinedRay(said, 1, log_to_driver=False, told_keys=True).join()
+            JoinedRay(said, 1, log_to_driver=False).join()

@@ -81,7 +81,7 @@ def names(home: AggregatorHome) -> set[str]:
 
 
 def keys_of(home: AggregatorHome, store: Store, clock: Calendar) -> FleetKeys:
-    return FleetKeys(home, store, clock, os.urandom, 30 * DAY)
+    return FleetKeys(home, store, clock, clock, os.urandom, 30 * DAY)
 
 
 def test_a_descriptor_is_renewed_by_the_delegate_until_the_delegation_ends(
@@ -415,7 +415,8 @@ def _dies_at(step: int, work: Callable[[], object]) -> bool:
 
 
 def _start(home: AggregatorHome, now: int) -> None:
-    FleetKeys(home, home.open_store(), Calendar(float(now + 8 * DAY)), os.urandom, 30 * DAY)
+    clock = Calendar(float(now + 8 * DAY))
+    FleetKeys(home, home.open_store(), clock, clock, os.urandom, 30 * DAY)
 
 
 @pytest.mark.parametrize("what", ["keys", "root", "renewal"])
@@ -455,7 +456,7 @@ def _kill_between_any_two_steps(home: AggregatorHome, what: str) -> None:
             again += 1
         store = home.open_store()
         clock = Calendar(float(now + 8 * DAY))
-        keys = FleetKeys(home, store, clock, os.urandom, 30 * DAY)
+        keys = FleetKeys(home, store, clock, clock, os.urandom, 30 * DAY)
         held = keys.current().descriptor
         if store.facts.root_fingerprint != trusted:
             assert held.follows_from(trusted)

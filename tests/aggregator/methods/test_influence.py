@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aggregator.errors import MethodFault
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
-from aggregator.methods.bounds import UpdateBounds
+from aggregator.methods.bounds import Bounding, UpdateBounds
 from aggregator.methods.fedavg import FedAvgMethod
 from aggregator.methods.guard import GuardedBinding
 from aggregator.methods.method import Binding, Method, Refused, RoundSummary
@@ -117,6 +117,22 @@ class Weighted(Averaging):
         self._count += 1
 
 
+class Whole(Averaging):
+    """Another's: whole numbers, in thousandths."""
+
+    bounds = UpdateBounds(values=("model",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model = START * 1000
+
+    def check(self, update: Update) -> None:
+        self._require_round(update)
+        model = update.tensors.get("model")
+        if model is None or model.dtype != np.int64 or model.shape != (P,):
+            raise Refused("bad-tensors", "expected a model of whole numbers")
+
+
 def sender(place: int) -> str:
     return f"{place + 1:032x}"
 
@@ -195,6 +211,20 @@ def weighted_case() -> Case:
         hostile=lambda r, data: Update(
             r, model_of(hostile_array(data, (P,))), {"weight": data.draw(weights)}, EVIL
         ),
+    )
+
+
+def whole_case() -> Case:
+    def sent(r: int, values: np.ndarray, count: int, who: str) -> Update:
+        most = np.float64(2**62)
+        whole = np.clip(np.nan_to_num(values.astype(np.float64) * 1000), -most, most)
+        return Update(r, {"model": np.rint(whole).astype(np.int64)}, {"samples": count}, who)
+
+    return replace(
+        averaging(Whole, START),
+        honest=lambda r, d, rng: sent(r, START + near(rng, (P,), 0.1), 40 + d, sender(d)),
+        hostile=lambda r, data: sent(r, hostile_array(data, (P,)), data.draw(samples), EVIL),
+        handed_on=lambda method, opened: np.asarray(opened.tensors["model"], np.float64) / 1000,
     )
 
 
@@ -365,6 +395,7 @@ OTHERS: dict[str, Case] = {
     "models of a stranger": averaging(Averaging, START),
     "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
     "weights of a stranger": weighted_case(),
+    "whole numbers of a stranger": whole_case(),
     "prototypes by samples": prototypes_case(weights="samples"),
     "trained prototypes": prototypes_case(trained=True),
     "teacher logits by samples": teacher_logits_case(weights="samples"),
@@ -452,6 +483,21 @@ def test_an_honest_fleet_s_updates_reach_the_method_as_they_are() -> None:
             got = seen[(number - 1) * HONEST + d]
             assert got.tensors["model"].tobytes() == sent.tensors["model"].tobytes()
             assert dict(got.metadata) == dict(sent.metadata)
+
+
+def test_whole_numbers_that_are_within_bounds_stay_as_they_are_beside_one_that_is_not() -> None:
+    most = np.iinfo(np.int64).max
+    stage = Bounding(UpdateBounds(rows=("codes",), values=("codes",)))
+    for place in range(HONEST):
+        codes = np.full((3, 2), most >> 4)
+        stage.note(Update(1, {"codes": codes}, {}, sender(place)), {})
+    stage.look_again()
+    odd = np.array([[1, 2**53 + 1], [most, most], [-most, 0]])
+    held = stage.bounded(Update(1, {"codes": odd}, {}, EVIL), {}).tensors["codes"]
+    assert held.dtype == np.int64 and held[0].tolist() == odd[0].tolist()
+    limit = 3.0 * math.sqrt(2) * (most >> 4)
+    np.testing.assert_allclose(np.linalg.norm(held[1:].astype(float), axis=1), limit, rtol=1e-9)
+    assert (held[1] > 0).all() and held[2, 0] < 0
 
 
 def test_what_counts_for_less_is_said_in_the_round_s_metrics() -> None:

@@ -27,7 +27,20 @@ from tests.fakes.waiting import PATIENCE_SECONDS
 NOW = time.time()
 OPEN = RoundRow(7, 1, 5, NOW - 30, NOW + 30, bytes(32), 2**64 - 1, 48, 20)
 CLOSED = RoundRow(
-    6, 1, 4, NOW - 90, NOW, bytes(32), 2**64 - 1, 48, 20, NOW - 30, 5, 47, {"gradient_norm": 2.5}
+    6,
+    1,
+    4,
+    NOW - 90,
+    NOW,
+    bytes(32),
+    2**64 - 1,
+    48,
+    20,
+    NOW - 30,
+    5,
+    47,
+    {"gradient_norm": 2.5},
+    took_seconds=60.0,
 )
 FILMS = TaskSnapshot(
     name="films",

@@ -111,7 +111,7 @@ def test_a_delegation_that_ends_is_told_of_every_day(
     store = home.open_store()
     start = time.time()
     clock = SteppedClock(start)
-    keys = FleetKeys(home, store, clock, os.urandom, 30 * 86_400)
+    keys = FleetKeys(home, store, clock, clock, os.urandom, 30 * 86_400)
     ends = keys.current().descriptor.delegation.expires_unix_seconds
     clock.now = ends - 31 * DAY_SECONDS
     keys.tend(between_rounds=True)
@@ -125,7 +125,7 @@ def test_a_delegation_that_ends_is_told_of_every_day(
     keys.tend(between_rounds=True)
     assert len(caplog.messages) == 2
     with caplog.at_level(logging.WARNING):
-        FleetKeys(home, store, clock, os.urandom, 30 * 86_400)  # a start says it too
+        FleetKeys(home, store, clock, clock, os.urandom, 30 * 86_400)  # a start says it too
     assert len(caplog.messages) == 3
     store.database.close()
 

@@ -177,15 +177,15 @@ def tasks_action(of: Chance) -> Action:
 
 def rounds_action(of: Chance) -> Action:
     task, number, row, real = of.one(1, 2), of.below(8), of.round(), of.real()
-    times, held = np.arange(3, dtype=np.float32), of_none(of.text())
+    held = of_none(of.text())
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).rounds.add(row),
         lambda store: store.task(task).rounds.add(row),
-        lambda store: store.task(task).rounds.close(number, real, number, 3, {"a": real}, times),
+        lambda store: store.task(task).rounds.close(number, real, 2.0, number, 3, {"a": real}),
         lambda store: store.task(task).rounds.give_up(number, real),
         lambda store: store.task(task).rounds.hold(number, held),
         lambda store: (store.task(task).rounds.find(number), store.task(task).rounds.played(1)),
-        lambda store: (store.task(task).rounds.latest(3), store.task(task).rounds.arrivals(2)),
+        lambda store: store.task(task).rounds.latest(3),
         lambda store: store.task(task).rounds.forget_verdicts(real, 0.1),
     )
     return of.one(*actions)  # type: ignore[no-any-return]
@@ -204,6 +204,7 @@ def log_action(of: Chance) -> Action:
         lambda store: (
             sorted(store.task(task).log.came(1, number)),
             store.task(task).log.last_seq(),
+            store.task(task).log.median_seconds(1, number),
         ),
         lambda store: sorted(store.task(task).log.came(1, number, [update.device_id])),
         lambda store: store.task(task).log.quarantine(update, 1, text),
@@ -270,18 +271,16 @@ def cluster_action(of: Chance) -> Action:
     """Not the lease, nor workers: their rows hold the time, which differs."""
     task, number, name, counter = of.one(1, 2), of.below(8), of.name(), of.below(4)
     state = of.one(None, of.blob())
-    arrivals = np.array([of.below(9) / 4 for _ in range(of.below(4))], np.float32)
     share = ShareRow(number, of.below(3), 1, counter, of.below(9), of.below(9), state)
     seconds = of.below(40) / 8
     habit = Habit(of_none(seconds), counter)
     actions: tuple[Action, ...] = (
-        lambda store: store.task(task).shares.put(share, arrivals),
+        lambda store: store.task(task).shares.put(share),
         lambda store: store.task(task).shares.find(number, share.slot),
         lambda store: store.task(task).shares.sums(),
         lambda store: [store.task(task).shares.state(e) for e in store.task(task).shares.sums()],
         lambda store: store.task(task).shares.counts(number),
         lambda store: store.task(task).shares.summed(),
-        lambda store: store.task(task).shares.arrivals(number),
         lambda store: of_none(number) or store.task(task).shares.clear(),
         lambda store: store.task(task).late.add({name: of_none(seconds)}),
         lambda store: of_none(number) or store.task(task).late.take(),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import sqlite3
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.store import SQLiteDatabase, Store
 from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.cluster import ShareRow
 from aggregator.store.participations import LastParticipation
 from aggregator.store.schema import SCHEMA_VERSION
 from device_sdk.artifact import safetensors
@@ -24,6 +21,10 @@ from tests.fakes.homes import make_home
 _URL = "mqtt://127.0.0.1:1"
 # What each version added, undone: the newest first.
 _UNDO = {
+    10: "CREATE TABLE arrivals (task INTEGER NOT NULL, round INTEGER NOT NULL, "
+    "slot INTEGER NOT NULL, commits INTEGER NOT NULL, seconds BLOB NOT NULL, "
+    "PRIMARY KEY (task, round, slot, commits)) STRICT; "
+    "ALTER TABLE rounds ADD COLUMN arrivals BLOB; ALTER TABLE rounds DROP COLUMN took_seconds;",
     9: "ALTER TABLE verdicts DROP COLUMN seconds; DROP TABLE habits; DROP TABLE sightings; "
     "DROP TABLE late_arrivals; CREATE TABLE late_arrivals (task INTEGER NOT NULL, "
     "round INTEGER NOT NULL, device_id BLOB NOT NULL, seconds REAL NOT NULL, "
@@ -109,34 +110,6 @@ def test_a_file_of_each_older_version_becomes_one_of_this(tmp_path: Path, versio
     assert store.first.rounds.latest() == [] and store.facts.served_seconds == 0.0
     store.database.close()
     assert _shape(path) == new
-
-
-def test_arrivals_of_a_round_that_workers_count_are_kept(tmp_path: Path) -> None:
-    path = make_home(tmp_path, _URL).database
-    _set_back(path, 6)
-    connection = sqlite3.connect(path)
-    for slot, times in ((0, [0.5, 2.5]), (3, [1.5]), (4, [])):
-        row = (1, 9, slot, 2, 5, len(times), 7, np.array(times, "<f4").tobytes(), b"sums")
-        connection.execute(
-            "INSERT INTO shares (task, round, slot, epoch, commits, counted, heard, arrivals, "
-            "state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            row,
-        )
-    connection.commit()
-    connection.close()
-    store = Store(SQLiteDatabase(path))
-    shares = store.first.shares
-    share = ShareRow(9, 3, 2, 5, 1, 7, b"sums")
-    assert shares.find(9, 3) == share and shares.counts(9) == (3, 21)
-    assert shares.arrivals(9).tolist() == [0.5, 2.5, 1.5]
-    with store.database.transaction():
-        more = np.array([4.0], np.float32)
-        shares.put(dataclasses.replace(share, commits=6, counted=2, heard=8), more)
-    assert shares.arrivals(9).tolist() == [0.5, 2.5, 1.5, 4.0]
-    with store.database.transaction():
-        shares.clear()
-    assert shares.arrivals(9).tolist() == [] and shares.counts(9) == (0, 0)
-    store.database.close()
 
 
 def test_what_a_device_did_last_is_of_the_task_whose_round_it_told_of(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from device_sdk.wire.publish.topics import (
 )
 from device_sdk.wire.seal.broadcast import Publication, new_group_key
 from device_sdk.world import TrainingOptions
+from tests.fakes.handmade import linear_artifact
 from tests.fakes.in_memory import Bench
 
 OPEN, UPDATE = 5, int(RecordType.CONTRIBUTION)
@@ -497,6 +500,42 @@ def test_an_artifact_of_the_task_is_fetched_checked_and_kept(bench: Bench) -> No
     bench.aggregator.open_round()
     bench.run(1)
     assert len(bench.sent(UPDATE)) == 2  # nothing was fetched again
+
+
+def _cut_short(folder: Path) -> None:
+    file = folder / "train.onnx"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _same_size(folder: Path) -> None:
+    file = folder / "train.onnx"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+
+
+def _another(folder: Path) -> None:
+    shutil.rmtree(folder)
+    linear_artifact(folder)
+
+
+@pytest.mark.parametrize("change", [_cut_short, _same_size, _another])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_artifact_that_is_changed_in_the_home_is_not_run_and_comes_again(
+    bench: Bench, change: Callable[[Path], None], restarts: bool
+) -> None:
+    files = {path.name: path.read_bytes() for path in packaged_artifact().iterdir()}
+    bench.installed = {}
+    bench.restart()
+    bench.aggregator.use_artifact(files)
+    bench.aggregator.open_round()
+    bench.run(1)
+    folder = bench.home.artifact_folder(bench.aggregator.artifact_id)
+    change(folder)
+    if restarts:
+        bench.restart()
+    bench.aggregator.open_round()
+    bench.run(1)
+    assert len(bench.sent(UPDATE)) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
 
 
 def test_a_time_that_falls_is_believed_and_what_was_signed_stays(bench: Bench) -> None:

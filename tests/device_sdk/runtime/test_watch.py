@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,50 @@ def test_many_calls_within_their_time_are_not_ended_however_long_they_take_toget
         for _ in range(200):
             trainer.step(batch)
     assert watch.ended == "" and watch.calls % 2 == 0
+
+
+class Jumping(Leaping):
+    """An hour passes at once, and then none: the process was not run, and now is."""
+
+    def now(self) -> float:
+        self.looks += 1
+        return 3600.0 * (self.looks > 8)
+
+
+def test_a_process_that_was_asleep_ends_no_call_for_it(linear: Path, tmp_path: Path) -> None:
+    clock = Jumping()
+    watch = Watch(clock)
+    trainer = Trainer(make_bomb("loop", linear, tmp_path / "bomb"), watch=watch)
+    end = threading.Thread(target=_end_after, args=(watch, clock, 16))
+    with watch.during(0.4):
+        end.start()
+        with pytest.raises(CallEnded, match="was stopped"):
+            trainer.step(example_batch(trainer.artifact, "train"))
+    end.join()
+    assert watch.ended == "stopped", "and not too-long"
+
+
+def _end_after(watch: Watch, clock: Jumping, looks: int) -> None:
+    while clock.looks < looks and not watch.ended:
+        time.sleep(0.01)
+    watch.end("stopped")
+
+
+def test_where_no_thread_is_to_be_had_this_training_fails_and_the_next_is_watched(
+    linear: Path,
+) -> None:
+    watch = Watch()
+    trainer = Trainer(linear, watch=watch)
+    batch = example_batch(trainer.artifact, "train")
+    before = threading.stack_size(2**45)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"), watch.during(60.0):
+            raise AssertionError("nothing runs unwatched")
+    finally:
+        threading.stack_size(before)
+    with watch.during(60.0):
+        trainer.step(batch)
+    assert not watch.ended
 
 
 @pytest.mark.skipif(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from device_sdk.errors import CallEnded
 from device_sdk.home.home import Home
 from device_sdk.home.trial_store import TriedArtifact
+from device_sdk.methods.learner import Declined
 from device_sdk.system.watch import Watch
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import LocalArtifact, TrainingJob
@@ -24,6 +26,7 @@ from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 HOUR = 3600
+KILLED = TrialResult(Reason.KILLED, "its first run was ended from outside", certain=False)
 BAD = TrialResult(Reason.CRASHED, "a step ended the process by SIGSEGV")
 
 
@@ -176,11 +179,80 @@ def test_a_device_that_stops_in_a_trial_has_neither_run_nor_judged_it(
     assert device.known() is None
 
 
+def test_what_was_changed_in_the_home_is_neither_tried_nor_run(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    small, large = artifacts
+    folder = home.artifact_folder(small.artifact_id)
+    shutil.copytree(small.folder, folder)
+    device = Device(home, (replace(small, folder=folder),), Trials())
+    assert device.train() == ["small"]
+    shutil.rmtree(folder)
+    shutil.copytree(large.folder, folder)  # right in itself, and not what was tried
+    with pytest.raises(ArtifactHeld, match="changed in this device's home") as held:
+        device.train()
+    assert held.value.reason is Reason.DISK
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(small.folder, folder)
+    assert device.train() == ["small"] and len(device.trials.tried) == 1
+
+
+def test_a_home_that_cannot_be_written_is_named_and_no_artifact_blamed(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    device.guard._file.mkdir()
+    with pytest.raises(Declined, match="home cannot be written") as declined:
+        device.train()
+    assert declined.value.reason is Reason.DISK
+    device.guard._file.rmdir()
+    assert device.train() == ["small"]
+    known = device.known()
+    assert known is not None and known.strikes == 0 and device.trials.tried == ["small"]
+
+
+def test_whoever_kills_a_trial_keeps_the_artifact_out_for_a_round_and_then_for_a_minute(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials(small=KILLED))
+    with pytest.raises(ArtifactHeld, match="It is tried again in the next round") as held:
+        device.train()
+    assert held.value.reason is Reason.KILLED
+    device.trials.results["small"] = PASSED
+    assert device.train() == ["small"]
+    device.trials.results["small"] = KILLED
+    device.die_training()
+    with pytest.raises(ArtifactHeld, match="in 1 min"):
+        device.train()
+    device.now += 60
+    device.trials.results["small"] = PASSED
+    assert device.train() == ["small"]
+    known = device.known()
+    assert known is not None and known.strikes == 0
+
+
+def test_a_training_without_memory_is_looked_into_and_the_second_in_a_row_keeps_it_out(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    device = Device(home, artifacts[:1], Trials())
+    for trials in (1, 2):
+        with pytest.raises(MemoryError), device.guard.using(device.job):
+            raise MemoryError
+        assert len(device.trials.tried) == trials
+    device.start()
+    with pytest.raises(ArtifactHeld, match="more memory than there is here") as held:
+        device.train()
+    assert held.value.reason is Reason.OUT_OF_MEMORY
+    device.now += 60
+    assert device.train() == ["small"]
+
+
 def test_where_no_process_can_be_had_it_runs_and_is_watched(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:
     device = Device(home, artifacts[:1], Trials(small=None))
-    assert device.train() == ["small"] and device.known() is None
+    assert device.train() == device.train() == ["small"] and device.known() is None
+    assert device.trials.tried == ["small"], "a process that starts after a minute, each round?"
     device.die_training()
     device.die_training()
     with pytest.raises(ArtifactHeld, match="again and again"):

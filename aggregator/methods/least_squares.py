@@ -62,6 +62,8 @@ _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
 _LENGTH, _USERS = 0, 1
 _LITTLE = 1e-12
+_ENOUGH = 4
+"""Users a column that a mean of outer products takes."""
 _FULL = 0.4
 """Of the width: an effective dimension above it gains from more: ``docs/methods/scatter.md``
 says how that was found."""
@@ -211,7 +213,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._heard: Doubles = np.zeros(shape[0])
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
         self._outer_heard = 0.0
-        self._most_length = math.inf
+        self._most_length = self._limit = self._most_users = math.inf
         self._gram: FixedPointSum | None = None
         self._robust: Doubles | None = None
         self._clear(adds_up=False)
@@ -229,10 +231,16 @@ class LeastSquaresLoss(ScatterLoss):
     def model(self) -> Arrays:
         return {SOLVE: self._weights().astype(np.float32)}
 
-    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
-        most = limits.most_length(_LENGTH, self._usual_length)
+    def bound_by(self, limits: UpdateLimits) -> None:
         self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
-        self._clear(adds_up=adds_up, bound=min(most, self._most_length) ** 2)
+        self._limit = limits.most_length(_LENGTH, self._usual_length)
+        self._most_users = limits.multiple * limits.usual(_USERS) or math.inf
+
+    def clear(self) -> None:
+        self._clear(adds_up=False)
+
+    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+        self._clear(adds_up=adds_up, bound=min(self._limit, self._most_length) ** 2)
 
     def columns(self, update: Update) -> Counts:
         return self._columns
@@ -273,15 +281,20 @@ class LeastSquaresLoss(ScatterLoss):
     def measures(self, update: Update) -> tuple[float, ...]:
         return euclidean_norm(update.tensors["factor"]), float(update.tensors["users"])
 
-    def factor(self, update: Update, limits: UpdateLimits) -> float:
-        length, users = self.measures(update)
-        most, usual = limits.most_length(_LENGTH, self._usual_length), limits.usual(_USERS)
-        by_length = 1.0 if length <= most else (most / length) ** 2
-        most_users = limits.multiple * usual or math.inf
-        return min(by_length, 1.0 if users <= most_users else most_users / users)
+    def factor(self, update: Update) -> float:
+        length, _ = self.measures(update)
+        by_length = 1.0 if length <= self._limit else (self._limit / length) ** 2
+        return min(by_length, self._weight(update))
+
+    def _weight(self, update: Update) -> float:
+        """What each user of a device counts for: less where it has far more than is usual."""
+        users = float(update.tensors["users"])
+        return 1.0 if users <= self._most_users else self._most_users / users
 
     def absorb(self, update: Update, factor: float) -> None:
-        tensors, units = update.tensors, round(factor * _UNIT)
+        # Users count whatever their update was shortened by: divided by a factor, as the mean over
+        # an item's few users is, what was shortened would be as long as before.
+        tensors, units = update.tensors, round(self._weight(update) * _UNIT) if factor else 0
         self._senders.note(update.sender)
         self._people += int(tensors["users"]) * units
         self._named[tensors["rows"]] += tensors["counts"] * units
@@ -310,7 +323,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._senders.settle()
         common, (a0, l2) = self._common, self._weights()
         kept = 0.5 ** (people / self._users)
-        mean = self._mean_outer(kept)
+        mean = self._mean_outer(people)
         # By item the mean of e u over those of its users who were heard.
         pull = found.gradient / np.maximum(named, _LITTLE)[:, None]
         wide = items.astype(np.float64)
@@ -321,6 +334,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._dimension = len(mean) - l2 * float(np.trace(np.linalg.inv(system)))
         self._heard = kept * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
+        share[self._seen == 0] = 0.5  # nobody has it: it goes towards zero
         moved = (wide - share[:, None] * step).astype(np.float32)
         return moved, {
             "gradient_norm": float(np.linalg.norm(gradient)),
@@ -363,14 +377,16 @@ class LeastSquaresLoss(ScatterLoss):
     def _usual_length(self) -> float:
         return math.sqrt(self._shape[1])
 
-    def _mean_outer(self, kept: float) -> Doubles:
-        """M: the mean of u u' over the users who were heard lately."""
+    def _mean_outer(self, people: float) -> Doubles:
+        """M: the mean of u u' over the users of this round and, where they are few for K columns,
+        of those before."""
         total = self._robust
         if total is None:
             assert self._gram is not None
             total = self._gram.value
+        kept = max(0.0, 1 - people / (_ENOUGH * len(total)))
         self._outer = kept * self._outer + total
-        self._outer_heard = kept * self._outer_heard + self._people / _UNIT
+        self._outer_heard = kept * self._outer_heard + people
         mean = self._outer / max(self._outer_heard, _LITTLE)
         # Of robust means, which go by cells, the sum need not be one of squares.
         values, vectors = np.linalg.eigh((mean + mean.T) / 2)

@@ -407,7 +407,7 @@ class ScatterMethod(SummingMethod):
         for update, values, found in sized:
             values, factor = self._limits.apply(values, found)
             if factor > 0:
-                factor = min(factor, self._loss.factor(update, self._limits))
+                factor = min(factor, self._loss.factor(update))
             rows = update.tensors["rows"]
             if factor == 0:
                 rows, values = rows[:0], values[:0]
@@ -453,6 +453,7 @@ class ScatterMethod(SummingMethod):
         for update, _, found in sized:
             self._limits.note(update.sender, found, self._loss.measures(update))
         self._limits.look_again()
+        self._loss.bound_by(self._limits)
         judged = self._judged(sized)
         self._loss.absorb_held([(update, factor) for update, _, _, factor in judged], self._rule)
         if self._rule.holds:
@@ -572,11 +573,13 @@ class ScatterMethod(SummingMethod):
         self._most_value = min(_LARGEST_VALUE, most)
         # No value above the most hides in a sum of squares so much smaller, however it was rounded.
         self._small_squares = min(_SMALL_SQUARES, (self._most_value / 4) ** 2)
+        self._loss.bound_by(self._limits)
 
     def _clear(self) -> None:
         self._adds_up = 0
         self._total = None
         self._held = HeldUpdates()
+        self._loss.clear()
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
         self._limits.begin(self._round_id)
         if self._touches is not None:

@@ -60,6 +60,13 @@ class ScatterLoss(Additive):
         """What a version's model holds beside ``items``. Here: nothing."""
         return {}
 
+    def bound_by(self, limits: UpdateLimits) -> None:
+        """Bounds follow from what is known of the fleet, after a restart within a round too. Here:
+        there are none."""
+
+    def clear(self) -> None:
+        """Nothing of a round is left. Here: nothing ever is."""
+
     def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
         """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
 
@@ -87,7 +94,7 @@ class ScatterLoss(Additive):
         """What limits take note of beside the norm. Here: nothing."""
         return ()
 
-    def factor(self, update: Update, limits: UpdateLimits) -> float:
+    def factor(self, update: Update) -> float:
         """What an update within the limits of its norm has to be multiplied by, at most 1."""
         return 1.0
 

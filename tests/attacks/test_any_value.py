@@ -14,11 +14,12 @@ from aggregator.methods.scatter import ScatterBinding, ScatterTable
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.publish.publisher import Publisher
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.methods.scatter.contract import LossName, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 from tests.faults.known import ITEMS, WIDTH
 
 _ROUND = "quorum = 1\nwait_for_devices = 4\ndeadline_seconds = 60\npause_seconds = 5"
@@ -28,16 +29,26 @@ _PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
 
 def _scatter_body(place: int, number: int, value: float | None, usual: float = 0.01) -> bytes:
     rng = np.random.default_rng([place, number])
-    rows, columns = np.arange(0, ITEMS, 1 if value else 2), np.arange(WIDTH)
-    values = usual * rng.standard_normal((len(rows), WIDTH))
+    rows = np.arange(0, ITEMS, 1 if value else 2)
+    pulls, vector = usual * rng.standard_normal(len(rows)), rng.standard_normal(WIDTH)
     if value is not None:
-        values = np.full_like(values, value)
-    tensors = {"rows": rows, "columns": columns, "values": values.astype(np.float32)}
+        pulls, vector = np.full_like(pulls, value), np.ones(WIDTH)
+    tensors = one_user(WIDTH, rows, pulls, vector)
     return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
 
 
-def _scatter(*, limited: bool = True) -> Binding:
-    settings = ScatterTable(optimizer=_PLAIN, columns=WIDTH, spread=0.1)
+def _bpr_body(place: int, number: int, value: float | None, usual: float) -> bytes:
+    rng = np.random.default_rng([place, number])
+    rows = np.arange(0, ITEMS, 1 if value else 2)
+    values = usual * rng.standard_normal((len(rows), WIDTH))
+    if value is not None:
+        values = np.full_like(values, value)
+    tensors = {"rows": rows, "columns": np.arange(WIDTH), "values": values.astype(np.float32)}
+    return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
+
+
+def _scatter(loss: LossName = "least-squares", *, limited: bool = True) -> Binding:
+    settings = ScatterTable(loss, ONE_WIDTH, optimizer=_PLAIN, columns=WIDTH, spread=0.1)
     if not limited:
         settings = replace(settings, clip_multiple=0.0, row_multiple=0.0)
     return ScatterBinding("scatter", settings)
@@ -107,7 +118,7 @@ def test_one_device_of_any_value_stops_no_round_under_the_defaults(
 
 def _held_body(place: int, generation: int, number: int) -> bytes:
     """In round 2 one sends what a task without limits still takes, and float16 does not hold."""
-    return _scatter_body(place, number, 4e5 if place == 0 and number == 2 else None, 10.0)
+    return _bpr_body(place, number, 4e5 if place == 0 and number == 2 else None, 10.0)
 
 
 def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held(
@@ -120,7 +131,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         devices=4,
         round_lines=_ROUND,
         body=_held_body,
-        binding=_scatter(limited=False),
+        binding=_scatter("bpr", limited=False),
         codec="float16",
     )
     stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
@@ -140,7 +151,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         stage.run(30.0)
     # The way out: limits, and the same updates once more.
     stage.kill_aggregator()
-    stage.binding = _scatter()
+    stage.binding = _scatter("bpr")
     stage.start_aggregator()
     assert stage.command("release") == 0
     stage.run_until(lambda: stage.parts.first.aggregation.version == 4)
@@ -156,7 +167,7 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
         devices=4,
         round_lines=_ROUND,
         body=_held_body,
-        binding=_scatter(limited=False),
+        binding=_scatter("bpr", limited=False),
         codec="float16",
     )
     with monkeypatch.context() as patched:

@@ -27,6 +27,7 @@ from device_sdk.wire.seal.session import MAX_PAYLOAD_BYTES, Fragment
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
+from tests.fakes.scatter_updates import one_user
 from tests.faults.known import WIDTH, known_body
 
 _ROUND = "quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5"
@@ -100,13 +101,9 @@ def test_an_insider_s_parts_that_promise_gigabytes_hold_only_what_came(stage: St
 
 
 def _values_body(place: int, values: float, rows: int = 64) -> bytes:
-    tensors = {
-        "columns": np.arange(WIDTH),
-        "rows": np.arange(rows),
-        "values": np.full((rows, WIDTH), 1.0, np.float32),
-    }
+    tensors = one_user(WIDTH, range(rows), np.ones(rows))
     body = encode_scatter_update(Update(1, tensors), WIDTH, "float32")
-    return body[: -4 * rows * WIDTH] + np.full(rows * WIDTH, values, "<f4").tobytes()
+    return body[: -4 * (rows + WIDTH)] + np.full(rows + WIDTH, values, "<f4").tobytes()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e13, 3e38])
@@ -127,12 +124,23 @@ def test_updates_that_are_not_finite_or_absurd_are_refused(
     assert np.isfinite(stage.parts.first.aggregation.state()["items"]).all()
 
 
+def _bpr_values_body(values: float) -> bytes:
+    whole = np.full((64, WIDTH), values, np.float32)
+    tensors = {"columns": np.arange(WIDTH), "rows": np.arange(64), "values": whole}
+    return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
+
+
 def _binding(clip_norm: float) -> ScatterBinding:
     optimizer = OptimizerSettings(name="plain", learning_rate=1.0)
     return ScatterBinding(
         "scatter",
         ScatterTable(
-            aggregator="mean", optimizer=optimizer, clip_norm=clip_norm, columns=WIDTH, spread=0.1
+            "bpr",
+            aggregator="mean",
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+            columns=WIDTH,
+            spread=0.1,
         ),
     )
 
@@ -142,7 +150,7 @@ def test_a_huge_constant_update_moves_no_more_than_its_clipped_share(
     make_stage: MakeStage, value: float
 ) -> None:
     def body(place: int, generation: int, number: int) -> bytes:
-        return _values_body(place, value if place == 0 else 0.0)
+        return _bpr_values_body(value if place == 0 else 0.0)
 
     stage = make_stage(judged=False, round_lines=_ROUND, body=body, binding=_binding(1.0))
     before = stage.parts.first.aggregation.state()["items"]

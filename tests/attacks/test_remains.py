@@ -12,6 +12,7 @@ from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
+from tests.fakes.scatter_updates import users
 from tests.faults.known import ITEMS, WIDTH, known_body
 
 _DEVICES = 6
@@ -38,8 +39,9 @@ def _bytes(stage: Stage) -> bytes:
 
 def _long_body(place: int, generation: int, number: int) -> bytes:
     """Of several pages, and without a byte that repeats itself."""
-    values = np.random.default_rng([place, number]).standard_normal((300, WIDTH), np.float32)
-    tensors = {"columns": np.arange(WIDTH), "rows": np.arange(300), "values": values}
+    rng = np.random.default_rng([place, number])
+    pulls, factor = rng.standard_normal((300, WIDTH)), rng.standard_normal((WIDTH, WIDTH))
+    tensors = users(range(300), pulls, factor)
     return encode_scatter_update(Update(number, tensors), WIDTH, "float32")
 
 

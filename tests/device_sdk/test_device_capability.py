@@ -21,7 +21,7 @@ def train_round(aggregator: SmallAggregator, device: Device, number: int, second
 def test_rates_that_decay_do_not_make_a_device_time_itself_again(
     make_device: MakeDevice, aggregator: SmallAggregator
 ) -> None:
-    settings = ScatterSettings(optimizer=OptimizerSettings(decay=0.5))
+    settings = ScatterSettings("bpr", optimizer=OptimizerSettings(decay=0.5))
     aggregator.method = ScatterMethod(
         initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)), settings
     )

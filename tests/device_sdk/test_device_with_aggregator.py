@@ -22,7 +22,6 @@ from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 _TASK = """
 [task]
-artifact = "shipped:mf"
 catalogue = "items.tsv"
 [broker]
 url = "{url}"

@@ -58,6 +58,7 @@ from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK
+from tests.fakes.scatter_updates import one_user
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 _ANSWER_SECONDS = 5.0
@@ -211,8 +212,8 @@ class ScriptedDevice:
         """A well-formed scatter update at random."""
         columns = np.sort(self._rng.choice(width, size=4, replace=False)).astype(np.int64)
         touched = np.sort(self._rng.choice(items, size=rows, replace=False)).astype(np.int64)
-        values = self._rng.standard_normal((rows, 4), dtype=np.float32)
-        tensors = {"columns": columns, "rows": touched, "values": values}
+        pulls, vector = self._rng.standard_normal(rows), self._rng.standard_normal(4)
+        tensors = one_user(width, touched, pulls, vector, columns)
         return encode_scatter_update(Update(1, tensors), width, "int8", self._rng)
 
     def identity_for(self, manifest: RoundManifest) -> UpdateIdentity:

@@ -42,16 +42,16 @@ def make_home(
     lives: Lives = USUAL_LIVES,
     store_url: str | None = None,
 ) -> AggregatorHome:
-    """A home with 20 items and K = 8; its store is a file, or the database of a URL."""
+    """A home with 20 items and K = 8, which stays; a store in a file, or at a URL."""
     home = AggregatorHome(folder / "home", store_url)
     initialise(home, int(time.time()), os.urandom, lives)
     lines = [f"item-{row}\tTitle {row}" for row in range(ITEMS)]
     (home.folder / "items.tsv").write_text("\n".join(lines) + "\n")
     home.task_file.write_text(
-        f'[task]\ncatalogue = "items.tsv"\nartifact = "shipped:mf"\n'
+        '[task]\ncatalogue = "items.tsv"\n'
         f'[broker]\nurl = "{url}"\n'
         f"[round]\n{endless(round_lines)}\n"
-        f"[scatter]\ncolumns = {WIDTH}\n{more}\n"
+        f"[scatter]\ncolumns = {WIDTH}\nleast_squares.most_columns = 0\n{more}\n"
     )
     return home
 

@@ -28,6 +28,7 @@ from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
+from tests.fakes.scatter_updates import one_user
 from tests.fakes.small_aggregator import WIDTH, SmallAggregator
 
 
@@ -216,11 +217,8 @@ class Bench:
         if self.refuse_training:
             round_.ended(job, RoundOutcome.FAILED, "as the test wants", Reason.ERROR)
             return
-        tensors = {
-            "columns": np.arange(WIDTH),
-            "rows": np.arange(self.rows),
-            "values": self._rng.standard_normal((self.rows, WIDTH), dtype=np.float32),
-        }
+        pulls, vector = self._rng.standard_normal(self.rows), self._rng.standard_normal(WIDTH)
+        tensors = one_user(WIDTH, range(self.rows), pulls, vector)
         update = Update(job.manifest.round, tensors)
         body = encode_scatter_update(update, WIDTH, job.terms.update_codec, self._rng)
         state = {"users": np.zeros((1, WIDTH), np.float32)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.methods.scatter import ScatterMethod, initial_items
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.link.events import Message, Stopped, Subscribed
 from device_sdk.link.link import Link
@@ -71,6 +71,7 @@ from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.links import QUICK
+from tests.fakes.scatter_updates import ONE_WIDTH
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 ITEMS, WIDTH = 40, 8
@@ -474,7 +475,8 @@ class SmallAggregator:
 
 
 def _method() -> ScatterMethod:
-    return ScatterMethod(initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)))
+    settings = ScatterSettings(least_squares=ONE_WIDTH)
+    return ScatterMethod(initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)), settings)
 
 
 def _wide() -> TokenBuckets:

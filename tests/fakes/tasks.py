@@ -17,8 +17,9 @@ def task_text(
     (home.folder / f"{catalogue}.tsv").write_text("\n".join(lines) + "\n")
     return (
         f'[task]\nfolder = "{home.folder.resolve()}"\ncatalogue = "{catalogue}.tsv"\n'
-        f'artifact = "shipped:mf"\n{more}\n'
+        f"{more}\n"
         f"[round]\n{endless(round_lines)}\n[scatter]\ncolumns = {width}\n"
+        "least_squares.most_columns = 0\n"
     )
 
 

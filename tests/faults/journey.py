@@ -229,7 +229,7 @@ class _Journey:
             f"deadline_seconds = {deadline_seconds}\n"
             f"least_deadline_seconds = {deadline_seconds}\n"
             f"pause_seconds = 0.5\nmost_rounds = {_LAST_ROUND}\n"
-            f"[scatter]\ncolumns = {WIDTH}\n"
+            f"[scatter]\ncolumns = {WIDTH}\nleast_squares.most_columns = 0\n"
         )
 
     def _enrol(self, codes: list[str]) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.methods.method import Method, RoundSummary
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user
 
 __all__ = [
+    "CHECK_UNIT",
     "ITEMS",
     "MOST_DEVICES",
     "WIDTH",
@@ -29,6 +30,8 @@ __all__ = [
 ITEMS, WIDTH = 64, 66
 MOST_DEVICES = WIDTH - 2
 _CHECK_COLUMN, _NOISE_COLUMN = 0, WIDTH - 1
+CHECK_UNIT = 2.0**-10
+"""Of the check column: its sums stay within what a broadcast's Gram matrix holds."""
 
 
 def known_check_value(place: int, generation: int, round_number: int) -> int:
@@ -40,19 +43,17 @@ def known_check_value(place: int, generation: int, round_number: int) -> int:
 def known_body(place: int, generation: int, round_number: int) -> bytes:
     """The update of device ``place`` for a round, in float32.
 
-    Row ``round % ITEMS`` gets: in the first column the check value, in the device's own column 1,
-    so that the sums show how often each device was counted; in the last column a fraction, whose
-    sum in floats would depend on the order of addition.
+    Row ``round % ITEMS`` gets: in the first column the check value in units of 2^-10, in the
+    device's own column 1, so that the sums show how often each device was counted; in the last
+    column a fraction, whose sum in floats would depend on the order of addition.
     """
     if not 0 <= place < MOST_DEVICES:
         raise ValueError(f"device {place}; the method has room for {MOST_DEVICES}")
     check = known_check_value(place, generation, round_number)
     noise = np.random.default_rng([place, generation, round_number]).standard_normal()
-    tensors: dict[str, NDArray[Any]] = {
-        "columns": np.array([_CHECK_COLUMN, 1 + place, _NOISE_COLUMN]),
-        "rows": np.array([round_number % ITEMS]),
-        "values": np.array([[check, 1.0, noise]], dtype=np.float32),
-    }
+    vector = (check * CHECK_UNIT, 1.0, noise)
+    columns = (_CHECK_COLUMN, 1 + place, _NOISE_COLUMN)
+    tensors = one_user(WIDTH, [round_number % ITEMS], [1.0], vector, columns)
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 
@@ -63,15 +64,15 @@ def known_long_body(place: int, generation: int, round_number: int, items: int) 
         known_body(place, generation, round_number), round_number, ITEMS, WIDTH
     ).tensors
     values = np.zeros((items, WIDTH), np.float32)
-    values[np.ix_(short["rows"], short["columns"])] = short["values"]
-    tensors = {"columns": np.arange(WIDTH), "rows": np.arange(items), "values": values}
+    values[short["rows"]] = short["pulls"] @ short["factor"]
+    tensors = of_gradient(range(items), values)
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 
 class KnownSums(ScatterMethod):
     """The scatter method, but that a version is the one before plus the sums, undivided.
 
-    All columns but the last hold whole numbers far below 2^24, which float32 adds exactly.
+    All columns but the last hold whole numbers of units far below 2^24, which float32 adds exactly.
     """
 
     def close_round(self) -> RoundSummary:
@@ -107,7 +108,14 @@ class KnownBinding(ScatterBinding):
     def __init__(self) -> None:
         # Sums that anybody can work out are of updates as they came.
         super().__init__(
-            "scatter", ScatterTable(clip_multiple=0.0, row_multiple=0.0, columns=WIDTH, spread=0.1)
+            "scatter",
+            ScatterTable(
+                least_squares=ONE_WIDTH,
+                clip_multiple=0.0,
+                row_multiple=0.0,
+                columns=WIDTH,
+                spread=0.1,
+            ),
         )
 
     def build(

@@ -16,7 +16,14 @@ from aggregator.store.checkpoints import unpack_state
 from aggregator.store.database import Database
 from aggregator.store.update_log import NOTED
 from tests.faults.fleet_home import FleetHome
-from tests.faults.known import ITEMS, KnownBinding, known_binding, known_body, known_check_value
+from tests.faults.known import (
+    CHECK_UNIT,
+    ITEMS,
+    KnownBinding,
+    known_binding,
+    known_body,
+    known_check_value,
+)
 
 
 class Mismatch(AssertionError):
@@ -254,7 +261,7 @@ def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
         items = checkpoint.state["items"].copy()
         for logged in store.first.log.after(0):
             update = binding.decode(logged.body, logged.round, fleet.items).tensors
-            items[np.ix_(update["rows"], update["columns"][:2])] += update["values"][:, :2]
+            items[update["rows"], :-1] += update["pulls"] @ update["factor"][:, :-1]
         for share in store.first.shares.sums():
             found = unpack_state(store.first.shares.state(share))
             added = np.ldexp(found["total.sum"].astype(float), -int(found["total.exponent"]))
@@ -274,8 +281,9 @@ def _compare(
         check[number % ITEMS] += known_check_value(place, generation, number)
     difference = items[:ITEMS, 1 : 1 + devices] - own
     lost, twice = int(-difference[difference < 0].sum()), int(difference[difference > 0].sum())
-    if lost or twice or not np.array_equal(items[:ITEMS, 0], check):
-        raise Mismatch(f"{lost} lost, {twice} counted twice; check sums {items[:ITEMS, 0] - check}")
+    found = items[:ITEMS, 0] / CHECK_UNIT
+    if lost or twice or not np.array_equal(found, check):
+        raise Mismatch(f"{lost} lost, {twice} counted twice; check sums {found - check}")
     return lost, twice
 
 

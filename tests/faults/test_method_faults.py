@@ -36,6 +36,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.attacks.simulated_broker import SimulatedBroker, StandInLink
 from tests.fakes.homes import command, make_home
+from tests.fakes.scatter_updates import one_user
 from tests.fakes.sealed_rounds import Device
 from tests.fakes.tasks import add_task, task_text
 from tests.faults.known import ITEMS, KnownBinding, known_body
@@ -102,11 +103,7 @@ def _spoilt(kind: type) -> type:
 
 
 def _air_body() -> bytes:
-    tensors = {
-        "columns": np.arange(8),
-        "rows": np.arange(2),
-        "values": np.full((2, 8), 0.01, np.float32),
-    }
+    tensors = one_user(8, range(2), np.full(2, 0.01))
     return encode_scatter_update(Update(1, tensors), 8, "float32")
 
 

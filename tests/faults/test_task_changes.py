@@ -36,6 +36,7 @@ from device_sdk.wire.seal.broadcast import find_group_key, read_manifest_label
 from device_sdk.wire.seal.signature import public_key
 from tests.aggregator.rounds.test_evaluator import ranked
 from tests.fakes.homes import make_home
+from tests.fakes.scatter_updates import one_user
 from tests.fakes.tasks import add_task, task_text
 from tests.faults.crash_points import TASK_POINTS, arm, at_each_passage
 
@@ -107,11 +108,7 @@ def count_one(home: AggregatorHome) -> None:
     air = parts.tasks.served[1]
     row = air.rounds.current
     assert row is not None
-    tensors = {
-        "columns": np.arange(3, dtype=np.int64),
-        "rows": np.arange(2, dtype=np.int64),
-        "values": np.ones((2, 3), np.float32),
-    }
+    tensors = one_user(8, range(2), np.ones(2), 1.0, range(3))
     identity = UpdateIdentity(DEVICES[0], "air", row.generation, row.round)
     body = encode_scatter_update(Update(1, tensors), 8, "float32")
     said = write_evaluations(ranked(np.arange(4)))

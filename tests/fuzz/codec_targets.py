@@ -26,6 +26,7 @@ from device_sdk.methods.teacher_logits.contract import (
     encode_soft_outputs,
 )
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update, encode_update
+from device_sdk.wire.arrays.factored import decode_factored
 from device_sdk.wire.arrays.sparse import decode_sparse
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
@@ -147,6 +148,17 @@ def _sparse(data: bytes) -> None:
     assert np.isfinite(found.values).all()
     assert (np.diff(found.rows) > 0).all()
     assert found.rows.size == 0 or 0 <= found.rows[0] <= found.rows[-1] < 1000
+
+
+def _factored(data: bytes) -> None:
+    found = decode_factored(data, items=1000, width=4)
+    assert np.isfinite(found.pulls).all() and np.isfinite(found.factor).all()
+    assert (np.diff(found.rows) > 0).all()
+    assert found.rows.size == 0 or 0 <= found.rows[0] <= found.rows[-1] < 1000
+    assert found.pulls.shape == (len(found.rows), len(found.factor))
+    assert found.factor.shape[0] <= min(found.users, 4) and found.factor.shape[1] == 4
+    assert 1 <= found.k <= 4
+    assert ((found.counts >= 1) & (found.counts <= found.users)).all()
 
 
 def _manifest(data: bytes) -> None:
@@ -382,6 +394,16 @@ CODEC_TARGETS = (
         "scatter",
         _sparse,
         lambda: _hex(*_encodings(vectors("codecs")["sparse"])),
+        _WIRE,
+    ),
+    Target(
+        "scatter-factored",
+        _factored,
+        lambda: [
+            seed
+            for each in vectors("codecs")["factored"].values()
+            for seed in _hex(*_encodings(each))
+        ],
         _WIRE,
     ),
     Target("manifest", _manifest, lambda: _hex(vectors("codecs")["manifest"]["body"]), _WIRE),

@@ -16,7 +16,7 @@ from aggregator.methods.fedavg import FedAvgMethod
 from aggregator.methods.method import Binding, Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
-from aggregator.methods.scatter import ScatterMethod
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
@@ -38,6 +38,8 @@ from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_pr
 from device_sdk.methods.registry import METHODS, load_method
 from device_sdk.methods.scatter.contract import (
     BprTraining,
+    LeastSquaresTraining,
+    LossName,
     decode_scatter_update,
     encode_scatter_update,
 )
@@ -118,8 +120,11 @@ def _label_knowledge(data: bytes) -> None:
 def _settings(data: bytes) -> None:
     """A broadcast's settings, as each method's learner reads them."""
     told = decode_update(data, 1).metadata
-    for method in METHOD_NAMES:
-        kind = get_type_hints(load_method(METHODS, method, Binding).settings_class)["training"]
+    kinds = [
+        get_type_hints(load_method(METHODS, method, Binding).settings_class)["training"]
+        for method in METHOD_NAMES
+    ]
+    for kind in (*kinds, LeastSquaresTraining):
         if all(name in told for name in kind.__dataclass_fields__):
             read: Any = kind.from_scalars(told)
             assert kind.from_scalars(read.as_scalars()) == read
@@ -154,8 +159,12 @@ def _prototypes() -> PrototypesMethod:
     return PrototypesMethod(settings, np.random.default_rng(0))
 
 
-def _scatter() -> ScatterMethod:
-    return ScatterMethod(np.ones((6, 4), np.float32))
+def _scatter(loss: LossName = "least-squares") -> ScatterMethod:
+    return ScatterMethod(np.ones((6, 4), np.float32), ScatterSettings(loss))
+
+
+def _triples() -> ScatterMethod:
+    return _scatter("bpr")
 
 
 def _whole_update(body: bytes, round_id: int) -> Update:
@@ -239,6 +248,7 @@ def _settings_seeds() -> Sequence[bytes]:
         _MUTUAL,
         _PROTOTYPES,
         BprTraining(),
+        LeastSquaresTraining(),
         _KNOWLEDGE[2],
     )
     return [_body({}, **training.as_scalars()) for training in trainings]
@@ -284,6 +294,23 @@ def _fedavg_updates() -> Sequence[bytes]:
 
 
 def _scatter_updates() -> Sequence[bytes]:
+    rng = np.random.default_rng(0)
+    found = []
+    for users, codec in ((1, "int8"), (1, "float32"), (2, "int8"), (300, "float16")):
+        height = min(users, 2)
+        arrays: dict[str, NDArray[Any]] = {
+            "rows": np.asarray([1, 4]),
+            "pulls": np.ones((2, height), np.float32),
+            "factor": np.eye(height, 4, dtype=np.float32),
+            "counts": np.asarray([1, users]),
+            "users": np.asarray(users),
+            "k": np.asarray(2),
+        }
+        found.append(encode_scatter_update(Update(1, arrays), 4, codec, rng))
+    return found
+
+
+def _triples_updates() -> Sequence[bytes]:
     arrays: dict[str, NDArray[Any]] = {
         "columns": np.asarray([0, 2]),
         "rows": np.asarray([1, 4]),
@@ -323,4 +350,5 @@ METHOD_TARGETS = (
         Target(f"{name.replace('_', '-')}-update", _absorbing(*_MAKES[name]), _UPDATES[name], _WIRE)
         for name in METHOD_NAMES
     ),
+    Target("scatter-bpr-update", _absorbing(_triples, _items_update), _triples_updates, _WIRE),
 )

@@ -77,6 +77,7 @@ def test_it_enrols_trains_and_is_counted(mosquitto: Mosquitto, tmp_path: Path) -
         f'[task]\ncatalogue = "items.tsv"\nartifact = "shipped:mf"\n'
         f'[broker]\nurl = "{mosquitto.url}"\n'
         f"[round]\ndeadline_seconds = {NEVER_SECONDS}\nmost_rounds = 1\n"
+        '[scatter]\nloss = "bpr"\n'
     )
     code = aggregator("invite", home).strip()
     with served(home):

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.exchange import Update, encode_update
+from device_sdk.wire.arrays.factored import FactoredRows, encode_factored
 from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_ids, encode_sparse
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.chunks import PART_BYTES, split
@@ -50,6 +51,7 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal.session import padded_length
 from tests.vectors.written import write
 
+_FACTORED_ARRAYS = ("rows", "pulls", "factor", "counts")
 _WIDE = (Codec.FLOAT32, Codec.FLOAT16, Codec.INT8)
 FILE = Path(__file__).with_name("codecs.json")
 Section: TypeAlias = dict[str, Any]
@@ -62,6 +64,35 @@ SPARSE = SparseRows(
     values=np.array([[127, -1, 0], [0, 0, 0], [-63.5, 0.5, 31.5]], dtype=np.float32),
     width=12,
 )
+FACTORED = {
+    "one user": FactoredRows(
+        rows=np.array([2, 700], dtype=np.int64),
+        pulls=np.array([[-127], [1]], dtype=np.float32),
+        factor=np.array([[127, -2, 0, 5]], dtype=np.float32),
+        counts=np.array([1, 1], dtype=np.int64),
+        users=1,
+        k=2,
+        width=4,
+    ),
+    "300 users": FactoredRows(
+        rows=np.array([2, 3, 700], dtype=np.int64),
+        pulls=np.array([[127, -63.5], [-1, 0.5], [0, 31.5]], dtype=np.float32),
+        factor=np.array([[63.5, 0.5, 0, -31.5], [0, -127, 4, 1]], dtype=np.float32),
+        counts=np.array([1, 300, 7], dtype=np.int64),
+        users=300,
+        k=4,
+        width=4,
+    ),
+    "nobody": FactoredRows(
+        rows=np.empty(0, dtype=np.int64),
+        pulls=np.empty((0, 0), dtype=np.float32),
+        factor=np.empty((0, 4), dtype=np.float32),
+        counts=np.empty(0, dtype=np.int64),
+        users=0,
+        k=1,
+        width=4,
+    ),
+}
 TENSORS: dict[str, NDArray[Any]] = {
     "count": np.array([1, 2], dtype=np.int64),
     "items": np.array([[127, -2], [0, 0]], dtype=np.float32),
@@ -132,6 +163,19 @@ def build() -> Section:
             "encodings": {
                 each.name: encode_sparse(SPARSE, each, rng).hex() for each in ValueFormat
             },
+        },
+        "factored": {
+            name: {
+                "items": 1000,
+                "width": each.width,
+                "users": each.users,
+                "k": each.k,
+                **{field: getattr(each, field).tolist() for field in _FACTORED_ARRAYS},
+                "encodings": {
+                    form.name: encode_factored(each, form, rng).hex() for form in ValueFormat
+                },
+            }
+            for name, each in FACTORED.items()
         },
         "tensors": {
             "arrays": _described(TENSORS),

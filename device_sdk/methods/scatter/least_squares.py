@@ -9,12 +9,14 @@ With V the items, L a user's and |I| all of them, a user's loss is
 the performance of iALS on item recommendation benchmarks", section 3.3). The Gram matrix V'V stands
 for all unseen items, none of which is drawn. A device of k_i columns minimises over the k_i of u
 that promise most, the others held as earlier rounds left them (subspace optimisation: Rendle et al.
-2021, "iALS++"): k^2 |L| + k^3, beside K |L| for the scores. With all K columns that is the minimum.
+2021, "iALS++"), and takes two steps of conjugate gradients over all K from there (Takacs et al.
+2011, "Applications of the conjugate gradient method for implicit feedback collaborative
+filtering"): k^2 |L| + k^3, beside multiples of K |L|. With all K columns the first is the minimum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -56,7 +58,7 @@ class LeastSquares:
     a0 (what an unseen item weighs) and lambda."""
 
     items: NDArray[Any]
-    gram: NDArray[np.float64]
+    gram: Floats
     unseen_weight: float
     l2: float
 
@@ -68,16 +70,17 @@ class LeastSquares:
         gram, solve = model.get(GRAM), model.get(SOLVE)
         if gram is None or gram.dtype.kind != "f" or gram.shape != (width, width):
             raise LearnerError(f"the broadcast lacks {GRAM!r}, floats of [{width}, {width}]")
-        if solve is None or solve.dtype.kind != "f" or solve.shape != (2,) or solve.min() <= 0:
+        sound = solve is not None and solve.dtype.kind == "f" and solve.shape == (2,)
+        if solve is None or not sound or not (np.isfinite(solve) & (solve > 0)).all():
             raise LearnerError(f"the broadcast lacks {SOLVE!r}, two numbers above 0")
         unseen_weight, l2 = solve.tolist()
-        return cls(items, gram.astype(np.float64), unseen_weight, l2)
+        return cls(items, _sound_gram(gram.astype(np.float64)), unseen_weight, l2)
 
     @classmethod
     def posed(cls, items: NDArray[Any], unseen_weight: float, l2: float) -> Self:
         """With the Gram matrix that the items have."""
         wide = items.astype(np.float64)
-        return cls(items, wide.T @ wide / len(items), unseen_weight, l2)
+        return cls(items, (wide.T @ wide / len(items)).astype(np.float32), unseen_weight, l2)
 
     def vectors(self, users: Sequence[Likes]) -> Floats:
         """The users' best vectors, float32 [users, K]; zeros for one without items.
@@ -89,8 +92,8 @@ class LeastSquares:
         return self.improved(users, nothing, width)
 
     def improved(self, users: Sequence[Likes], vectors: Floats, k: int) -> Floats:
-        """``vectors`` [users, K] with the best values of k columns each, those in which one step
-        alone would lower the user's loss most. Raises LearnerError as :meth:`vectors` does."""
+        """``vectors`` [users, K], each made better by a round's work on k columns: those in which
+        one step alone would lower the user's loss most. Raises LearnerError."""
         found = vectors.copy()
         for place, likes in enumerate(users):
             if len(likes.rows):
@@ -100,23 +103,32 @@ class LeastSquares:
         return found
 
     def _improvement(self, likes: Likes, vector: Floats, k: int) -> Floats:
-        own, weights = self._own(likes.rows), likes.weights[:, None]
+        own, weights = self._own(likes.rows), likes.weights
         unseen = self.unseen_weight * len(self.items)
-        norm = self.l2 * (float(likes.weights.sum()) + unseen)
-        slope = own.T @ (likes.weights * (1 - own @ vector)).astype(np.float64)
-        slope -= unseen * (self.gram @ vector) + norm * vector
+        norm = self.l2 * (float(weights.sum()) + unseen)
+        gram = np.float32(unseen) * self.gram
+
+        def bend(change: Floats) -> Floats:
+            """The Hessian's product."""
+            bent = gram @ change + own.T @ (weights * (own @ change)) + np.float32(norm) * change
+            return bent.astype(np.float32, copy=False)
+
+        # Half the descent at the vector, and the Hessian's diagonal.
+        slope: Floats = own.T @ weights - bend(vector)
+        curvature = np.diagonal(gram) + np.square(own).T @ weights + np.float32(norm)
         columns = np.arange(len(vector))
         if k < len(vector):
-            curvature = unseen * np.diagonal(self.gram) + np.square(own).T @ likes.weights + norm
             columns = np.sort(np.argpartition(slope**2 / curvature, -k)[-k:])
-            own = own[:, columns]
-        system = unseen * self.gram[np.ix_(columns, columns)] + own.T @ (weights * own)
+        part = own[:, columns]
+        system = (gram[np.ix_(columns, columns)] + part.T @ (weights[:, None] * part)).astype(float)
         system[np.diag_indices(len(columns))] += norm
         change = np.zeros(len(vector), dtype=np.float32)
         try:
             change[columns] = np.linalg.solve(system, slope[columns])
         except np.linalg.LinAlgError:
             raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
+        if k < len(vector):
+            change += _conjugate(bend, slope - bend(change), curvature)
         return change
 
     def update(self, users: Sequence[Likes], vectors: Floats, k: int) -> dict[str, NDArray[Any]]:
@@ -130,10 +142,7 @@ class LeastSquares:
         rows, counts = np.unique(np.concatenate(named), return_counts=True)
         turned, factor = np.ones((1, 1), dtype=np.float32), vectors
         if len(users) > 1:
-            turned, factor = np.linalg.qr(vectors)
-            # Unique so: what it says of the users, the two sums alone say as well.
-            signs = np.where(np.diagonal(factor) < 0, np.float32(-1), np.float32(1))
-            turned, factor = turned * signs, factor * signs[:, None]
+            turned, factor = _turned(vectors)
         pulls = np.zeros((len(rows), len(factor)), dtype=np.float32)
         for place, likes in enumerate(users):
             residuals = likes.weights * (self._own(likes.rows) @ vectors[place] - 1)
@@ -152,6 +161,64 @@ class LeastSquares:
         if not np.isfinite(own).all():
             raise LearnerError("the broadcast's 'items' hold values that are not finite")
         return own
+
+
+_STEPS = 2
+
+
+def _conjugate(bend: Callable[[Floats], Floats], slope: Floats, curvature: Floats) -> Floats:
+    """The change after two steps of conjugate gradients from where the descent is ``slope``, with
+    the Hessian's diagonal for a preconditioner."""
+    change = np.zeros_like(slope)
+    along: Floats = slope / curvature
+    gain = slope @ along
+    for _ in range(_STEPS):
+        if not gain > 0:
+            break  # it is the minimum
+        bent = bend(along)
+        length = gain / (along @ bent)
+        change += length * along
+        slope = (slope - length * bent).astype(np.float32, copy=False)
+        ahead = slope / curvature
+        gain, before = slope @ ahead, gain
+        along = (ahead + (gain / before) * along).astype(np.float32, copy=False)
+    return change
+
+
+def _sound_gram(gram: NDArray[np.float64]) -> Floats:
+    """The Gram matrix, [K, K], as it came. Raises LearnerError for one that is no matrix's: not
+    finite, not symmetric, or not positive."""
+    # float16 has rounded it by at most 2^-11 of its trace, or of its least number above 0.
+    rounding = 2.0**-10 * max(float(np.trace(gram)), 0.0) + 1e-6
+    sound = np.isfinite(gram).all() and bool((np.abs(gram - gram.T) <= rounding).all())
+    if sound:
+        try:
+            np.linalg.cholesky(gram + rounding * np.eye(len(gram)))
+            return gram.astype(np.float32)
+        except np.linalg.LinAlgError:
+            pass
+    raise LearnerError(
+        f"the broadcast's {GRAM!r} is no Gram matrix: it is expected to be finite, symmetric and "
+        "positive"
+    )
+
+
+_LITTLE = 1e-10
+"""Of the largest eigenvalue: a smaller one is of no direction that the users have."""
+
+
+def _turned(vectors: Floats) -> tuple[Floats, Floats]:
+    """Q [users, f] and F [f, k] of U = Q F, with rows of F that are orthogonal.
+
+    Of the outer products' sum alone: the eigenvectors of U'U, each as long as it is in it. A
+    triangular F of any other QR is that of some users' order where U has dependent columns, or
+    such as nobody trained: its first row would be the first user's vector.
+    """
+    wide = vectors.astype(np.float64)
+    values, turn = np.linalg.eigh(wide.T @ wide)
+    has = values > _LITTLE * values[-1]
+    lengths, turn = np.sqrt(values[has]), turn[:, has]
+    return (wide @ (turn / lengths)).astype(np.float32), (turn * lengths).T.astype(np.float32)
 
 
 _UNSOLVED = (

@@ -1,10 +1,10 @@
 """The body of a least-squares update: a gradient and a Gram matrix, by what both are products of.
 
 A device's users hand in the sum of their gradients, [rows, K], and of their outer products, [K, K].
-With U its users' vectors, R their residuals and U = Q F (Q orthonormal, F upper triangular, its
-diagonal not negative), these are (R Q) F and F' F: so ``pulls`` R Q and ``factor`` F say what the
-two sums say, and nothing else. A Gram matrix that is not symmetric, or not positive, cannot be
-written down. Of one user F is its vector, and an update some 400 bytes.
+With U its users' vectors and R their residuals these are R'U and U'U = W S^2 W' (its eigenvectors,
+as many as it has that are not 0). So ``pulls`` R'U W / S and ``factor`` F = S W' follow from the
+two sums, which are ``pulls`` F and F'F, and say nothing else. A Gram matrix that is not symmetric,
+or not positive, cannot be written down. Of one user F is its vector, and an update some 400 bytes.
 
 Little-endian: ``16 + value format 1 | K 2 | k, users, height f of the factor, row count: LEB128
 each | row ids | counts, LEB128 each, where there are two users or more | pulls, f rows of [row

@@ -37,6 +37,7 @@ from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes import sealed_rounds
 from tests.fakes.clusters import world
 from tests.fakes.homes import WIDTH, command
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 from tests.fakes.sealed_rounds import Device, SealedRounds, Told
 
 DEVICES = 60
@@ -50,7 +51,7 @@ class HalfAbsorbed(ScatterMethod):
 
     def absorb(self, update: Update) -> None:
         super().absorb(update)
-        if np.abs(update.tensors["values"]).max() > 2:
+        if np.abs(update.tensors["pulls"]).max() > 2:
             raise MemoryError("no room for large values")
 
 
@@ -60,16 +61,12 @@ class HalfAbsorbedBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return HalfAbsorbed(initial_items(items, WIDTH, 0.1, rng))
+        return HalfAbsorbed(initial_items(items, WIDTH, 0.1, rng), self.settings)
 
 
 def _body(number: int) -> bytes:
     value = 2.5 if number == BAD else 1.0 + number / 256
-    tensors = {
-        "columns": np.arange(3, dtype=np.int64),
-        "rows": np.arange(2, dtype=np.int64),
-        "values": np.full((2, 3), value, np.float32),
-    }
+    tensors = one_user(WIDTH, range(2), np.full(2, value), 1.0, range(3))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 
@@ -80,7 +77,9 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
         Store(database).facts.seed = 7
         for number in range(DEVICES):
             Store(database).devices.add(Device(number).row())
-    binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    binding = HalfAbsorbedBinding(
+        "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+    )
     task = replace(read_task(home.task_file), binding=binding)
     moved = [0.0]
     here = replace(world(), clock=lambda: time.monotonic() + moved[0])
@@ -158,7 +157,9 @@ def test_many_that_cannot_be_absorbed_cost_no_more_than_as_many_that_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many, absorbed = 60, []
-    binding = HalfAbsorbedBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    binding = HalfAbsorbedBinding(
+        "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+    )
     monkeypatch.setattr(
         sealed_rounds, "read_task", lambda file: replace(read_task(file), binding=binding)
     )

@@ -18,6 +18,7 @@ from device_sdk.wire.arrays.tensors import Codec
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, make_home
+from tests.fakes.scatter_updates import users
 from tests.fakes.sealed_rounds import Bodies, Device, Played, SealedRounds, play
 from tests.servers.fixtures import MakeDatabase
 
@@ -32,14 +33,13 @@ def round_lines(devices: int) -> str:
 
 
 def factors(rng: np.random.Generator) -> bytes:
-    """A scatter update of some rows, of as many columns as the device can afford."""
+    """A scatter update of some rows, of as many columns as the device can afford, and of one user
+    or two."""
     k = int(rng.integers(1, WIDTH + 1))
-    tensors = {
-        "columns": np.sort(rng.choice(WIDTH, size=k, replace=False)).astype(np.int64),
-        "rows": np.sort(rng.choice(ITEMS, size=rng.integers(1, 9), replace=False)).astype(np.int64),
-    }
-    shape = len(tensors["rows"]), k
-    tensors["values"] = rng.standard_normal(shape, dtype=np.float32)
+    rows = np.sort(rng.choice(ITEMS, size=rng.integers(1, 9), replace=False))
+    height = int(rng.integers(1, 3))
+    pulls, factor = rng.standard_normal((len(rows), height)), rng.standard_normal((height, WIDTH))
+    tensors = users(rows, pulls, factor, k)
     return encode_scatter_update(Update(1, tensors), WIDTH, "int8", rng)
 
 
@@ -71,7 +71,7 @@ def fedavg_home(folder: Path, devices: int, url: str | None = None) -> Aggregato
     home = scatter_home(folder, devices, "", url)
     linear_artifact(folder / "linear")
     rest = home.task_file.read_text().split("[broker]")[1].replace("[scatter]", "[fedavg]")
-    rest = rest.replace(f"columns = {WIDTH}", "")
+    rest = rest.replace(f"columns = {WIDTH}\nleast_squares.most_columns = 0", "")
     lines = f'[task]\nmethod = "fedavg"\nartifacts = ["{folder / "linear"}"]\n[broker]'
     home.task_file.write_text(lines + rest)
     return home

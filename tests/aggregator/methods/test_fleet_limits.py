@@ -238,7 +238,7 @@ def averaging_update(
 
 def scatter(**chosen: Any) -> ScatterMethod:
     first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
-    return ScatterMethod(first, ScatterSettings(**chosen))
+    return ScatterMethod(first, ScatterSettings("bpr", **chosen))
 
 
 def averaging(**chosen: Any) -> FedAvgMethod:
@@ -477,7 +477,7 @@ def test_a_variance_never_falls_below_zero() -> None:
 
 
 def test_limits_may_be_turned_off_and_on_between_rounds() -> None:
-    chosen = ScatterSettings(optimizer=PLAIN)
+    chosen = ScatterSettings("bpr", optimizer=PLAIN)
     first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
     one = ScatterMethod(first, chosen)
     one.open_round(1)

@@ -99,7 +99,7 @@ def update(round_id: int, seed: int) -> Update:
 
 def method() -> ScatterMethod:
     first = np.random.default_rng(0).standard_normal((ITEMS, K)).astype(np.float32)
-    return ScatterMethod(first, ScatterSettings(item_multiple=1.5))
+    return ScatterMethod(first, ScatterSettings("bpr", item_multiple=1.5))
 
 
 def test_a_method_bounds_its_items_and_continues_bit_for_bit_as_the_catalogue_grows() -> None:

@@ -198,7 +198,12 @@ def update(round_id: int, seed: int, scale: float = 1.0) -> Update:
 @pytest.mark.parametrize("robust", ["none", "median"])
 def test_an_outlier_moves_nothing_and_takes_part(robust: Any) -> None:
     chosen = ScatterSettings(
-        aggregator="mean", optimizer=PLAIN, robust=robust, outlier_multiple=3.0, row_multiple=100.0
+        "bpr",
+        aggregator="mean",
+        optimizer=PLAIN,
+        robust=robust,
+        outlier_multiple=3.0,
+        row_multiple=100.0,
     )
     first = np.zeros((ITEMS, K), dtype=np.float32)
     attacked, quiet = ScatterMethod(first, chosen), ScatterMethod(first, chosen)
@@ -263,7 +268,8 @@ def test_an_honest_fleet_is_left_as_it_is() -> None:
     found = []
     for multiple in (0.0, 3.0):
         one = ScatterMethod(
-            np.zeros((ITEMS, K), dtype=np.float32), ScatterSettings(outlier_multiple=multiple)
+            np.zeros((ITEMS, K), dtype=np.float32),
+            ScatterSettings("bpr", outlier_multiple=multiple),
         )
         for round_id in range(1, 5):
             one.open_round(round_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def fedavg_update(round_id: int, seed: int, scale: float = 1.0, samples: int = 1
 
 
 def test_scatter_without_trimming_is_the_mean() -> None:
-    plain = scatter(ScatterSettings(optimizer=PLAIN))
-    held = scatter(ScatterSettings(optimizer=PLAIN, robust="trimmed", trim_share=0.0))
+    plain = scatter(ScatterSettings("bpr", optimizer=PLAIN))
+    held = scatter(ScatterSettings("bpr", optimizer=PLAIN, robust="trimmed", trim_share=0.0))
     for one in (plain, held):
         one.open_round(1)
         for seed in range(12):
@@ -131,7 +132,7 @@ def one_row(value: float, device: int = 0) -> Update:
 
 
 def test_a_minority_of_a_rows_devices_cannot_drag_its_median() -> None:
-    one = scatter(ScatterSettings(optimizer=PLAIN, robust="median"))
+    one = scatter(ScatterSettings("bpr", optimizer=PLAIN, robust="median"))
     one.open_round(1)
     for device, value in enumerate((1.0, 1.0, 1.0, -1e6, -1e6)):
         one.absorb(one_row(value, device))
@@ -141,7 +142,7 @@ def test_a_minority_of_a_rows_devices_cannot_drag_its_median() -> None:
 
 
 def test_a_row_that_one_device_touches_moves_no_further_than_rows_do() -> None:
-    one = scatter(ScatterSettings(optimizer=PLAIN, row_multiple=2.0))
+    one = scatter(ScatterSettings("bpr", optimizer=PLAIN, row_multiple=2.0))
     one.open_round(1)
     for device in range(3):
         one.absorb(one_row(1.0, device))
@@ -155,7 +156,7 @@ def test_a_row_that_one_device_touches_moves_no_further_than_rows_do() -> None:
 
 def test_the_adaptive_norm_holds_for_both_methods() -> None:
     for one, make in (
-        (scatter(ScatterSettings(optimizer=PLAIN, clip_multiple=2.0)), scatter_update),
+        (scatter(ScatterSettings("bpr", optimizer=PLAIN, clip_multiple=2.0)), scatter_update),
         (fedavg(FedAvgSettings(clip_multiple=2.0)), fedavg_update),
     ):
         one.open_round(1)  # type: ignore[attr-defined]
@@ -190,6 +191,7 @@ OPTIONS = {"clip_multiple": 2.0, "trim_share": 0.2, "outlier_multiple": 4.0}
 
 def methods(robust: Any) -> list[tuple[Any, Any, Any]]:
     of_scatter = ScatterSettings(
+        "bpr",
         robust=robust,
         row_multiple=1.5,
         item_multiple=1.1,
@@ -197,7 +199,7 @@ def methods(robust: Any) -> list[tuple[Any, Any, Any]]:
     )
     of_fedavg = FedAvgSettings(robust=robust, **OPTIONS)  # type: ignore[arg-type]
     return [
-        (lambda: scatter(of_scatter), scatter_update, ScatterSettings),
+        (lambda: scatter(of_scatter), scatter_update, partial(ScatterSettings, "bpr")),
         (lambda: fedavg(of_fedavg), fedavg_update, FedAvgSettings),
     ]
 
@@ -298,7 +300,7 @@ def test_blocks_of_rows_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_round_that_fills_its_memory_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 40)
-    one = scatter(ScatterSettings(robust="median"))
+    one = scatter(ScatterSettings("bpr", robust="median"))
     one.open_round(1)
     one.check(one_row(1.0))
     for _ in range(3):

@@ -21,7 +21,10 @@ ITEMS, K = 12, 6
 PLAIN = OptimizerSettings(name="plain", learning_rate=1.0)
 
 
-def method(chosen: ScatterSettings | None = None) -> ScatterMethod:
+BPR = ScatterSettings("bpr")
+
+
+def method(chosen: ScatterSettings = BPR) -> ScatterMethod:
     return ScatterMethod(initial_items(ITEMS, K, 0.1, np.random.default_rng(0)), chosen)
 
 
@@ -47,7 +50,7 @@ def scattered(one: Update) -> np.ndarray:
 
 @pytest.mark.parametrize("aggregator", ["mean", "coverage"])
 def test_aggregation_is_the_average_of_scattered_gradients(aggregator: str) -> None:
-    one = method(ScatterSettings(aggregator=aggregator, optimizer=PLAIN))  # type: ignore[arg-type]
+    one = method(ScatterSettings("bpr", aggregator=aggregator, optimizer=PLAIN))  # type: ignore[arg-type]
     before = one.open_round(1).tensors["items"]
     updates = [
         update(1, [0, 3, 11], [1, 4], 1),
@@ -67,7 +70,7 @@ def test_aggregation_is_the_average_of_scattered_gradients(aggregator: str) -> N
 
 
 def test_coverage_leaves_columns_alone_that_nobody_drew() -> None:
-    one = method(ScatterSettings(optimizer=PLAIN))
+    one = method(ScatterSettings("bpr", optimizer=PLAIN))
     before = one.open_round(1).tensors["items"]
     one.absorb(update(1, [2], [0]))
     one.close_round()
@@ -78,7 +81,7 @@ def test_coverage_leaves_columns_alone_that_nobody_drew() -> None:
 def test_broadcast_tells_the_training_settings_at_the_decayed_rate() -> None:
     training = BprTraining(user_learning_rate=0.4, most_triples=7)
     optimizer = OptimizerSettings(decay=0.5)
-    one = method(ScatterSettings(optimizer=optimizer, training=training))
+    one = method(ScatterSettings("bpr", optimizer=optimizer, training=training))
     for round_id, rate in ((1, 0.4), (2, 0.2), (3, 0.1)):
         told = BprTraining.from_scalars(one.open_round(round_id).settings)
         assert told.user_learning_rate == pytest.approx(rate)
@@ -106,7 +109,7 @@ def test_reopening_forgets_the_round_that_missed_its_quorum() -> None:
 
 
 def test_clipping_bounds_the_norm() -> None:
-    one = method(ScatterSettings(optimizer=PLAIN, clip_norm=0.5))
+    one = method(ScatterSettings("bpr", optimizer=PLAIN, clip_norm=0.5))
     before = one.open_round(1).tensors["items"]
     one.absorb(update(1, [0, 3, 4], [0, 1, 2]))
     assert one.close_round().metrics["clipped"] == 1
@@ -134,7 +137,9 @@ def test_adam_matches_the_paper() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "adam"])
 def test_state_taken_mid_round_continues_bit_for_bit(name: str) -> None:
-    chosen = ScatterSettings(optimizer=OptimizerSettings(name=name, decay=0.9), clip_norm=2.0)  # type: ignore[arg-type]
+    chosen = ScatterSettings(
+        "bpr", optimizer=OptimizerSettings(name=name, decay=0.9), clip_norm=2.0
+    )  # type: ignore[arg-type]
     one = method(chosen)
     one.open_round(1)
     one.absorb(update(1, [0, 5], [1, 2], 1))
@@ -155,9 +160,9 @@ def test_state_taken_mid_round_continues_bit_for_bit(name: str) -> None:
     }
 
 
-def adding_up(chosen: ScatterSettings | None = None) -> ScatterMethod:
+def adding_up() -> ScatterMethod:
     """In its second round, which is not held."""
-    one = method(chosen)
+    one = method()
     one.open_round(1)
     for seed in range(4):
         one.absorb(update(1, [0, 3], [0, 2], seed))
@@ -181,8 +186,8 @@ def test_state_of_another_task_is_refused_and_changes_nothing() -> None:
     one = adding_up()
     before = one.items
     good = dict(one.state())
-    narrow = ScatterMethod(np.ones((ITEMS, K - 1), dtype=np.float32))
-    plain = method(ScatterSettings(optimizer=PLAIN))
+    narrow = ScatterMethod(np.ones((ITEMS, K - 1), dtype=np.float32), ScatterSettings("bpr"))
+    plain = method(ScatterSettings("bpr", optimizer=PLAIN))
     for bad in (
         {},
         dict(narrow.state()),
@@ -292,7 +297,7 @@ def test_check_is_total_and_what_passes_can_be_absorbed(
 
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="aggregator"):
-        ScatterSettings(aggregator="median")  # type: ignore[arg-type]
+        ScatterSettings("bpr", aggregator="median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="clip_norm"):
         ScatterSettings(clip_norm=-1)
     for name, value in (

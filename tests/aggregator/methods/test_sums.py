@@ -24,6 +24,8 @@ from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.arrays.factored import MOST_USERS
+from tests.fakes.scatter_updates import ONE_WIDTH, users
 
 ITEMS, K = 20, 6
 UNLIMITED = {"clip_multiple": 0.0, "row_multiple": 0.0}
@@ -31,10 +33,29 @@ UNLIMITED = {"clip_multiple": 0.0, "row_multiple": 0.0}
 
 def scatter(**chosen: Any) -> ScatterMethod:
     first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
+    chosen.setdefault("least_squares", ONE_WIDTH)
     return ScatterMethod(first, ScatterSettings(**chosen))
 
 
 def scatter_update(round_id: int, device: int, scale: float = 1.0) -> Update:
+    """Of one user, of a few, or of more than there are columns."""
+    rng = np.random.default_rng([round_id, device])
+    people = int(rng.choice([1, 1, 1, 2, 3, 40]))
+    rows = np.sort(rng.choice(ITEMS, size=int(rng.integers(0, 9)), replace=False))
+    k = int(rng.choice([K, *range(1, K)]))
+    height = min(people, K)
+    factor = np.clip(scale, 0.1, 10) * rng.standard_normal((height, K))
+    tensors = users(rows, scale * rng.standard_normal((len(rows), height)), factor, k)
+    counts = rng.integers(1, people + 1, len(rows))
+    tensors |= {"counts": counts, "users": np.asarray(people)}
+    return Update(round_id, tensors, sender=f"{device:032x}")
+
+
+def bpr(**chosen: Any) -> ScatterMethod:
+    return scatter(loss="bpr", **chosen)
+
+
+def bpr_update(round_id: int, device: int, scale: float = 1.0) -> Update:
     rng = np.random.default_rng([round_id, device])
     rows = np.sort(rng.choice(ITEMS, size=int(rng.integers(0, 9)), replace=False))
     columns = np.sort(rng.choice(K, size=int(rng.integers(1, K + 1)), replace=False))
@@ -76,13 +97,20 @@ class Kind:
 
 KINDS = {
     "scatter": Kind(scatter, scatter_update),
-    "scatter, mean": Kind(lambda: scatter(aggregator="mean"), scatter_update),
     "scatter, no limits": Kind(lambda: scatter(**UNLIMITED), scatter_update),
     "scatter, fixed limit": Kind(lambda: scatter(clip_norm=0.5, **UNLIMITED), scatter_update),
     "scatter, guarded": Kind(
         lambda: scatter(item_multiple=1.25, outlier_multiple=3.0, row_multiple=1.5), scatter_update
     ),
     "scatter, median": Kind(lambda: scatter(robust="median", outlier_multiple=3.0), scatter_update),
+    "scatter, trimmed": Kind(lambda: scatter(robust="trimmed"), scatter_update),
+    "bpr": Kind(bpr, bpr_update),
+    "bpr, mean": Kind(lambda: bpr(aggregator="mean", clip_norm=0.5), bpr_update),
+    "bpr, no limits": Kind(lambda: bpr(**UNLIMITED), bpr_update),
+    "bpr, guarded": Kind(
+        lambda: bpr(item_multiple=1.25, outlier_multiple=3.0, row_multiple=1.5), bpr_update
+    ),
+    "bpr, median": Kind(lambda: bpr(robust="median", outlier_multiple=3.0), bpr_update),
     "averaging": Kind(averaging, averaging_update),
     "averaging, no limits": Kind(
         lambda: averaging(clip_multiple=0.0, samples_multiple=0.0), averaging_update
@@ -202,7 +230,9 @@ def test_groups_of_any_size_are_measured_as_each_by_itself() -> None:
 
 def _spoilt(update: Update, how: str) -> Update:
     tensors = {name: np.array(array) for name, array in update.tensors.items()}
-    columns, rows, values = tensors["columns"], tensors["rows"], tensors["values"]
+    rows = tensors["rows"]
+    name = "values" if "values" in tensors else "pulls"
+    values = tensors[name]
     match how:
         case "row below 0":
             rows[0] = -1
@@ -215,13 +245,13 @@ def _spoilt(update: Update, how: str) -> Update:
         case "rows in a table":
             tensors["rows"] = rows[:, None]
         case "column too high":
-            columns[-1] = K
+            tensors["columns"][-1] = K
         case "no columns":
-            tensors |= {"columns": columns[:0], "values": values[:, :0]}
+            tensors |= {"columns": tensors["columns"][:0], name: values[:, :0]}
         case "one value less":
-            tensors["values"] = values[:-1]
+            tensors[name] = values[:-1]
         case "halves":
-            tensors["values"] = values.astype(np.float16)
+            tensors[name] = values.astype(np.float16)
         case "not a number":
             values[0, 0] = np.nan
         case "infinite":
@@ -229,27 +259,87 @@ def _spoilt(update: Update, how: str) -> Update:
         case "absurd":
             values[0, 0] = 1e30
         case "a scalar":
-            tensors["values"] = np.array(1.0, dtype=np.float32)
+            tensors[name] = np.array(1.0, dtype=np.float32)
         case "a tensor more":
             tensors["more"] = rows
         case "a tensor less":
             del tensors["rows"]
+        case "no users":
+            tensors["users"] = np.asarray(0)
+        case "too many users":
+            tensors["users"] = np.asarray(MOST_USERS + 1)
+        case "users of floats":
+            tensors["users"] = np.asarray(1.0, np.float32)
+        case "a list of users":
+            tensors["users"] = tensors["users"][None]
+        case "a count of none":
+            tensors["counts"][0] = 0
+        case "a count above the users":
+            tensors["counts"][-1] = tensors["users"] + 1
+        case "a count less":
+            tensors["counts"] = tensors["counts"][:-1]
+        case "counts of floats":
+            tensors["counts"] = tensors["counts"].astype(np.float32)
+        case "the factor turned":
+            tensors["factor"] = np.ones((K + 1, K), np.float32)
+            tensors["pulls"] = np.ones((len(rows), K + 1), np.float32)
+            tensors["users"] = np.asarray(MOST_USERS)
+        case "a factor of nobody":
+            tensors["factor"] = np.ones((2, K), np.float32)
+            tensors["pulls"] = np.ones((len(rows), 2), np.float32)
+            tensors["users"] = np.asarray(1)
+        case "an absurd factor":
+            tensors["factor"] = np.full_like(tensors["factor"], 1e5)
+            tensors["pulls"] = np.zeros_like(tensors["pulls"])
+        case "no number in the factor":
+            tensors["factor"][0, 0] = np.nan
+            tensors["pulls"] = np.zeros_like(tensors["pulls"])
+        case "an infinite factor":
+            tensors["factor"][0, 0] = -np.inf
+        case "a flat factor":
+            tensors["factor"] = tensors["factor"].reshape(-1)
+        case "a scalar factor":
+            tensors["factor"] = np.array(1.0, dtype=np.float32)
+        case "a narrow factor":
+            tensors["factor"] = tensors["factor"][:, 1:]
+        case "trained no columns":
+            tensors["k"] = np.asarray(0)
+        case "trained too many":
+            tensors["k"] = np.asarray(K + 1)
+        case "trained half a column":
+            tensors["k"] = np.asarray(0.5, np.float32)
+        case "halves of a factor":
+            tensors["factor"] = tensors["factor"].astype(np.float16)
     return Update(update.round_id + (how == "another round"), tensors, sender=update.sender)
 
 
 SPOILT = (
     "row below 0", "row too high", "row twice", "rows of floats", "rows in a table",
-    "column too high", "no columns", "one value less", "halves", "not a number", "infinite",
+    "one value less", "halves", "not a number", "infinite",
     "absurd", "a scalar", "a tensor more", "a tensor less", "another round",
 )  # fmt: skip
 
 
+SPOILT_COLUMNS = ("column too high", "no columns")
+SPOILT_USERS = (
+    "no users", "too many users", "users of floats", "a list of users", "a count of none",
+    "a count above the users", "a count less", "counts of floats", "the factor turned",
+    "a factor of nobody", "an absurd factor", "no number in the factor", "an infinite factor",
+    "a flat factor", "a scalar factor", "halves of a factor", "a narrow factor",
+    "trained no columns", "trained too many", "trained half a column",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["scatter", "bpr"])
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([*SPOILT, *[""] * 60]), min_size=1, max_size=90))
-def test_many_are_checked_as_each_by_itself(chosen: list[str]) -> None:
-    one = scatter()
+@given(st.data())
+def test_many_are_checked_as_each_by_itself(name: str, data: st.DataObject) -> None:
+    hows = [*SPOILT, *SPOILT_USERS] if name == "scatter" else [*SPOILT, *SPOILT_COLUMNS]
+    choices = st.sampled_from([*hows, *[""] * 60])
+    chosen = data.draw(st.lists(choices, min_size=1, max_size=90))
+    one, make = KINDS[name].build(), KINDS[name].update
     one.open_round(1)
-    whole = [u for u in (scatter_update(1, d) for d in range(200)) if len(u.tensors["rows"]) > 1]
+    whole = [u for u in (make(1, d) for d in range(200)) if len(u.tensors["rows"]) > 1]
     updates = [
         _spoilt(update, how) if how else update for update, how in zip(whole, chosen, strict=False)
     ]
@@ -260,6 +350,35 @@ def test_many_are_checked_as_each_by_itself(chosen: list[str]) -> None:
             with pytest.raises(Refused) as alone:
                 one.check(update)
             assert (alone.value.reason, str(alone.value)) == (error.reason, str(error))
+
+
+REASONS = {
+    "users": ("no users", "too many users", "users of floats", "a list of users",
+              "the factor turned", "a factor of nobody", "trained no columns", "trained too many",
+              "trained half a column"),
+    "counts": ("a count of none", "a count above the users", "a count less", "counts of floats"),
+    "values": ("an absurd factor", "no number in the factor", "an infinite factor",
+               "a flat factor", "a scalar factor", "halves of a factor", "a narrow factor"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_bad_users_counts_and_factors_are_refused_by_reason_and_change_nothing(number: int) -> None:
+    """In a round that is held, and in one that adds up."""
+    assert sorted(how for hows in REASONS.values() for how in hows) == sorted(SPOILT_USERS)
+    one = second_round("scatter") if number == 2 else scatter()
+    if number == 1:
+        one.open_round(1)
+    whole = (scatter_update(number, device) for device in range(20))
+    good = next(each for each in whole if len(each.tensors["rows"]) > 1)
+    one.check(good)
+    before = bits(one)
+    for reason, hows in REASONS.items():
+        for how in hows:
+            with pytest.raises(Refused) as caught:
+                one.check(_spoilt(good, how))
+            assert caught.value.reason == f"bad-{reason}", how
+    assert bits(one) == before
 
 
 def test_a_check_and_an_absorb_of_ones_own_are_never_passed_over() -> None:
@@ -296,7 +415,9 @@ def test_a_task_s_first_round_is_held_and_the_next_adds_up(name: str) -> None:
     assert not one.adds_up, "between rounds nothing does"
 
 
-@pytest.mark.parametrize("kind", [KINDS["scatter, guarded"], KINDS["averaging, outliers"]])
+@pytest.mark.parametrize(
+    "kind", [KINDS["scatter, guarded"], KINDS["bpr, guarded"], KINDS["averaging, outliers"]]
+)
 def test_a_fleet_of_many_is_judged_by_the_same_voices_on_every_shard(kind: Kind) -> None:
     """More devices than have a voice, in one round and in the next."""
     chosen = [[kind.update(1, device) for device in range(400)]]
@@ -362,7 +483,7 @@ def second_round(name: str, devices: range = range(0)) -> Any:
     return one
 
 
-@pytest.mark.parametrize("name", ["scatter, guarded", "averaging, outliers"])
+@pytest.mark.parametrize("name", ["scatter, guarded", "bpr, guarded", "averaging, outliers"])
 def test_a_share_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
     one, share = second_round(name, range(3)), second_round(name, range(3, 6)).share()
     before = bits(one)
@@ -378,19 +499,21 @@ def test_a_share_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> 
     for key in ("limits.fleet.round", "limits.outliers.voices.round"):
         with pytest.raises(RefusedShare, match="round"):
             one.merge({**share, key: np.asarray(7, dtype=np.int64)})
-    (scale,) = [key for key in share if key in ("total.exponent", "moved.exponent")]
-    with pytest.raises(RefusedShare, match="summed at"):
-        one.merge({**share, scale: share[scale] + 1})
+    scales = [key for key in share if key.endswith(".exponent")]
+    assert len(scales) == 1 + (name != "bpr, guarded")
+    for scale in scales:
+        with pytest.raises(RefusedShare, match="summed at"):
+            one.merge({**share, scale: share[scale] + 1})
     assert bits(one) == before
     one.merge(share)
     assert bits(one) != before
 
 
-@pytest.mark.parametrize("name", ["scatter", "averaging"])
+@pytest.mark.parametrize("name", ["scatter", "bpr", "averaging"])
 def test_a_round_that_could_overflow_takes_no_more(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "scatter" if name == "scatter" else "fedavg"
+    module = "fedavg" if name == "averaging" else "scatter"
     for each in (module, "summing"):
         monkeypatch.setattr(f"aggregator.methods.{each}.MOST_UPDATES", 4)
     one, other = second_round(name, range(2)), second_round(name, range(2, 5))
@@ -405,7 +528,7 @@ def test_a_round_that_could_overflow_takes_no_more(
         one.check(KINDS[name].update(2, 7))
 
 
-@pytest.mark.parametrize("name", ["scatter, no limits", "averaging, no limits"])
+@pytest.mark.parametrize("name", ["scatter, no limits", "bpr, no limits", "averaging, no limits"])
 def test_without_limits_what_is_absurd_next_to_the_fleet_is_refused(name: str) -> None:
     one, kind = second_round(name), KINDS[name]
     # Never in the first round, when nothing is known.
@@ -417,7 +540,7 @@ def test_without_limits_what_is_absurd_next_to_the_fleet_is_refused(name: str) -
         one.check(kind.update(2, 2, 1e6))
 
 
-@pytest.mark.parametrize("name", ["scatter", "averaging"])
+@pytest.mark.parametrize("name", ["scatter", "bpr", "averaging"])
 def test_with_limits_whatever_is_sent_stays_within_the_sum(name: str) -> None:
     one, kind = second_round(name), KINDS[name]
     for device in range(20):
@@ -483,6 +606,7 @@ def test_the_voices_of_a_large_fleet_are_others_in_each_round() -> None:
 
 
 def test_a_sum_s_file_is_as_small_as_it_is_said_to_be() -> None:
-    share = second_round("scatter", range(3)).share()
-    assert sum(array.nbytes for array in share.values()) < ITEMS * K * 8 + 12_000
+    for name, cells in (("bpr", ITEMS * K), ("scatter", ITEMS * (K + 1) + K * K)):
+        share = second_round(name, range(3)).share()
+        assert sum(array.nbytes for array in share.values()) < cells * 8 + 12_000
     assert sums.MOST_UPDATES == 1 << 24

@@ -26,6 +26,7 @@ from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from tests.fakes.homes import ITEMS, WIDTH, make_home
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 DEVICES = 40
 
@@ -34,7 +35,8 @@ class Binding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return ScatterMethod(initial_items(items, WIDTH, 0.1, np.random.default_rng(0)))
+        first = initial_items(items, WIDTH, 0.1, np.random.default_rng(0))
+        return ScatterMethod(first, self.settings)
 
 
 @pytest.fixture
@@ -60,12 +62,8 @@ def parts(home: AggregatorHome) -> Iterator[Parts]:
 
 def update(round_id: int, place: int) -> Update:
     rng = np.random.default_rng([round_id, place])
-    tensors = {
-        "columns": np.arange(WIDTH),
-        "rows": np.arange(ITEMS),
-        "values": rng.standard_normal((ITEMS, WIDTH)).astype(np.float32),
-    }
-    return Update(round_id, tensors)
+    pulls, vector = rng.standard_normal(ITEMS), rng.standard_normal(WIDTH)
+    return Update(round_id, one_user(WIDTH, range(ITEMS), pulls, vector))
 
 
 def logged(row: RoundRow, seq: int, place: int) -> LoggedUpdate:
@@ -86,7 +84,7 @@ class Desk:
         self.aggregation = self.start()
 
     def start(self) -> Aggregation:
-        binding = Binding("scatter", ScatterTable(columns=WIDTH))
+        binding = Binding("scatter", ScatterTable(columns=WIDTH, least_squares=ONE_WIDTH))
         made = Aggregation(binding, self.store, ITEMS, self._updates, lambda broadcast: None)
         made.resume(self.row)
         return made

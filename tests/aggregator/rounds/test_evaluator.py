@@ -35,6 +35,7 @@ from device_sdk.wire.publish.receipts import (
 )
 from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
 from tests.fakes.homes import ITEMS, WIDTH, command, make_home
+from tests.fakes.scatter_updates import one_user
 
 DEVICES = [bytes([index]) * 16 for index in range(20)]
 ROUND = "quorum = 3\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
@@ -159,11 +160,10 @@ class Fleet:
 def update_body(width: int = WIDTH) -> bytes:
     """Of a device that trains eight of a model's columns."""
     rng = np.random.default_rng(0)
-    tensors = {
-        "columns": np.arange(WIDTH),
-        "rows": np.sort(rng.choice(ITEMS, 4, replace=False)).astype(np.int64),
-        "values": rng.standard_normal((4, WIDTH), dtype=np.float32),
-    }
+    rows = np.sort(rng.choice(ITEMS, 4, replace=False))
+    tensors = one_user(
+        width, rows, rng.standard_normal(4), rng.standard_normal(WIDTH), range(WIDTH)
+    )
     return encode_scatter_update(Update(1, tensors), width, "float32")
 
 

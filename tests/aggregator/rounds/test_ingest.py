@@ -32,6 +32,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, update_digest, write_update
 from tests.fakes.homes import WIDTH, make_home
+from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 ANNA, BERT, CLEO, LATER, STRANGER = (bytes([place]) * 16 for place in range(5))
 FLEET = (ANNA, BERT, CLEO)
@@ -43,12 +44,12 @@ class DefectiveMethod(ScatterMethod):
     """Its check lets large values through but no low ones; its absorb does not take the large."""
 
     def check(self, update: Update) -> None:
-        if update.tensors["values"].min() < 0:
+        if update.tensors["pulls"].min() < 0:
             raise Refused("too-low", "a value below 0")
         super().check(update)
 
     def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["values"]).max() > TOO_LARGE:
+        if np.abs(update.tensors["pulls"]).max() > TOO_LARGE:
             raise MemoryError("no room for large values")
         super().absorb(update)
 
@@ -59,15 +60,11 @@ class DefectiveBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng))
+        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng), self.settings)
 
 
 def body(value: float = 1.0, columns: int = 3) -> bytes:
-    tensors = {
-        "columns": np.arange(columns, dtype=np.int64),
-        "rows": np.arange(2, dtype=np.int64),
-        "values": np.full((2, columns), value, np.float32),
-    }
+    tensors = one_user(WIDTH, range(2), np.full(2, value), 1.0, range(columns))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 
@@ -86,7 +83,10 @@ class Desk:
         world = World(self.now, self.now, np.random.default_rng(1))
         task = read_task(home.task_file)
         task = replace(
-            task, binding=DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+            task,
+            binding=DefectiveBinding(
+                "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+            ),
         )
         self.parts = assemble(home, store, task, world)
         self.ingest = self.parts.first.ingest

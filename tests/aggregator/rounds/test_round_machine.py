@@ -42,6 +42,7 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from tests.fakes.homes import ITEMS, WIDTH, make_home
+from tests.fakes.scatter_updates import one_user
 
 DEVICES = [bytes([index]) * 16 for index in range(8)]
 QUORUM = 3
@@ -79,8 +80,7 @@ def _body(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
     columns = np.sort(rng.choice(WIDTH, 3, replace=False)).astype(np.int64)
     rows = np.sort(rng.choice(ITEMS, 4, replace=False)).astype(np.int64)
-    values = rng.standard_normal((4, 3), dtype=np.float32)
-    tensors = {"columns": columns, "rows": rows, "values": values}
+    tensors = one_user(WIDTH, rows, rng.standard_normal(4), rng.standard_normal(3), columns)
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

@@ -157,9 +157,10 @@ class History(RuleBasedStateMachine):
         text = self.fleet.home.task_file.read_text()
         head, _, _ = text.partition("[scatter]")
         _, table, evaluation = text.partition("[evaluation]")
+        scatter = f"[scatter]\ncolumns = {width}\nleast_squares.most_columns = 0\n"
         optimizer = f'[scatter.optimizer]\nname = "{name}"\n'
         file = self.fleet.home.folder / "next.toml"
-        file.write_text(f"{head}[scatter]\ncolumns = {width}\n{optimizer}{table}{evaluation}")
+        file.write_text(f"{head}{scatter}{optimizer}{table}{evaluation}")
         options = ["--warm-start"] * warm + ["--now"] * now
         fits = not warm or width == self.width
         assert self.run("task", "replace", "default", "--from", str(file), *options) == fits

@@ -25,6 +25,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import factor_artifact
 from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
+from tests.fakes.scatter_updates import ONE_WIDTH
 from tests.fakes.waiting import wait_until
 
 ALONE = "quorum = 1"
@@ -82,8 +83,7 @@ def test_settings_that_are_refused_change_nothing_of_what_waits_beside_them(
         anna.await_round(2)
         assert command(home, "rollback", "--to", "0") == 0
         file.write_text(file.read_text() + "item-new\n")
-        changed = text.replace('artifact = "shipped:mf"\n', "") if "artifact" in setting else text
-        home.task_file.write_text(changed.replace("[task]\n", f"[task]\n{setting}\n"))
+        home.task_file.write_text(text.replace("[task]\n", f"[task]\n{setting}\n"))
         assert anna.take_part(2).verdict is Verdict.COUNTED
         third = anna.await_round(3)
         store = served.parts.store.first
@@ -157,7 +157,7 @@ class DefectiveMethod(ScatterMethod):
     """Its check lets large values through, its absorb does not take them."""
 
     def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["values"]).max() > 2.5:
+        if np.abs(update.tensors["pulls"]).max() > 2.5:
             raise MemoryError("no room for large values")
         super().absorb(update)
 
@@ -168,7 +168,7 @@ class DefectiveBinding(ScatterBinding):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng))
+        return DefectiveMethod(initial_items(items, WIDTH, 0.1, rng), self.settings)
 
 
 def test_an_update_that_cannot_be_absorbed_holds_the_round(
@@ -176,7 +176,9 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, "quorum = 2")
     codes = invite(home, 2)
-    defective = DefectiveBinding("scatter", ScatterTable(columns=WIDTH, spread=0.1))
+    defective = DefectiveBinding(
+        "scatter", ScatterTable(columns=WIDTH, spread=0.1, least_squares=ONE_WIDTH)
+    )
     with (
         serving(home, defective) as served,
         ScriptedDevice(mosquitto.url, codes[0], 1) as anna,
@@ -209,4 +211,4 @@ def test_an_update_that_cannot_be_absorbed_holds_the_round(
 
 
 def _largest(body: bytes) -> float:
-    return float(np.abs(decode_scatter_update(body, 1, ITEMS, 8).tensors["values"]).max())
+    return float(np.abs(decode_scatter_update(body, 1, ITEMS, 8).tensors["pulls"]).max())

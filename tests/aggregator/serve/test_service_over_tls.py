@@ -25,7 +25,6 @@ from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, fails_in_the_en
 TEMPLATE = Path(__file__).parents[3] / "aggregator" / "acl.template"
 TASK = """
 [task]
-artifact = "shipped:mf"
 catalogue = "items.tsv"
 [broker]
 url = "{url}"
@@ -40,6 +39,7 @@ pause_seconds = 0.3
 resume_grace_seconds = 1.0
 [scatter]
 columns = 8
+least_squares.most_columns = 0
 """
 
 

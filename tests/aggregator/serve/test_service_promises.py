@@ -25,6 +25,7 @@ from device_sdk.wire.publish.receipts import Receipt, UpdateIdentity, Verdict, w
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import WIDTH, command, invite, make_home, open_store, serving
+from tests.fakes.scatter_updates import one_user
 
 DAY_SECONDS = 86_400.0
 
@@ -56,11 +57,7 @@ def enrolled(home: AggregatorHome, count: int) -> list[bytes]:
 
 def body(seed: int) -> bytes:
     rng = np.random.default_rng(seed)
-    tensors = {
-        "columns": np.arange(2),
-        "rows": np.arange(3),
-        "values": rng.standard_normal((3, 2), dtype=np.float32),
-    }
+    tensors = one_user(WIDTH, range(3), rng.standard_normal(3), rng.standard_normal(WIDTH))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 

@@ -14,7 +14,7 @@ from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 from device_sdk.methods.prototypes.contract import PrototypesTraining
-from device_sdk.methods.scatter.contract import BprTraining
+from device_sdk.methods.scatter.contract import BprTraining, LeastSquaresTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.wire.arrays.exchange import Broadcast
 
@@ -24,6 +24,7 @@ EACH = [
     MutualTraining(classes=10, public_steps=2),
     PrototypesTraining(classes=7, width=3, pull=0.5),
     BprTraining(scores="columns", user_l2=0.25),
+    LeastSquaresTraining(),
     TeacherLogitsTraining(classes=7, divergence=False),
 ]
 
@@ -35,7 +36,8 @@ def test_settings_come_back_from_a_broadcast_that_carries_more(settings) -> None
     assert type(settings).from_scalars(carried) == settings
     for name in scalars:
         lacking = {key: value for key, value in scalars.items() if key != name}
-        with pytest.raises(ValueError, match=f"lacks the training settings {name}$"):
+        lacks = f"lacks the training settings {name}$|the broadcast's {name} is None"
+        with pytest.raises(ValueError, match=lacks):
             type(settings).from_scalars(lacking)
         with pytest.raises(ValueError, match=name):
             type(settings).from_scalars({**scalars, name: float("nan")})

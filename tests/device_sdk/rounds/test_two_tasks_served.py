@@ -94,7 +94,7 @@ def test_two_tasks_share_their_catalogue_and_their_artifact(
             f"[fedavg.training]\nepochs = 1\nlearning_rate = {rate}\n"
         )
     (tmp_path / "films.toml").write_text(
-        f'[task]\ncatalogue = "{home.folder}/items.tsv"\nartifact = "shipped:mf"\n'
+        f'[task]\ncatalogue = "{home.folder}/items.tsv"\n'
         f"[round]\n{endless(ROUND)}\n[scatter]\ncolumns = 4\n"
     )
     codes = invite(home, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from device_sdk.wire.arrays.exchange import decode_update
+from device_sdk.wire.arrays.factored import decode_factored
 from device_sdk.wire.arrays.sparse import decode_ids, decode_sparse
 from device_sdk.wire.arrays.tensors import decode_tensors
 from device_sdk.wire.publish.manifest import read_manifest
@@ -35,6 +36,14 @@ def test_arrays_decode_to_the_values_written_beside_them() -> None:
         assert read.columns.tolist() == sparse["columns"]
         assert read.rows.tolist() == sparse["rows"]
         assert read.values.tolist() == sparse["values"]
+    for factored in FILE["factored"].values():
+        for encoding in factored["encodings"].values():
+            found = decode_factored(
+                bytes.fromhex(encoding), items=factored["items"], width=factored["width"]
+            )
+            assert (found.users, found.k) == (factored["users"], factored["k"])
+            for name in ("rows", "pulls", "factor", "counts"):
+                assert getattr(found, name).tolist() == factored[name]
     for section in (FILE["tensors"], FILE["tensors_int4"]):
         for encoding in section["encodings"].values():
             arrays = decode_tensors(bytes.fromhex(encoding))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_sdk.methods.scatter.contract import BprTraining
+from device_sdk.methods.scatter.contract import BprTraining, LeastSquaresTraining, LossTraining
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
@@ -64,5 +64,18 @@ def test_scatter_training_names_the_bad_setting(name: str, value: object) -> Non
 def test_missing_settings_are_listed() -> None:
     with pytest.raises(ValueError, match="user_l2, item_l2"):
         BprTraining.from_scalars(
-            {"scores": "columns", "user_learning_rate": 0.1, "user_spread": 1, "most_triples": 0}
+            {
+                "loss": "bpr",
+                "scores": "columns",
+                "user_learning_rate": 0.1,
+                "user_spread": 1,
+                "most_triples": 0,
+            }
         )
+
+
+@pytest.mark.parametrize("told", [BprTraining(), LeastSquaresTraining()])
+def test_settings_of_another_loss_are_refused(told: LossTraining) -> None:
+    other = LeastSquaresTraining if isinstance(told, BprTraining) else BprTraining
+    with pytest.raises(ValueError, match=f"loss is '{told.LOSS}'; expected '{other.LOSS}'"):
+        other.from_scalars(told.as_scalars())

@@ -49,6 +49,7 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 from tests.fakes.parties import SeededBytes, key_from
+from tests.fakes.scatter_updates import of_gradient
 
 MF = Path(__file__).parents[4] / "device_sdk" / "artifacts" / "mf"
 TERMS = TaskTerms(
@@ -266,12 +267,12 @@ def test_artifacts_are_trusted_by_their_id_alone() -> None:
             pack_artifact(bad)
 
 
-def test_scatter_updates_come_back() -> None:
-    tensors = {
-        "columns": np.array([0, 5], dtype=np.int64),
-        "rows": np.array([2, 3, 9], dtype=np.int64),
-        "values": np.arange(6, dtype=np.float32).reshape(3, 2),
-    }
+@pytest.mark.parametrize("loss", ["bpr", "least-squares"])
+def test_scatter_updates_come_back(loss: str) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    tensors = {"columns": np.array([0, 5]), "rows": np.array([2, 3, 9]), "values": values}
+    if loss == "least-squares":
+        tensors = of_gradient([2, 3, 9], np.arange(24).reshape(3, 8))
     body = encode_scatter_update(Update(4, tensors), 8, "float32")
     got = decode_scatter_update(body, 4, 10, 8)
     assert got.round_id == 4

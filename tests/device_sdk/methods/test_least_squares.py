@@ -1,0 +1,503 @@
+"""What a device solves and hands in under least squares, against the dense formulas in float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
+from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.scatter.contract import (
+    LEAST_SQUARES_TENSORS,
+    BprTraining,
+    LeastSquaresTraining,
+    decode_scatter_update,
+    encode_scatter_update,
+)
+from device_sdk.methods.scatter.factor_step import NumpyStep
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
+from device_sdk.methods.scatter.triples import PoolSettings
+from device_sdk.wire.arrays.exchange import Broadcast
+
+ITEMS, K = 40, 6
+A0, L2 = 0.1, 0.02
+
+
+def model(items: np.ndarray | None = None, a0: float = A0, l2: float = L2) -> dict[str, np.ndarray]:
+    """As a broadcast has it, but in float32."""
+    if items is None:
+        items = 0.5 * np.random.default_rng(7).standard_normal((ITEMS, K))
+    items = items.astype(np.float32)
+    wide = items.astype(np.float64)
+    gram = wide.T @ wide / len(items)
+    told = {"items": items, "gram": gram, "solve": np.array([a0, l2])}
+    return {name: array.astype(np.float32) for name, array in told.items()}
+
+
+def problem(items: np.ndarray | None = None) -> LeastSquares:
+    return LeastSquares.of(model(items))
+
+
+def likes(rows: Sequence[int], weights: Sequence[float] | None = None) -> Likes:
+    given_weights = np.ones(len(rows)) if weights is None else np.asarray(weights)
+    return Likes(np.asarray(rows, dtype=np.int64), given_weights.astype(np.float32))
+
+
+def loss(u: np.ndarray, one: Likes, items: np.ndarray) -> float:
+    """The module's formula, word for word."""
+    scores = items.astype(np.float64) @ u
+    own = one.weights * (1 - scores[one.rows]) ** 2
+    norm = one.weights.sum(dtype=np.float64) + A0 * len(items)
+    return float(own.sum() + A0 * (scores**2).sum() + L2 * norm * (u @ u))
+
+
+some_users = st.lists(
+    st.lists(st.integers(0, ITEMS - 1), max_size=12, unique=True), min_size=1, max_size=9
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_users)
+def test_vectors_solve_the_dense_normal_equations(rows: list[list[int]]) -> None:
+    posed = problem()
+    found = posed.vectors([likes(each) for each in rows])
+    assert found.dtype == np.float32 and found.shape == (len(rows), K)
+    items = posed.items.astype(np.float64)
+    for vector, own in zip(found, rows, strict=True):
+        if not own:
+            assert not vector.any()
+            continue
+        system = A0 * items.T @ items + items[own].T @ items[own]
+        system += L2 * (len(own) + A0 * ITEMS) * np.eye(K)
+        expected = np.linalg.solve(system, items[own].sum(axis=0))
+        np.testing.assert_allclose(vector, expected, rtol=2e-4, atol=2e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, ITEMS - 1), min_size=1, max_size=ITEMS, unique=True),
+    st.integers(0, 99),
+)
+def test_a_user_s_vector_is_where_its_loss_is_least(rows: list[int], seed: int) -> None:
+    posed = problem()
+    weights = np.random.default_rng(seed).choice([1.0, 0.1], len(rows))
+    one = likes(rows, weights)
+    (vector,) = posed.vectors([one]).astype(np.float64)
+    step = 1e-4
+    scale = max(1.0, loss(np.zeros(K), one, posed.items))
+    for place in range(K):
+        ahead = np.zeros(K)
+        ahead[place] = step
+        slope = loss(vector + ahead, one, posed.items) - loss(vector - ahead, one, posed.items)
+        assert abs(slope / (2 * step)) < 2e-4 * scale
+    least = loss(vector, one, posed.items)
+    for _ in range(20):
+        other = vector + 0.1 * np.random.default_rng(seed).standard_normal(K)
+        assert loss(other, one, posed.items) > least
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, ITEMS - 1), min_size=1, max_size=20, unique=True),
+    st.integers(1, K),
+    st.integers(0, 99),
+)
+def test_a_device_of_few_columns_sets_those_that_promise_most_and_ends_at_the_minimum(
+    rows: list[int], k: int, seed: int
+) -> None:
+    posed, one = problem(), likes(rows)
+    items, begun = posed.items.astype(np.float64), np.zeros((1, K), dtype=np.float32)
+    if seed:
+        begun += np.random.default_rng(seed).standard_normal((1, K), dtype=np.float32)
+    (vector,) = begun
+    (found,) = posed.improved([one], begun, k)
+    np.testing.assert_array_equal(begun[0], vector)
+    changed = np.flatnonzero(found != vector)
+    assert len(changed) <= k
+    # The best there is with the others held.
+    system = A0 * items.T @ items + items[rows].T @ items[rows]
+    system += L2 * (len(rows) + A0 * ITEMS) * np.eye(K)
+    slope = items[rows].sum(axis=0) - system @ vector
+    promise = slope**2 / np.diagonal(system)
+    least_chosen = promise[changed].min(initial=np.inf)
+    others = np.setdiff1d(np.arange(K), changed)
+    if len(changed) == k:
+        assert promise[others].max(initial=0) <= least_chosen * 1.001 + 1e-6
+        inner = np.ix_(changed, changed)
+        expected = vector.astype(np.float64)
+        expected[changed] += np.linalg.solve(system[inner], slope[changed])
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    # Round after round the loss falls, to the minimum that a device of all columns has at once.
+    losses = [loss(vector, one, posed.items), loss(found, one, posed.items)]
+    vectors = found[None]
+    for _ in range(200 // k):
+        vectors = posed.improved([one], vectors, k)
+        losses.append(loss(vectors[0], one, posed.items))
+    (best,) = posed.vectors([one])
+    assert all(after <= before * 1.0001 + 1e-5 for before, after in itertools.pairwise(losses))
+    assert losses[-1] <= loss(best, one, posed.items) * 1.01 + 1e-3
+
+
+def updated(posed: LeastSquares, users: Sequence[Likes]) -> dict[str, Any]:
+    return posed.update(users, posed.vectors(users), K)
+
+
+def sums(
+    posed: LeastSquares, users: Sequence[Likes], vectors: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """The gradient [items, K], the Gram matrix [K, K], counts [items] and users, added densely."""
+    items = posed.items.astype(np.float64)
+    width = items.shape[1]
+    gradient, gram = np.zeros(items.shape), np.zeros((width, width))
+    counts, active = np.zeros(len(items), dtype=np.int64), 0
+    for one, each in zip(users, posed.vectors(users) if vectors is None else vectors, strict=True):
+        if not len(one.rows):
+            continue
+        vector = each.astype(np.float64)
+        residuals = one.weights * (items[one.rows] @ vector - 1)
+        gradient[one.rows] += residuals[:, None] * vector
+        gram += np.outer(vector, vector)
+        counts[one.rows] += 1
+        active += 1
+    return gradient, gram, counts, active
+
+
+def require_sums(
+    posed: LeastSquares,
+    users: Sequence[Likes],
+    update: Mapping[str, Any],
+    vectors: np.ndarray | None = None,
+) -> None:
+    gradient, gram, counts, active = sums(posed, users, vectors)
+    rows, factor = update["rows"], update["factor"]
+    assert update.keys() == LEAST_SQUARES_TENSORS
+    np.testing.assert_array_equal(rows, np.flatnonzero(counts))
+    np.testing.assert_array_equal(update["counts"], counts[rows])
+    assert update["users"] == active and update["users"].dtype == update["k"].dtype == np.int64
+    assert len(factor) <= min(active, len(gram))
+    np.testing.assert_allclose(update["pulls"] @ factor, gradient[rows], rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(factor.T @ factor, gram, rtol=1e-3, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_users, st.booleans())
+def test_an_update_is_the_sum_of_what_its_users_pull(rows: list[list[int]], solved: bool) -> None:
+    posed, users = problem(), [likes(each) for each in rows]
+    vectors = posed.vectors(users)
+    if not solved:
+        vectors = np.random.default_rng(1).standard_normal(vectors.shape, dtype=np.float32)
+    update = posed.update(users, vectors, 2)
+    require_sums(posed, users, update, vectors)
+    assert update["k"] == 2
+    if sum(map(bool, rows)) == 1:
+        (only,) = (place for place, own in enumerate(rows) if own)
+        np.testing.assert_array_equal(update["factor"], vectors[only : only + 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_users, st.sampled_from([1, 2, 4, K]), st.integers(0, 99))
+def test_an_update_says_its_two_sums_and_nothing_else(
+    rows: list[list[int]], used: int, seed: int
+) -> None:
+    """The factor's rows are eigenvectors of the Gram matrix, and pulls are the gradient on them:
+    neither says who they were added up from."""
+    items = 0.5 * np.random.default_rng(7).standard_normal((ITEMS, K))
+    items[:, :-used] = 0  # the columns that nobody trained come first
+    posed, users = problem(items), [likes(each) for each in rows]
+    update = updated(posed, users)
+    require_sums(posed, users, update)
+    gradient, gram, counts, active = sums(posed, users)
+    if active > 1:
+        factor = update["factor"].astype(np.float64)
+        lengths = np.linalg.norm(factor, axis=1)
+        apart = factor @ factor.T - np.diag(lengths**2)
+        assert np.abs(apart).max(initial=0) < 1e-5
+        assert len(factor) <= np.linalg.matrix_rank(gram, tol=1e-12)
+        expected = gradient[counts > 0] @ factor.T / np.maximum(lengths, 1e-12) ** 2
+        sharp = lengths > 1e-3 * lengths.max(initial=0)
+        np.testing.assert_allclose(
+            update["pulls"][:, sharp], expected[:, sharp], rtol=1e-2, atol=1e-3
+        )
+    mixed = [users[place] for place in np.random.default_rng(seed).permutation(len(users))]
+    other = updated(posed, mixed)
+    for name in ("rows", "counts", "users", "k"):
+        np.testing.assert_array_equal(update[name], other[name])
+    for one, two in ((update, other), (other, update)):
+        np.testing.assert_allclose(
+            one["pulls"] @ one["factor"], two["pulls"] @ two["factor"], rtol=1e-3, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            one["factor"].T @ one["factor"], two["factor"].T @ two["factor"], rtol=1e-3, atol=1e-5
+        )
+
+
+def test_no_user_s_vector_stands_alone_where_the_first_column_is_untrained() -> None:
+    items = 0.5 * np.random.default_rng(7).standard_normal((ITEMS, K))
+    items[:, 0] = 0
+    posed = problem(items)
+    users = [likes([1, 2, 3]), likes([3, 20]), likes([7, 8])]
+    update = updated(posed, users)
+    for vector in posed.vectors(users):
+        along = update["factor"] @ vector / np.linalg.norm(vector)
+        assert np.abs(along).max() < 0.999 * np.linalg.norm(update["factor"], axis=1).max()
+        for row in update["factor"]:
+            cosine = abs(row @ vector) / np.linalg.norm(row) / np.linalg.norm(vector)
+            assert cosine < 0.999
+
+
+@pytest.mark.parametrize("codec", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("users", [1, 2, 30])
+def test_an_update_comes_back_from_its_body(codec: str, users: int) -> None:
+    posed, rng = problem(), np.random.default_rng(users)
+    people = [likes(np.sort(rng.choice(ITEMS, 8, replace=False)).tolist()) for _ in range(users)]
+    one = ScatterLearner(
+        Fixed([each.rows for each in people]), NumpyStep(), K, np.random.default_rng(1)
+    )
+    sent = one.train(broadcast())
+    found = decode_scatter_update(encode_scatter_update(sent, K, codec, rng), 1, ITEMS, K)
+    assert found.tensors.keys() == LEAST_SQUARES_TENSORS
+    gradient, gram, counts, active = sums(posed, people)
+    assert found.tensors["users"] == active == users
+    rows = found.tensors["rows"]
+    np.testing.assert_array_equal(found.tensors["counts"], counts[rows])
+    values = found.tensors["pulls"] @ found.tensors["factor"]
+    scale = np.abs(gradient).max() / np.abs(gram).max()
+    loose = {"float32": 1e-4, "float16": 2e-3, "int8": 0.03}[codec] * np.abs(gradient).max()
+    np.testing.assert_allclose(values, gradient[rows], atol=loose)
+    np.testing.assert_allclose(
+        found.tensors["factor"].T @ found.tensors["factor"], gram, atol=loose / scale
+    )
+
+
+# The learner around it.
+
+
+@dataclass
+class Fixed:
+    rows: list[np.ndarray] = field(default_factory=list)
+
+    def positives(self) -> list[np.ndarray]:
+        return self.rows
+
+
+def broadcast(tensors: dict[str, np.ndarray] | None = None, round_id: int = 1) -> Broadcast:
+    told = LeastSquaresTraining().as_scalars()
+    return Broadcast(round_id, 0, model() if tensors is None else tensors, told)
+
+
+def learner(
+    rows: Sequence[Sequence[int]],
+    columns: int = K,
+    pool: PoolSettings | None = None,
+    seed: int = 3,
+) -> ScatterLearner:
+    users = Fixed([np.asarray(each, dtype=np.int64) for each in rows])
+    return ScatterLearner(users, NumpyStep(), columns, np.random.default_rng(seed), pool)
+
+
+def test_odd_devices_are_well_defined() -> None:
+    everything = list(range(ITEMS))
+    for rows in ([], [[]], [[], []], [everything], [[5]], [[1, 2]] * 7, [everything] * 3 + [[]]):
+        update = learner(rows).train(broadcast()).tensors
+        users = [likes(each) for each in rows]
+        require_sums(problem(), users, update)
+        assert np.isfinite(update["pulls"]).all() and np.isfinite(update["factor"]).all()
+    nothing = learner([[]]).train(broadcast()).tensors
+    assert nothing["rows"].shape == (0,) and nothing["users"] == 0
+    assert nothing["pulls"].shape == (0, 0) and nothing["factor"].shape == (0, K)
+    twice = learner([[1, 2]] * 7).train(broadcast()).tensors
+    assert len(twice["factor"]) == 1, "seven users of one mind have one direction"
+    assert twice["counts"].tolist() == [7, 7]
+
+
+def test_a_catalogue_of_one_item_and_more_columns_than_the_data_carry() -> None:
+    one = model(np.full((1, K), 0.5))
+    update = learner([[0], [0]]).train(broadcast(one)).tensors
+    require_sums(LeastSquares.of(one), [likes([0]), likes([0])], update)
+    # Three items span three of six columns: the others follow from the norm alone.
+    few = model(np.random.default_rng(1).standard_normal((3, K)))
+    update = learner([[0, 1], [1, 2], [0], [2]]).train(broadcast(few)).tensors
+    users = [likes(each) for each in ([0, 1], [1, 2], [0], [2])]
+    require_sums(LeastSquares.of(few), users, update)
+    assert len(update["factor"]) <= 3
+    # Items nobody trained yet, as small as float16 has none.
+    for size in (0.0, 1e-30):
+        flat = model(np.full((ITEMS, K), size))
+        update = learner([[0, 1], [2]]).train(broadcast(flat)).tensors
+        assert update["users"] == 2 and np.abs(update["pulls"] @ update["factor"]).max() < 1e-20
+
+
+def test_a_device_of_few_columns_goes_on_where_the_round_before_left_its_users() -> None:
+    rows = [[1, 5, 9, 13], [7], []]
+    users = [likes(each) for each in rows]
+    one, posed = learner(rows, 2), problem()
+    vectors = np.zeros((3, K), dtype=np.float32)
+    for number in range(1, 4):
+        if number == 3:
+            again = learner(rows, 2, seed=99)
+            again.restore(one.state())
+            one = again
+        update = one.train(broadcast(round_id=number)).tensors
+        vectors = posed.improved(users, vectors, 2)
+        require_sums(posed, users, update, vectors)
+        assert update["k"] == 2
+        np.testing.assert_array_equal(one.users, vectors)
+    assert not vectors[2].any()
+    whole = learner(rows, 99)
+    update = whole.train(broadcast()).tensors
+    assert update["k"] == K
+    require_sums(posed, users, update)
+    # Of a model of another width nothing goes on.
+    narrow = model(0.5 * np.random.default_rng(8).standard_normal((ITEMS, K - 2)))
+    update = one.train(broadcast(narrow, 4)).tensors
+    posed = LeastSquares.of(narrow)
+    begun = posed.improved(users, np.zeros((3, K - 2), dtype=np.float32), 2)
+    require_sums(posed, users, update, begun)
+
+
+def test_users_join_between_rounds() -> None:
+    mine = Fixed([np.array([1, 5])])
+    one = ScatterLearner(mine, NumpyStep(), 3, np.random.default_rng(0))
+    one.train(broadcast())
+    mine.rows.append(np.array([7, 8]))
+    assert one.train(broadcast(round_id=2)).tensors["users"] == 2
+    assert one.users.shape == (2, K)
+
+
+def test_what_a_device_sends_depends_on_nothing_but_data_and_model() -> None:
+    rows = [[1, 5, 9, 13], [2, 3], [], list(range(20, 40))]
+    found = []
+    for seed in (1, 2):
+        one = learner(rows, 4, seed=seed)
+        sent = [one.train(broadcast(round_id=number)).tensors for number in (1, 2)]
+        found.append([{name: each[name].tobytes() for name in each} for each in sent])
+    assert found[0] == found[1]
+
+
+def test_pseudo_items_are_weak_likes_and_the_same_in_every_round() -> None:
+    pool = PoolSettings(pseudo_per_positive=1.0, pseudo_weight=0.25)
+    one = learner([[1, 5, 9], [2]], pool=pool)
+    first, second = (one.train(broadcast(round_id=number)).tensors for number in (1, 2))
+    kept = one.state()["pool"]
+    assert len(kept) == 4 and not {1, 2, 5, 9} & set(kept.tolist())
+    assert set(first["rows"].tolist()) == {1, 2, 5, 9, *kept.tolist()}
+    assert first["rows"].tolist() == second["rows"].tolist()
+    users = [
+        likes([1, 5, 9, *kept[:3]], [1, 1, 1, 0.25, 0.25, 0.25]),
+        likes([2, *kept[3:]], [1, 0.25]),
+    ]
+    require_sums(problem(), users, first)
+    # The same pool after a restart; and without the setting, nothing is shown but what is true.
+    other = learner([[1, 5, 9], [2]], pool=pool, seed=99)
+    other.restore(one.state())
+    np.testing.assert_array_equal(other.train(broadcast()).tensors["rows"], first["rows"])
+    assert learner([[1, 5, 9], [2]]).train(broadcast()).tensors["rows"].tolist() == [1, 2, 5, 9]
+
+
+def test_vectors_at_full_width_are_the_solutions_whatever_a_device_trains() -> None:
+    one = learner([[1, 5], [], [7]], 2)
+    np.testing.assert_array_equal(
+        one.vectors(broadcast()), problem().vectors([likes([1, 5]), likes([]), likes([7])])
+    )
+    assert not one.personalises(broadcast())
+    assert one.personalises(Broadcast(1, 0, model(), BprTraining().as_scalars()))
+
+
+def spoilt(**changed: Any) -> dict[str, np.ndarray]:
+    found = {**model(), **changed}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def gram_with(value: float, place: tuple[int, int] = (0, 0)) -> np.ndarray:
+    gram = model()["gram"].copy()
+    gram[place] = value
+    return gram
+
+
+BAD: dict[str, tuple[dict[str, np.ndarray], str]] = {
+    "no items": (spoilt(items=None), "lacks 'items'"),
+    "items of whole numbers": (spoilt(items=np.ones((ITEMS, K), np.int64)), "lacks 'items'"),
+    "no columns": (spoilt(items=np.ones((ITEMS, 0), np.float32)), "no columns"),
+    "items in a list": (spoilt(items=np.ones(ITEMS, np.float32)), "lacks 'items'"),
+    "an item of the user's is NaN": (
+        spoilt(items=np.full((ITEMS, K), np.nan, np.float32)),
+        "not finite",
+    ),
+    "no gram": (spoilt(gram=None), "lacks 'gram'"),
+    "a gram of whole numbers": (spoilt(gram=np.eye(K, dtype=np.int64)), "lacks 'gram'"),
+    "a narrow gram": (spoilt(gram=np.eye(K - 1, dtype=np.float32)), "lacks 'gram'"),
+    "a flat gram": (spoilt(gram=np.ones(K * K, np.float32)), "lacks 'gram'"),
+    "a gram that is NaN": (spoilt(gram=gram_with(np.nan)), "no Gram matrix"),
+    "an infinite gram": (spoilt(gram=gram_with(np.inf)), "no Gram matrix"),
+    "infinite beside the diagonal": (spoilt(gram=gram_with(-np.inf, (2, 1))), "no Gram matrix"),
+    "a lopsided gram": (spoilt(gram=gram_with(0.2, (0, 1))), "no Gram matrix"),
+    "a negative gram": (spoilt(gram=-model()["gram"]), "no Gram matrix"),
+    "a gram of one negative square": (spoilt(gram=gram_with(-0.2)), "no Gram matrix"),
+    "a gram of products without squares": (
+        spoilt(gram=np.ones((K, K), np.float32) - np.eye(K, dtype=np.float32)),
+        "no Gram matrix",
+    ),
+    "no solve": (spoilt(solve=None), "lacks 'solve'"),
+    "one number": (spoilt(solve=np.array([0.1], np.float32)), "numbers above 0"),
+    "whole numbers": (spoilt(solve=np.array([1, 1], np.int64)), "numbers above 0"),
+    "an unseen weight of 0": (
+        spoilt(solve=np.array([0.0, 0.1], np.float32)),
+        "two numbers above 0",
+    ),
+    "a negative norm": (spoilt(solve=np.array([0.1, -0.1], np.float32)), "numbers above 0"),
+    "a weight that is NaN": (
+        spoilt(solve=np.array([np.nan, 0.1], np.float32)),
+        "two numbers above 0",
+    ),
+    "an infinite weight": (
+        spoilt(solve=np.array([0.1, np.inf], np.float32)),
+        "two numbers above 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_broadcast_ends_in_words_and_leaves_the_learner_as_it_was(name: str) -> None:
+    tensors, words = BAD[name]
+    one = learner([[1, 5], [7]], 2, PoolSettings(pseudo_per_positive=1.0))
+    one.train(broadcast())
+    before = {key: array.tobytes() for key, array in one.state().items()}
+    with pytest.raises(LearnerError, match=words):
+        one.train(broadcast(tensors, 2))
+    assert {key: array.tobytes() for key, array in one.state().items()} == before
+
+
+def test_a_bad_broadcast_is_everybody_s_error_and_a_bad_device_its_own() -> None:
+    learners = [learner([[1, 5]]), learner([[ITEMS]]), learner([[7]])]
+    found = ScatterLearner.train_many(learners, broadcast())
+    assert [isinstance(one, LearnerError) for one in found] == [False, True, False]
+    assert "40 items" in str(found[1])
+    found = ScatterLearner.train_many(learners, broadcast(spoilt(gram=None)))
+    assert [isinstance(one, LearnerError) for one in found] == [True] * 3
+    for told in ({}, {"loss": "softmax"}, {"loss": 3}):
+        with pytest.raises(LearnerError, match="loss"):
+            learners[0].train(Broadcast(1, 0, model(), told))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 24), st.integers(0, 99), st.floats(1e-4, 30))
+def test_what_an_aggregator_broadcasts_is_never_refused(
+    items: int, width: int, seed: int, size: float
+) -> None:
+    """Its Gram matrix is of float16: not quite positive, where items are few."""
+    matrix = size * np.random.default_rng(seed).standard_normal((items, width))
+    told = LeastSquaresLoss((items, width), LeastSquaresSettings())
+    tensors, training = told.told(matrix.astype(np.float32))
+    users = [[0], list(range(items))]
+    update = learner(users, width).train(Broadcast(1, 0, tensors, training))
+    assert update.tensors["users"] == 2
+    rounded = {**tensors, "items": tensors["items"].astype(np.float16)}
+    learner(users, width).train(Broadcast(1, 0, rounded, training))

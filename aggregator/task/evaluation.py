@@ -27,8 +27,8 @@ class EvaluationSettings:
     """The table ``[evaluation]``. Without it, devices evaluate nothing.
 
     Attributes:
-        metrics: which (default: all that the artifacts name; with scatter hr10_all, ndcg10_all, hr10 and
-            ndcg10).
+        metrics: which (default: all that the artifacts name; with scatter hr10_all, ndcg10_all,
+            hr10 and ndcg10).
         every_rounds: in rounds whose number is a multiple of this.
         share: about this share of a round's devices evaluates.
         least_samples: devices that hold fewer back report none.

@@ -45,7 +45,7 @@ class Fleet:
         widths = np.full(len(positives), columns, dtype=np.int64)
         self.learners = scatter_fleet([[rows] for rows in positives], widths, step, of_fleet)
         plain = OptimizerSettings("plain", learning_rate=_SHARE_OF_SUM * len(positives))
-        settings = ScatterSettings(optimizer=plain, clip_multiple=0.0, row_multiple=0.0)
+        settings = ScatterSettings(loss="bpr", optimizer=plain, clip_multiple=0.0, row_multiple=0.0)
         first = initial_items(items, columns, _SPREAD, np.random.default_rng(of_items))
         self.method = ScatterMethod(first, settings)
 

@@ -62,6 +62,8 @@ _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
 _LENGTH, _USERS = 0, 1
 _LITTLE = 1e-12
+_HABIT = 0.9
+"""Of how common an item was, what counts a pass over the fleet later."""
 _ENOUGH = 4
 """Users a column that a mean of outer products takes."""
 _FULL = 0.4
@@ -104,17 +106,19 @@ def weights_by_rule(common: Doubles, users: float, unseen_weight: float = 0.0) -
     its weight |L| + a0 |I|, and each item's column by that of p_i + a0, what chance alone makes of
     the spectrum ends at an edge (that of a matrix of independent entries, by their variances: Bai
     and Silverstein 2010, "Spectral analysis of large dimensional random matrices", chapter 5);
-    lambda is in proportion to it, and larger where users have few items. The factors 6, 0.28 and 10
-    were chosen on validation items: see ``docs/methods/scatter.md``.
+    lambda is in proportion to it, and larger where users have few items, but at most half of what
+    popularity alone makes of the spectrum: of a few users nothing else may be left. The factors 6,
+    0.28 and 10 were chosen on validation items: see ``docs/methods/scatter.md``.
     """
     own = float(common.sum())
     if not own:
         return np.array([unseen_weight or 0.1, 0.02])
     a0 = unseen_weight or min(1.0, 6 * own / len(common))
-    kept = common / (common + a0)
-    edge = math.sqrt(kept.sum() / max(users, 1)) + math.sqrt((common * kept).sum() / own)
-    edge /= math.sqrt(own + a0 * len(common))
-    return np.array([a0, min(1e3, 0.28 * (1 + 10 / own) * edge)])
+    kept, weight = common / (common + a0), math.sqrt(own + a0 * len(common))
+    popular = math.sqrt(float((common * kept).sum()))
+    edge = math.sqrt(float(kept.sum()) / max(users, 1)) + popular / math.sqrt(own)
+    l2 = min(0.28 * (1 + 10 / own) * edge, 0.5 * popular) / weight
+    return np.array([a0, max(1e-4, l2)])
 
 
 _SKETCH = 1024
@@ -316,13 +320,13 @@ class LeastSquaresLoss(ScatterLoss):
 
     def step(self, items: Floats, found: RoundSum) -> tuple[Floats, dict[str, float]]:
         people, named = self._people / _UNIT, self._named / _UNIT
-        self._seen = self._seen + named
-        self._seen_by += people
         # Users there are, were there as many on each device as on those of this round.
         self._users = max(people, self._senders.count * people / found.updates, 1.0)
         self._senders.settle()
+        passed = people / self._users
+        self._seen = _HABIT**passed * self._seen + named
+        self._seen_by = _HABIT**passed * self._seen_by + people
         common, (a0, l2) = self._common, self._weights()
-        kept = 0.5 ** (people / self._users)
         mean = self._mean_outer(people)
         # By item the mean of e u over those of its users who were heard.
         pull = found.gradient / np.maximum(named, _LITTLE)[:, None]
@@ -331,8 +335,8 @@ class LeastSquaresLoss(ScatterLoss):
         gradient += l2 * (common + a0)[:, None] * wide
         system = mean + l2 * np.eye(len(mean))
         step = np.linalg.solve(system, (gradient / (common + a0)[:, None]).T).T
-        self._dimension = len(mean) - l2 * float(np.trace(np.linalg.inv(system)))
-        self._heard = kept * self._heard + named
+        self._dimension = len(mean) - float(l2 * np.trace(np.linalg.inv(system)))
+        self._heard = 0.5**passed * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
         share[self._seen == 0] = 0.5  # nobody has it: it goes towards zero
         moved = (wide - share[:, None] * step).astype(np.float32)

@@ -18,7 +18,7 @@ from benchmarks.harness import default_data_folder
 from device_sdk.interactions import Interactions
 
 Rows = NDArray[np.int64]
-_TASTES = 48
+_TASTES = 96
 
 
 class DatasetError(Exception):
@@ -169,16 +169,16 @@ def ml_100k_or_synthetic(
 
 
 def draw_synthetic(
-    rng: np.random.Generator, *, users: int = 943, items: int = 1200, per_user: int = 70
+    rng: np.random.Generator, *, users: int = 943, items: int = 1200, per_user: int = 90
 ) -> Ratings:
-    """Interactions of users with tastes in 48 dimensions, of which no order of items for all tells
+    """Interactions of users with tastes in 96 dimensions, of which no order of items for all tells
     much, nor a pair of items alone: what there is to learn are latent factors.
 
     A user takes the items of the largest appeal: that of its taste, of a mild popularity, and of
     chance. Most have about ``per_user``, some several times as many.
     """
     taste = rng.standard_normal((users, _TASTES))
-    kind = rng.standard_normal((items, _TASTES)) * (5 / np.sqrt(_TASTES))
+    kind = rng.standard_normal((items, _TASTES)) * (6 / np.sqrt(_TASTES))
     popularity = -0.6 * np.log(np.arange(1, items + 1))
     appeal = taste @ kind.T + popularity + rng.gumbel(size=(users, items))
     drawn = rng.lognormal(np.log(per_user), 0.6, users)

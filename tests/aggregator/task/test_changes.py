@@ -226,6 +226,7 @@ def test_another_method_is_a_replacement_with_all_that_is_its_own(tmp_path: Path
     assert {each.key: each.takes for each in found} == {
         **dict.fromkeys(("task.method", "task.artifacts", "task.catalogue"), REPLACE),
         **dict.fromkeys(("scatter.columns", "fedavg.clip_multiple"), REPLACE),
+        "scatter.least_squares.most_columns": REPLACE,
         "round.quorum": NEXT_ROUND,
     }
 

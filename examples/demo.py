@@ -43,7 +43,7 @@ from examples.fleet.summary import print_summary, print_synthetic_warning
 _DESCRIPTION = """\
 Starts an MQTT broker, a tessera-aggregator and 48 devices in 4 processes. Each device has a folder,
 an identity and some of MovieLens 100K's 943 users of its own, is slowed down to one of 4 capacity
-classes, and takes part in 45 rounds. Six devices of each class time their training and pick how
+classes, and takes part in 10 rounds. Six devices of each class time their training and pick how
 many of the model's columns they can afford. Ends with tables and a report.html. Ctrl-C stops
 everything and shows what is known."""
 
@@ -54,7 +54,7 @@ data: --data, else the folder in TESSERA_DATA, else ../shared/data, else downloa
 examples:
   make demo                                everything in a temporary folder
   make demo ARGS="--out out/demo"       keep homes, logs and the database for a look
-  make demo ARGS="--rounds 10"             a shorter one
+  make demo ARGS="--rounds 4"              a shorter one
   make demo ARGS=--local                   no fleet: export, measure and train on this machine alone
 """
 
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--processes", type=positive_int, default=4, help="that hold them (%(default)s)"
     )
-    parser.add_argument("--rounds", type=positive_int, default=45, help="(%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=10, help="(%(default)s)")
     parser.add_argument(
         "--broker",
         choices=("auto", "mosquitto", "amqtt"),
@@ -143,7 +143,7 @@ def _run(arguments: argparse.Namespace, output: Path, working: Path, console: Co
         rounds=arguments.rounds,
         seed=arguments.seed,
     )
-    with console.status("timing a round's training on this machine ..."):
+    with console.status("timing a round's training, and recommenders that see all data ..."):
         fleet = Fleet(data, options, working)
     status = _run_fleet(fleet, console)
     console.print()

@@ -2,7 +2,7 @@
 
     python -m examples.simulate out/films          # writes out/films/task.toml and its catalogue
     tessera-aggregator simulate out/films/task.toml --data examples.simulate:ml_100k \\
-        --devices 943 --rounds 40 --speeds k:8,16,32,64
+        --devices 943 --rounds 20 --speeds k:8,16,32,64
 
 TESSERA_DATA names the folder that holds ml-100k, or ml-1m with ``--data ml-1m``. Without any data
 set, ``tessera-aggregator simulate --example films`` makes some up.
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     function, users = ("ml_100k", 943) if options.data == "ml-100k" else ("ml_1m", 6040)
     print(
         f"tessera-aggregator simulate {options.folder / 'task.toml'} "
-        f"--data examples.simulate:{function} --devices {users} --rounds 40"
+        f"--data examples.simulate:{function} --devices {users} --rounds 20"
     )
     return 0
 

@@ -223,6 +223,7 @@ class ScatterMethod(SummingMethod):
 
     PARTS = ("loss", "limits", "touches", "held", "total")
     COUNTED = "participants"
+    _loss: ScatterLoss
     ADDED = ("drawn", "participants", "clipped", "trained")
 
     def __init__(

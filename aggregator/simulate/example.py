@@ -14,7 +14,7 @@ _TASK = """\
 
 [task]
 name = "films"
-method = "scatter"          # each device trains some columns of the items' factors
+method = "scatter"          # each device trains as many of the factors' columns as it can
 catalogue = "catalogue.tsv"  # one item a line
 
 [round]
@@ -26,7 +26,7 @@ deadline_seconds = 300
 columns = 32
 
 [evaluation]                # each user's latest film is held back: where does it rank?
-metrics = ["hr10", "ndcg10"]
+metrics = ["hr10_all", "ndcg10_all"]
 """
 _DATA = '''\
 """Made-up tastes: what each virtual device learns from. Put your own data in their place."""

@@ -27,7 +27,8 @@ class EvaluationSettings:
     """The table ``[evaluation]``. Without it, devices evaluate nothing.
 
     Attributes:
-        metrics: which (default: all that the artifacts name; with scatter hr10 and ndcg10).
+        metrics: which (default: all that the artifacts name; with scatter hr10_all, ndcg10_all,
+            hr10 and ndcg10).
         every_rounds: in rounds whose number is a multiple of this.
         share: about this share of a round's devices evaluates.
         least_samples: devices that hold fewer back report none.
@@ -102,7 +103,7 @@ def read_evaluation(
             )
     if binding.needs_catalogue:
         ranking = {name: each for name, each in METRICS.items() if isinstance(each, RankMetric)}
-        found, usual = list(ranking), [name for name in ranking if not ranking[name].among_all]
+        found = usual = sorted(ranking, key=lambda name: not ranking[name].among_all)
         source = "a method that ranks items has"
     else:
         found = usual = _declared(table, artifacts)

@@ -79,9 +79,11 @@ def task_template(method: str = "scatter") -> str:
     live: dict[str, object]
     examples: dict[str, object]
     if kind.needs_catalogue:
-        live = {"task.artifact": "shipped:mf", "task.catalogue": "items.tsv"}
+        live = {"task.catalogue": "items.tsv"}
         below = {"task.catalogue": _ONLY + _OTHERS}
-        examples = {"evaluation.metrics": ["hr10", "ndcg10"], "evaluation.best_by": "hr10"}
+        # Of BPR alone: least squares trains no graph.
+        examples = {"task.artifact": "shipped:mf", "evaluation.best_by": "ndcg10_all"}
+        examples["evaluation.metrics"] = ["hr10_all", "ndcg10_all"]
     else:
         one = kind.artifacts[-1] == 1
         key, value = ("task.artifact", "model") if one else ("task.artifacts", ["small", "large"])

@@ -55,7 +55,7 @@ def make_bench_home(
     (folder / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(shape.items)))
     home.task_file.write_text(
         f'[task]\ncatalogue = "items.tsv"\n[broker]\nurl = "{url}"\n'
-        f"[round]\n{round_lines}\n[scatter]\ncolumns = {shape.width}\n"
+        f'[round]\n{round_lines}\n[scatter]\nloss = "bpr"\ncolumns = {shape.width}\n'
     )
     return home
 
@@ -93,7 +93,7 @@ def shown_incarnation(parts: Parts) -> bytes:
 
 
 def scatter_body(rng: np.random.Generator, shape: Shape = ML1M) -> bytes:
-    """An update in int8."""
+    """An update of BPR in int8: the larger ones of the two losses."""
     columns = np.sort(rng.choice(shape.width, shape.columns, replace=False)).astype(np.int64)
     rows = np.sort(rng.choice(shape.items, shape.rows, replace=False)).astype(np.int64)
     values = rng.standard_normal((shape.rows, shape.columns), dtype=np.float32)

@@ -39,7 +39,6 @@ _ITEMS = 200
 _PATIENCE_SECONDS = 60.0
 _TASK = """
 [task]
-artifact = "shipped:mf"
 catalogue = "items.tsv"
 [broker]
 url = "{url}"

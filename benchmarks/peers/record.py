@@ -19,6 +19,7 @@ from device_sdk.methods.scatter.factor_step import (
     NumpyStep,
 )
 from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.wire.arrays.exchange import Update
 
 # The items move by so much of the sum of all devices' gradients: far enough to tell a difference.
@@ -43,9 +44,11 @@ class Fleet:
     ) -> None:
         of_fleet, of_items = np.random.SeedSequence(seed).spawn(2)
         widths = np.full(len(positives), columns, dtype=np.int64)
-        self.learners = scatter_fleet([[rows] for rows in positives], widths, step, of_fleet)
+        self.learners = scatter_fleet(
+            [[rows] for rows in positives], widths, step, of_fleet, PoolSettings(0.5)
+        )
         plain = OptimizerSettings("plain", learning_rate=_SHARE_OF_SUM * len(positives))
-        settings = ScatterSettings(optimizer=plain, clip_multiple=0.0, row_multiple=0.0)
+        settings = ScatterSettings(loss="bpr", optimizer=plain, clip_multiple=0.0, row_multiple=0.0)
         first = initial_items(items, columns, _SPREAD, np.random.default_rng(of_items))
         self.method = ScatterMethod(first, settings)
 

@@ -18,6 +18,7 @@ from benchmarks.harness import default_data_folder
 from device_sdk.interactions import Interactions
 
 Rows = NDArray[np.int64]
+_TASTES = 96
 
 
 class DatasetError(Exception):
@@ -168,19 +169,27 @@ def ml_100k_or_synthetic(
 
 
 def draw_synthetic(
-    rng: np.random.Generator, *, users: int = 300, items: int = 500, per_user: int = 40
+    rng: np.random.Generator, *, users: int = 943, items: int = 1200, per_user: int = 90
 ) -> Ratings:
-    """Interactions drawn from random tastes in 6 dimensions and a skewed popularity."""
-    taste, kind = rng.standard_normal((users, 6)), rng.standard_normal((items, 6))
-    popularity = -np.log(np.arange(1, items + 1))
+    """Interactions of users with tastes in 96 dimensions, of which no order of items for all tells
+    much, nor a pair of items alone: what there is to learn are latent factors.
+
+    A user takes the items of the largest appeal: that of its taste, of a mild popularity, and of
+    chance. Most have about ``per_user``, some several times as many.
+    """
+    taste = rng.standard_normal((users, _TASTES))
+    kind = rng.standard_normal((items, _TASTES)) * (6 / np.sqrt(_TASTES))
+    popularity = -0.6 * np.log(np.arange(1, items + 1))
     appeal = taste @ kind.T + popularity + rng.gumbel(size=(users, items))
-    chosen = np.argsort(-appeal, axis=1)[:, :per_user]
-    chosen = rng.permuted(chosen, axis=1)
+    drawn = rng.lognormal(np.log(per_user), 0.6, users)
+    counts = np.clip(drawn.astype(np.int64), 2, max(2, items // 4))
+    order = np.argsort(-appeal, axis=1)
+    chosen = [rng.permutation(row[:count]) for row, count in zip(order, counts, strict=True)]
     return Ratings(
         name="SYNTHETIC DATA (not MovieLens)",
-        user=np.repeat(np.arange(users), per_user),
-        item=chosen.reshape(-1).astype(np.int64),
-        timestamp=np.tile(np.arange(per_user), users),
+        user=np.repeat(np.arange(users), counts),
+        item=np.concatenate(chosen).astype(np.int64),
+        timestamp=np.concatenate([np.arange(count) for count in counts]),
         user_ids=tuple(str(n) for n in range(1, users + 1)),
         item_ids=tuple(str(n) for n in range(1, items + 1)),
         titles=tuple(f"Synthetic item {n}" for n in range(1, items + 1)),

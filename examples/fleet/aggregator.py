@@ -15,7 +15,6 @@ from aggregator.store.rounds import RoundRow
 from device_sdk.wire.publish.catalogue import Catalogue
 from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError
-from examples.fleet.training import DECAY, SERVER_RATE, SPREAD, TRAINING
 
 _COMMAND_SECONDS = 60.0
 
@@ -102,7 +101,6 @@ def task_file(broker_url: str, settings: FleetSettings) -> str:
     return f"""\
 # Written by the demo. docs/aggregator.md explains every key.
 [task]
-artifact = "shipped:mf"
 catalogue = "items.tsv"
 broadcast_codec = "float16"
 update_codec = "int8"
@@ -121,20 +119,9 @@ train_seconds = {settings.train_seconds:.6f}
 
 [scatter]
 columns = {settings.columns}
-aggregator = "coverage"
-spread = {SPREAD}
 
-[scatter.optimizer]
-name = "adam"
-learning_rate = {SERVER_RATE}
-decay = {DECAY}
-
-[scatter.training]
-scores = "{TRAINING.scores}"
-user_learning_rate = {TRAINING.user_learning_rate}
-user_l2 = {TRAINING.user_l2}
-item_l2 = {TRAINING.item_l2}
-user_spread = {TRAINING.user_spread}
+[scatter.least_squares]
+most_columns = 0  # the width stays as it is: what a class trains is of the same columns throughout
 """
 
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.factorisation import packaged_artifact
-from device_sdk.methods.scatter.contract import BprTraining
+from aggregator.methods.scatter import ScatterMethod, initial_items
+from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.system.clock import Clock, slowed
-from device_sdk.train.scatter import factor_step
-from device_sdk.wire.arrays.exchange import Broadcast
 
 Rows = NDArray[np.int64]
 # Runs in a row of one k, as devices time them: the caches then hold what that k needs.
@@ -34,11 +32,10 @@ def round_seconds(
     positives: Sequence[Rows],
     items: int,
     width: int,
-    training: BprTraining,
     clock: Clock,
     rng: np.random.Generator,
     *,
-    ks: Sequence[int] = (1, 8, 16, 24, 32, 48, 64),
+    ks: Sequence[int] = (1, 16, 32, 48, 64, 96, 128),
     blocks: int = 8,
     slowdown: float = 1.0,
 ) -> dict[int, float]:
@@ -50,11 +47,9 @@ def round_seconds(
     The different k take turns, so that a machine that gets slower in the meantime slows all of
     them.
     """
-    step = factor_step(packaged_artifact())
-    matrix = rng.normal(0.0, 0.01, (items, width)).astype(np.float32)
-    broadcast = Broadcast(1, 0, {"items": matrix}, training.as_scalars())
+    broadcast = ScatterMethod(initial_items(items, width, 0.01, rng)).open_round(1)
     learners = {
-        k: ScatterLearner(_Positives(positives), step, k, rng) for k in ks if 1 <= k <= width
+        k: ScatterLearner(_Positives(positives), NumpyStep(), k, rng) for k in ks if 1 <= k <= width
     }
     times: dict[int, list[float]] = {k: [] for k in learners}
     for _ in range(blocks):

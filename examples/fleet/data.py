@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.recommendation.baselines import ease, ials, popularity
 from benchmarks.recommendation.split import LeaveOneOut, load_split
 from examples.datasets.movielens import Ratings, leave_one_out, ml_100k_or_synthetic
+from examples.fleet.evaluate import FleetQuality
 
 NEGATIVES = 99
 
@@ -35,14 +37,16 @@ class FleetData:
         """Number of training interactions."""
         return sum(len(rows) for rows in self.split.train)
 
-    def popularity_hit_ratio(self, n: int = 10) -> float:
-        """HR@n of the most popular items, the same list for everybody; ties count as misses."""
-        counts = np.bincount(np.concatenate(self.split.train), minlength=self.split.items)
-        ranks = [
-            int(np.count_nonzero(counts[others] >= counts[target]))
-            for target, others in zip(self.split.held_out, self.split.negatives, strict=True)
-        ]
-        return float((np.asarray(ranks) < n).mean())
+    def baselines(self, rng: np.random.Generator) -> dict[str, FleetQuality]:
+        """Of recommenders that see everybody's data in one place; penalties as chosen for MovieLens
+        100K on validation items (``benchmarks/recommendation``)."""
+        split = self.split
+        found = {
+            "most popular items": popularity(split),
+            "EASE": ease(split, 100.0),
+            "iALS": ials(split, 10.0, 1.0, rng, min(64, split.items)),
+        }
+        return {name: FleetQuality.of(*vectors, split) for name, vectors in found.items()}
 
 
 def load_fleet_data(

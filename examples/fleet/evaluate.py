@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,24 @@ from examples.fleet.journal import RoundQuality
 
 CUT = 10
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetQuality:
+    """Means over ``users``: HR@10 and NDCG@10 among all items, and among 99 negatives."""
+
+    users: int
+    full_hit_ratio: float
+    full_ndcg: float
+    hit_ratio: float
+    ndcg: float
+
+    @classmethod
+    def of(cls, users: Floats, items: Floats, split: LeaveOneOut) -> Self:
+        """Of these vectors of users and items."""
+        full = quality(full_ranks(users, items, split), CUT)
+        among_99 = quality(sampled_ranks(users, items, split), CUT)
+        return cls(split.users, full.hit_ratio, full.ndcg, among_99.hit_ratio, among_99.ndcg)
 
 
 def device_quality(
@@ -29,29 +48,14 @@ def device_quality(
 
     ``users`` float32 [users, K] in the order of ``split``, ``items`` [items, K].
     """
-    among_99 = sampled_ranks(users, items, split)
-    among_all = full_ranks(users, items, split)
-    found = quality(among_99, CUT)
+    found = FleetQuality.of(users, items, split)
     return RoundQuality(
-        device,
-        capacity,
-        round_id,
-        k,
-        split.users,
-        int(np.count_nonzero(among_99 < CUT)),
+        *(device, capacity, round_id, k, split.users),
+        round(found.full_hit_ratio * split.users),
+        found.full_ndcg * split.users,
+        round(found.hit_ratio * split.users),
         found.ndcg * split.users,
-        int(np.count_nonzero(among_all < CUT)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class FleetQuality:
-    """Means over ``users``: HR@10 and NDCG@10 among 99 negatives, and HR@10 among all items."""
-
-    users: int
-    hit_ratio: float
-    ndcg: float
-    full_hit_ratio: float
 
 
 class QualityTable:
@@ -83,7 +87,8 @@ def _mean(records: Iterable[RoundQuality]) -> FleetQuality | None:
         return None
     return FleetQuality(
         users,
-        sum(each.hits for each in chosen) / users,
-        sum(each.gain for each in chosen) / users,
-        sum(each.full_hits for each in chosen) / users,
+        *(
+            sum(getattr(each, name) for each in chosen) / users
+            for name in ("full_hits", "full_gain", "hits", "gain")
+        ),
     )

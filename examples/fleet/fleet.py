@@ -29,7 +29,6 @@ from examples.fleet.plan import (
 )
 from examples.fleet.progress import Show
 from examples.fleet.results import FleetResults, Run
-from examples.fleet.training import TRAINING
 from examples.fleet.watch import FleetWatch
 from examples.fleet.work_clock import WorkClock, yardstick_seconds
 
@@ -41,8 +40,8 @@ class FleetOptions:
     mosquitto: str | None
     devices: int = 48
     processes: int = 4
-    rounds: int = 45
-    columns: int = 64
+    rounds: int = 10
+    columns: int = 128
     shown: int = 3
     seed: int = 0
 
@@ -68,7 +67,6 @@ class Fleet:
             [data.split.train[user] for user in first.users],
             data.split.items,
             options.columns,
-            TRAINING,
             WorkClock(self._yardstick_seconds),
             self._rng,
             slowdown=LIKE_SLOWDOWN,
@@ -88,7 +86,7 @@ class Fleet:
                 options.columns,
                 budget_seconds(p90, options.columns),
                 p90,
-                data.popularity_hit_ratio(),
+                data.baselines(self._rng),
             )
         )
 

@@ -11,6 +11,7 @@ from device_sdk import Device, TrainingOptions
 from device_sdk.errors import DeviceError
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundOutcome
+from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from examples.fleet.assignment import AssignedDevice, Assignment
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
@@ -98,18 +99,20 @@ class HeldDevice:
         if mark is None or mark[1] <= self._evaluated:
             return None
         with self._reader.database.reading():
-            model, state = models.model(task), models.learner(task)
-        if model is None or state is None:
+            model = models.model(task)
+        if model is None:
             return None
         self._evaluated = model.round
-        # As it would recommend: full width, the users' vectors of today, the last matrix it got.
+        # As it would recommend: full width, today's likes, the last matrix it got.
+        problem = LeastSquares.of(model.arrays)
+        users = problem.vectors([Likes.of(rows) for rows in self._split.train])
         items = model.arrays["items"].astype("float32", copy=False)
         return device_quality(
             self.assigned.name,
             self.assigned.capacity,
             model.round,
             self._k or 0,
-            state["users"],
+            users,
             items,
             self._split,
         )

@@ -35,8 +35,8 @@ class Measured:
 class RoundQuality:
     """Sums over a device's ``users``, with the vectors that it would recommend from now.
 
-    ``hits`` and ``gain``: of HR@10 and NDCG@10 among 99 negatives; ``full_hits``: of HR@10 among
-    all items that the user did not train on.
+    ``full_hits`` and ``full_gain``: of HR@10 and NDCG@10 among all items that the user did not
+    train on; ``hits`` and ``gain``: among 99 negatives.
     """
 
     device: str
@@ -44,9 +44,10 @@ class RoundQuality:
     round: int
     k: int
     users: int
+    full_hits: int
+    full_gain: float
     hits: int
     gain: float
-    full_hits: int
 
 
 @dataclass(frozen=True, slots=True)

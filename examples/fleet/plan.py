@@ -33,10 +33,10 @@ class CapacityClass:
 
 # Evenly apart: much of a round's time does not depend on k, so that a little noise moves k a lot.
 CLASSES = (
-    CapacityClass("sensor", 10),
-    CapacityClass("phone", 28),
-    CapacityClass("tablet", 46),
-    CapacityClass("desktop", 64),
+    CapacityClass("sensor", 20),
+    CapacityClass("phone", 56),
+    CapacityClass("tablet", 92),
+    CapacityClass("desktop", 128),
 )
 
 
@@ -121,9 +121,14 @@ def slowdown(
 
 
 def _cost(seconds: Mapping[int, float], k: float) -> float:
-    """By a line through the times, which evens out noise."""
+    """By a curve through the times, which evens out noise: what a round takes grows with the square
+    of k, too, or with k alone where the times bend the other way."""
     ks = np.array(sorted(seconds), np.float64)
     times: NDArray[np.float64] = np.array([seconds[int(k)] for k in ks])
+    if len(ks) > 2:
+        bend, slope, at_zero = (float(each) for each in np.polyfit(ks, times, 2))
+        if bend > 0 and slope > 0:
+            return max(at_zero, 0.0) + slope * k + bend * k * k
     slope, at_zero = np.polyfit(ks, times, 1)
     # A machine too noisy to show that more columns cost more still gets classes in their order.
     slope = max(float(slope), 1e-3 * float(times.mean()))

@@ -10,6 +10,7 @@ import numpy as np
 
 from device_sdk.system.files import write_atomically
 from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
+from examples.fleet.evaluate import FleetQuality
 from examples.fleet.journal import UserShown
 from examples.fleet.plan import CLASSES, HEADROOM, TIMED_PER_CLASS
 from examples.fleet.progress import factor, k_range, milliseconds, span
@@ -76,10 +77,10 @@ def _tiles(results: FleetResults) -> str:
     after = "" if last is None else f" after {results.round_name(last)}"
     tiles = [
         (
-            "-" if quality is None else f"{quality.hit_ratio:.3f}",
-            f"HR@10{after}",
+            "-" if quality is None else f"{quality.full_hit_ratio:.3f}",
+            f"HR@10 of all items{after}",
         ),
-        ("-" if quality is None else f"{quality.ndcg:.3f}", "NDCG@10"),
+        ("-" if quality is None else f"{quality.full_ndcg:.3f}", "NDCG@10 of all items"),
         (
             "-" if mean_bytes is None else f"{mean_bytes / 1024:.1f} KiB",
             "mean sealed update"
@@ -110,41 +111,56 @@ def _quality(results: FleetResults) -> str:
         seen = [
             (r, found) for r in rounds if (found := results.quality.at(r, capacity)) is not None
         ]
-        hits.append(Line(name, style, [(r, found.hit_ratio) for r, found in seen]))
-        gains.append(Line(name, style, [(r, found.ndcg) for r, found in seen]))
+        hits.append(Line(name, style, [(r, found.full_hit_ratio) for r, found in seen]))
+        gains.append(Line(name, style, [(r, found.full_ndcg) for r, found in seen]))
         found = results.quality.at(last, capacity)
         if found is not None:
-            rows.append(
-                [name, f"{found.users}", f"{found.hit_ratio:.3f}", f"{found.ndcg:.3f}",
-                 f"{found.full_hit_ratio:.3f}"]
-            )  # fmt: skip
-    # Standard error of a share, in points: the user sampling alone.
-    error = 100.0 * float(np.sqrt(0.25 / results.run.users))
+            rows.append(_figures(name, found))
+    baselines = results.run.baselines
+    rows += [_figures(name, found) for name, found in baselines.items()]
     charts = (
         "<div><h3>HR@10</h3>"
         + line_chart(
             "HR@10 by round",
             hits,
             x_label="round",
-            levels=[("most popular items", results.run.popular_hit_ratio)],
+            levels=[(name, found.full_hit_ratio) for name, found in baselines.items()],
         )
         + "</div><div><h3>NDCG@10</h3>"
-        + line_chart("NDCG@10 by round", gains, x_label="round")
+        + line_chart(
+            "NDCG@10 by round",
+            gains,
+            x_label="round",
+            levels=[(name, found.full_ndcg) for name, found in baselines.items()],
+        )
         + "</div>"
     )
     table = _table(
-        ["after " + results.round_name(last), "users", "HR@10", "NDCG@10", "HR@10, all items"], rows
+        [
+            *("after " + results.round_name(last), "users", "HR@10", "NDCG@10"),
+            *("HR@10 of 99", "NDCG@10 of 99"),
+        ],
+        rows,
     )
     return _section(
         "Quality by round, and by capacity class",
         f'<div class="pair">{charts}</div>{table}'
-        '<p class="soft">Is a user\'s held-out latest item among the first ten of itself and 99 '
-        f"others ({escape(results.run.negatives)})? Devices evaluate their own users; held-out "
+        '<p class="soft">Is a user\'s held-out latest item among the first ten of all items that '
+        "the user has not, and of itself and 99 others "
+        f"({escape(results.run.negatives)})? Devices evaluate their own users; held-out "
         "items are in no training data. A round's figures are those of the version that it began "
-        "with; the table is of the version that came of the last round, not of the best one. With "
-        f"{results.run.users:,} users HR@10 is known to {error:.1f} points or so, a class's to "
-        "twice that: small differences between classes say little.</p>",
+        "with; the table is of the version that came of the last round, not of the best one. Its "
+        "last rows, and the dashed lines, are of recommenders that see everybody's data in one "
+        f"place. With {results.run.users:,} users HR@10 is known to {results.points:.1f} points or "
+        "so, a class's to twice that: small differences between classes say little.</p>",
     )
+
+
+def _figures(name: str, found: FleetQuality) -> list[str]:
+    return [
+        *(name, f"{found.users}", f"{found.full_hit_ratio:.3f}", f"{found.full_ndcg:.3f}"),
+        *(f"{found.hit_ratio:.3f}", f"{found.ndcg:.3f}"),
+    ]
 
 
 def _bytes(results: FleetResults) -> str:
@@ -157,16 +173,14 @@ def _bytes(results: FleetResults) -> str:
     return _section(
         "Bytes per update",
         bar_chart("Mean bytes per update", bars)
-        + '<p class="soft">As sent: int8 values of the touched rows and trained columns, item ids, '
+        + '<p class="soft">As sent: int8 pulls on the rows of likes, item ids, the users\' part, '
         "padding, encryption, and anything sent twice. Dense float32 is the whole item matrix "
         f"({results.run.items:,} x {results.run.columns}).</p>"
         f'<p class="soft">Why not less? A device here serves about '
-        f"{results.run.users // max(1, results.run.devices)} users. Each round draws as many items "
-        "that they have not seen as they have seen, so between them they touch nearly every "
-        "item, and an update has to name nearly every row. What is left to save are the columns "
-        f"that a weak device does not train (k of {results.run.columns}) and three of four bytes a "
-        "value. A device of one user touches a few hundred rows: its update is several times "
-        "smaller.</p>",
+        f"{results.run.users // max(1, results.run.devices)} users. An update names the items that "
+        "they like, has a byte for each of them and each user, and the users' vectors turned so "
+        "that they tell no more than their sums. A device of one user sends a few hundred "
+        "bytes.</p>",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
 
-from examples.fleet.evaluate import QualityTable
+from examples.fleet.evaluate import FleetQuality, QualityTable
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
 from examples.fleet.journal import Record as JournalRecord
 
@@ -16,8 +16,8 @@ class Run:
     """What was decided before the start.
 
     ``train_seconds``: what a round's training is given. ``round_p90_seconds``: by k, a round's
-    training on this machine, before throttling. ``popular_hit_ratio``: HR@10 of the most popular
-    items, as a baseline.
+    training on this machine, before throttling. ``baselines``: what recommenders reach that see
+    everybody's data in one place, by their name.
     """
 
     data_name: str
@@ -33,7 +33,7 @@ class Run:
     columns: int
     train_seconds: float
     round_p90_seconds: Mapping[int, float]
-    popular_hit_ratio: float
+    baselines: Mapping[str, FleetQuality]
 
 
 @dataclass
@@ -77,6 +77,11 @@ class FleetResults:
     def dense_bytes(self) -> int:
         """A float32 update of the whole item matrix."""
         return self.run.items * self.run.columns * 4
+
+    @property
+    def points(self) -> float:
+        """The standard error of a share among all users, in points: that of drawing users alone."""
+        return 100.0 * (0.25 / self.run.users) ** 0.5
 
     def curve_rounds(self) -> list[int]:
         """Rounds that nearly every device evaluated: a mean over fewer would jump about.

@@ -125,8 +125,8 @@ class FleetWatch:
                 sum(1 for device in self._plan if device.capacity == each.name),
                 results.slowdown(each.name),
                 results.ks(each.name),
-                None if quality is None else quality.hit_ratio,
-                None if quality is None else quality.ndcg,
+                None if quality is None else quality.full_hit_ratio,
+                None if quality is None else quality.full_ndcg,
             )
         return Progress(
             time_left.stage.name,
@@ -136,7 +136,7 @@ class FleetWatch:
             time_left.seconds(),
             detail if time_left.stage.name == ROUNDS else "",
             results.closed_rounds,
-            None if found is None else found.hit_ratio,
-            None if found is None else found.ndcg,
+            None if found is None else found.full_hit_ratio,
+            None if found is None else found.full_ndcg,
             classes,
         )

@@ -20,7 +20,7 @@ from examples.fleet.journal import (
 RECORDS: tuple[Record, ...] = (
     Enrolled("device-01"),
     Measured("device-01", "phone", 1.5, 16, 0.004, "k = 16 takes 4 ms"),
-    RoundQuality("device-01", "phone", 3, 16, 20, 7, 3.25, 2),
+    RoundQuality("device-01", "phone", 3, 16, 20, 2, 0.75, 7, 3.25),
     Finished("device-01", "phone", 16, 44, 90_000, None, 0, {"bad-tag": 1}),
     UserShown("device-01", "user 7", 16, ("Heat (1995)",), ("Misérables, Les (1995)",), "Fargo"),
     Trouble("device-01", "two\nlines"),

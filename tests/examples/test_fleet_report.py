@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from examples.fleet.charts import Line, Strip, line_chart, strip_chart
+from examples.fleet.evaluate import FleetQuality
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
 from examples.fleet.plan import CLASSES
 from examples.fleet.report import report_html, write_report
@@ -51,7 +52,8 @@ class Page(HTMLParser):
 def results(*, synthetic: bool = False) -> FleetResults:
     run = Run(
         "MovieLens 100K", "read from data", synthetic, "the published 99 a user", 943, 1682, 99_057,
-        8, 2, 12, 64, 0.01, {1: 0.002, 32: 0.003, 64: 0.004}, 0.4,
+        8, 2, 12, 64, 0.01, {1: 0.002, 32: 0.003, 64: 0.004},
+        {"EASE": FleetQuality(943, 0.15, 0.07, 0.65, 0.39)},
     )  # fmt: skip
     return FleetResults(run)
 
@@ -74,7 +76,8 @@ def filled() -> FleetResults:
         for round_id in range(1, 13):
             found.take(
                 RoundQuality(
-                    name, capacity.name, round_id, capacity.about_k, 20, round_id, round_id / 2, 1
+                    *(name, capacity.name, round_id, capacity.about_k, 20),
+                    *(round_id, round_id / 2, 16, 12.0),
                 )
             )
         found.take(Finished(name, capacity.name, capacity.about_k, 11, 11 * 1000, 0.006, 0))
@@ -147,9 +150,9 @@ def test_the_version_that_came_of_the_last_round_is_reported() -> None:
     assert "after round 12" in report_html(found)
     for number in range(8):
         capacity = CLASSES[number % 4].name
-        found.take(RoundQuality(f"device-{number}", capacity, 13, 8, 20, 13, 6.5, 1))
+        found.take(RoundQuality(f"device-{number}", capacity, 13, 8, 20, 13, 6.5, 16, 12.0))
     text = report_html(found)
-    assert "HR@10 after the last round" in text
+    assert "HR@10 of all items after the last round" in text
     assert "0.650" in text
     printed = io.StringIO()
     print_summary(Console(file=printed, width=200), found)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
@@ -27,6 +28,7 @@ from export.layout import LayoutSlot
 from export.optimizers import Optimizer
 from export.optimizers.passing import passing_over
 from export.rewrites.randomness import Randomness
+from export.rounding import YARDSTICK, rounded_anew
 from export.sizes import Question, questions_of
 
 Batch = dict[str, Tensor]
@@ -37,6 +39,9 @@ LossFunction = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Outputs]]
 LossesFunction = Callable[[nn.Module, Batch], Losses | tuple[Losses, Outputs]]
 PredictFunction = Callable[[nn.Module, Batch], Outputs]
 Rewrites = Callable[[Randomness], AbstractContextManager[None]]
+
+COARSE_ULPS = 4096.0
+"""Of arithmetic that is about as coarse as float16, in which most models still compute the same."""
 
 
 @dataclass(frozen=True)
@@ -468,7 +473,7 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
         return Trial(frozenset(trained), frozenset(trained))
     if drawn_so_far() != before:
         refuse_draws(lambda: _losses_on_example(problem, _copies(problem.model), rewrites)[0])
-    elif not _repeats(problem, losses, rewrites):
+    elif not _repeats(problem, losses, trained, rewrites):
         _refuse_memory(problem.model, attributes)
     if getattr(problem.gradient, "all_parameters", False):
         used = set(leaves)
@@ -478,18 +483,57 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     return Trial(frozenset(used or leaves), frozenset(unchanged))
 
 
-def _repeats(problem: Problem, losses: Losses, rewrites: Rewrites) -> bool:
-    """Whether a second call gives these losses, but for the order of sums of several threads."""
+def _repeats(
+    problem: Problem, losses: Losses, trained: Collection[str], rewrites: Rewrites
+) -> bool:
+    """Whether a second call gives these losses, but for how they are rounded."""
     torchs = torch.get_rng_state()
     try:
-        again, _ = _losses_on_example(problem, _copies(problem.model), rewrites)
+        second = _again(problem, trained, rewrites)
     except Exception:  # recording says what is wrong with it
         return True
-    drawn = not torch.equal(torchs, torch.get_rng_state())
-    return drawn or all(
-        torch.allclose(loss, again[name], rtol=2e-6, atol=0, equal_nan=True)
+    apart = {
+        name: float(abs(second[name] - loss.detach()))
         for name, loss in losses.items()
-    )
+        if not torch.allclose(loss, second[name], rtol=2e-6, atol=0, equal_nan=True)
+    }
+    if not apart or not torch.equal(torchs, torch.get_rng_state()):
+        return True
+    try:
+        worth = _worth_of_rounding(problem, second, trained, rewrites)
+    except Exception:  # not known, so nothing is laid to it
+        return False
+    return all(gap <= YARDSTICK * worth[name] for name, gap in apart.items())
+
+
+def _worth_of_rounding(
+    problem: Problem, losses: Losses, trained: Collection[str], rewrites: Rewrites
+) -> dict[str, float]:
+    """How far the rounding of all that they are made of moves these losses.
+
+    A loss near zero may be a difference of large numbers, so its own size does not tell. Calls in
+    coarser arithmetic do: rounding's part in how far they are off grows with the ulp and is scaled
+    back. What a model remembers of earlier calls moves them too, by no more than before, and is
+    scaled down to nothing: it does not pass for rounding.
+    """
+    rng = np.random.default_rng(0)
+    worth = dict.fromkeys(losses, 0.0)
+    for _ in range(4):
+        with rounded_anew(rng, ulps=COARSE_ULPS):
+            coarse = _again(problem, trained, rewrites)
+        for name, loss in losses.items():
+            gap = float(abs(coarse[name] - loss))
+            worth[name] = max(worth[name], gap / COARSE_ULPS)
+    return worth
+
+
+def _again(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> Losses:
+    """The losses on the example batch, computed as they were at first."""
+    held = _copies(problem.model)
+    for name in trained:
+        held[name].requires_grad_()
+    losses, _ = _losses_on_example(problem, held, rewrites)
+    return {name: loss.detach() for name, loss in losses.items()}
 
 
 def _refuse_memory(model: nn.Module, before: Sequence[tuple[str, Mapping[str, Any]]]) -> NoReturn:

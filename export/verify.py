@@ -21,7 +21,6 @@ import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from device_sdk.artifact.constants import with_constants
@@ -35,6 +34,7 @@ from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.passing import passing_over
 from export.optimizers.protocol import turns
 from export.rewrites.patch import seeded
+from export.rounding import YARDSTICK, rounded_anew
 from export.step import (
     Problem,
     apply_optimizer,
@@ -46,7 +46,6 @@ from export.step import (
 from export.write import adds_by_scatter
 
 TOLERANCE = 1e-5
-YARDSTICK = 10.0
 
 Where = tuple[int, int, Mapping[str, int]]
 """Step, threads, and sizes of the named axes."""
@@ -189,51 +188,6 @@ def in_double() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(default)
-
-
-_INEXACT = frozenset(getattr(torch.ops.aten, name) for name in (
-    "add", "addmm", "baddbmm", "bmm", "cos", "cumsum", "div", "erf", "exp", "expm1", "log", "log1p",
-    "mean", "mm", "mul", "pow", "rsqrt", "sigmoid", "sin", "sqrt", "sub", "sum", "tanh", "var_mean",
-))  # fmt: skip
-"""The functions whose results are rounded; what selects or moves values is exact."""
-
-
-class _Rounding(TorchDispatchMode):
-    """Below autograd, float32 results are an ulp off at random, fused functions part by part."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._rng = rng
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func.overloadpacket in _INEXACT and not func._schema.is_mutable:
-            return changed(self._rounded, func(*args, **kwargs))
-        if (parts := decomposition_table.get(func)) is not None:
-            with self:
-                result = parts(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return func(*args, **kwargs)
-
-    def _rounded(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
-            return value
-        ulps = torch.from_numpy(self._rng.uniform(-1, 1, tuple(value.shape)))
-        moved = (value * (1 + 2.0**-23 * ulps)).float()
-        return torch.where(value == value.round(), value, moved)  # counts stay whole
-
-
-def rounded_anew(rng: np.random.Generator) -> AbstractContextManager[object]:
-    """Inside, each result of float32 arithmetic is moved by up to an ulp (Monte Carlo arithmetic).
-
-    It shows what rounding alone may be worth, where a run happens to be close: the loss of a sure
-    classifier is the logarithm of a number near 1, and moving its inputs hardly moves it.
-    (D. S. Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997.)
-    """
-    return _Rounding(rng)
 
 
 # Random states and batches for verification, at more than one size of each axis.

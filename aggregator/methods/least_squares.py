@@ -240,6 +240,11 @@ class LeastSquaresLoss(ScatterLoss):
         self._limit = limits.most_length(_LENGTH, self._usual_length)
         self._most_users = limits.multiple * limits.usual(_USERS) or math.inf
 
+    def go_on_from(self, before: ScatterLoss) -> None:
+        assert isinstance(before, LeastSquaresLoss)
+        self._seen, self._seen_by = before._seen, before._seen_by
+        self._users, self._senders = before._users, before._senders
+
     def clear(self) -> None:
         self._clear(adds_up=False)
 

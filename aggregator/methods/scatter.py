@@ -223,6 +223,7 @@ class ScatterMethod(SummingMethod):
 
     PARTS = ("loss", "limits", "touches", "held", "total")
     COUNTED = "participants"
+    _loss: ScatterLoss
     ADDED = ("drawn", "participants", "clipped", "trained")
 
     def __init__(
@@ -285,7 +286,8 @@ class ScatterMethod(SummingMethod):
         found = fitted({"items": (rows, width)}, model, self.derived)["items"]
         self._items = self._of_width(width)
         self._items = np.concatenate([found, self._items[rows:]])
-        self._loss = self._new_loss()
+        before, self._loss = self._loss, self._new_loss()
+        self._loss.go_on_from(before)
         self._clear()
 
     def open_round(self, round_id: int) -> Broadcast:

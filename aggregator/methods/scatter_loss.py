@@ -64,6 +64,10 @@ class ScatterLoss(Additive):
         """Bounds follow from what is known of the fleet, after a restart within a round too. Here:
         there are none."""
 
+    def go_on_from(self, before: ScatterLoss) -> None:
+        """Take over what the loss of another model of this task knows of the data. Here: nothing
+        is known."""
+
     def clear(self) -> None:
         """Nothing of a round is left. Here: nothing ever is."""
 

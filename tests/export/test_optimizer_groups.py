@@ -14,6 +14,7 @@ import export
 from device_sdk import Trainer
 from export import schedules
 from export.errors import ExportError
+from tests.export.conftest import WithoutBfloat16
 
 
 def _model() -> nn.Sequential:
@@ -129,7 +130,7 @@ def test_torchs_optimizers_that_cannot_be_taken_over(tmp_path: Path) -> None:
             _export(model, given, tmp_path / "a")
 
 
-def test_muon_is_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_is_a_group(tmp_path: Path) -> None:
     """Matrices packed and alone by Muon, the rest by AdamW, clipped together, by one base rate."""
     model = _model()
     ours = export.Clipped(
@@ -140,13 +141,13 @@ def test_muon_is_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         norm=0.5,
     )
     trainer = Trainer(_export(model, ours, tmp_path / "a").directory)
-    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())
     muon = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 4e-2)
     adamw = torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], 2e-3)
 
     def step() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        muon.step()
+        with WithoutBfloat16():
+            muon.step()
         adamw.step()
 
     assert trainer.hyper == {"lr": pytest.approx(1e-3)}

@@ -14,6 +14,7 @@ import export
 from export import schedules
 from export.layout import LayoutMember, LayoutSlot
 from export.optimizers.protocol import bound, turns
+from tests.export.conftest import WithoutBfloat16
 
 SHAPES = [(4, 3), (5,), (2, 6), (3, 2, 2)]
 STEPS = 40
@@ -234,16 +235,15 @@ def test_defaults_are_torchs() -> None:
 
 @pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_muon(adjust: str | None, nesterov: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon(adjust: str | None, nesterov: bool) -> None:
     """Beside torch's own code, whose rounding to bfloat16 is left out here."""
-    theirs = pytest.importorskip("torch.optim", reason="torch 2.9").Muon
-    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())
     chosen: dict[str, Any] = {"adjust_lr_fn": adjust, "nesterov": nesterov, "momentum": 0.9}
-    assert_equal(
-        export.Muon(lr=0.01, **chosen),
-        lambda values: theirs(values, lr=0.01, **chosen),
-        shapes=[(4, 3), (5, 8), (6, 6)],
-    )
+    with WithoutBfloat16():
+        assert_equal(
+            export.Muon(lr=0.01, **chosen),
+            lambda values: torch.optim.Muon(values, lr=0.01, **chosen),
+            shapes=[(4, 3), (5, 8), (6, 6)],
+        )
 
 
 def _lion(values: list[torch.Tensor]) -> Any:

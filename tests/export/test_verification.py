@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import export
 from export import build, verify
+from export.rounding import rounded_anew
 from export.step import train_step
 
 ROWS = 12
@@ -222,7 +223,7 @@ def test_the_loss_of_a_sure_classifier_is_as_exact_as_its_logarithm(off: float) 
 
 def test_arithmetic_that_is_rounded_anew_keeps_counts_and_what_is_selected() -> None:
     values = torch.tensor([1.1, 2.0, 3.3])
-    with verify.rounded_anew(np.random.default_rng(0)):
+    with rounded_anew(np.random.default_rng(0)):
         assert torch.ones(7).sum() == 7
         assert torch.equal(values.flip(0).max(), values[2])
         assert len({float((values / 3).sum()) for _ in range(9)}) > 1

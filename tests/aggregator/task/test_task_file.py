@@ -206,7 +206,8 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         ),
         (
             GOOD + '[evaluation]\nmetrics = ["accuracy"]\n',
-            "evaluation.metrics names 'accuracy'; a method that ranks items has hr10_all, ndcg10_all, hr10",
+            "evaluation.metrics names 'accuracy'; a method that ranks items has hr10_all, "
+            "ndcg10_all, hr10",
         ),
         (
             GOOD + '[evaluation]\nmetrics = ["hr10", "hr10"]\n',

@@ -110,9 +110,11 @@ def test_a_user_s_vector_is_where_its_loss_is_least(rows: list[int], seed: int) 
     st.integers(1, K),
     st.integers(0, 99),
 )
-def test_a_device_of_few_columns_sets_those_that_promise_most_and_ends_at_the_minimum(
+def test_a_device_of_few_columns_ends_at_the_minimum_that_one_of_all_has_at_once(
     rows: list[int], k: int, seed: int
 ) -> None:
+    """Round after round the loss falls, and the first falls at least as far as the k columns alone
+    would take it that promise most."""
     posed, one = problem(), likes(rows)
     items, begun = posed.items.astype(np.float64), np.zeros((1, K), dtype=np.float32)
     if seed:
@@ -120,30 +122,23 @@ def test_a_device_of_few_columns_sets_those_that_promise_most_and_ends_at_the_mi
     (vector,) = begun
     (found,) = posed.improved([one], begun, k)
     np.testing.assert_array_equal(begun[0], vector)
-    changed = np.flatnonzero(found != vector)
-    assert len(changed) <= k
-    # The best there is with the others held.
     system = A0 * items.T @ items + items[rows].T @ items[rows]
     system += L2 * (len(rows) + A0 * ITEMS) * np.eye(K)
     slope = items[rows].sum(axis=0) - system @ vector
-    promise = slope**2 / np.diagonal(system)
-    least_chosen = promise[changed].min(initial=np.inf)
-    others = np.setdiff1d(np.arange(K), changed)
-    if len(changed) == k:
-        assert promise[others].max(initial=0) <= least_chosen * 1.001 + 1e-6
-        inner = np.ix_(changed, changed)
-        expected = vector.astype(np.float64)
-        expected[changed] += np.linalg.solve(system[inner], slope[changed])
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-    # Round after round the loss falls, to the minimum that a device of all columns has at once.
-    losses = [loss(vector, one, posed.items), loss(found, one, posed.items)]
+    columns = np.argsort(slope**2 / np.diagonal(system))[-k:]
+    held = vector.astype(np.float64)
+    held[columns] += np.linalg.solve(system[np.ix_(columns, columns)], slope[columns])
+    (best,) = posed.vectors([one])
+    slack = 1e-4 * loss(np.zeros(K), one, posed.items) + 1e-4 * loss(vector, one, posed.items)
+    losses = [loss(each, one, posed.items) for each in (vector, held, found)]
     vectors = found[None]
-    for _ in range(200 // k):
+    for _ in range(40):
         vectors = posed.improved([one], vectors, k)
         losses.append(loss(vectors[0], one, posed.items))
-    (best,) = posed.vectors([one])
-    assert all(after <= before * 1.0001 + 1e-5 for before, after in itertools.pairwise(losses))
-    assert losses[-1] <= loss(best, one, posed.items) * 1.01 + 1e-3
+    assert all(after <= before + slack for before, after in itertools.pairwise(losses))
+    assert losses[-1] <= loss(best, one, posed.items) + slack
+    if k == K:
+        np.testing.assert_allclose(found, best, rtol=1e-3, atol=1e-4)
 
 
 def updated(posed: LeastSquares, users: Sequence[Likes]) -> dict[str, Any]:

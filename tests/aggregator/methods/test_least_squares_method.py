@@ -1,0 +1,495 @@
+"""The aggregator's half of least squares, against its formula computed densely in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.methods.least_squares import (
+    DistinctSenders,
+    LeastSquaresLoss,
+    LeastSquaresSettings,
+    weights_by_rule,
+)
+from aggregator.methods.model import ModelMismatch
+from aggregator.methods.robust import RobustRule
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter_loss import ScatterLoss
+from aggregator.store.checkpoints import pack_state, unpack_state
+from device_sdk.methods.scatter.factor_step import NumpyStep
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.state import RestoreError
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user, users
+
+ITEMS, K, DEVICES = 30, 5, 24
+UNLIMITED: dict[str, Any] = {"clip_multiple": 0.0, "row_multiple": 0.0}
+
+
+def method(**chosen: Any) -> ScatterMethod:
+    first = initial_items(ITEMS, K, 0.1, np.random.default_rng(0))
+    return ScatterMethod(first, ScatterSettings(least_squares=ONE_WIDTH, **chosen))
+
+
+class Home:
+    """What one device's users like: groups of items, so that there is something to learn."""
+
+    def __init__(self, place: int, people: int, items: int = ITEMS) -> None:
+        rng = np.random.default_rng([7, place])
+        self.rows = [self._liked(rng, items) for _ in range(people)]
+
+    @staticmethod
+    def _liked(rng: np.random.Generator, items: int) -> np.ndarray:
+        group = np.flatnonzero(np.arange(items) % 3 == rng.integers(3))
+        return np.sort(rng.choice(group, size=4, replace=False)).astype(np.int64)
+
+    def positives(self) -> Sequence[np.ndarray]:
+        return self.rows
+
+
+def fleet(devices: int = DEVICES) -> list[ScatterLearner]:
+    """Of one user, of two or of many; of all columns or of some."""
+    return [
+        ScatterLearner(
+            Home(place, (1, 2, 1, 9)[place % 4]),
+            NumpyStep(),
+            (K, 2)[place % 3 == 0],
+            np.random.default_rng(place),
+        )
+        for place in range(devices)
+    ]
+
+
+def sent(
+    learners: Sequence[ScatterLearner], told: Broadcast, places: Sequence[int]
+) -> list[Update]:
+    return [
+        Update(told.round_id, learners[place].train(told).tensors, sender=f"{place:032x}")
+        for place in places
+    ]
+
+
+def absorbed(one: ScatterMethod, updates: Sequence[Update]) -> None:
+    for update in updates:
+        one.check(update)
+        one.absorb(update)
+
+
+def bits(one: ScatterMethod) -> bytes:
+    return pack_state(one.state())
+
+
+class Dense:
+    """The module's docstring, word for word, in float64."""
+
+    def __init__(self, items: np.ndarray) -> None:
+        self.items = items.astype(np.float64)
+        self.has, self.people = np.zeros(len(items)), 0.0
+        self.heard = np.zeros(len(items))
+        self.outer, self.outer_heard = np.zeros((K, K)), 0.0
+        self.devices: set[str] = set()
+
+    def step(self, updates: Sequence[Update]) -> None:
+        gradient, outer = np.zeros(self.items.shape), np.zeros((K, K))
+        named, people = np.zeros(len(self.items)), 0
+        for update in updates:
+            t = {name: array.astype(np.float64) for name, array in update.tensors.items()}
+            rows = update.tensors["rows"]
+            gradient[rows] += t["pulls"] @ t["factor"]
+            outer += t["factor"].T @ t["factor"]
+            named[rows] += t["counts"]
+            people += int(t["users"])
+            self.devices.add(update.sender)
+        self.has += named
+        self.people += people
+        p = self.has / self.people
+        everybody = max(people, len(self.devices) * people / len(updates), 1)
+        a0, l2 = weights_by_rule(p, everybody)
+        kept = 0.5 ** (people / everybody)
+        left = max(0.0, 1 - people / (4 * K))
+        self.outer, self.outer_heard = left * self.outer + outer, left * self.outer_heard + people
+        mean = self.outer / self.outer_heard
+        self.heard = kept * self.heard + named
+        for i in range(len(self.items)):
+            if not named[i] and self.has[i]:
+                continue  # its users were not heard
+            g = p[i] * gradient[i] / named[i] if named[i] else 0.0
+            slope = g + a0 * mean @ self.items[i] + l2 * (p[i] + a0) * self.items[i]
+            step = np.linalg.solve((a0 + p[i]) * (mean + l2 * np.eye(K)), slope)
+            self.items[i] -= (named[i] / self.heard[i] if named[i] else 0.5) * step
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("limits", [UNLIMITED, {}], ids=["without limits", "within the limits"])
+def test_rounds_are_the_formula(share: float, limits: dict[str, float]) -> None:
+    one, learners, rng = method(**limits), fleet(), np.random.default_rng(3)
+    dense = Dense(one.items)
+    for number in range(1, 7):
+        places = rng.choice(DEVICES, size=round(share * DEVICES), replace=False)
+        updates = sent(learners, one.open_round(number), places.tolist())
+        if limits == {}:
+            # As many users on a device as is usual, or a few times that, are no claim.
+            updates = [each for each in updates if each.tensors["users"] < 9]
+        absorbed(one, updates)
+        summary = one.close_round()
+        dense.step(updates)
+        assert summary.metrics["clipped"] == 0
+        np.testing.assert_allclose(one.items, dense.items, rtol=2e-3, atol=2e-4)
+
+
+def test_a_fleet_learns_its_groups_in_a_few_rounds() -> None:
+    """The items of a group come to lie together: what a user of it likes is what it is shown."""
+    one, learners = method(), fleet()
+    for number in range(1, 6):
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        one.close_round()
+    told = one.open_round(6)
+    hits = []
+    for learner in learners:
+        positives = learner._interactions.positives()
+        for vector, own in zip(learner.vectors(told), positives, strict=True):
+            scores = told.tensors["items"] @ vector
+            scores[own] = -np.inf
+            hits.append((np.argsort(scores)[-3:] % 3 == own[0] % 3).mean())
+    assert np.mean(hits) > 0.9
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(1, 6), st.booleans())
+def test_shards_orders_restarts_and_abandoned_rounds_give_the_same_bits(
+    seed: int, shards: int, abandons: bool
+) -> None:
+    """With real devices; ``test_sums.py`` has any values."""
+    rng = np.random.default_rng(seed)
+    whole, mixed = method(), method()
+    learners = fleet(12)
+    for number in range(1, 8, 2):
+        told = whole.open_round(number)
+        updates = sent(learners, told, range(12))
+        absorbed(whole, updates)
+        whole.close_round()
+        if abandons and number > 1:
+            mixed.open_round(number - 1)
+            lost = [Update(number - 1, each.tensors, sender="ee" * 16) for each in updates[:7]]
+            absorbed(mixed, lost)
+        before = mixed.state()
+        mixed.open_round(number)
+        workers = [mixed]
+        for _ in range(shards - 1 if mixed.adds_up else 0):
+            worker = method()
+            worker.restore(before)
+            worker.open_round(number)
+            workers.append(worker)
+        for place in rng.permutation(len(updates)):
+            index = int(rng.integers(len(workers)))
+            absorbed(workers[index], [updates[place]])
+            if rng.random() < 0.3:
+                again_one = method()
+                again_one.restore(unpack_state(pack_state(workers[index].state())))
+                workers[index] = again_one
+        mixed, *others = workers
+        for other in others:
+            mixed.merge(unpack_state(pack_state(other.share())))
+        mixed.close_round()
+        assert mixed.items.tobytes() == whole.items.tobytes()
+    assert bits(mixed) == bits(whole)
+
+
+def test_a_closed_round_leaves_no_sums() -> None:
+    one, learners = method(), fleet()
+    for number in (1, 2):
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        one.close_round()
+        state = one.state()
+        assert not state["loss.people"] and not state["loss.named"].any()
+        assert "loss.gram.sum" not in state and not len(state["loss.senders.recent"])
+
+
+def test_new_items_go_towards_zero_until_somebody_has_them_and_old_states_are_refused() -> None:
+    one, learners = method(), fleet()
+    for number in (1, 2):
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        one.close_round()
+    short = one.state()
+    fresh = np.full((2, K), 0.01, dtype=np.float32)
+    one.grow(fresh)
+    before = one.items
+    told = one.open_round(3)
+    absorbed(one, sent(learners, told, range(DEVICES)))
+    one.close_round()
+    np.testing.assert_allclose(one.items[ITEMS:], fresh / 2, rtol=0.02)
+    assert not np.array_equal(one.items[:ITEMS], before[:ITEMS])
+    told = one.open_round(4)
+    updates = sent(learners, told, range(DEVICES))
+    likes = Update(4, one_user(K, [0, ITEMS + 1], [-1, -1]), sender="ff" * 16)
+    absorbed(one, [*updates, likes])
+    one.close_round()
+    np.testing.assert_allclose(one.items[ITEMS], fresh[0] / 4, rtol=0.05)
+    assert np.abs(one.items[ITEMS + 1] - fresh[1]).max() > 0.001
+    for name in ("loss.seen", "loss.heard", "loss.named"):
+        with pytest.raises(RestoreError):
+            one.restore({**one.state(), name: short[name]})
+
+
+def test_a_version_that_is_gone_back_to_keeps_what_is_known_of_the_data() -> None:
+    """How common items are, and how many users there are; not where its users' vectors were."""
+    one, learners = method(**UNLIMITED), fleet()
+    dense = Dense(one.items)
+    for number in (1, 2):
+        if number == 2:
+            version = dict(one.model_arrays)
+        updates = sent(learners, one.open_round(number), range(DEVICES))
+        absorbed(one, updates)
+        one.close_round()
+        dense.step(updates)
+    assert version.keys() == {"items", "solve"} and one.derived == {"solve"}
+    told = one.open_round(3).tensors["solve"]
+    np.testing.assert_allclose(dict(one.model_arrays)["solve"], told, rtol=1e-3)
+    one.adopt(version)
+    assert one.version == 3
+    np.testing.assert_array_equal(one.items, version["items"])
+    opened = one.open_round(4)
+    np.testing.assert_array_equal(opened.tensors["solve"], told)
+    dense.items = version["items"].astype(np.float64)
+    dense.heard[:], dense.outer[:], dense.outer_heard = 0, 0, 0
+    updates = sent(learners, opened, range(DEVICES))
+    absorbed(one, updates)
+    one.close_round()
+    dense.step(updates)
+    np.testing.assert_allclose(one.items, dense.items, rtol=2e-3, atol=2e-4)
+
+
+def test_what_a_task_begins_with_is_the_items_alone() -> None:
+    begun, other = method(), method()
+    items = np.random.default_rng(1).standard_normal((ITEMS, K)).astype(np.float32)
+    begun.begin_with({"items": items, "solve": np.ones(2, np.float32)})
+    other.begin_with({"items": items})
+    assert bits(begun) == bits(other)
+    short = method()
+    short.begin_with({"items": items[:-3]})
+    np.testing.assert_array_equal(short.items[-3:], method().items[-3:])
+    for odd in ({}, {"items": items, "other": items}, {"items": items[0]}):
+        with pytest.raises(ModelMismatch):
+            begun.begin_with(odd)
+    assert bits(begun) == bits(other)
+
+
+@pytest.mark.parametrize(("robust", "share"), [("median", 0.5), ("trimmed", 0.2)])
+def test_a_robust_rule_holds_for_both_sums(robust: str, share: float) -> None:
+    """Each cell of the gradient over those who touched it, each of the Gram matrix over all."""
+    one = method(robust=robust, trim_share=0.2, **UNLIMITED)
+    rng = np.random.default_rng(5)
+    rows = [np.sort(rng.choice(ITEMS, 12, replace=False)) for _ in range(11)]
+    devices = [one_user(K, own, rng.standard_normal(12), rng.standard_normal(K)) for own in rows]
+    before = one.open_round(1).tensors["items"].astype(np.float64)
+    absorbed(one, [Update(1, each, sender=f"{n:032x}") for n, each in enumerate(devices)])
+    one.close_round()
+
+    def mean(values: list[float]) -> float:
+        ordered = sorted(values)
+        cut = RobustRule(robust, 0.2).cut(np.array([len(ordered)]))[0]  # type: ignore[arg-type]
+        kept = ordered[cut : len(ordered) - cut]
+        return sum(kept) / len(kept)
+
+    named, gradient = np.zeros(ITEMS), np.zeros((ITEMS, K))
+    for i in range(ITEMS):
+        having = [each for each, own in zip(devices, rows, strict=True) if i in own]
+        named[i] = len(having)
+        for j in range(K):
+            cells = [
+                float(each["pulls"][each["rows"] == i, 0][0] * each["factor"][0, j])
+                for each in having
+            ]
+            gradient[i, j] = mean(cells) if cells else 0.0
+    squares = np.zeros((K, K))
+    for a in range(K):
+        for b in range(K):
+            squares[a, b] = mean([float(e["factor"][0, a] * e["factor"][0, b]) for e in devices])
+    values, vectors = np.linalg.eigh((squares + squares.T) / 2)
+    squares = (vectors * values.clip(0)) @ vectors.T
+    p = named / 11
+    a0, l2 = weights_by_rule(p, 11)
+    for i in np.flatnonzero(named):
+        slope = p[i] * gradient[i] + a0 * squares @ before[i] + l2 * (p[i] + a0) * before[i]
+        step = np.linalg.solve(squares + l2 * np.eye(K), slope) / (p[i] + a0)
+        np.testing.assert_allclose(one.items[i], before[i] - step, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("robust", ["median", "trimmed"])
+def test_a_minority_cannot_drag_a_robust_mean_of_the_vectors_squares(robust: str) -> None:
+    found = []
+    for lying in (0, 2):
+        one = method(robust=robust, trim_share=0.25, **UNLIMITED)
+        one.open_round(1)
+        for place in range(12):
+            rng = np.random.default_rng(place)
+            vector = rng.standard_normal(K)
+            if place < lying:
+                vector = np.full(K, 300.0)
+            tensors = one_user(K, range(ITEMS), np.zeros(ITEMS), vector)
+            absorbed(one, [Update(1, tensors, sender=f"{place:032x}")])
+        one.close_round()
+        found.append(one.items)
+    assert np.abs(found[1]).max() < 1.0 and np.abs(found[0] - found[1]).max() < 0.5
+
+
+def test_the_rule_for_the_weights() -> None:
+    """Nothing known; a density of which six times is a0, at most 1; lambda falls with users."""
+    np.testing.assert_array_equal(weights_by_rule(np.zeros(4), 0), [0.1, 0.02])
+    np.testing.assert_array_equal(weights_by_rule(np.zeros(4), 0, 0.7), [0.7, 0.02])
+    common = np.full(1000, 0.02)
+    assert weights_by_rule(common, 500)[0] == pytest.approx(0.12)
+    assert weights_by_rule(np.full(10, 0.9), 500)[0] == 1.0
+    assert weights_by_rule(common, 500, 0.3)[0] == 0.3
+    few, many = (weights_by_rule(common, count)[1] for count in (50, 50_000))
+    assert 0 < many < few
+    for people in (0.0, 1.0, 1e9):
+        for size in (1e-9, 1e-3, 1.0):
+            a0, l2 = weights_by_rule(np.full(50, size), people)
+            assert 0 < a0 <= 1 and 0 < l2 <= 1e3 and math.isfinite(l2)
+
+
+def test_settings_stand_above_the_rule() -> None:
+    chosen = LeastSquaresSettings(unseen_weight=0.25, l2=0.5)
+    loss = LeastSquaresLoss((ITEMS, K), chosen)
+    tensors, told = loss.told(np.ones((ITEMS, K), np.float32))
+    assert told == {"loss": "least-squares"}
+    np.testing.assert_array_equal(tensors["solve"], np.array([0.25, 0.5], np.float16))
+    np.testing.assert_array_equal(tensors["gram"], np.ones((K, K), np.float16))
+    for name, value in (
+        ("unseen_weight", -1.0), ("unseen_weight", math.nan), ("l2", 1e9), ("most_columns", -1),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=name):
+            LeastSquaresSettings(**{name: value})  # type: ignore[arg-type]
+
+
+# Devices that were ever counted.
+
+
+def counted(names: Sequence[int], settles: int = 0) -> DistinctSenders:
+    one = DistinctSenders()
+    for place, name in enumerate(names):
+        one.note(f"{name:032x}")
+        if settles and place % settles == settles - 1:
+            one.settle()
+    return one
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 2000), max_size=1000), st.integers(1, 5), st.integers(0, 99))
+def test_distinct_senders_are_exact_below_1024_in_any_order_over_any_shards(
+    names: list[int], shards: int, seed: int
+) -> None:
+    whole = counted(names)
+    assert whole.count == len(set(names))
+    order = np.random.default_rng(seed).permutation(len(names))
+    parts = [counted([names[p] for p in order[place::shards]]) for place in range(shards)]
+    first, *others = parts
+    for each in others:
+        first.merge(each.share())
+    assert pack_state(first.state()) == pack_state(whole.state())
+    assert counted(names, settles=7).count == len(set(names))
+    again = DistinctSenders().restored(unpack_state(pack_state(first.state())))
+    assert pack_state(again.state()) == pack_state(whole.state())
+
+
+@pytest.mark.parametrize("devices", [1023, 1024, 1500, 20_000])
+def test_above_that_they_are_a_few_per_cent_off_and_mergeable(devices: int) -> None:
+    whole = counted(range(devices))
+    assert whole.count == pytest.approx(devices, rel=0.1 if devices > 1023 else 0)
+    parts = [counted(range(place, devices, 3)) for place in range(3)]
+    parts[0].merge(parts[1].share())
+    parts[0].merge(parts[2].share())
+    assert parts[0].count == whole.count
+    parts[0].settle()
+    whole.settle()
+    assert pack_state(parts[0].state()) == pack_state(whole.state())
+    whole_again = counted([*range(devices), *range(devices)], settles=4000)
+    whole_again.settle()
+    assert whole_again.count == whole.count, "nobody counts twice"
+    assert sum(array.nbytes for array in whole.state().values()) <= 8192
+
+
+def test_a_round_that_is_given_up_counts_nobody_and_who_has_no_name_is_nobody() -> None:
+    one = counted([1, 2, 3])
+    one.settle()
+    one.note("ff" * 16)
+    one.note("")
+    assert one.count == 4
+    one.begin()
+    assert one.count == 3
+
+
+def test_states_of_senders_that_do_not_fit_are_refused() -> None:
+    good = counted([1, 2]).state()
+    for bad in (
+        {"settled": good["settled"]},
+        {**good, "more": good["recent"]},
+        {**good, "recent": good["recent"][None]},
+        {**good, "recent": good["recent"].astype(np.float64)},
+    ):
+        with pytest.raises(RestoreError):
+            DistinctSenders().restored(bad)
+
+
+# The width follows the data.
+
+
+def growing(width: int, most: int, items: int = 60) -> ScatterMethod:
+    chosen = ScatterSettings(least_squares=LeastSquaresSettings(most_columns=most))
+    first = initial_items(items, width, 0.1, np.random.default_rng(0))
+    return ScatterMethod(first, chosen, spread=0.1, seed=5)
+
+
+def test_the_width_grows_alike_on_all_shards_and_after_restarts() -> None:
+    learners = fleet(40)
+    whole, other = growing(2, 8, ITEMS), growing(2, 8, ITEMS)
+    widths = []
+    for number in range(1, 7):
+        told = whole.open_round(number)
+        updates = sent(learners, told, range(40))
+        absorbed(whole, updates)
+        whole.close_round()
+        widths.append(whole.items.shape[1])
+        again = growing(2, 8, ITEMS)
+        again.restore(unpack_state(pack_state(other.state())))
+        other = again
+        other.open_round(number)
+        absorbed(other, updates[::-1])
+        other.close_round()
+        assert bits(other) == bits(whole)
+    assert widths[0] >= 2 and widths[-1] in (4, 8) and widths == sorted(widths)
+    narrow = Update(7, of_gradient([0], np.ones((1, 2))), sender="0" * 32)
+    whole.open_round(7)
+    with pytest.raises(Exception, match="bad-"):
+        whole.check(narrow)
+
+
+def test_a_loss_keeps_its_width_unless_it_says_otherwise() -> None:
+    assert LeastSquaresLoss((ITEMS, K), ONE_WIDTH).width() == K
+    assert issubclass(LeastSquaresLoss, ScatterLoss)
+    one, learners = method(), fleet()
+    for number in (1, 2, 3):
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        metrics = one.close_round().metrics
+        assert 0 < metrics["effective_columns"] <= K
+    assert one.items.shape == (ITEMS, K)
+
+
+def test_updates_of_nobody_change_nothing_of_what_is_known_of_the_items() -> None:
+    one, learners = method(), fleet()
+    absorbed(one, sent(learners, one.open_round(1), range(DEVICES)))
+    one.close_round()
+    before = one.items
+    one.open_round(2)
+    nobody = users([], np.empty((0, 0)), np.empty((0, K)), 1)
+    absorbed(one, [Update(2, nobody, sender="ff" * 16)])
+    summary = one.close_round()
+    assert summary.participants == 1 and np.isfinite(list(summary.metrics.values())).all()
+    np.testing.assert_array_equal(one.items, before)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,18 +126,20 @@ def _factor_graphs(model: Arrays, user_l2: float, notes: Mapping[str, str]) -> d
     from device_sdk.standalone_check import run_standalone
 
     items = model["items"]
+    find: Callable[..., NDArray[Any]]
     if SOLVE in model:
-        weights = model[SOLVE].tolist()
-        folds = solve_graph(items, *weights, notes, _PRODUCER)
+        a0, l2 = model[SOLVE].tolist()
+        find = partial(solved, unseen_weight=a0, l2=l2)
+        folds = solve_graph(items, a0, l2, notes, _PRODUCER)
     else:
-        weights, folds = [], newton_graph(items, user_l2, notes, _PRODUCER)
+        find = partial(newton, user_l2=user_l2)
+        folds = newton_graph(items, user_l2, notes, _PRODUCER)
     scores = score_graph(items, notes, _PRODUCER)
     rng = np.random.default_rng(len(items))
     for _ in range(_USERS_TRIED):
         liked = rng.choice(len(items), size=min(20, len(items) // 2 + 1), replace=False)
         user = run_standalone(folds, {"liked": liked})["user"]
-        wanted = solved(items, liked, *weights) if weights else newton(items, liked, user_l2)
-        _require_close("a new user's vector", user[0], wanted)
+        _require_close("a new user's vector", user[0], find(items, liked))
         given = {"user": user, "seen": np.empty((0, 2), np.int64), "count": np.ones(1, np.int64)}
         _require_close("scores", run_standalone(scores, given)["scores"][0], items @ user[0])
     return {"": scores, ".fold-in": folds}

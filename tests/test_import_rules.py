@@ -110,13 +110,16 @@ RULES = (
         libraries="cryptography numpy",
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),
-    _device("capability", "artifact errors factorisation methods.scatter runtime system trainer"),
     Rule("device_sdk/methods", _DEVICE, banned=_OUTSIDE_A_METHOD | {"device_sdk.train"}),
     *(
         _device(
             f"methods/{name}", "artifact errors fields local_data methods recommend trainer wire"
         )
         for name in METHODS
+    ),
+    _device(
+        "capability",
+        "artifact errors factorisation methods.scatter.least_squares runtime system trainer",
     ),
     _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
     _device(

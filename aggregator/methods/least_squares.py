@@ -64,6 +64,9 @@ _LENGTH, _USERS = 0, 1
 _LITTLE = 1e-12
 _HABIT = 0.9
 """Of how common an item was, what counts a pass over the fleet later."""
+_SILENT = 0.01
+"""Of what was ever heard of an item, what was heard lately: of one that its users have no longer,
+after five to eight passes without them."""
 _ENOUGH = 4
 """Users a column that a mean of outer products takes."""
 _FULL = 0.4
@@ -201,6 +204,7 @@ class LeastSquaresLoss(ScatterLoss):
     Args:
         shape: of V, [items, K].
         settings: of the task.
+        spread: standard deviation of a new item's vector.
     """
 
     TENSORS = LEAST_SQUARES_TENSORS
@@ -208,8 +212,10 @@ class LeastSquaresLoss(ScatterLoss):
     PARTS = ("gram", "senders")
     ADDED = ("people", "named")
 
-    def __init__(self, shape: tuple[int, int], settings: LeastSquaresSettings) -> None:
-        self._shape, self._settings = shape, settings
+    def __init__(
+        self, shape: tuple[int, int], settings: LeastSquaresSettings, spread: float = 0.01
+    ) -> None:
+        self._shape, self._settings, self._spread = shape, settings, spread
         self._seen: Doubles = np.zeros(shape[0])
         self._seen_by = 0.0
         self._senders = DistinctSenders()
@@ -244,6 +250,7 @@ class LeastSquaresLoss(ScatterLoss):
         assert isinstance(before, LeastSquaresLoss)
         self._seen, self._seen_by = before._seen, before._seen_by
         self._users, self._senders = before._users, before._senders
+        self._heard = before._heard
 
     def clear(self) -> None:
         self._clear(adds_up=False)
@@ -343,14 +350,22 @@ class LeastSquaresLoss(ScatterLoss):
         self._dimension = len(mean) - float(l2 * np.trace(np.linalg.inv(system)))
         self._heard = 0.5**passed * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
-        share[self._seen == 0] = 0.5  # nobody has it: it goes towards zero
-        moved = (wide - share[:, None] * step).astype(np.float32)
-        return moved, {
+        moved = wide - share[:, None] * step
+        silent = self._heard <= _SILENT * self._seen
+        moved[silent] = self._faded(wide[silent], passed)
+        return moved.astype(np.float32), {
             "gradient_norm": float(np.linalg.norm(gradient)),
             "unseen_weight": float(a0),
             "l2": float(l2),
             "effective_columns": self._dimension,
         }
+
+    def _faded(self, items: Doubles, passed: float) -> Doubles:
+        """Items that nobody has, or nobody any more: half as long a pass over the fleet, and then
+        as long as a new one. Of zeros no user's vector, and so no gradient, is other than zero."""
+        lengths = np.linalg.norm(items, axis=1)
+        least = self._spread * math.sqrt(items.shape[1]) / np.maximum(lengths, _LITTLE)
+        return items * least.clip(0.5**passed, 1)[:, None]
 
     def grow(self, items: int) -> None:
         self._shape = (self._shape[0] + items, self._shape[1])

@@ -556,7 +556,7 @@ class ScatterMethod(SummingMethod):
     def _new_loss(self) -> ScatterLoss:
         chosen = self._settings
         if chosen.loss == "least-squares":
-            return LeastSquaresLoss(self._shape, chosen.least_squares)
+            return LeastSquaresLoss(self._shape, chosen.least_squares, self._spread)
         by_column = chosen.aggregator == "coverage"
         return BprLoss(self._shape, chosen.optimizer, chosen.training, by_column=by_column)
 

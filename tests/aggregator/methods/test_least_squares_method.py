@@ -29,6 +29,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user, users
 
 ITEMS, K, DEVICES = 30, 5, 24
+SPREAD = 0.01
 UNLIMITED: dict[str, Any] = {"clip_multiple": 0.0, "row_multiple": 0.0}
 
 
@@ -106,10 +107,11 @@ class Dense:
             named[rows] += t["counts"]
             people += int(t["users"])
             self.devices.add(update.sender)
-        self.has += named
-        self.people += people
-        p = self.has / self.people
         everybody = max(people, len(self.devices) * people / len(updates), 1)
+        aged = 0.9 ** (people / everybody)
+        self.has = aged * self.has + named
+        self.people = aged * self.people + people
+        p = self.has / self.people
         a0, l2 = weights_by_rule(p, everybody)
         kept = 0.5 ** (people / everybody)
         left = max(0.0, 1 - people / (4 * K))
@@ -117,12 +119,16 @@ class Dense:
         mean = self.outer / self.outer_heard
         self.heard = kept * self.heard + named
         for i in range(len(self.items)):
-            if not named[i] and self.has[i]:
+            if not self.has[i]:
+                length = np.linalg.norm(self.items[i])
+                self.items[i] *= min(1, max(kept, SPREAD * K**0.5 / length))
+                continue
+            if not named[i]:
                 continue  # its users were not heard
             g = p[i] * gradient[i] / named[i] if named[i] else 0.0
             slope = g + a0 * mean @ self.items[i] + l2 * (p[i] + a0) * self.items[i]
             step = np.linalg.solve((a0 + p[i]) * (mean + l2 * np.eye(K)), slope)
-            self.items[i] -= (named[i] / self.heard[i] if named[i] else 0.5) * step
+            self.items[i] -= named[i] / self.heard[i] * step
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
@@ -211,13 +217,13 @@ def test_a_closed_round_leaves_no_sums() -> None:
         assert "loss.gram.sum" not in state and not len(state["loss.senders.recent"])
 
 
-def test_new_items_go_towards_zero_until_somebody_has_them_and_old_states_are_refused() -> None:
+def test_items_that_nobody_has_shrink_to_a_new_ones_length_and_old_states_are_refused() -> None:
     one, learners = method(), fleet()
     for number in (1, 2):
         absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
         one.close_round()
     short = one.state()
-    fresh = np.full((2, K), 0.01, dtype=np.float32)
+    fresh = np.full((2, K), 0.05, dtype=np.float32)
     one.grow(fresh)
     before = one.items
     told = one.open_round(3)
@@ -238,7 +244,8 @@ def test_new_items_go_towards_zero_until_somebody_has_them_and_old_states_are_re
 
 
 def test_a_version_that_is_gone_back_to_keeps_what_is_known_of_the_data() -> None:
-    """How common items are, and how many users there are; not where its users' vectors were."""
+    """How common items are, who was heard of them lately, and how many users there are; not where
+    its users' vectors were."""
     one, learners = method(**UNLIMITED), fleet()
     dense = Dense(one.items)
     for number in (1, 2):
@@ -257,7 +264,7 @@ def test_a_version_that_is_gone_back_to_keeps_what_is_known_of_the_data() -> Non
     opened = one.open_round(4)
     np.testing.assert_array_equal(opened.tensors["solve"], told)
     dense.items = version["items"].astype(np.float64)
-    dense.heard[:], dense.outer[:], dense.outer_heard = 0, 0, 0
+    dense.outer[:], dense.outer_heard = 0, 0
     updates = sent(learners, opened, range(DEVICES))
     absorbed(one, updates)
     one.close_round()
@@ -493,3 +500,64 @@ def test_updates_of_nobody_change_nothing_of_what_is_known_of_the_items() -> Non
     summary = one.close_round()
     assert summary.participants == 1 and np.isfinite(list(summary.metrics.values())).all()
     np.testing.assert_array_equal(one.items, before)
+
+
+@pytest.mark.parametrize("empty", [1, 40])
+def test_rounds_before_anybody_has_an_item_leave_a_model_that_learns(empty: int) -> None:
+    """Of items of no length all vectors, and so all gradients, would be zero for ever."""
+    one, learners = method(), fleet()
+    nobody = [
+        ScatterLearner(NoItems(), NumpyStep(), K, np.random.default_rng(n)) for n in range(4)
+    ]
+    for number in range(1, empty + 1):
+        absorbed(one, sent(nobody, one.open_round(number), range(4)))
+        one.close_round()
+    for number in range(empty + 1, empty + 8):
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        one.close_round()
+    lengths = np.linalg.norm(one.items, axis=1)
+    assert lengths.min() > 0.05 and lengths.max() > 0.5
+
+
+class NoItems:
+    """A device of a user that has nothing yet."""
+
+    def positives(self) -> Sequence[np.ndarray]:
+        return [np.empty(0, dtype=np.int64)]
+
+
+def test_items_without_users_fade_as_the_fleet_passes_however_small_its_rounds() -> None:
+    """What a model brings along is not halved a round before its users had a turn."""
+    one, learners = method(**UNLIMITED), fleet()
+    for number in range(1, DEVICES + 1):
+        absorbed(one, sent(learners, one.open_round(number), [number - 1]))
+        one.close_round()
+    begun = np.random.default_rng(1).standard_normal((ITEMS, K)).astype(np.float32)
+    one.grow(begun)
+    for number in range(DEVICES + 1, 2 * DEVICES + 1):
+        absorbed(one, sent(learners, one.open_round(number), [number - DEVICES - 1]))
+        one.close_round()
+    lengths = [np.linalg.norm(each, axis=1) for each in (begun, one.items[ITEMS:])]
+    shares = lengths[1] / lengths[0]
+    assert 0.3 < shares.min() <= shares.max() < 0.8
+
+
+def test_an_item_whose_users_are_gone_fades_as_one_that_nobody_has() -> None:
+    """Whoever lifts an item that nobody else has does not lift it for ever."""
+    one, learners = method(**UNLIMITED), fleet()
+    for number in range(1, 4):
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        one.close_round()
+    one.grow(np.full((1, K), 0.01, dtype=np.float32))
+    told = one.open_round(4)
+    lift = Update(4, one_user(K, [ITEMS], [-30], told.tensors["items"][0]), sender="ff" * 16)
+    absorbed(one, [*sent(learners, told, range(DEVICES)), lift])
+    one.close_round()
+    lengths = []
+    for number in range(5, 25):
+        lengths.append(float(np.linalg.norm(one.items[ITEMS])))
+        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
+        one.close_round()
+    assert lengths[0] > 0.2
+    assert lengths[3] == lengths[0]  # as one whose user misses a few rounds
+    assert lengths[-1] == pytest.approx(SPREAD * K**0.5)

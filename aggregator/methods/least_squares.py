@@ -38,7 +38,14 @@ from aggregator.methods.limits import UpdateLimits, euclidean_norm
 from aggregator.methods.method import Refused
 from aggregator.methods.model import Arrays
 from aggregator.methods.robust import RobustRule, touched_means
-from aggregator.methods.scatter_loss import Doubles, Floats, RoundSum, ScatterLoss, require_floats
+from aggregator.methods.scatter_loss import (
+    FLOAT32,
+    Doubles,
+    Floats,
+    RoundSum,
+    ScatterLoss,
+    require_floats,
+)
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
@@ -288,6 +295,11 @@ class LeastSquaresLoss(ScatterLoss):
         for pull, row in zip(pulls.T, factor, strict=True):
             found += pull[:, None] * row
         return found
+
+    @staticmethod
+    def unfolded(update: Update) -> int:
+        width = update.tensors["factor"].shape[1]
+        return (len(update.tensors["rows"]) + width) * width * FLOAT32.itemsize
 
     def require_bounded(self, update: Update) -> None:
         most = min(self._most_length, _LARGEST_FACTOR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -506,9 +507,7 @@ def test_updates_of_nobody_change_nothing_of_what_is_known_of_the_items() -> Non
 def test_rounds_before_anybody_has_an_item_leave_a_model_that_learns(empty: int) -> None:
     """Of items of no length all vectors, and so all gradients, would be zero for ever."""
     one, learners = method(), fleet()
-    nobody = [
-        ScatterLearner(NoItems(), NumpyStep(), K, np.random.default_rng(n)) for n in range(4)
-    ]
+    nobody = [ScatterLearner(NoItems(), NumpyStep(), K, np.random.default_rng(n)) for n in range(4)]
     for number in range(1, empty + 1):
         absorbed(one, sent(nobody, one.open_round(number), range(4)))
         one.close_round()
@@ -561,3 +560,38 @@ def test_an_item_whose_users_are_gone_fades_as_one_that_nobody_has() -> None:
     assert lengths[0] > 0.2
     assert lengths[3] == lengths[0]  # as one whose user misses a few rounds
     assert lengths[-1] == pytest.approx(SPREAD * K**0.5)
+
+
+def large_round(robust: str) -> ScatterMethod:
+    """A first round, which is held, of updates that unfold to thirty times their bytes."""
+    items, width, count = 500, 128, 100
+    first = initial_items(items, width, 0.1, np.random.default_rng(0))
+    one = ScatterMethod(first, ScatterSettings(robust=robust))  # type: ignore[arg-type]
+    one.open_round(1)
+    vector = np.linspace(-1, 1, width)
+    updates = [
+        Update(1, one_user(width, np.arange(items), np.ones(items), vector), sender=f"{n:032x}")
+        for n in range(count)
+    ]
+    absorbed(one, updates)
+    return one
+
+
+def test_a_held_round_is_judged_in_the_memory_of_one_update_after_another() -> None:
+    one = large_round("none")
+    tracemalloc.start()
+    one.close_round()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    unfolded = 100 * 500 * 128 * 4
+    assert peak < unfolded / 4
+
+
+def test_a_robust_round_is_full_by_what_its_updates_unfold_to() -> None:
+    """All of it is in memory at once when the round is closed, not what came over the wire."""
+    one = large_round("median")
+    held = one._held.nbytes
+    assert held > 100 * (500 * 128 + 128**2) * 4
+    again = large_round("median")
+    again.restore(unpack_state(pack_state(one.state())))
+    assert again._held.nbytes == held

@@ -54,7 +54,7 @@ from device_sdk.methods.scatter.contract import (
     SOLVE,
     LeastSquaresTraining,
 )
-from device_sdk.methods.state import Entry, Schema, State, counters, unpack
+from device_sdk.methods.state import COUNT, Entry, Schema, State, counters, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
@@ -133,19 +133,27 @@ def weights_by_rule(common: Doubles, users: float, unseen_weight: float = 0.0) -
 
 _SKETCH = 1024
 _HASHES = float(1 << 64)
+_ERA = 4
+"""Updates a device: of those drawn at random, 2 % were not drawn by then."""
 
 
 class DistinctSenders(Additive):
-    """How many devices were ever counted, from the 1,024 least hashes of their names.
+    """How many devices were counted lately, from the 1,024 least hashes of their names.
 
     Exact below 1,024; above it a k-minimum-values sketch (Bar-Yossef et al. 2002, algorithm 1),
-    some 3 % off. A round that is given up leaves no trace.
+    some 3 % off. Lately is this era and the one before: an era ends when those who were counted in
+    it were so four times each, as by then all who still come have. So devices that are gone, or
+    have other names now, are forgotten after a few passes of the others. A round that is given up
+    leaves no trace.
     """
 
     FRESH = True
 
     def __init__(self) -> None:
+        self._earlier: Hashes = np.empty(0, dtype=np.uint64)
         self._settled: Hashes = np.empty(0, dtype=np.uint64)
+        self._updates = 0
+        """Of this era."""
         self._recent: set[int] = set()
 
     def note(self, sender: str) -> None:
@@ -159,28 +167,31 @@ class DistinctSenders(Additive):
     @property
     def count(self) -> float:
         """With those of this round."""
-        known = self._together()
-        if len(known) < _SKETCH:
-            return float(len(known))
-        return (_SKETCH - 1) * _HASHES / (float(known[-1]) + 1)
+        return _distinct(_least(self._earlier, self._with_recent()))
 
     def begin(self) -> None:
         """A round begins: forget who came since the last one that settled."""
         self._recent = set()
 
-    def settle(self) -> None:
-        """The round made a version."""
-        self._settled = self._together()
+    def settle(self, updates: int) -> None:
+        """The round of so many updates made a version."""
+        self._settled, self._updates = self._with_recent(), self._updates + updates
         self._recent = set()
+        if self._updates >= _ERA * _distinct(self._settled):
+            self._earlier, self._settled, self._updates = self._settled, self._settled[:0], 0
 
-    def _together(self) -> Hashes:
-        recent = np.array(sorted(self._recent), dtype=np.uint64)
-        known: Hashes = np.union1d(self._settled, recent)[:_SKETCH]
-        return known
+    def _with_recent(self) -> Hashes:
+        return _least(self._settled, np.array(sorted(self._recent), dtype=np.uint64))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """``settled`` and ``recent`` uint64-as-int64 [devices], at most 1,024 each, rising."""
-        return {"settled": self._settled.view(np.int64).copy(), **self.share()}
+        """``earlier``, ``settled`` and ``recent``, uint64-as-int64 [devices], at most 1,024 each,
+        rising; ``updates``, of this era."""
+        return {
+            "earlier": self._earlier.view(np.int64).copy(),
+            "settled": self._settled.view(np.int64).copy(),
+            "updates": np.asarray(self._updates, dtype=np.int64),
+            **self.share(),
+        }
 
     def share(self) -> dict[str, NDArray[Any]]:
         """``recent`` alone."""
@@ -191,10 +202,11 @@ class DistinctSenders(Additive):
         """See :class:`~device_sdk.methods.state.Stateful`."""
         found = DistinctSenders()
         if state:
-            schema = {name: Entry(np.int64, ("hashes",)) for name in ("settled",)}
-            schema["recent"] = Entry(np.int64, ("others",))
-            arrays = unpack(schema, state)
-            found._settled = np.unique(arrays["settled"].view(np.uint64))[:_SKETCH]
+            hashes = {n: Entry(np.int64, (n,)) for n in ("earlier", "settled", "recent")}
+            arrays = unpack({**hashes, "updates": COUNT}, state)
+            found._earlier = _least(arrays["earlier"].view(np.uint64))
+            found._settled = _least(arrays["settled"].view(np.uint64))
+            found._updates = int(arrays["updates"])
             found._recent = set(arrays["recent"].view(np.uint64).tolist())
         return found
 
@@ -203,6 +215,19 @@ class DistinctSenders(Additive):
 
     def _add(self, found: Mapping[str, Any]) -> None:
         self._recent |= set(found["recent"].view(np.uint64).tolist())
+
+
+def _least(*hashes: Hashes) -> Hashes:
+    """The least of all, each once, rising."""
+    found: Hashes = np.unique(np.concatenate(hashes))[:_SKETCH]
+    return found
+
+
+def _distinct(known: Hashes) -> float:
+    """How many there were, of whom these are the least."""
+    if len(known) < _SKETCH:
+        return float(len(known))
+    return (_SKETCH - 1) * _HASHES / (float(known[-1]) + 1)
 
 
 class LeastSquaresLoss(ScatterLoss):
@@ -346,7 +371,7 @@ class LeastSquaresLoss(ScatterLoss):
         people, named = self._people / _UNIT, self._named / _UNIT
         # Users there are, were there as many on each device as on those of this round.
         self._users = max(people, self._senders.count * people / found.updates, 1.0)
-        self._senders.settle()
+        self._senders.settle(found.updates)
         passed = people / self._users
         self._seen = _HABIT**passed * self._seen + named
         self._seen_by = _HABIT**passed * self._seen_by + people

@@ -377,7 +377,7 @@ def test_settings_stand_above_the_rule() -> None:
             LeastSquaresSettings(**{name: value})  # type: ignore[arg-type]
 
 
-# Devices that were ever counted.
+# Devices that were counted lately.
 
 
 def counted(names: Sequence[int], settles: int = 0) -> DistinctSenders:
@@ -385,7 +385,7 @@ def counted(names: Sequence[int], settles: int = 0) -> DistinctSenders:
     for place, name in enumerate(names):
         one.note(f"{name:032x}")
         if settles and place % settles == settles - 1:
-            one.settle()
+            one.settle(1)
     return one
 
 
@@ -415,18 +415,18 @@ def test_above_that_they_are_a_few_per_cent_off_and_mergeable(devices: int) -> N
     parts[0].merge(parts[1].share())
     parts[0].merge(parts[2].share())
     assert parts[0].count == whole.count
-    parts[0].settle()
-    whole.settle()
+    parts[0].settle(devices)
+    whole.settle(devices)
     assert pack_state(parts[0].state()) == pack_state(whole.state())
     whole_again = counted([*range(devices), *range(devices)], settles=4000)
-    whole_again.settle()
+    whole_again.settle(2 * devices)
     assert whole_again.count == whole.count, "nobody counts twice"
-    assert sum(array.nbytes for array in whole.state().values()) <= 8192
+    assert sum(array.nbytes for array in whole.state().values()) <= 3 * 8192
 
 
 def test_a_round_that_is_given_up_counts_nobody_and_who_has_no_name_is_nobody() -> None:
     one = counted([1, 2, 3])
-    one.settle()
+    one.settle(3)
     one.note("ff" * 16)
     one.note("")
     assert one.count == 4
@@ -434,11 +434,40 @@ def test_a_round_that_is_given_up_counts_nobody_and_who_has_no_name_is_nobody() 
     assert one.count == 3
 
 
+@pytest.mark.parametrize("devices", [1, 60, 3000])
+def test_devices_that_are_gone_are_forgotten_after_some_passes_of_the_others(devices: int) -> None:
+    one = DistinctSenders()
+    for round_number in range(4):
+        for name in range(devices):
+            one.note(f"{round_number * devices + name:032x}")
+        one.settle(devices)
+    assert one.count == pytest.approx(4 * devices, rel=0.1)
+    for _ in range(28):
+        one.begin()
+        for name in range(devices):
+            one.note(f"{name:032x}")
+        assert one.count >= 0.9 * devices
+        one.settle(devices)
+    assert one.count == pytest.approx(devices, rel=0.1)
+
+
+def test_a_fleet_drawn_at_random_is_counted_whole_at_all_times() -> None:
+    one, rng, counts = DistinctSenders(), np.random.default_rng(0), []
+    for _ in range(200):
+        one.begin()
+        for name in rng.choice(500, 50, replace=False).tolist():
+            one.note(f"{name:032x}")
+        counts.append(one.count)
+        one.settle(50)
+    assert min(counts[60:]) > 480 and max(counts) <= 500
+
+
 def test_states_of_senders_that_do_not_fit_are_refused() -> None:
     good = counted([1, 2]).state()
     for bad in (
         {"settled": good["settled"]},
         {**good, "more": good["recent"]},
+        {**good, "updates": np.asarray(-1)},
         {**good, "recent": good["recent"][None]},
         {**good, "recent": good["recent"].astype(np.float64)},
     ):

@@ -67,7 +67,10 @@ _UNIT = 1 << 20
 2^24 devices stay within 2^60."""
 _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
-_LENGTH, _USERS = 0, 1
+_LENGTH, _USERS, _LIKES = 0, 1, 2
+_LONG_LISTS = 4
+"""Multiples of lengths that a list may be longer than the fleet's median one: lists of honest users
+differ more than anything else does."""
 _LITTLE = 1e-12
 _HABIT = 0.9
 """Of how common an item was, what counts a pass over the fleet later."""
@@ -240,7 +243,7 @@ class LeastSquaresLoss(ScatterLoss):
     """
 
     TENSORS = LEAST_SQUARES_TENSORS
-    MEASURES = 2
+    MEASURES = 3
     PARTS = ("gram", "senders")
     ADDED = ("people", "named")
 
@@ -255,7 +258,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._heard: Doubles = np.zeros(shape[0])
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
         self._outer_heard = 0.0
-        self._most_length = self._limit = self._most_users = math.inf
+        self._most_length = self._limit = self._most_users = self._most_likes = math.inf
         self._gram: FixedPointSum | None = None
         self._robust: Doubles | None = None
         self._clear(adds_up=False)
@@ -277,6 +280,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
         self._limit = limits.most_length(_LENGTH, self._usual_length)
         self._most_users = limits.multiple * limits.usual(_USERS) or math.inf
+        self._most_likes = _LONG_LISTS * limits.multiple * limits.usual(_LIKES) or math.inf
 
     def go_on_from(self, before: ScatterLoss) -> None:
         assert isinstance(before, LeastSquaresLoss)
@@ -332,17 +336,23 @@ class LeastSquaresLoss(ScatterLoss):
             raise Refused("bad-values", "the users' vectors are not finite or absurdly large")
 
     def measures(self, update: Update) -> tuple[float, ...]:
-        return euclidean_norm(update.tensors["factor"]), float(update.tensors["users"])
+        return (
+            euclidean_norm(update.tensors["factor"]),
+            float(update.tensors["users"]),
+            _likes(update),
+        )
 
     def factor(self, update: Update) -> float:
-        length, _ = self.measures(update)
+        length = euclidean_norm(update.tensors["factor"])
         by_length = 1.0 if length <= self._limit else (self._limit / length) ** 2
         return min(by_length, self._weight(update))
 
     def _weight(self, update: Update) -> float:
-        """What each user of a device counts for: less where it has far more than is usual."""
-        users = float(update.tensors["users"])
-        return 1.0 if users <= self._most_users else self._most_users / users
+        """What each user of a device counts for: less where it has far more users than is usual, or
+        they far more items. Whoever names all items says so of the fleet's density, and a0."""
+        users, likes = float(update.tensors["users"]), _likes(update)
+        weight = 1.0 if users <= self._most_users else self._most_users / users
+        return weight if likes <= self._most_likes else weight * self._most_likes / likes
 
     def absorb(self, update: Update, factor: float) -> None:
         # Users count whatever their update was shortened by: divided by a factor, as the mean over
@@ -490,6 +500,11 @@ def _number(tensors: Arrays, name: str, least: int, most: int) -> int:
     if found.dtype != _INT64 or found.ndim or not least <= found.item() <= most:
         raise Refused("bad-users", f"{name} is expected to be an int64, {least} to {most}")
     return int(found.item())
+
+
+def _likes(update: Update) -> float:
+    """Items a user, on the mean of a device's."""
+    return float(update.tensors["counts"].sum()) / max(1, int(update.tensors["users"]))
 
 
 def _gram_of(factor: Floats) -> Floats:

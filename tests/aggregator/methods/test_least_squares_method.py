@@ -624,3 +624,30 @@ def test_a_robust_round_is_full_by_what_its_updates_unfold_to() -> None:
     again = large_round("median")
     again.restore(unpack_state(pack_state(one.state())))
     assert again._held.nbytes == held
+
+
+@pytest.mark.parametrize("people", [1, 65536])
+@pytest.mark.parametrize("robust", ["none", "median"])
+def test_who_names_all_items_drives_no_weight_away(people: int, robust: str) -> None:
+    """The rule's a0 is six times the density: one device of thirty says a little of it."""
+    items = 600
+    homes = [Home(place, 1, items) for place in range(29)]
+    learners = [
+        ScatterLearner(home, NumpyStep(), K, np.random.default_rng(place))
+        for place, home in enumerate(homes)
+    ]
+    a0 = []
+    for attacks in (False, True):
+        first = initial_items(items, K, 0.1, np.random.default_rng(0))
+        one = ScatterMethod(first, ScatterSettings(robust=robust, least_squares=ONE_WIDTH))  # type: ignore[arg-type]
+        for number in range(1, 5):
+            updates = sent(learners, one.open_round(number), range(29))
+            if attacks:
+                evil = one_user(K, np.arange(items), np.full(items, -0.5))
+                evil["users"] = np.asarray(people)
+                evil["counts"] = np.full(items, people)
+                updates.append(Update(number, evil, sender="ff" * 16))
+            absorbed(one, updates)
+            one.close_round()
+        a0.append(one.model_arrays["solve"][0])
+    assert a0[0] < a0[1] < 4 * a0[0]

@@ -265,11 +265,18 @@ class LeastSquaresLoss(ScatterLoss):
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         wide = items.astype(np.float64)
-        gram = wide.T @ wide / len(items)
+        exact = wide.T @ wide / len(items)
+        gram = exact.astype(np.float16)
+        a0, l2 = self._weights()
+        # As much as rounding has taken of any direction, so that a device's system has a minimum.
+        # Of no account beside the rule's lambda, unless the items are far longer than they become.
+        rounded = exact - gram.astype(np.float64)
+        if np.isfinite(rounded).all():
+            l2 = max(l2, 2 * float(np.abs(np.linalg.eigvalsh(rounded)).max()))
         tensors: Arrays = {
             "items": items,
-            GRAM: gram.astype(np.float16),
-            SOLVE: self._weights().astype(np.float16),
+            GRAM: gram,
+            SOLVE: np.array([a0, l2]).astype(np.float16),
         }
         return tensors, LeastSquaresTraining().as_scalars()
 

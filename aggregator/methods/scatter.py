@@ -283,6 +283,8 @@ class ScatterMethod(SummingMethod):
         width = self._shape[1]
         if self._settings.loss == "least-squares" and given is not None and given.ndim == 2:
             width = given.shape[1]  # a version's own: it may have been another one then
+            if not 1 <= width <= MAX_WIDTH:
+                raise ModelMismatch(f"'items' has {width} columns; expected 1 to {MAX_WIDTH}")
         found = fitted({"items": (rows, width)}, model, self.derived)["items"]
         self._items = self._of_width(width)
         self._items = np.concatenate([found, self._items[rows:]])

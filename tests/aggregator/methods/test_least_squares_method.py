@@ -25,6 +25,7 @@ from aggregator.methods.scatter_loss import ScatterLoss
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.least_squares import LeastSquares
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user, users
@@ -651,3 +652,17 @@ def test_who_names_all_items_drives_no_weight_away(people: int, robust: str) -> 
             one.close_round()
         a0.append(one.model_arrays["solve"][0])
     assert a0[0] < a0[1] < 4 * a0[0]
+
+
+@pytest.mark.parametrize("length", [0.1, 1.0, 8.0])
+def test_a_devices_system_has_a_minimum_however_the_gram_matrix_was_rounded(length: float) -> None:
+    """float16 takes of a weak direction what a strong one is rounded by."""
+    rng, items, width = np.random.default_rng(0), 2000, 64
+    common = np.outer(rng.random(items), rng.standard_normal(width))
+    vectors = length * (common / 8 + 0.001 * rng.standard_normal((items, width)))
+    loss = LeastSquaresLoss((items, width), LeastSquaresSettings(1.0, 1e-4))
+    tensors, _ = loss.told(vectors.astype(np.float32))
+    posed = LeastSquares.of(tensors)
+    system = posed.gram.astype(np.float64) + posed.l2 * np.eye(width)
+    assert np.linalg.eigvalsh(system).min() > 0
+    assert posed.l2 == pytest.approx(1e-4, rel=1e-3) or length > 1

@@ -334,7 +334,7 @@ class LeastSquaresLoss(ScatterLoss):
 
     @staticmethod
     def unfolded(update: Update) -> int:
-        width = update.tensors["factor"].shape[1]
+        width = int(update.tensors["factor"].shape[1])
         return (len(update.tensors["rows"]) + width) * width * FLOAT32.itemsize
 
     def require_bounded(self, update: Update) -> None:
@@ -419,7 +419,8 @@ class LeastSquaresLoss(ScatterLoss):
         as long as a new one. Of zeros no user's vector, and so no gradient, is other than zero."""
         lengths = np.linalg.norm(items, axis=1)
         least = self._spread * math.sqrt(items.shape[1]) / np.maximum(lengths, _LITTLE)
-        return items * least.clip(0.5**passed, 1)[:, None]
+        shorter: Doubles = items * least.clip(0.5**passed, 1)[:, None]
+        return shorter
 
     def grow(self, items: int) -> None:
         self._shape = (self._shape[0] + items, self._shape[1])

@@ -38,7 +38,14 @@ from aggregator.methods.limits import UpdateLimits, euclidean_norm
 from aggregator.methods.method import Refused
 from aggregator.methods.model import Arrays
 from aggregator.methods.robust import RobustRule, touched_means
-from aggregator.methods.scatter_loss import Doubles, Floats, RoundSum, ScatterLoss, require_floats
+from aggregator.methods.scatter_loss import (
+    FLOAT32,
+    Doubles,
+    Floats,
+    RoundSum,
+    ScatterLoss,
+    require_floats,
+)
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
@@ -47,7 +54,7 @@ from device_sdk.methods.scatter.contract import (
     SOLVE,
     LeastSquaresTraining,
 )
-from device_sdk.methods.state import Entry, Schema, State, counters, unpack
+from device_sdk.methods.state import COUNT, Entry, Schema, State, counters, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
@@ -60,10 +67,16 @@ _UNIT = 1 << 20
 2^24 devices stay within 2^60."""
 _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
-_LENGTH, _USERS = 0, 1
+_LENGTH, _USERS, _LIKES = 0, 1, 2
+_LONG_LISTS = 4
+"""Multiples of lengths that a list may be longer than the fleet's median one: lists of honest users
+differ more than anything else does."""
 _LITTLE = 1e-12
 _HABIT = 0.9
 """Of how common an item was, what counts a pass over the fleet later."""
+_SILENT = 0.01
+"""Of what was ever heard of an item, what was heard lately: of one that its users have no longer,
+after five to eight passes without them."""
 _ENOUGH = 4
 """Users a column that a mean of outer products takes."""
 _FULL = 0.4
@@ -123,19 +136,27 @@ def weights_by_rule(common: Doubles, users: float, unseen_weight: float = 0.0) -
 
 _SKETCH = 1024
 _HASHES = float(1 << 64)
+_ERA = 4
+"""Updates a device: of those drawn at random, 2 % were not drawn by then."""
 
 
 class DistinctSenders(Additive):
-    """How many devices were ever counted, from the 1,024 least hashes of their names.
+    """How many devices were counted lately, from the 1,024 least hashes of their names.
 
     Exact below 1,024; above it a k-minimum-values sketch (Bar-Yossef et al. 2002, algorithm 1),
-    some 3 % off. A round that is given up leaves no trace.
+    some 3 % off. Lately is this era and the one before: an era ends when those who were counted in
+    it were so four times each, as by then all who still come have. So devices that are gone, or
+    have other names now, are forgotten after a few passes of the others. A round that is given up
+    leaves no trace.
     """
 
     FRESH = True
 
     def __init__(self) -> None:
+        self._earlier: Hashes = np.empty(0, dtype=np.uint64)
         self._settled: Hashes = np.empty(0, dtype=np.uint64)
+        self._updates = 0
+        """Of this era."""
         self._recent: set[int] = set()
 
     def note(self, sender: str) -> None:
@@ -149,28 +170,31 @@ class DistinctSenders(Additive):
     @property
     def count(self) -> float:
         """With those of this round."""
-        known = self._together()
-        if len(known) < _SKETCH:
-            return float(len(known))
-        return (_SKETCH - 1) * _HASHES / (float(known[-1]) + 1)
+        return _distinct(_least(self._earlier, self._with_recent()))
 
     def begin(self) -> None:
         """A round begins: forget who came since the last one that settled."""
         self._recent = set()
 
-    def settle(self) -> None:
-        """The round made a version."""
-        self._settled = self._together()
+    def settle(self, updates: int) -> None:
+        """The round of so many updates made a version."""
+        self._settled, self._updates = self._with_recent(), self._updates + updates
         self._recent = set()
+        if self._updates >= _ERA * _distinct(self._settled):
+            self._earlier, self._settled, self._updates = self._settled, self._settled[:0], 0
 
-    def _together(self) -> Hashes:
-        recent = np.array(sorted(self._recent), dtype=np.uint64)
-        known: Hashes = np.union1d(self._settled, recent)[:_SKETCH]
-        return known
+    def _with_recent(self) -> Hashes:
+        return _least(self._settled, np.array(sorted(self._recent), dtype=np.uint64))
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """``settled`` and ``recent`` uint64-as-int64 [devices], at most 1,024 each, rising."""
-        return {"settled": self._settled.view(np.int64).copy(), **self.share()}
+        """``earlier``, ``settled`` and ``recent``, uint64-as-int64 [devices], at most 1,024 each,
+        rising; ``updates``, of this era."""
+        return {
+            "earlier": self._earlier.view(np.int64).copy(),
+            "settled": self._settled.view(np.int64).copy(),
+            "updates": np.asarray(self._updates, dtype=np.int64),
+            **self.share(),
+        }
 
     def share(self) -> dict[str, NDArray[Any]]:
         """``recent`` alone."""
@@ -181,10 +205,11 @@ class DistinctSenders(Additive):
         """See :class:`~device_sdk.methods.state.Stateful`."""
         found = DistinctSenders()
         if state:
-            schema = {name: Entry(np.int64, ("hashes",)) for name in ("settled",)}
-            schema["recent"] = Entry(np.int64, ("others",))
-            arrays = unpack(schema, state)
-            found._settled = np.unique(arrays["settled"].view(np.uint64))[:_SKETCH]
+            hashes = {n: Entry(np.int64, (n,)) for n in ("earlier", "settled", "recent")}
+            arrays = unpack({**hashes, "updates": COUNT}, state)
+            found._earlier = _least(arrays["earlier"].view(np.uint64))
+            found._settled = _least(arrays["settled"].view(np.uint64))
+            found._updates = int(arrays["updates"])
             found._recent = set(arrays["recent"].view(np.uint64).tolist())
         return found
 
@@ -195,21 +220,37 @@ class DistinctSenders(Additive):
         self._recent |= set(found["recent"].view(np.uint64).tolist())
 
 
+def _least(*hashes: Hashes) -> Hashes:
+    """The least of all, each once, rising."""
+    found: Hashes = np.unique(np.concatenate(hashes))[:_SKETCH]
+    return found
+
+
+def _distinct(known: Hashes) -> float:
+    """How many there were, of whom these are the least."""
+    if len(known) < _SKETCH:
+        return float(len(known))
+    return (_SKETCH - 1) * _HASHES / (float(known[-1]) + 1)
+
+
 class LeastSquaresLoss(ScatterLoss):
     """Keeps how common each item is; see the module for the arithmetic.
 
     Args:
         shape: of V, [items, K].
         settings: of the task.
+        spread: standard deviation of a new item's vector.
     """
 
     TENSORS = LEAST_SQUARES_TENSORS
-    MEASURES = 2
+    MEASURES = 3
     PARTS = ("gram", "senders")
     ADDED = ("people", "named")
 
-    def __init__(self, shape: tuple[int, int], settings: LeastSquaresSettings) -> None:
-        self._shape, self._settings = shape, settings
+    def __init__(
+        self, shape: tuple[int, int], settings: LeastSquaresSettings, spread: float = 0.01
+    ) -> None:
+        self._shape, self._settings, self._spread = shape, settings, spread
         self._seen: Doubles = np.zeros(shape[0])
         self._seen_by = 0.0
         self._senders = DistinctSenders()
@@ -217,18 +258,25 @@ class LeastSquaresLoss(ScatterLoss):
         self._heard: Doubles = np.zeros(shape[0])
         self._outer: Doubles = np.zeros((shape[1], shape[1]))
         self._outer_heard = 0.0
-        self._most_length = self._limit = self._most_users = math.inf
+        self._most_length = self._limit = self._most_users = self._most_likes = math.inf
         self._gram: FixedPointSum | None = None
         self._robust: Doubles | None = None
         self._clear(adds_up=False)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         wide = items.astype(np.float64)
-        gram = wide.T @ wide / len(items)
+        exact = wide.T @ wide / len(items)
+        gram = exact.astype(np.float16)
+        a0, l2 = self._weights()
+        # As much as rounding has taken of any direction, so that a device's system has a minimum.
+        # Of no account beside the rule's lambda, unless the items are far longer than they become.
+        rounded = exact - gram.astype(np.float64)
+        if np.isfinite(rounded).all():
+            l2 = max(l2, 2 * float(np.abs(np.linalg.eigvalsh(rounded)).max()))
         tensors: Arrays = {
             "items": items,
-            GRAM: gram.astype(np.float16),
-            SOLVE: self._weights().astype(np.float16),
+            GRAM: gram,
+            SOLVE: np.array([a0, l2]).astype(np.float16),
         }
         return tensors, LeastSquaresTraining().as_scalars()
 
@@ -239,11 +287,13 @@ class LeastSquaresLoss(ScatterLoss):
         self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
         self._limit = limits.most_length(_LENGTH, self._usual_length)
         self._most_users = limits.multiple * limits.usual(_USERS) or math.inf
+        self._most_likes = _LONG_LISTS * limits.multiple * limits.usual(_LIKES) or math.inf
 
     def go_on_from(self, before: ScatterLoss) -> None:
         assert isinstance(before, LeastSquaresLoss)
         self._seen, self._seen_by = before._seen, before._seen_by
         self._users, self._senders = before._users, before._senders
+        self._heard = before._heard
 
     def clear(self) -> None:
         self._clear(adds_up=False)
@@ -282,23 +332,34 @@ class LeastSquaresLoss(ScatterLoss):
             found += pull[:, None] * row
         return found
 
+    @staticmethod
+    def unfolded(update: Update) -> int:
+        width = int(update.tensors["factor"].shape[1])
+        return (len(update.tensors["rows"]) + width) * width * FLOAT32.itemsize
+
     def require_bounded(self, update: Update) -> None:
         most = min(self._most_length, _LARGEST_FACTOR)
         if not euclidean_norm(update.tensors["factor"]) <= most:
             raise Refused("bad-values", "the users' vectors are not finite or absurdly large")
 
     def measures(self, update: Update) -> tuple[float, ...]:
-        return euclidean_norm(update.tensors["factor"]), float(update.tensors["users"])
+        return (
+            euclidean_norm(update.tensors["factor"]),
+            float(update.tensors["users"]),
+            _likes(update),
+        )
 
     def factor(self, update: Update) -> float:
-        length, _ = self.measures(update)
+        length = euclidean_norm(update.tensors["factor"])
         by_length = 1.0 if length <= self._limit else (self._limit / length) ** 2
         return min(by_length, self._weight(update))
 
     def _weight(self, update: Update) -> float:
-        """What each user of a device counts for: less where it has far more than is usual."""
-        users = float(update.tensors["users"])
-        return 1.0 if users <= self._most_users else self._most_users / users
+        """What each user of a device counts for: less where it has far more users than is usual, or
+        they far more items. Whoever names all items says so of the fleet's density, and a0."""
+        users, likes = float(update.tensors["users"]), _likes(update)
+        weight = 1.0 if users <= self._most_users else self._most_users / users
+        return weight if likes <= self._most_likes else weight * self._most_likes / likes
 
     def absorb(self, update: Update, factor: float) -> None:
         # Users count whatever their update was shortened by: divided by a factor, as the mean over
@@ -327,7 +388,7 @@ class LeastSquaresLoss(ScatterLoss):
         people, named = self._people / _UNIT, self._named / _UNIT
         # Users there are, were there as many on each device as on those of this round.
         self._users = max(people, self._senders.count * people / found.updates, 1.0)
-        self._senders.settle()
+        self._senders.settle(found.updates)
         passed = people / self._users
         self._seen = _HABIT**passed * self._seen + named
         self._seen_by = _HABIT**passed * self._seen_by + people
@@ -343,14 +404,23 @@ class LeastSquaresLoss(ScatterLoss):
         self._dimension = len(mean) - float(l2 * np.trace(np.linalg.inv(system)))
         self._heard = 0.5**passed * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
-        share[self._seen == 0] = 0.5  # nobody has it: it goes towards zero
-        moved = (wide - share[:, None] * step).astype(np.float32)
-        return moved, {
+        moved = wide - share[:, None] * step
+        silent = self._heard <= _SILENT * self._seen
+        moved[silent] = self._faded(wide[silent], passed)
+        return moved.astype(np.float32), {
             "gradient_norm": float(np.linalg.norm(gradient)),
             "unseen_weight": float(a0),
             "l2": float(l2),
             "effective_columns": self._dimension,
         }
+
+    def _faded(self, items: Doubles, passed: float) -> Doubles:
+        """Items that nobody has, or nobody any more: half as long a pass over the fleet, and then
+        as long as a new one. Of zeros no user's vector, and so no gradient, is other than zero."""
+        lengths = np.linalg.norm(items, axis=1)
+        least = self._spread * math.sqrt(items.shape[1]) / np.maximum(lengths, _LITTLE)
+        shorter: Doubles = items * least.clip(0.5**passed, 1)[:, None]
+        return shorter
 
     def grow(self, items: int) -> None:
         self._shape = (self._shape[0] + items, self._shape[1])
@@ -438,6 +508,11 @@ def _number(tensors: Arrays, name: str, least: int, most: int) -> int:
     if found.dtype != _INT64 or found.ndim or not least <= found.item() <= most:
         raise Refused("bad-users", f"{name} is expected to be an int64, {least} to {most}")
     return int(found.item())
+
+
+def _likes(update: Update) -> float:
+    """Items a user, on the mean of a device's."""
+    return float(update.tensors["counts"].sum()) / max(1, int(update.tensors["users"]))
 
 
 def _gram_of(factor: Floats) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -157,14 +157,23 @@ MOST_HELD_BYTES = 800_000_000
 _SENDER_BYTES = 16
 
 
-class HeldUpdates(Stateful):
-    """A round's updates, whole, in the order of their commits, whatever each of them holds."""
+def _nothing(update: Update) -> int:
+    return 0
 
-    def __init__(self) -> None:
+
+class HeldUpdates(Stateful):
+    """A round's updates, whole, in the order of their commits, whatever each of them holds.
+
+    Args:
+        unfolded: the bytes that an update takes beside its own tensors while the round is judged.
+    """
+
+    def __init__(self, unfolded: Callable[[Update], int] = _nothing) -> None:
+        self._unfolded = unfolded
         self._updates: list[Update] = []
         self._whose: set[tuple[str, int]] = set()
         self.nbytes = 0
-        """Of their tensors."""
+        """Of their tensors, and what these unfold to."""
 
     def __len__(self) -> int:
         return len(self._updates)
@@ -185,6 +194,7 @@ class HeldUpdates(Stateful):
         self._updates.append(update)
         self._whose.add((update.sender, update.round_id))
         self.nbytes += sum(array.nbytes for array in update.tensors.values())
+        self.nbytes += self._unfolded(update)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """``rounds`` int64 [updates], ``named`` bool [updates], ``senders`` uint8 [updates, 16] and
@@ -216,7 +226,7 @@ class HeldUpdates(Stateful):
 
     def restored(self, state: State) -> HeldUpdates:
         """What ``state()`` held; raises RestoreError for anything else."""
-        found = HeldUpdates()
+        found = HeldUpdates(self._unfolded)
         if not state:
             return found
         schema = {

@@ -244,8 +244,8 @@ class ScatterMethod(SummingMethod):
         self._spread, self._seed = spread, seed
         self._adds_up = 0
         self._total: FixedPointSum | None = None
-        self._parts_follow()
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
+        self._parts_follow()
         chosen = self._settings
         self._limits = UpdateLimits(
             chosen.clip_norm,
@@ -283,6 +283,8 @@ class ScatterMethod(SummingMethod):
         width = self._shape[1]
         if self._settings.loss == "least-squares" and given is not None and given.ndim == 2:
             width = given.shape[1]  # a version's own: it may have been another one then
+            if not 1 <= width <= MAX_WIDTH:
+                raise ModelMismatch(f"'items' has {width} columns; expected 1 to {MAX_WIDTH}")
         found = fitted({"items": (rows, width)}, model, self.derived)["items"]
         self._items = self._of_width(width)
         self._items = np.concatenate([found, self._items[rows:]])
@@ -448,24 +450,28 @@ class ScatterMethod(SummingMethod):
         """Of what was absorbed, float64 [items, K]; what was held is judged now."""
         if self._total is not None:
             return self._total.value
-        sized = []
+        largest = 0.0
         for update in self._held:
-            values = self._loss.values(update)
-            sized.append((update, values, measured(values)))
-        for update, _, found in sized:
+            found = measured(self._loss.values(update))
+            largest = max(largest, found.norm)
             self._limits.note(update.sender, found, self._loss.measures(update))
         self._limits.look_again()
         self._loss.bound_by(self._limits)
-        judged = self._judged(sized)
-        self._loss.absorb_held([(update, factor) for update, _, _, factor in judged], self._rule)
-        if self._rule.holds:
-            each = [(rows, self._loss.columns(update), v) for update, rows, v, _ in judged]
-            return touched_means(each, self._shape, self._rule)
-        largest = max((float(np.abs(v).max()) for _, _, v, _ in judged if v.size), default=0.0)
-        total = FixedPointSum(self._shape, largest)
-        for one in judged:
-            self._add_to(total, [one])
-        return total.value
+        # Their values are made anew, one update's at a time: of least squares they are many times
+        # what is held.
+        total = FixedPointSum(self._shape, min(largest, self._limits.most_pull()))
+        judged: list[tuple[Update, float]] = []
+        each = []
+        for update in self._held:
+            values = self._loss.values(update)
+            (one,) = self._judged([(update, values, measured(values))])
+            judged.append((update, one[3]))
+            if self._rule.holds:
+                each.append((one[1], self._loss.columns(update), one[2]))
+            else:
+                self._add_to(total, [one])
+        self._loss.absorb_held(judged, self._rule)
+        return touched_means(each, self._shape, self._rule) if self._rule.holds else total.value
 
     def close_round(self) -> RoundSummary:
         """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` trained a device,
@@ -549,14 +555,16 @@ class ScatterMethod(SummingMethod):
         multiple = self._settings.item_multiple
         self._loss: ScatterLoss = self._new_loss()
         self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
-        self._held = HeldUpdates()
-
+        self._held = self._none_held()
         self._total = FixedPointSum(self._shape) if self._adds_up else None
+
+    def _none_held(self) -> HeldUpdates:
+        return HeldUpdates(self._loss.unfolded) if self._rule.holds else HeldUpdates()
 
     def _new_loss(self) -> ScatterLoss:
         chosen = self._settings
         if chosen.loss == "least-squares":
-            return LeastSquaresLoss(self._shape, chosen.least_squares)
+            return LeastSquaresLoss(self._shape, chosen.least_squares, self._spread)
         by_column = chosen.aggregator == "coverage"
         return BprLoss(self._shape, chosen.optimizer, chosen.training, by_column=by_column)
 
@@ -580,7 +588,7 @@ class ScatterMethod(SummingMethod):
     def _clear(self) -> None:
         self._adds_up = 0
         self._total = None
-        self._held = HeldUpdates()
+        self._held = self._none_held()
         self._loss.clear()
         self._drawn = np.zeros(self._shape[1], dtype=np.int64)
         self._limits.begin(self._round_id)

@@ -91,6 +91,12 @@ class ScatterLoss(Additive):
     def values(self, update: Update) -> Floats:
         """The gradient that a checked update holds, [rows, columns]."""
 
+    @staticmethod
+    def unfolded(update: Update) -> int:
+        """The bytes of what a robust rule has to have of an update beside its tensors, all of a
+        round at once. Here: nothing."""
+        return 0
+
     def require_bounded(self, update: Update) -> None:
         """Raises :class:`Refused` for what is too large beside the gradient. Here: nothing is."""
 

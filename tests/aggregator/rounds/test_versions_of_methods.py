@@ -28,6 +28,7 @@ from aggregator.task.file import ModelsSettings
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import Artifact, load_artifact, safetensors
 from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.scatter.contract import LossName
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.publish.catalogue import Catalogue
 from tests.fakes.handmade import linear_artifact
@@ -245,16 +246,20 @@ def test_a_method_goes_back_and_its_optimizer_begins_anew() -> None:
     assert one.version == 4
 
 
-def test_an_older_matrix_leaves_the_items_that_came_since_as_they_are() -> None:
+@pytest.mark.parametrize("loss", ["least-squares", "bpr"])
+def test_an_older_matrix_leaves_the_items_that_came_since_as_they_are(loss: LossName) -> None:
     items = np.arange(12, dtype=np.float32).reshape(4, 3)
-    method = ScatterMethod(items, ScatterSettings("bpr"))
+    method = ScatterMethod(items, ScatterSettings(loss=loss))
     method.grow(np.full((1, 3), 7, np.float32))
     method.adopt({"items": items + 1})
     np.testing.assert_array_equal(method.items[:4], items + 1)
     np.testing.assert_array_equal(method.items[4], [7, 7, 7])
     for odd, message in (
         (np.zeros((9, 3), np.float32), "9 vectors, the catalogue has 5 items"),
-        (np.zeros((4, 2), np.float32), r"expected float32 \[4, 3\]"),
+        # Of least squares the width is the version's own.
+        (np.zeros((4, 2), np.float32), r"expected float32 \[4, 3\]")
+        if loss == "bpr"
+        else (np.zeros((4, 0), np.float32), "0 columns; expected 1"),
         (np.zeros(3, np.float32), "expected float32"),
     ):
         with pytest.raises(ModelMismatch, match=message):

@@ -25,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact import onnx_writer as write
-from device_sdk.methods.scatter.least_squares import LeastSquares
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -36,7 +35,15 @@ _ENOUGH = 1e-10
 LEAST_L2 = 1e-6
 """Without any, a vector that separates liked from unliked items would grow without end."""
 
-# BPR's in NumPy, to hold the graph against.
+# In NumPy, to hold the graphs against.
+
+
+def solved(items: Floats, liked: NDArray[np.int64], unseen_weight: float, l2: float) -> Doubles:
+    """The vector of a user who likes these rows of ``items`` [N, K], of least squares."""
+    vectors, rows = items.astype(np.float64), np.unique(liked)
+    norm = l2 * (len(rows) + unseen_weight * len(items))
+    system = unseen_weight * vectors.T @ vectors + vectors[rows].T @ vectors[rows]
+    return np.linalg.solve(system + norm * np.eye(items.shape[1]), vectors[rows].sum(axis=0))
 
 
 def newton(items: Floats, liked: NDArray[np.int64], user_l2: float) -> Doubles:
@@ -127,21 +134,25 @@ def score_graph(items: Floats, metadata: Mapping[str, str], producer: tuple[str,
 
 
 def solve_graph(
-    problem: LeastSquares, metadata: Mapping[str, str], producer: tuple[str, str]
+    items: Floats,
+    unseen_weight: float,
+    l2: float,
+    metadata: Mapping[str, str],
+    producer: tuple[str, str],
 ) -> bytes:
-    """A new user's vector from the items that they like, of a least-squares model:
-    :meth:`LeastSquares.vectors` as a graph.
+    """A new user's vector from the items that they like, of least squares: :func:`solved` as a
+    graph.
 
     In: ``liked`` int64 [liked], rows. Out: ``user`` float32 [1, K], as :func:`score_graph` takes
     it. Time grows with the number of liked items times K^2, and with K^3.
     """
-    everything, width = problem.items.shape
-    unseen = problem.unseen_weight * everything
+    everything, width = items.shape
+    wide = items.astype(np.float64)
     body = _Body()
-    body.constants["items"] = write.tensor("items", problem.items.astype(np.float32))
-    body.constant("unseen", unseen * problem.gram, "float64")
-    body.constant("unseen_items", unseen, "float64")
-    body.constant("l2", problem.l2, "float64")
+    body.constants["items"] = write.tensor("items", items)
+    body.constant("unseen", unseen_weight * wide.T @ wide, "float64")
+    body.constant("unseen_items", unseen_weight * everything, "float64")
+    body.constant("l2", l2, "float64")
     _solver_constants(body, width)
 
     body.nodes.append(write.node("Unique", ["liked"], ["rows"], sorted=1))

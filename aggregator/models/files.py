@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,14 +14,19 @@ from numpy.typing import NDArray
 from aggregator.errors import AggregatorError
 from aggregator.methods.model import Arrays
 from aggregator.methods.scatter import ScatterBinding
-from aggregator.models.factor_graphs import newton, newton_graph, score_graph, solve_graph
+from aggregator.models.factor_graphs import (
+    newton,
+    newton_graph,
+    score_graph,
+    solve_graph,
+    solved,
+)
 from aggregator.store.versions import VersionRow
 from aggregator.task.file import Task
 from aggregator.task.warm_start import ITEM_IDS
 from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest, safetensors
 from device_sdk.artifact.standalone import standalone_onnx
 from device_sdk.methods.scatter.contract import SOLVE
-from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.system.version import __version__
 
 Format = Literal["safetensors", "onnx"]
@@ -120,21 +126,20 @@ def _factor_graphs(model: Arrays, user_l2: float, notes: Mapping[str, str]) -> d
     from device_sdk.standalone_check import run_standalone
 
     items = model["items"]
+    find: Callable[..., NDArray[Any]]
     if SOLVE in model:
-        problem = LeastSquares.posed(items, *model[SOLVE].tolist())
-        folds = solve_graph(problem, notes, _PRODUCER)
+        a0, l2 = model[SOLVE].tolist()
+        find = partial(solved, unseen_weight=a0, l2=l2)
+        folds = solve_graph(items, a0, l2, notes, _PRODUCER)
     else:
-        problem, folds = None, newton_graph(items, user_l2, notes, _PRODUCER)
+        find = partial(newton, user_l2=user_l2)
+        folds = newton_graph(items, user_l2, notes, _PRODUCER)
     scores = score_graph(items, notes, _PRODUCER)
     rng = np.random.default_rng(len(items))
     for _ in range(_USERS_TRIED):
         liked = rng.choice(len(items), size=min(20, len(items) // 2 + 1), replace=False)
         user = run_standalone(folds, {"liked": liked})["user"]
-        if problem is None:
-            wanted = newton(items, liked, user_l2)
-        else:
-            (wanted,) = problem.vectors([Likes.of(liked)])
-        _require_close("a new user's vector", user[0], wanted)
+        _require_close("a new user's vector", user[0], find(items, liked))
         given = {"user": user, "seen": np.empty((0, 2), np.int64), "count": np.ones(1, np.int64)}
         _require_close("scores", run_standalone(scores, given)["scores"][0], items @ user[0])
     return {"": scores, ".fold-in": folds}

@@ -60,8 +60,7 @@ class SolveWorkload:
     def run(self) -> None:
         """Solve, and make the update."""
         before = self._vectors[: len(self._likes)]
-        vectors = self._problem.improved(self._likes, before, self._k)
-        self._problem.update(self._likes, vectors, self._k)
+        self._problem.trained(self._likes, before, self._k)
 
 
 def share_of(rows: Sequence[Rows], share: float) -> tuple[Rows, ...]:

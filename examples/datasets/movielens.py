@@ -18,7 +18,7 @@ from benchmarks.harness import default_data_folder
 from device_sdk.interactions import Interactions
 
 Rows = NDArray[np.int64]
-_TASTES = 96
+_TASTES = 64
 
 
 class DatasetError(Exception):
@@ -169,9 +169,9 @@ def ml_100k_or_synthetic(
 
 
 def draw_synthetic(
-    rng: np.random.Generator, *, users: int = 943, items: int = 1200, per_user: int = 90
+    rng: np.random.Generator, *, users: int = 480, items: int = 640, per_user: int = 70
 ) -> Ratings:
-    """Interactions of users with tastes in 96 dimensions, of which no order of items for all tells
+    """Interactions of users with tastes in 64 dimensions, of which no order of items for all tells
     much, nor a pair of items alone: what there is to learn are latent factors.
 
     A user takes the items of the largest appeal: that of its taste, of a mild popularity, and of

@@ -77,7 +77,7 @@ def test_a_small_fleet_learns_and_is_reported(
     assert "SYNTHETIC DATA" in report
     # The version that came of the last round was evaluated, too.
     assert "final" in printed
-    assert "HR@10 after the last round" in report
+    assert "HR@10 of all items after the last round" in report
     homes = sorted(path.name for path in (out / "fleet" / "homes").iterdir())
     assert homes == [f"device-{n:02}" for n in range(1, devices + 1)]
     # Held-out items were never recorded: each user has all but the latest.

@@ -30,6 +30,14 @@ def of_gradient(rows: ArrayLike, values: ArrayLike) -> Tensors:
     return users(rows, values, np.eye(np.shape(values)[1]))
 
 
+def of_triples(rows: ArrayLike, columns: ArrayLike, seed: int = 0) -> Tensors:
+    """What a device sends of a task whose loss is BPR: random values [rows, columns]."""
+    shape = np.size(rows), np.size(columns)
+    values = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    chosen, touched = (np.asarray(each, dtype=np.int64) for each in (columns, rows))
+    return {"columns": chosen, "rows": touched, "values": values}
+
+
 def users(rows: ArrayLike, pulls: ArrayLike, factor: ArrayLike, k: int | None = None) -> Tensors:
     """A device of as many users as ``factor`` [users, K] has rows, one of whom has each item."""
     touched, wide = np.asarray(rows, dtype=np.int64), np.asarray(factor, dtype=np.float32)

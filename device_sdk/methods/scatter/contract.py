@@ -14,6 +14,7 @@ from device_sdk.wire.arrays.exchange import Scalar, TrainingSettings, Update
 from device_sdk.wire.arrays.factored import (
     FactoredRows,
     decode_factored,
+    decode_factored_each,
     encode_factored,
     is_factored,
 )
@@ -143,23 +144,24 @@ def decode_scatter_updates(
     bodies: Sequence[tuple[bytes, str]], round_id: int, items: int, width: int
 ) -> list[Update | WireError]:
     """The updates in many bodies, each with its sender; an error in the place of a bad one."""
-    found: list[Update | WireError | None] = [None] * len(bodies)
-    places = []
-    for place, (body, sender) in enumerate(bodies):
-        if not is_factored(body):
-            places.append(place)
-            continue
-        try:
-            found[place] = decode_scatter_update(body, round_id, items, width, sender)
-        except WireError as error:
-            found[place] = error
-    read = decode_sparse_each([bodies[place][0] for place in places], items=items, width=width)
-    for place, each in zip(places, read, strict=True):
-        if isinstance(each, WireError):
-            found[place] = each
+    found: dict[int, Update | WireError] = {}
+    factored = [place for place, (body, _) in enumerate(bodies) if is_factored(body)]
+    some = [bodies[place][0] for place in factored]
+    for place, each in zip(
+        factored, decode_factored_each(some, items=items, width=width), strict=True
+    ):
+        if not isinstance(each, WireError):
+            found[place] = _factored(each, round_id, bodies[place][1])
         else:
-            found[place] = _sparse(each, round_id, bodies[place][1])
-    return [each for each in found if each is not None]
+            found[place] = each
+    sparse = [place for place in range(len(bodies)) if place not in found]
+    rest = [bodies[place][0] for place in sparse]
+    for place, one in zip(sparse, decode_sparse_each(rest, items=items, width=width), strict=True):
+        if not isinstance(one, WireError):
+            found[place] = _sparse(one, round_id, bodies[place][1])
+        else:
+            found[place] = one
+    return [found[place] for place in range(len(bodies))]
 
 
 def _sparse(sparse: SparseRows, round_id: int, sender: str) -> Update:

@@ -232,8 +232,7 @@ class ScatterLearner(Learner):
             Likes.of(own, pseudo, weight) for own, pseudo in zip(positives, parts, strict=True)
         ]
         k = min(self.columns, width)
-        vectors = problem.improved(likes, self._grown_users(len(likes), width, 0.0), k)
-        tensors = problem.update(likes, vectors, k)
+        vectors, tensors = problem.trained(likes, self._grown_users(len(likes), width, 0.0), k)
         self._users, self._pool, self._deck = vectors, pool, self._deck[:0]
         return Update(round_id, tensors)
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.contract import GRAM, SOLVE
+from device_sdk.methods.scatter.factor_step import is_finite
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.publish.report import Reason
 
@@ -97,13 +98,37 @@ class LeastSquares:
         found = vectors.copy()
         for place, likes in enumerate(users):
             if len(likes.rows):
-                found[place] += self._improvement(likes, vectors[place], k)
-        if not np.isfinite(found).all():
-            raise LearnerError(_UNSOLVED, Reason.NOT_FINITE)
+                found[place] = self._better(self._own(likes.rows), likes.weights, vectors[place], k)
         return found
 
-    def _improvement(self, likes: Likes, vector: Floats, k: int) -> Floats:
-        own, weights = self._own(likes.rows), likes.weights
+    def trained(
+        self, users: Sequence[Likes], vectors: Floats, k: int
+    ) -> tuple[Floats, dict[str, NDArray[Any]]]:
+        """A round of a device: its ``vectors``, :meth:`improved`, and what it hands in of them.
+
+        That are the tensors of an update; see ``contract.py``. Raises LearnerError.
+        """
+        if len(users) > MOST_USERS:
+            raise LearnerError(f"{len(users)} users on one device; {MOST_USERS} fit")
+        some = [place for place, likes in enumerate(users) if len(likes.rows)]
+        found, residuals = vectors.copy(), []
+        for place in some:
+            own, weights = self._own(users[place].rows), users[place].weights
+            vector = found[place] = self._better(own, weights, vectors[place], k)
+            residuals.append(weights * (own @ vector - 1))
+        rows, pulls, counts, factor = _summed(
+            [users[each].rows for each in some], residuals, found[some]
+        )
+        return found, {
+            "rows": rows,
+            "pulls": pulls,
+            "factor": factor,
+            "counts": counts,
+            "users": np.asarray(len(some), dtype=np.int64),
+            "k": np.asarray(k, dtype=np.int64),
+        }
+
+    def _better(self, own: Floats, weights: Floats, vector: Floats, k: int) -> Floats:
         unseen = self.unseen_weight * len(self.items)
         norm = self.l2 * (float(weights.sum()) + unseen)
         gram = np.float32(unseen) * self.gram
@@ -113,13 +138,13 @@ class LeastSquares:
             bent = gram @ change + own.T @ (weights * (own @ change)) + np.float32(norm) * change
             return bent.astype(np.float32, copy=False)
 
-        # Half the descent at the vector, and the Hessian's diagonal.
+        # Half the descent at the vector.
         slope: Floats = own.T @ weights - bend(vector)
-        curvature = np.diagonal(gram) + np.square(own).T @ weights + np.float32(norm)
-        columns = np.arange(len(vector))
+        columns, part = np.arange(len(vector)), own
         if k < len(vector):
+            curvature = np.diagonal(gram) + np.einsum("ij,ij,i->j", own, own, weights) + norm
             columns = np.sort(np.argpartition(slope**2 / curvature, -k)[-k:])
-        part = own[:, columns]
+            part = own[:, columns]
         system = (gram[np.ix_(columns, columns)] + part.T @ (weights[:, None] * part)).astype(float)
         system[np.diag_indices(len(columns))] += norm
         change = np.zeros(len(vector), dtype=np.float32)
@@ -128,39 +153,32 @@ class LeastSquares:
         except np.linalg.LinAlgError:
             raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
         if k < len(vector):
-            change += _conjugate(bend, slope - bend(change), curvature)
-        return change
-
-    def update(self, users: Sequence[Likes], vectors: Floats, k: int) -> dict[str, NDArray[Any]]:
-        """What a device hands in of its users and their ``vectors`` [users, K], of which it trained
-        k columns: the tensors of an update; see ``contract.py``. Raises LearnerError."""
-        some = [place for place, likes in enumerate(users) if len(likes.rows)]
-        users, vectors = [users[place] for place in some], vectors[some]
-        if len(users) > MOST_USERS:
-            raise LearnerError(f"{len(users)} users on one device; {MOST_USERS} fit")
-        named = [np.empty(0, dtype=np.int64), *(likes.rows for likes in users)]
-        rows, counts = np.unique(np.concatenate(named), return_counts=True)
-        turned, factor = np.ones((1, 1), dtype=np.float32), vectors
-        if len(users) > 1:
-            turned, factor = _turned(vectors)
-        pulls = np.zeros((len(rows), len(factor)), dtype=np.float32)
-        for place, likes in enumerate(users):
-            residuals = likes.weights * (self._own(likes.rows) @ vectors[place] - 1)
-            pulls[rows.searchsorted(likes.rows)] += residuals[:, None] * turned[place]
-        return {
-            "rows": rows,
-            "pulls": pulls,
-            "factor": factor,
-            "counts": counts.astype(np.int64, copy=False),
-            "users": np.asarray(len(users), dtype=np.int64),
-            "k": np.asarray(k, dtype=np.int64),
-        }
+            change += _conjugate(bend, slope - bend(change), curvature.astype(np.float32))
+        if not np.isfinite(change).all():
+            raise LearnerError(_UNSOLVED, Reason.NOT_FINITE)
+        return vector + change
 
     def _own(self, rows: Rows) -> Floats:
         own = self.items[rows].astype(np.float32, copy=False)
-        if not np.isfinite(own).all():
+        if not is_finite(own):
             raise LearnerError("the broadcast's 'items' hold values that are not finite")
         return own
+
+
+def _summed(
+    rows: Sequence[Rows], residuals: Sequence[Floats], vectors: Floats
+) -> tuple[Rows, Floats, Rows, Floats]:
+    """Users' gradients and outer products, summed: ``rows`` of all, ``pulls``, ``counts``,
+    ``factor``."""
+    named = np.concatenate([np.empty(0, dtype=np.int64), *rows])
+    every, counts = np.unique(named, return_counts=True)
+    turned, factor = np.ones((1, 1), dtype=np.float32), vectors
+    if len(rows) > 1:
+        turned, factor = _turned(vectors)
+    pulls = np.zeros((len(every), len(factor)), dtype=np.float32)
+    for own, residual, turn in zip(rows, residuals, turned, strict=False):
+        pulls[every.searchsorted(own)] += residual[:, None] * turn
+    return every, pulls, counts.astype(np.int64, copy=False), factor
 
 
 _STEPS = 2

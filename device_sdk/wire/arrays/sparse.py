@@ -313,7 +313,7 @@ def _together(
 ) -> Iterator[SparseRows]:
     items, width = shape
     counts = [each.rows for each in group]
-    rows = _ids_of_each(
+    rows = ids_of_each(
         b"".join([each.ids for each in group]), counts, [len(each.ids) for each in group], items
     )
     bits = np.frombuffer(b"".join([each.bits for each in group]), np.uint8)
@@ -332,7 +332,7 @@ def _together(
     )
 
 
-def _ids_of_each(
+def ids_of_each(
     data: bytes, counts: Sequence[int], lengths: Sequence[int], bound: int
 ) -> NDArray[np.int64]:
     """What :func:`decode_ids` has of several lists, of ``counts`` ids in ``lengths`` bytes each.

@@ -19,11 +19,14 @@ from aggregator.store.tasks import FIRST
 from aggregator.task.check import taken_in
 from aggregator.task.file import read_task
 from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, serving
 from tests.fakes.mutual_artifact import CLASSES, write_mutual_artifact
+from tests.fakes.scatter_updates import of_triples
 from tests.fakes.tasks import task_text
 from tests.fakes.waiting import wait_until
 
@@ -150,7 +153,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
     plain = tmp_path / "plain.toml"
     plain.write_text(
         task_text(home, "air", f"{ROUND}\nmost_rounds = 20").replace("air.tsv", "items.tsv")
-        + '[scatter.optimizer]\nname = "plain"\n'
+        + 'loss = "bpr"\n'
     )
     broker = tmp_path / "broker.toml"
     broker.write_text(plain.read_text() + '[broker]\nurl = "mqtt://elsewhere"\n')
@@ -183,7 +186,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         assert {each["key"]: each["takes"] for each in found["changes"]} == {
             "round.most_rounds": "takes effect between two rounds, by itself",
             "scatter.spread": "takes effect between two rounds, by itself",
-            "scatter.optimizer.name": "needs tessera-aggregator task replace",
+            "scatter.loss": "needs tessera-aggregator task replace",
         }
         assert found["replacement"] == {
             "version": 1,
@@ -208,10 +211,11 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         assert command(home, *arguments) == 0
         anna.wait_for(lambda: anna.manifest is not None and anna.manifest.generation > generation)
         assert served.parts.first.aggregation.version == 1
-        assert served.parts.first.task.binding.settings.optimizer.name == "plain"
+        assert served.parts.first.task.binding.settings.loss == "bpr"
+        body = encode_scatter_update(Update(2, of_triples(range(3), range(8))), 8, "float32")
         written = home.task_file.read_text()
         assert f'[broker]\n# ours\nurl = "{mosquitto.url}"' in written
-        assert 'name = "films"' in written and anna.take_part(2).verdict is Verdict.COUNTED
+        assert 'name = "films"' in written and anna.take_part(2, body).verdict is Verdict.COUNTED
         assert command(home, "task", "check") == 0
         assert "as it is served" in capsys.readouterr().out
 
@@ -235,7 +239,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         assert manifest.version == 1 and served.parts.first.task.round.most_rounds == 77
         assert served.parts.first.ingest.counted == 1
         # What needs a replacement is said, and the task goes on as it was.
-        changed = text.replace("columns = 8", "columns = 9").replace(
+        changed = text.replace("columns = 8", 'columns = 8\nloss = "bpr"').replace(
             "[round]", "[metrics]\nport = 9\n[round]"
         )
         changed = changed.replace("[task]", '[task]\nwarm_start = "a.safetensors"')
@@ -243,7 +247,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         assert command(home, "task", "check") == 0
         said = capsys.readouterr().out
         assert "task.warm_start  is read when the task's first version is made" in said
-        assert "scatter.columns  needs tessera-aggregator task replace" in said
+        assert "scatter.loss  needs tessera-aggregator task replace" in said
         assert "metrics.port  takes effect when serve is restarted" in said
         assert anna.take_part(2).verdict is Verdict.COUNTED
         anna.await_round(3)

@@ -106,10 +106,10 @@ class Dense:
             named[rows] += t["counts"]
             people += int(t["users"])
             self.devices.add(update.sender)
-        self.has += named
-        self.people += people
-        p = self.has / self.people
         everybody = max(people, len(self.devices) * people / len(updates), 1)
+        aged = 0.9 ** (people / everybody)
+        self.has, self.people = aged * self.has + named, aged * self.people + people
+        p = self.has / self.people
         a0, l2 = weights_by_rule(p, everybody)
         kept = 0.5 ** (people / everybody)
         left = max(0.0, 1 - people / (4 * K))

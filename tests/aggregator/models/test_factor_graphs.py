@@ -52,7 +52,7 @@ def test_the_solving_graph_finds_what_a_device_solves(
     items: int, width: int, likes: int, a0: float, l2: float
 ) -> None:
     problem = LeastSquares.posed(factors(items, width), a0, l2)
-    graph = session(solve_graph(problem, {}, PRODUCER))
+    graph = session(solve_graph(factors(items, width), a0, l2, {}, PRODUCER))
     liked = np.random.default_rng(1).choice(items, likes, replace=False)
     (user,) = graph.run(None, {"liked": liked})
     (wanted,) = problem.vectors([Likes.of(np.sort(liked))])
@@ -66,7 +66,7 @@ def test_the_solving_graph_finds_what_a_device_solves(
 
 def test_the_solved_vector_is_the_minimum_of_the_least_squares() -> None:
     vectors, liked, a0, l2 = factors(200, 6), np.array([3, 50, 120]), 0.1, 0.02
-    graph = session(solve_graph(LeastSquares.posed(vectors, a0, l2), {}, PRODUCER))
+    graph = session(solve_graph(vectors, a0, l2, {}, PRODUCER))
     user = graph.run(None, {"liked": liked})[0][0].astype(np.float64)
 
     def loss(u: np.ndarray) -> float:

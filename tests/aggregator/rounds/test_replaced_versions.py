@@ -18,6 +18,8 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.store.versions import Versions
 from aggregator.task.file import Task, read_task
 from device_sdk.artifact import safetensors
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
 from tests.aggregator.rounds.test_evaluator import (
     DEVICES,
     ROUND,
@@ -28,6 +30,7 @@ from tests.aggregator.rounds.test_evaluator import (
 )
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command
+from tests.fakes.scatter_updates import of_triples
 from tests.fakes.tasks import add_task, task_text
 
 WIDER = ("columns = 8", "columns = 12")
@@ -138,30 +141,38 @@ def test_a_task_that_has_had_its_rounds_has_them_anew_when_it_is_replaced(tmp_pa
     assert fleet.parts.first.rounds.rests and fleet.evaluated[0].version == 2
 
 
+def triples_body() -> bytes:
+    return encode_scatter_update(Update(1, of_triples(range(4), range(8))), 8, "float32")
+
+
 def test_going_back_to_a_model_that_does_not_fit_is_refused_at_once(
     tmp_path: Path, run: Callable[..., str]
 ) -> None:
     fleet = Fleet(tmp_path, "")
+    # Of least squares a model of any width fits.
+    replace(fleet, ("[scatter]", '[scatter]\nloss = "bpr"'), "--now")
+    fleet.parts.tasks.look_again()
+    fleet.body = triples_body()
     fleet.play(hits(0.9))
-    one = versions(fleet).model(1)["items"]
+    one = versions(fleet).model(2)["items"]
     before = fleet.home.task_file.read_text()
     wider(fleet, "--now")
-    said = run(fleet, "rollback", "--to", "1", fails=True)
-    assert "version 1 is of a model that task default had before version 2" in said
+    said = run(fleet, "rollback", "--to", "2", fails=True)
+    assert "version 2 is of a model that task default had before version 3" in said
     assert "[20, 12]" in said and "task replace default --from" in said
-    assert "task:default@1" in said
+    assert "task:default@2" in said
     assert versions(fleet).awaited() is None
     # As the message says: with the file of then, it is gone back to.
     file = fleet.home.folder / "before.toml"
     file.write_text(before)
     run(fleet, "task", "replace", "default", "--from", str(file), "--now")
-    assert "waits to be replaced" in run(fleet, "rollback", "--to", "1", fails=True)
+    assert "waits to be replaced" in run(fleet, "rollback", "--to", "2", fails=True)
     fleet.parts.tasks.look_again()
-    run(fleet, "rollback", "--to", "1")
-    fleet.body = update_body()
+    run(fleet, "rollback", "--to", "2")
+    fleet.body = triples_body()
     fleet.play(hits(0.5))
-    assert fleet.parts.first.aggregation.version == 5
-    np.testing.assert_array_equal(versions(fleet).model(5)["items"], one)
+    assert fleet.parts.first.aggregation.version == 6
+    np.testing.assert_array_equal(versions(fleet).model(6)["items"], one)
 
 
 def test_what_was_asked_for_first_is_done_first(tmp_path: Path, run: Callable[..., str]) -> None:

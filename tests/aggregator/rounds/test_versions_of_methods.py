@@ -18,7 +18,7 @@ from aggregator.keys.folder import initialise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Binding, Method, read_binding
 from aggregator.methods.model import ModelMismatch
-from aggregator.methods.scatter import ScatterMethod
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
@@ -247,7 +247,7 @@ def test_a_method_goes_back_and_its_optimizer_begins_anew() -> None:
 
 def test_an_older_matrix_leaves_the_items_that_came_since_as_they_are() -> None:
     items = np.arange(12, dtype=np.float32).reshape(4, 3)
-    method = ScatterMethod(items)
+    method = ScatterMethod(items, ScatterSettings("bpr"))
     method.grow(np.full((1, 3), 7, np.float32))
     method.adopt({"items": items + 1})
     np.testing.assert_array_equal(method.items[:4], items + 1)

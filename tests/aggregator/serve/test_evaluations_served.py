@@ -136,13 +136,13 @@ def figures_of(fleet: LocalFleet) -> list[Evaluated]:
 def test_ranks_after_the_training_are_those_that_one_place_finds(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scatter: the item matrix that came, with the users' vectors of after the round."""
+    """Of BPR: the item matrix that came, with the users' vectors of after the round."""
     count, last = 4, 3
     home = make_home(
         tmp_path,
         mosquitto.url,
         f"quorum = {count}\nmost_rounds = {last}",
-        "[scatter.training]\nuser_learning_rate = 0.5\n"
+        'loss = "bpr"\n[scatter.training]\nuser_learning_rate = 0.5\n'
         '[evaluation]\nmetrics = ["hr10_all", "ndcg10_all"]\n',
     )
     text = home.task_file.read_text()

@@ -131,7 +131,7 @@ def test_a_task_that_no_fleet_of_this_size_could_begin_is_refused(tmp_path: Path
 
 
 def test_early_stopping_ends_the_rounds(tmp_path: Path) -> None:
-    more = '[evaluation]\nbest_by = "personal.hr10"\nearly_stopping = 2\nleast_improvement = 0.9\n'
+    more = '[evaluation]\nbest_by = "hr10"\nearly_stopping = 2\nleast_improvement = 0.9\n'
     run = simulation(settings(tmp_path, more=more))
     assert 3 <= len(list(run.rounds(20))) < 20 and run.stopped
 

@@ -28,14 +28,14 @@ def test_a_generous_deadline_takes_every_dimension_and_a_throttled_device_fewer(
 def test_the_work_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """All users at full share, by the very call that a learner makes."""
     seen = []
-    own = LeastSquares.update
+    own = LeastSquares.trained
 
     def watched(self: LeastSquares, users: object, vectors: np.ndarray, k: int) -> object:
-        found = own(self, users, vectors, k)  # type: ignore[arg-type]
-        seen.append((int(found["k"]), int(found["counts"].sum()), int(found["users"])))
-        return found
+        found, update = own(self, users, vectors, k)  # type: ignore[arg-type]
+        seen.append((int(update["k"]), int(update["counts"].sum()), int(update["users"])))
+        return found, update
 
-    monkeypatch.setattr(LeastSquares, "update", watched)
+    monkeypatch.setattr(LeastSquares, "trained", watched)
     rng = np.random.default_rng(0)
     work = SolveWorkload(items=50, interactions=100, users=3, width=8, rng=rng)
     for k, share in ((1, 0.1), (5, 1.0), (8, 1.0)):

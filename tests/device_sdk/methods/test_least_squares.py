@@ -142,7 +142,7 @@ def test_a_device_of_few_columns_ends_at_the_minimum_that_one_of_all_has_at_once
 
 
 def updated(posed: LeastSquares, users: Sequence[Likes]) -> dict[str, Any]:
-    return posed.update(users, posed.vectors(users), K)
+    return posed.trained(users, np.zeros((len(users), K), dtype=np.float32), K)[1]
 
 
 def sums(
@@ -189,7 +189,7 @@ def test_an_update_is_the_sum_of_what_its_users_pull(rows: list[list[int]], solv
     vectors = posed.vectors(users)
     if not solved:
         vectors = np.random.default_rng(1).standard_normal(vectors.shape, dtype=np.float32)
-    update = posed.update(users, vectors, 2)
+    vectors, update = posed.trained(users, vectors, 2)
     require_sums(posed, users, update, vectors)
     assert update["k"] == 2
     if sum(map(bool, rows)) == 1:

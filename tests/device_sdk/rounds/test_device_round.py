@@ -142,9 +142,9 @@ def test_an_evaluation_is_shown_to_the_devices_owner(
         assert aggregator.close_round() == number
     status = device.status()
     assert (status.verdict, status.evaluated_round, status.evaluated_version) == ("counted", 2, 1)
-    for stage in ("global", "personal"):
-        assert set(status.evaluation[stage]) == {"hr10", "ndcg10_all", "users"}
-        assert status.evaluation[stage]["users"] == 1
+    assert set(status.evaluation) == {"global"}, "least squares trains one model"
+    assert set(status.evaluation["global"]) == {"hr10", "ndcg10_all", "users"}
+    assert status.evaluation["global"]["users"] == 1
     device.close()
     capsys.readouterr()
     assert main(["status", "--home", str(device.home)]) == 0
@@ -153,4 +153,4 @@ def test_an_evaluation_is_shown_to_the_devices_owner(
     assert "not evaluated" in shown and "'accuracy'" in shown
     assert main(["status", "--home", str(device.home), "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
-    assert known["evaluation"]["personal"]["users"] == 1
+    assert known["evaluation"]["global"]["users"] == 1

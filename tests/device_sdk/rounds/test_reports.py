@@ -217,7 +217,7 @@ def test_leaving_is_told_until_it_is_heard_and_the_home_remembers(bench: Bench) 
     assert bench.aggregator.seen.farewells == 3
     bench.run(120)
     bench.aggregator.knobs.receipts = True
-    bench.run(60)
+    bench.run(300)
     assert farewell.done and bench.home.rounds.outbox() == []
     membership = bench.home.membership.load()
     assert membership is not None and membership.has_left

@@ -12,6 +12,7 @@ from device_sdk.wire.arrays.factored import (
     MOST_USERS,
     FactoredRows,
     decode_factored,
+    decode_factored_each,
     encode_factored,
     is_factored,
 )
@@ -105,6 +106,32 @@ def test_any_bytes_are_refused_or_valid(head: bytes, data: bytes, items: int, wi
     require_sound(head + data, items, width)
     if head:
         require_sound(head + width.to_bytes(2, "little") + data, items, width)
+
+
+@given(st.lists(st.tuples(updates(), st.booleans()), max_size=8), st.data())
+def test_many_are_read_as_each_is_alone(
+    several: list[tuple[tuple[FactoredRows, int], bool]], data: st.DataObject
+) -> None:
+    items, bodies = 5000, []
+    for (update, _), harmed in several:
+        body = bytearray(encoded(update, data.draw(st.sampled_from(ValueFormat))))
+        if harmed:
+            body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+        bodies.append(bytes(body[: data.draw(st.sampled_from([len(body), len(body) - 1]))]))
+    width = data.draw(st.sampled_from([0, 0, 64]))
+    together = decode_factored_each(bodies, items=items, width=width)
+    for body, found in zip(bodies, together, strict=True):
+        try:
+            alone = decode_factored(body, items=items, width=width)
+        except WireError as error:
+            assert isinstance(found, WireError)
+            assert (found.reason, str(found)) == (error.reason, str(error))
+            continue
+        assert not isinstance(found, WireError)
+        for name, value in alone._asdict().items():
+            read = getattr(found, name)
+            np.testing.assert_array_equal(read, value)
+            assert getattr(read, "dtype", int) == getattr(value, "dtype", int)
 
 
 def require_sound(data: bytes, items: int, width: int) -> None:

@@ -147,7 +147,7 @@ class ScatterSettings:
     Attributes:
         loss: ``least-squares`` solves for each user in closed form and steps by the exact pull of
             all unseen items; ``bpr`` descends along triples with drawn negatives (the patent's).
-        least_squares: settings of that loss.
+        least_squares: of ``least-squares``: its weights, and how wide the model gets.
         aggregator: of ``bpr``: ``mean`` divides each column's sum by the participants (the
             patent's), ``coverage`` by those of them that drew the column.
         optimizer: of ``bpr``: the server's, on the averaged gradient. Its ``decay`` holds for the
@@ -640,7 +640,7 @@ class ScatterTable(ScatterSettings):
     """The table: the method's settings, and what the model is made with.
 
     Attributes:
-        columns: K, the full width of the model.
+        columns: K, the full width of the model, which with least squares it begins with.
         spread: standard deviation of a new item's vector.
     """
 

@@ -433,8 +433,9 @@ def _require_harmless(task: Task, arguments: argparse.Namespace) -> None:
 def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
     _require_harmless(task, arguments)
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
-    note = taken_for_one([read_manifest(each).name for each in task.artifacts])
-    return {**said, "problem": None, "note": note or None}
+    alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
+    notes = [note for note in (task.binding.note, alike) if note]
+    return {**said, "problem": None, "note": "; ".join(notes) or None}
 
 
 def _print_checked(said: dict[str, Any]) -> None:

@@ -520,6 +520,11 @@ class Binding(Generic[Settings], ABC):
         says otherwise. Here: the one that they receive, and their own."""
         return STAGES
 
+    @property
+    def note(self) -> str:
+        """What an operator should know of the settings, though nothing is wrong; here: nothing."""
+        return ""
+
     @abstractmethod
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

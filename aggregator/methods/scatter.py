@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -648,6 +648,12 @@ class ScatterTable(ScatterSettings):
     spread: Annotated[float, Within(0, 10, above=True)] = 0.01
 
 
+_OF_ONE_LOSS: Mapping[LossName, Sequence[str]] = {
+    "least-squares": ("least_squares",),
+    "bpr": ("aggregator", "optimizer", "training"),
+}
+
+
 class ScatterBinding(Binding[ScatterTable]):
     """Factors of the catalogue's items; no artifact, or the one that devices train with."""
 
@@ -660,6 +666,19 @@ class ScatterBinding(Binding[ScatterTable]):
     def stages(self) -> tuple[Stage, ...]:
         """Of least squares the one model: a device's vectors follow from the items alone."""
         return STAGES if self.settings.loss == "bpr" else STAGES[:1]
+
+    @property
+    def note(self) -> str:
+        """Settings that differ from the default and are of the loss that is not chosen."""
+        chosen, usual = self.settings, ScatterTable()
+        idle = [
+            f"{self.method_name}.{name}"
+            for loss, names in _OF_ONE_LOSS.items()
+            for name in names
+            if loss != chosen.loss and getattr(chosen, name) != getattr(usual, name)
+        ]
+        told = f'of another loss than "{chosen.loss}", and without effect: {", ".join(idle)}'
+        return told if idle else ""
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -248,6 +248,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         said = capsys.readouterr().out
         assert "task.warm_start  is read when the task's first version is made" in said
         assert "scatter.loss  needs tessera-aggregator task replace" in said
+        assert 'note: of another loss than "bpr", and without effect: scatter.least_squares' in said
         assert "metrics.port  takes effect when serve is restarted" in said
         assert anna.take_part(2).verdict is Verdict.COUNTED
         anna.await_round(3)

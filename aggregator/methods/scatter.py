@@ -241,7 +241,7 @@ class ScatterMethod(SummingMethod):
             raise ValueError("items holds values that are not finite")
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
-        self._spread, self._seed = spread, seed
+        self._columns, self._spread, self._seed = items.shape[1], spread, seed
         self._adds_up = 0
         self._total: FixedPointSum | None = None
         self._parts_follow()
@@ -271,6 +271,14 @@ class ScatterMethod(SummingMethod):
     def derived(self) -> frozenset[str]:
         """See :class:`~aggregator.methods.method.Method`."""
         return frozenset((SOLVE,))
+
+    def fits(self, name: str, array: NDArray[Any]) -> bool:
+        """Of least squares items of any width, where it grows."""
+        chosen = self._settings
+        grows = chosen.loss == "least-squares" and chosen.least_squares.most_columns
+        if name == "items" and grows and array.ndim == 2:
+            return len(array) == len(self._items) and 0 < array.shape[1] <= MAX_WIDTH
+        return super().fits(name, array)
 
     def begin_with(self, model: Arrays) -> None:
         """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
@@ -539,6 +547,8 @@ class ScatterMethod(SummingMethod):
             # The catalogue's length is the state's.
             "items": Entry(np.float32, ("items", width)),
             "drawn": Entry(np.int64, (width,), least=0),
+            # As the settings have it: a model of least squares that has grown is wider.
+            "columns": Entry(np.int64, least=self._columns, below=self._columns + 1),
             "seed": Entry(np.int64, least=0),
             "counters": counters(
                 "version", "round_id", "participants", "clipped", "trained", "adds_up"

@@ -31,9 +31,6 @@ catalogue = "catalogue.tsv"
 share = 0.5
 quorum = 10
 
-[scatter]
-columns = 64
-
 [evaluation]  # each user's latest film is held back
 """
 

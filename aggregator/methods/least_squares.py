@@ -87,7 +87,7 @@ class LeastSquaresSettings:
 
     unseen_weight: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
     l2: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
-    most_columns: Annotated[int, Within(0, MAX_WIDTH)] = 128
+    most_columns: Annotated[int, Within(0, MAX_WIDTH)] = 256
 
     def __post_init__(self) -> None:
         require_declared(self)

@@ -654,7 +654,7 @@ class ScatterTable(ScatterSettings):
         spread: standard deviation of a new item's vector.
     """
 
-    columns: Annotated[int, Within(1, MAX_WIDTH)] = 64
+    columns: Annotated[int, Within(1, MAX_WIDTH)] = 128
     spread: Annotated[float, Within(0, 10, above=True)] = 0.01
 
 

@@ -453,7 +453,7 @@ def _print_checked(said: dict[str, Any]) -> None:
         )
         lines.append(f"  {each['key']}  {each['takes']} ({values})")
     if found == []:
-        lines.append(f"  {said['waits'] or 'as it is served'}")
+        lines.append(f"  {said.get('waits') or 'as it is served'}")
     if (replacement := said.get("replacement")) is not None:
         lines += _replaced_lines(said, replacement)
     elif "next" in said:

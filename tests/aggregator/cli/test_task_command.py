@@ -178,6 +178,10 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
     with serving(home) as served, ScriptedDevice(mosquitto.url, code, task="films") as anna:
         anna.enrol().join()
         anna.await_round(1)
+        same = home.folder / "same.toml"
+        same.write_text(home.task_file.read_text())
+        assert command(home, "task", "check", str(same), "--replace", "films") == 0
+        assert "as it is served" in capsys.readouterr().out
         # With its tables a file can only be the first task's.
         for more in ((), ("--replace", "films")):
             assert "are the fleet's, and cannot be replaced" in refused(broker, *more)

@@ -247,7 +247,7 @@ class LeastSquaresLoss(ScatterLoss):
     def clear(self) -> None:
         self._clear(adds_up=False)
 
-    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+    def begin(self, *, adds_up: bool) -> None:
         self._clear(adds_up=adds_up, bound=min(self._limit, self._most_length) ** 2)
 
     def columns(self, update: Update) -> Counts:

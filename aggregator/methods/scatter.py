@@ -307,7 +307,7 @@ class ScatterMethod(SummingMethod):
             self._bounds_follow()
             bound = min(self._limits.most_pull(), self._most_value)
             self._total = FixedPointSum(self._shape, bound)
-        self._loss.begin(self._limits, adds_up=bool(self._adds_up))
+        self._loss.begin(adds_up=bool(self._adds_up))
         tensors, settings = self._loss.told(self._items.copy())
         return Broadcast(
             round_id=round_id, version=self._version, tensors=tensors, settings=settings

@@ -92,7 +92,13 @@ def _check_rows(name: str, rows: Rows, ids: tuple[str, ...]) -> None:
 
 
 def read_interactions(path: str | os.PathLike[str]) -> Interactions:
-    """Interactions from a text file, one a line: user, item, and any columns that are ignored.
+    """Interactions from a text file: :func:`read_pairs`, as rows. Raises as that does."""
+    return Interactions.from_pairs(read_pairs(path))
+
+
+def read_pairs(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """Distinct pairs of user and item from a text file, in its order: one a line, and any columns
+    behind them are ignored.
 
     Columns are separated by tabs, commas, semicolons or `::` (found from the first line) and may be
     quoted. A first line of names such as `user,item` is a header; it may place the two columns
@@ -106,8 +112,8 @@ def read_interactions(path: str | os.PathLike[str]) -> Interactions:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    found = Interactions.from_pairs(_pairs(text, str(path)))
-    if len(found) == 0:
+    found = list(dict.fromkeys(_pairs(text, str(path))))
+    if not found:
         raise InteractionsError(f"{path} holds no interactions; expected lines such as `user,item`")
     return found
 

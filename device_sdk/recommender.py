@@ -69,6 +69,11 @@ class Recommender:
             if (row := self._row(item)) >= 0
         ]
         if self._problem is not None:
+            if not seen:
+                raise NothingLearnt(
+                    f"nothing that was recorded for the local user {user!r} is in the task's "
+                    "catalogue yet"
+                )
             liked = Likes.of(np.unique(np.asarray(seen, dtype=np.int64)))
             (vector,) = self._problem.vectors([liked])
         elif place < len(self._users):

@@ -433,8 +433,9 @@ def _require_harmless(task: Task, arguments: argparse.Namespace) -> None:
 def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
     _require_harmless(task, arguments)
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
-    note = taken_for_one([read_manifest(each).name for each in task.artifacts])
-    return {**said, "problem": None, "note": note or None}
+    alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
+    notes = [note for note in (task.binding.note, alike) if note]
+    return {**said, "problem": None, "note": "; ".join(notes) or None}
 
 
 def _print_checked(said: dict[str, Any]) -> None:
@@ -452,7 +453,7 @@ def _print_checked(said: dict[str, Any]) -> None:
         )
         lines.append(f"  {each['key']}  {each['takes']} ({values})")
     if found == []:
-        lines.append(f"  {said['waits'] or 'as it is served'}")
+        lines.append(f"  {said.get('waits') or 'as it is served'}")
     if (replacement := said.get("replacement")) is not None:
         lines += _replaced_lines(said, replacement)
     elif "next" in said:

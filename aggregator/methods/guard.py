@@ -11,6 +11,7 @@ from opcode import opmap
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.errors import CallOverdue, MethodFault
 from aggregator.methods.method import (
@@ -316,6 +317,10 @@ class GuardedMethod(Method):
     def derived(self) -> frozenset[str]:
         with _calling("derived"):
             return _a(frozenset, self.unguarded.derived)
+
+    def fits(self, name: str, array: NDArray[Any]) -> bool:
+        with _calling("fits"):
+            return _a(bool, self.unguarded.fits(name, array))
 
     def open_round(self, round_id: int) -> Broadcast:
         with _calling("open_round"):

@@ -80,18 +80,17 @@ after five to eight passes without them."""
 _ENOUGH = 4
 """Users a column that a mean of outer products takes."""
 _FULL = 0.4
-"""Of the width: an effective dimension above it gains from more: ``docs/methods/scatter.md``
-says how that was found."""
+"""Of the width: an effective dimension above it gains from more columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastSquaresSettings:
-    """Settings of implicit least squares; 0 stands for :func:`weights_by_rule`.
+    """Settings of implicit least squares.
 
     Attributes:
         unseen_weight: a0, what the square of any item's score weighs beside an error on an item of
-            a user's own, which weighs 1.
-        l2: lambda, of the vectors' squared norms, times their frequency.
+            a user's own, which weighs 1; 0: by rule, see :func:`weights_by_rule`.
+        l2: lambda, of the vectors' squared norms, times their frequency; 0: by rule, likewise.
         most_columns: the model's width doubles up to this while the data carry more: while the
             effective dimension of the users' vectors, tr M (M + lambda)^-1, is above four tenths
             of the width. 0: the width stays as it is.
@@ -298,7 +297,7 @@ class LeastSquaresLoss(ScatterLoss):
     def clear(self) -> None:
         self._clear(adds_up=False)
 
-    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+    def begin(self, *, adds_up: bool) -> None:
         self._clear(adds_up=adds_up, bound=min(self._limit, self._most_length) ** 2)
 
     def columns(self, update: Update) -> Counts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.methods.bounds import Bounding, UpdateBounds
 from aggregator.methods.model import Arrays, ModelMismatch
@@ -233,6 +234,12 @@ class Method(ABC):
         """Names among :attr:`model_arrays` of what says how the others are used, and is not begun
         with. Here: none."""
         return frozenset()
+
+    def fits(self, name: str, array: NDArray[Any]) -> bool:
+        """Whether :meth:`begin_with` takes ``array`` under ``name``. Here: one of the shape that
+        the own model's has."""
+        own = (self.model_arrays or {}).get(name)
+        return own is not None and own.shape == array.shape
 
     def begin_with(self, model: Arrays) -> None:
         """Begin with another model than the own one: its version is 0 still.
@@ -519,6 +526,11 @@ class Binding(Generic[Settings], ABC):
         """Which models the devices evaluate; versions are compared by the first unless the task
         says otherwise. Here: the one that they receive, and their own."""
         return STAGES
+
+    @property
+    def note(self) -> str:
+        """What an operator should know of the settings, though nothing is wrong; here: nothing."""
+        return ""
 
     @abstractmethod
     def build(

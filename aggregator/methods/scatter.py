@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -147,7 +147,7 @@ class ScatterSettings:
     Attributes:
         loss: ``least-squares`` solves for each user in closed form and steps by the exact pull of
             all unseen items; ``bpr`` descends along triples with drawn negatives (the patent's).
-        least_squares: settings of that loss.
+        least_squares: of ``least-squares``: its weights, and how wide the model gets.
         aggregator: of ``bpr``: ``mean`` divides each column's sum by the participants (the
             patent's), ``coverage`` by those of them that drew the column.
         optimizer: of ``bpr``: the server's, on the averaged gradient. Its ``decay`` holds for the
@@ -241,7 +241,7 @@ class ScatterMethod(SummingMethod):
             raise ValueError("items holds values that are not finite")
         self._settings = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
-        self._spread, self._seed = spread, seed
+        self._columns, self._spread, self._seed = items.shape[1], spread, seed
         self._adds_up = 0
         self._total: FixedPointSum | None = None
         self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
@@ -272,6 +272,14 @@ class ScatterMethod(SummingMethod):
         """See :class:`~aggregator.methods.method.Method`."""
         return frozenset((SOLVE,))
 
+    def fits(self, name: str, array: NDArray[Any]) -> bool:
+        """Of least squares items of any width, where it grows."""
+        chosen = self._settings
+        grows = chosen.loss == "least-squares" and chosen.least_squares.most_columns
+        if name == "items" and grows and array.ndim == 2:
+            return len(array) == len(self._items) and 0 < array.shape[1] <= MAX_WIDTH
+        return super().fits(name, array)
+
     def begin_with(self, model: Arrays) -> None:
         """Takes ``items``. Of a shorter catalogue: those behind its end stay as they are."""
         given = model.get("items")
@@ -301,7 +309,7 @@ class ScatterMethod(SummingMethod):
             self._bounds_follow()
             bound = min(self._limits.most_pull(), self._most_value)
             self._total = FixedPointSum(self._shape, bound)
-        self._loss.begin(self._limits, adds_up=bool(self._adds_up))
+        self._loss.begin(adds_up=bool(self._adds_up))
         tensors, settings = self._loss.told(self._items.copy())
         return Broadcast(
             round_id=round_id, version=self._version, tensors=tensors, settings=settings
@@ -545,6 +553,8 @@ class ScatterMethod(SummingMethod):
             # The catalogue's length is the state's.
             "items": Entry(np.float32, ("items", width)),
             "drawn": Entry(np.int64, (width,), least=0),
+            # As the settings have it: a model of least squares that has grown is wider.
+            "columns": Entry(np.int64, least=self._columns, below=self._columns + 1),
             "seed": Entry(np.int64, least=0),
             "counters": counters(
                 "version", "round_id", "participants", "clipped", "trained", "adds_up"
@@ -648,12 +658,18 @@ class ScatterTable(ScatterSettings):
     """The table: the method's settings, and what the model is made with.
 
     Attributes:
-        columns: K, the full width of the model.
+        columns: K, the full width of the model, which with least squares it begins with.
         spread: standard deviation of a new item's vector.
     """
 
     columns: Annotated[int, Within(1, MAX_WIDTH)] = 128
     spread: Annotated[float, Within(0, 10, above=True)] = 0.01
+
+
+_OF_ONE_LOSS: Mapping[LossName, Sequence[str]] = {
+    "least-squares": ("least_squares",),
+    "bpr": ("aggregator", "optimizer", "training"),
+}
 
 
 class ScatterBinding(Binding[ScatterTable]):
@@ -668,6 +684,19 @@ class ScatterBinding(Binding[ScatterTable]):
     def stages(self) -> tuple[Stage, ...]:
         """Of least squares the one model: a device's vectors follow from the items alone."""
         return STAGES if self.settings.loss == "bpr" else STAGES[:1]
+
+    @property
+    def note(self) -> str:
+        """Settings that differ from the default and are of the loss that is not chosen."""
+        chosen, usual = self.settings, ScatterTable()
+        idle = [
+            f"{self.method_name}.{name}"
+            for loss, names in _OF_ONE_LOSS.items()
+            for name in names
+            if loss != chosen.loss and getattr(chosen, name) != getattr(usual, name)
+        ]
+        told = f'of another loss than "{chosen.loss}", and without effect: {", ".join(idle)}'
+        return told if idle else ""
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

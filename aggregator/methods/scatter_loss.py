@@ -71,7 +71,7 @@ class ScatterLoss(Additive):
     def clear(self) -> None:
         """Nothing of a round is left. Here: nothing ever is."""
 
-    def begin(self, limits: UpdateLimits, *, adds_up: bool) -> None:
+    def begin(self, *, adds_up: bool) -> None:
         """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
 
     @abstractmethod

@@ -196,7 +196,7 @@ def require_return(store: TaskStore, served: Task, version: int) -> None:
 
 def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:
     """Whether the new task's model is what the present version is one of: of the same method and
-    artifact, with arrays of the same names and shapes."""
+    artifact, with arrays of the same names that fit."""
     version = store.checkpoints.get("version")
     row = None if version is None else store.versions.find(version.version)
     arrays = method.model_arrays
@@ -204,11 +204,8 @@ def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:
         return False
     before = store.versions.model(row.version)
     artifact = read_manifest(new.artifacts[-1]).id if new.artifacts else ""
-    return row.artifact == artifact and _shapes(before) == _shapes(arrays)
-
-
-def _shapes(model: Arrays) -> dict[str, tuple[int, ...]]:
-    return {name: array.shape for name, array in model.items()}
+    fit = before.keys() == arrays.keys() and all(method.fits(*each) for each in before.items())
+    return fit and row.artifact == artifact
 
 
 def _catalogue(store: TaskStore, new: Task) -> bytes | None:
@@ -247,9 +244,7 @@ def _give(method: Method, before: Arrays) -> Inheritance:
     }
     before = {name: array for name, array in before.items() if name not in derived}
     kept = {
-        name: array
-        for name, array in before.items()
-        if name in wanted and wanted[name].shape == array.shape
+        name: array for name, array in before.items() if name in wanted and method.fits(name, array)
     }
     if not kept:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in before.items())

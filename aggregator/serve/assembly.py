@@ -279,8 +279,9 @@ def make_task(
         ),
     )
     names = [each.manifest.name for each in parameters]
-    if alike := taken_for_one(names):
-        _LOG.warning("%s", alike)
+    for note in (task.binding.note, taken_for_one(names)):
+        if note:
+            _LOG.warning("%s: %s", task.name, note)
     parts = {option_name(each) for each in names}
     evaluator = Evaluator(store, task.name, task.evaluation, parts)
     attendance = role.attendance(store, task.round)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter import ScatterMethod, initial_items
 from aggregator.simulate.engine import Simulation
 from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.channels import ScatterChannel
@@ -61,7 +62,7 @@ def execute(
             pass
         spent += time.perf_counter() - began
         if epoch == experiment.epochs or epoch % experiment.every == 0:
-            shown = channel.down(_next_broadcast(method, experiment.settings, simulation.rounds))
+            shown = channel.down(_next_broadcast(method, simulation.rounds))
             users, items = vectors(learners, shown)
             curve.append(_evaluate(simulation.rounds, users, items, split))
         note = f"NDCG@10 {curve[-1].full_ndcg:.4f}" if curve else ""
@@ -79,11 +80,9 @@ def execute(
     )
 
 
-def _next_broadcast(method: ScatterMethod, settings: ScatterSettings, rounds: int) -> Broadcast:
+def _next_broadcast(method: ScatterMethod, rounds: int) -> Broadcast:
     """What the round after so many would begin with; the method stays as it is."""
-    twin = ScatterMethod(method.items, settings)
-    twin.restore(method.state())
-    return twin.open_round(rounds + 1)
+    return copy.deepcopy(method).open_round(rounds + 1)
 
 
 def vectors(

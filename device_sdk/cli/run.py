@@ -18,7 +18,7 @@ from device_sdk.cli.arguments import (
 )
 from device_sdk.conditions import on_mains_power, when_idle
 from device_sdk.device import Device
-from device_sdk.interactions import InteractionsError, read_interactions
+from device_sdk.interactions import InteractionsError, read_pairs
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interactions",
         type=Path,
         metavar="FILE",
-        help="CSV or TSV, one interaction a line: user, item, ...; recorded before the start",
+        help="CSV or TSV, one interaction a line, oldest first: user, item, ...; recorded before "
+        "the start",
     )
     parser.add_argument(
         "--k", type=positive_int, help="columns to train (default: measure what fits)"
@@ -161,14 +162,12 @@ def _only_when(arguments: argparse.Namespace) -> Callable[[], bool] | None:
 
 def _record(device: Device, path: Path, task: str | None) -> None:
     try:
-        found = read_interactions(path)
+        found = read_pairs(path)
     except (InteractionsError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise CommandError(f"--interactions {path}: {why}") from error
-    pairs = zip(found.user.tolist(), found.item.tolist(), strict=True)
-    news = device.record_all(
-        ((found.item_ids[item], found.user_ids[user]) for user, item in pairs), task=task
-    )
+    # In the file's order: a user's last item is the one that an evaluation holds back.
+    news = device.record_all(((item, user) for user, item in found), task=task)
     print(f"recorded {news} new of {len(found)} interactions", flush=True)
 
 

@@ -39,7 +39,7 @@ _NEW: State = {
 }
 """The state of a learner that has not trained yet."""
 _NOBODY = np.empty(0, dtype=np.int64)
-_OF_THE_WORK = ("loss", "scores", "most_triples", "assignment")
+_OF_THE_WORK = ("loss", "scores", "most_triples")
 """Settings of a broadcast with which the time of a round changes."""
 
 

@@ -13,6 +13,7 @@ from device_sdk.interactions import (
     Interactions,
     InteractionsError,
     read_interactions,
+    read_pairs,
 )
 
 EXPECTED = {("u1", "a"), ("u1", "b"), ("u2", "a")}
@@ -46,6 +47,14 @@ def test_names_that_are_not_utf8_are_latin1(tmp_path: Path) -> None:
     path = tmp_path / "views"
     path.write_bytes("zoé,café\n".encode("latin-1"))
     assert pairs(read_interactions(path)) == {("zoé", "café")}
+
+
+def test_pairs_come_in_the_files_order_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "views"
+    path.write_text("u1,a\nu1,b\nu2,c\nu2,b\nu2,a\nu2,b\n")
+    assert read_pairs(path) == [
+        ("u1", "a"), ("u1", "b"), ("u2", "c"), ("u2", "b"), ("u2", "a"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def encode_sparse(
         (
             _HEAD.pack(value_format, update.width),
             encode_number(len(update.rows)),
-            encode_columns(columns, update.width),
+            _encode_columns(columns, update.width),
             encode_ids(update.rows),
             encode_values(values, value_format, rng),
         )
@@ -202,7 +202,7 @@ def decode_sparse(data: bytes, *, items: int, width: int) -> SparseRows:
     if announced != width:
         raise WireError("bad-columns", f"the update is of width {announced}, expected {width}")
     count, offset = decode_number(data, _HEAD.size)
-    columns, offset = decode_columns(data, offset, width)
+    columns, offset = _decode_columns(data, offset, width)
     rows, offset = decode_ids(data, offset, count, items)
     values = decode_values(data, offset, (len(rows), len(columns)), value_format)
     return SparseRows(columns, rows, values, width)
@@ -354,7 +354,7 @@ def ids_of_each(
     return ids
 
 
-def encode_columns(columns: NDArray[np.int64], width: int) -> bytes:
+def _encode_columns(columns: NDArray[np.int64], width: int) -> bytes:
     """A bitset. Raises ValueError unless ``columns``, not none, rise strictly below ``width``."""
     if columns.ndim != 1 or not 1 <= len(columns) <= width:
         raise ValueError("an update holds at least one column and at most its width")
@@ -365,7 +365,7 @@ def encode_columns(columns: NDArray[np.int64], width: int) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.int64], int]:
+def _decode_columns(data: bytes, offset: int, width: int) -> tuple[NDArray[np.int64], int]:
     size = -(-width // 8)
     if len(data) - offset < size:
         raise WireError("truncated", "the update ends within its columns")

@@ -178,6 +178,10 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
     with serving(home) as served, ScriptedDevice(mosquitto.url, code, task="films") as anna:
         anna.enrol().join()
         anna.await_round(1)
+        same = home.folder / "same.toml"
+        same.write_text(home.task_file.read_text())
+        assert command(home, "task", "check", str(same), "--replace", "films") == 0
+        assert "as it is served" in capsys.readouterr().out
         # With its tables a file can only be the first task's.
         for more in ((), ("--replace", "films")):
             assert "are the fleet's, and cannot be replaced" in refused(broker, *more)
@@ -248,6 +252,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         said = capsys.readouterr().out
         assert "task.warm_start  is read when the task's first version is made" in said
         assert "scatter.loss  needs tessera-aggregator task replace" in said
+        assert 'note: of another loss than "bpr", and without effect: scatter.least_squares' in said
         assert "metrics.port  takes effect when serve is restarted" in said
         assert anna.take_part(2).verdict is Verdict.COUNTED
         anna.await_round(3)

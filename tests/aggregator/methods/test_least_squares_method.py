@@ -509,6 +509,20 @@ def test_the_width_grows_alike_on_all_shards_and_after_restarts() -> None:
         whole.check(narrow)
 
 
+def test_a_model_that_has_grown_is_gone_on_from_under_the_settings_it_began_with() -> None:
+    grown = np.ones((ITEMS, 4), dtype=np.float32)
+    one = growing(2, 8, ITEMS)
+    assert one.fits("items", grown) and not one.fits("items", grown[1:])
+    assert not one.fits("items", grown[:, :0]) and not one.fits("other", grown)
+    assert not growing(2, 0, ITEMS).fits("items", grown)  # this one stays as it is
+    one.begin_with({"items": grown})
+    again = growing(2, 8, ITEMS)
+    again.restore(unpack_state(pack_state(one.state())))
+    assert again.items.shape == (ITEMS, 4)
+    with pytest.raises(RestoreError, match="'columns'"):
+        growing(4, 8, ITEMS).restore(one.state())
+
+
 def test_a_loss_keeps_its_width_unless_it_says_otherwise() -> None:
     assert LeastSquaresLoss((ITEMS, K), ONE_WIDTH).width() == K
     assert issubclass(LeastSquaresLoss, ScatterLoss)

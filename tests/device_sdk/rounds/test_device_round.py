@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,6 +115,19 @@ def test_the_commands_tell_and_recommend_beside_a_running_device(
     assert "recorded here: anna" in capsys.readouterr().err
     assert main(["run", *home]) == 1
     assert "in use by process" in capsys.readouterr().err
+
+
+def test_a_file_is_recorded_in_its_order(make_device: MakeDevice, tmp_path: Path) -> None:
+    device = make_device()
+    device.close()
+    views = tmp_path / "views.csv"
+    views.write_text("bea,film-3\nbea,film-1\ncleo,film-2\ncleo,film-1\ncleo,film-3\n")
+    home = ["--home", str(device.home)]
+    assert main(["run", *home, "--interactions", str(views), "--for", "0.1"]) == 0
+    with Device.open(device.home, read_only=True) as reader:
+        rows = {f"film-{row}": row for row in range(ITEMS)}
+        latest, _ = reader._home.interactions.latest(rows)
+        assert [latest[reader._home.interactions.place(user)] for user in ("bea", "cleo")] == [1, 3]
 
 
 def test_an_evaluation_is_shown_to_the_devices_owner(

@@ -117,11 +117,14 @@ def test_what_is_recommended_counts_what_was_recorded_a_moment_ago(bench: Bench)
     assert len(recommender.recommend(99, "anna")) == ITEMS - 3
 
 
-def test_a_user_whose_items_the_model_does_not_know_gets_some_order(bench: Bench) -> None:
+def test_a_user_whose_items_the_model_does_not_know_is_told_so(bench: Bench) -> None:
     bench.round(job(told()))
     bench.home.interactions.add([("odd", "not in the catalogue")])
-    found = Recommender(bench.world).recommend(3, "odd")
-    assert [score for _, score in found] == [0.0] * 3
+    recommender = Recommender(bench.world)
+    with pytest.raises(NothingLearnt, match="'odd' is in the task's catalogue yet"):
+        recommender.recommend(3, "odd")
+    bench.home.interactions.add([("odd", "7")])
+    require_best(recommender.recommend(3, "odd"), best(told(), [7], 3))
 
 
 def test_a_device_of_few_columns_recommends_at_full_width(tmp_path: Path) -> None:

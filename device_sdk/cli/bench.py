@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_search_arguments(search: argparse._ArgumentGroup) -> None:
     """Options of the measurement itself."""
     search.add_argument(
-        "--max-k", type=positive_int, default=64, metavar="K", help="largest k (default: 64)"
+        "--max-k", type=positive_int, default=128, metavar="K", help="largest k (default: 128)"
     )
     search.add_argument(
         "--headroom",

@@ -71,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(quality_table(outcomes, central if options.split == "test" else [], down))
         print()
         print(by_class_table(outcomes))
+        if options.picture is not None:
+            from benchmarks.scatter.picture import draw_bytes
+
+            draw_bytes(options.picture, outcomes, central)
         if options.curve:
             print()
             print(curve_table(outcomes))
@@ -112,10 +116,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_run_options(parser, seeds=None, said="10 and 3")
     parser.add_argument("--curve", action="store_true", help="print quality after each pass too")
     parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw quality over bytes sent (of one --data)"
+    )
+    parser.add_argument(
         "--epochs", type=int, default=0, help="passes of every row, on validation items alone"
     )
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
     options = parser.parse_args(arguments)
+    if options.picture is not None and options.data == "all":
+        parser.error("--picture draws one data set: add --data ml-100k or --data ml-1m")
     if options.epochs and options.split != "validation":
         parser.error("--epochs chooses passes, which test items must not: add --split validation")
     return options

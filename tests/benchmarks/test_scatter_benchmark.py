@@ -18,6 +18,7 @@ from benchmarks.scatter.__main__ import main
 from benchmarks.scatter.cost import published_bytes
 from benchmarks.scatter.execute import execute
 from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
+from benchmarks.scatter.picture import draw_bytes
 from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
 from benchmarks.scatter.table import by_class_table, curve_table, quality_table
 from device_sdk.methods.scatter.contract import LossName
@@ -216,3 +217,11 @@ def test_large_updates_travel_in_fragments() -> None:
     around = HEADER_BYTES + FRAGMENT_BYTES + TAG_BYTES
     parts = -(-values.nbytes // MAX_PAYLOAD_BYTES)
     assert values.nbytes + parts * around < channel.mean_bytes < 1.1 * values.nbytes
+
+
+def test_a_picture_is_drawn_of_what_was_sent(tmp_path: Path) -> None:
+    sent = {"least squares": {0: outcome(0.07, 0.05), 1: outcome(0.08, 0.06)}, "none yet": {}}
+    draw_bytes(tmp_path / "bytes.png", sent, [])
+    assert (tmp_path / "bytes.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        main(["--picture", str(tmp_path / "all.png"), "--table-only"])

@@ -87,7 +87,7 @@ def test_the_record_says_all_and_repeats_but_for_what_the_machine_took(
     record = found[0]
     assert (record["format"], record["format_version"]) == ("tessera-simulation", 1)
     assert record["asked"]["failures"] == {"dropout": 0, "crash": 0, "late": 0.2, "nan": 0}
-    assert record["best_by"] == {"metric": "hr10", "higher_is_better": True}
+    assert record["best_by"] == {"metric": "hr10_all", "higher_is_better": True}
     assert record["task"]["text"] == (folder / "films/task.toml").read_text()
     (run,) = record["runs"]
     assert len(run["model_sha256"]) == 64 and run["newest"]["version"] == 2

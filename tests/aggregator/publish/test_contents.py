@@ -47,5 +47,5 @@ def test_what_a_version_before_published_for_one_task_is_replaced(tmp_path: Path
     assert store.retained.superseded() == ["tessera/all/chunk/old/0"]
     assert store.first.facts.sealed_contents == ""
     assert {each.tasks for each in store.contents.all().values()} == {(1,)}
-    assert len(store.contents.used_by(1)) == 2, "the catalogue, and the artifact"
+    assert len(store.contents.used_by(1)) == 1, "the catalogue"
     store.database.close()

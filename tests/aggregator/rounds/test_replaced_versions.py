@@ -33,7 +33,6 @@ from tests.fakes.homes import command
 from tests.fakes.scatter_updates import of_triples
 from tests.fakes.tasks import add_task, task_text
 
-HITS = 'metrics = ["hr10"]\n'
 WIDER = ("columns = 8", "columns = 12")
 PLAIN = ("[evaluation]", '[scatter.optimizer]\nname = "plain"\n[evaluation]')
 
@@ -83,7 +82,7 @@ def best(fleet: Fleet, run: Callable[..., str]) -> tuple[int | None, list[int], 
 def test_figures_of_a_model_that_was_replaced_are_no_measure(
     tmp_path: Path, run: Callable[..., str]
 ) -> None:
-    fleet = Fleet(tmp_path, HITS + "[models]\nkeep_last = 2\nkeep_best = 1")
+    fleet = Fleet(tmp_path, "[models]\nkeep_last = 2\nkeep_best = 1")
     for share in (0.9, 0.5):
         fleet.play(hits(share))
     assert best(fleet, run) == (0, [0], [2, 1, 0])
@@ -110,7 +109,7 @@ def test_figures_of_a_model_that_was_replaced_are_no_measure(
 def test_another_server_optimizer_leaves_the_model_what_it_is(
     tmp_path: Path, run: Callable[..., str]
 ) -> None:
-    fleet = Fleet(tmp_path, HITS + "early_stopping = 2\n[models]\nkeep_last = 2\nkeep_best = 1")
+    fleet = Fleet(tmp_path, "early_stopping = 2\n[models]\nkeep_last = 2\nkeep_best = 1")
     for share in (0.5, 0.9, 0.4, 0.4):
         fleet.play(hits(share))
     assert fleet.parts.first.rounds.rests  # with version 1's model, as version 5

@@ -98,9 +98,12 @@ def test_whoever_kills_it_says_nothing_of_the_artifact(
 ) -> None:
     folder = make_bomb("loop", linear, tmp_path / "bomb")
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL if waits else signal.SIG_IGN)
+    # What nohup started ignores a hang-up, and so does what that starts.
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         result = try_artifact(folder, TrialLimits(1e6), _kill_when_it_runs(ends))
     finally:
+        signal.signal(signal.SIGHUP, hung_up)
         signal.signal(signal.SIGCHLD, before)
     assert result is not None and result.reason is Reason.KILLED and not result.certain
     assert "ended from outside" in result.detail

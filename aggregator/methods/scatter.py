@@ -563,7 +563,7 @@ class ScatterMethod(SummingMethod):
 
     def _parts_follow(self) -> None:
         multiple = self._settings.item_multiple
-        self._loss: ScatterLoss = self._new_loss()
+        self._loss = self._new_loss()
         self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
         self._held = self._none_held()
         self._total = FixedPointSum(self._shape) if self._adds_up else None

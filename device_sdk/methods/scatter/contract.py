@@ -135,51 +135,38 @@ def decode_scatter_update(
 ) -> Update:
     """The update in ``body`` of ``sender`` for an item matrix [items, width]. A ``width`` of 0
     stands for the one that the body of a least-squares update names. Raises ``WireError``."""
-    if is_factored(body):
-        return _factored(decode_factored(body, items=items, width=width), round_id, sender)
-    return _sparse(decode_sparse(body, items=items, width=width), round_id, sender)
+    decode = decode_factored if is_factored(body) else decode_sparse
+    return _update(decode(body, items=items, width=width), round_id, sender)
 
 
 def decode_scatter_updates(
     bodies: Sequence[tuple[bytes, str]], round_id: int, items: int, width: int
 ) -> list[Update | WireError]:
     """The updates in many bodies, each with its sender; an error in the place of a bad one."""
-    found: dict[int, Update | WireError] = {}
-    factored = [place for place, (body, _) in enumerate(bodies) if is_factored(body)]
-    some = [bodies[place][0] for place in factored]
-    for place, each in zip(
-        factored, decode_factored_each(some, items=items, width=width), strict=True
-    ):
-        if not isinstance(each, WireError):
-            found[place] = _factored(each, round_id, bodies[place][1])
-        else:
-            found[place] = each
-    sparse = [place for place in range(len(bodies)) if place not in found]
-    rest = [bodies[place][0] for place in sparse]
-    for place, one in zip(sparse, decode_sparse_each(rest, items=items, width=width), strict=True):
-        if not isinstance(one, WireError):
-            found[place] = _sparse(one, round_id, bodies[place][1])
-        else:
-            found[place] = one
-    return [found[place] for place in range(len(bodies))]
+    read: dict[int, SparseRows | FactoredRows | WireError] = {}
+    places = [place for place, (body, _) in enumerate(bodies) if is_factored(body)]
+    some = [bodies[place][0] for place in places]
+    read.update(zip(places, decode_factored_each(some, items=items, width=width), strict=True))
+    places = [place for place in range(len(bodies)) if place not in read]
+    some = [bodies[place][0] for place in places]
+    read.update(zip(places, decode_sparse_each(some, items=items, width=width), strict=True))
+    return [
+        found if isinstance(found := read[place], WireError) else _update(found, round_id, sender)
+        for place, (_, sender) in enumerate(bodies)
+    ]
 
 
-def _sparse(sparse: SparseRows, round_id: int, sender: str) -> Update:
-    tensors: dict[str, NDArray[Any]] = {
-        "columns": sparse.columns,
-        "rows": sparse.rows,
-        "values": sparse.values,
-    }
-    return Update(round_id=round_id, tensors=tensors, sender=sender)
-
-
-def _factored(found: FactoredRows, round_id: int, sender: str) -> Update:
-    tensors: dict[str, NDArray[Any]] = {
-        "rows": found.rows,
-        "pulls": found.pulls,
-        "factor": found.factor,
-        "counts": found.counts,
-        "users": np.asarray(found.users, dtype=np.int64),
-        "k": np.asarray(found.k, dtype=np.int64),
-    }
+def _update(found: SparseRows | FactoredRows, round_id: int, sender: str) -> Update:
+    tensors: dict[str, NDArray[Any]]
+    if isinstance(found, SparseRows):
+        tensors = {"columns": found.columns, "rows": found.rows, "values": found.values}
+    else:
+        tensors = {
+            "rows": found.rows,
+            "pulls": found.pulls,
+            "factor": found.factor,
+            "counts": found.counts,
+            "users": np.asarray(found.users, dtype=np.int64),
+            "k": np.asarray(found.k, dtype=np.int64),
+        }
     return Update(round_id=round_id, tensors=tensors, sender=sender)

@@ -130,7 +130,7 @@ class ScatterLearner(Learner):
 
         Raises LearnerError for a broadcast that holds no model.
         """
-        if loss_of(broadcast.settings) != LeastSquaresTraining.LOSS:
+        if self.personalises(broadcast):
             return self.users
         problem = LeastSquares.of(broadcast.tensors)
         return problem.vectors([Likes.of(rows) for rows in self._interactions.positives()])

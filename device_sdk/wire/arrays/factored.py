@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ from device_sdk.wire.arrays.sparse import (
     encode_numbers,
     encode_values,
     ids_of_each,
+    the_rest_apart,
     value_bytes,
 )
 from device_sdk.wire.codec.errors import WireError
@@ -157,14 +159,7 @@ def decode_factored_each(
             _read_together(group, bodies, _FORMATS[code], (items, columns), found)
         except WireError:
             continue  # one of them is bad: each is read by itself
-    return [_one(bodies[place], items, width) if r is None else r for place, r in enumerate(found)]
-
-
-def _one(body: bytes, items: int, width: int) -> FactoredRows | WireError:
-    try:
-        return decode_factored(body, items=items, width=width)
-    except WireError as error:
-        return error
+    return the_rest_apart(found, bodies, partial(decode_factored, items=items, width=width))
 
 
 class _OfOne(NamedTuple):

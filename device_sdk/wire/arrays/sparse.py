@@ -9,10 +9,11 @@ scale for each row, then a byte each (``tensors.py``).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
+T = TypeVar("T")
 _MOST_BYTES = 5
 LARGEST_ID = 2**31 - 1
 
@@ -226,14 +228,22 @@ def decode_sparse_each(
             alike.setdefault((body[0], sliced.columns), []).append(sliced)
     for (code, columns), group in alike.items():
         _read_together(group, _FORMATS[code], (items, width), columns, found)
-    return [_one(bodies[place], items, width) if r is None else r for place, r in enumerate(found)]
+    return the_rest_apart(found, bodies, partial(decode_sparse, items=items, width=width))
 
 
-def _one(body: bytes, items: int, width: int) -> SparseRows | WireError:
-    try:
-        return decode_sparse(body, items=items, width=width)
-    except WireError as error:
-        return error
+def the_rest_apart(
+    found: Sequence[T | WireError | None], bodies: Sequence[bytes], decode: Callable[[bytes], T]
+) -> list[T | WireError]:
+    """What was ``found`` of each of ``bodies`` together; where nothing was, what ``decode`` makes
+    of it by itself, or its ``WireError``."""
+
+    def alone(body: bytes) -> T | WireError:
+        try:
+            return decode(body)
+        except WireError as error:
+            return error
+
+    return [alone(bodies[place]) if r is None else r for place, r in enumerate(found)]
 
 
 class _Sliced(NamedTuple):

@@ -198,26 +198,35 @@ def test_what_was_forgotten_is_forgotten_under_any_clock(make_stage: MakeStage) 
     assert _told(stage) == "forgotten"
 
 
-@pytest.mark.parametrize("days", [0.0, -5.0, 40.0])
-def test_a_backup_of_before_a_rotation_goes_on_under_another_machine_s_calendar(
-    make_stage: MakeStage, days: float
+def _bring_back_a_home_of_before_a_rotation(
+    stage: Stage, offset_seconds: float, on_for_seconds: float
 ) -> None:
-    stage = make_stage(judged=False, round_lines=_ROUNDS)
+    """A backup of version 2's home takes the place of the one whose keys were rotated since, on a
+    machine whose calendar is so far off. The aggregator went on for a while between the two, and
+    is not started again."""
     stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
     home, generation = stage.fleet.aggregator.folder, stage.store.facts.generation
     backup = home.with_name("backup")
     stage.kill_aggregator()
     shutil.copytree(home, backup)
     stage.start_aggregator()
-    stage.run(100.0)
+    stage.run(on_for_seconds)
     stage.now_seconds += 10 * _DAY_SECONDS
     assert stage.command("rotate", "keys") == 0
     stage.run(100.0)
     stage.kill_aggregator()
     shutil.rmtree(home)
     shutil.copytree(backup, home)
-    stage.offset_seconds = days * _DAY_SECONDS
+    stage.offset_seconds = offset_seconds
     assert stage.command("restored", "--after", str(generation)) == 0
+
+
+@pytest.mark.parametrize("days", [0.0, -5.0, 40.0])
+def test_a_backup_of_before_a_rotation_goes_on_under_another_machine_s_calendar(
+    make_stage: MakeStage, days: float
+) -> None:
+    stage = make_stage(judged=False, round_lines=_ROUNDS)
+    _bring_back_a_home_of_before_a_rotation(stage, days * _DAY_SECONDS, on_for_seconds=100.0)
     stage.start_as_told()
 
 
@@ -227,20 +236,7 @@ def test_devices_say_what_to_run_where_no_broker_shows_that_keys_were_rotated_si
     make_stage: MakeStage, caplog: pytest.LogCaptureFixture, hours: float, restarted: bool
 ) -> None:
     stage = make_stage(judged=False, round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
-    home, generation = stage.fleet.aggregator.folder, stage.store.facts.generation
-    backup = home.with_name("backup")
-    stage.kill_aggregator()
-    shutil.copytree(home, backup)
-    stage.start_aggregator()
-    stage.now_seconds += 10 * _DAY_SECONDS
-    assert stage.command("rotate", "keys") == 0
-    stage.run(100.0)
-    stage.kill_aggregator()
-    shutil.rmtree(home)
-    shutil.copytree(backup, home)
-    stage.offset_seconds = hours * 3600.0
-    assert stage.command("restored", "--after", str(generation)) == 0
+    _bring_back_a_home_of_before_a_rotation(stage, hours * 3600.0, on_for_seconds=0.0)
     stage.start_aggregator()
     stage.replace_broker()
     for device in stage.devices if restarted else ():

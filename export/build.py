@@ -17,6 +17,7 @@ from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
 from export.errors import ExportError
 from export.gradient_rules import GradientRule
+from export.hooks import hooks_of
 from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
 from export.layout import LayoutSlot, lay_out, lay_out_buffers
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
@@ -271,6 +272,7 @@ def _problem(
         metrics=sources,
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
+        hooks=hooks_of(model, trained),
     )
     with left_as_it_was(model):
         trial = try_step(problem, trained, trainable)

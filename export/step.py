@@ -24,6 +24,7 @@ from export.axes import Axes, Shape
 from export.draws import drawn_so_far, refuse_draws
 from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
+from export.hooks import Hooks, hung_on, refuse_memory
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
 from export.optimizers.passing import passing_over
@@ -72,6 +73,8 @@ class Problem:
     """Whether the step branches on data: then ``unused`` is so in every way that was recorded."""
     held: Mapping[int, str] = field(default_factory=dict)
     """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
+    hooks: Hooks = field(default_factory=dict)
+    """What is called with the parameters' gradients."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:
@@ -287,6 +290,7 @@ def train_step(
         name: (value.clone() if name in problem.written else value).detach().requires_grad_()
         for name, value in parameters.items()
     }
+    hung_on(leaves, problem.hooks)
     # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
     watched = {n: buffers[n].requires_grad_() for n in problem.unused} if problem.branches else {}
@@ -465,6 +469,8 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     attributes = [(place, dict(vars(module))) for place, module in problem.model.named_modules()]
     held = _copies(problem.model)
     leaves = {name: held[name].requires_grad_() for name in trained}
+    zero = torch.zeros((), dtype=torch.int64)
+    refuse_memory(problem.hooks, held, lambda: rewrites(Randomness(zero, zero)))
     before = drawn_so_far()
     try:
         losses, left = _losses_on_example(problem, held, rewrites)
@@ -717,5 +723,6 @@ def _evaluated(problem: Problem, tensors: Mapping[str, Tensor], batch: Batch) ->
             raise
     trained = {m.name for slot in problem.parameter_slots for m in slot.members}
     own = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
+    hung_on({n: t for n, t in own.items() if t.requires_grad}, problem.hooks)
     with torch.enable_grad():
         return _call(problem, problem.loss, own, batch)[0]

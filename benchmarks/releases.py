@@ -81,9 +81,9 @@ def newest(wheel: Path) -> list[str]:
 
 
 def lowest(wheel: Path) -> list[str]:
-    """The wheel's own requirements, each at the lowest release that it allows."""
+    """The wheel's own requirements, each at the lowest minor release that it allows."""
     return [
-        f"{requirement.name}=={bound.version}"
+        f"{requirement.name}=={bound.version if '.' in bound.version else bound.version + '.0'}.*"
         for requirement in required(wheel)
         for bound in requirement.specifier
         if bound.operator == ">="

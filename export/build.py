@@ -329,11 +329,14 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     specs = input_specs(problem)
     say("tracing the step")
     trained: set[str] = set()
+    own = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
+    held = {f"state.{slot.name}": slot.pack(own).detach() for slot in problem.slots if slot.kept}
     step = record(
         lambda inputs: train_step(problem, inputs, trainable, trained),
         specs,
         problem.axes,
         problem.model,
+        held,
     )
     if not trained:
         raise ExportError("the loss does not depend on any parameter")
@@ -345,6 +348,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             given,
             problem.axes,
             problem.model,
+            held,
         )
     except ExportError as error:
         raise ExportError(
@@ -362,6 +366,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             given,
             problem.axes,
             problem.model,
+            held,
         )
     say("lowering")
     verified = ("gradient.", "written.", "without")

@@ -702,7 +702,9 @@ def _in_evaluation_mode(
     try:
         with rewrites(Randomness(zero, zero)), torch.no_grad():
             if problem.predict is None or with_losses:
-                losses, outputs = _split_loss(problem, _evaluated(problem, tensors, batch))
+                result = _evaluated(problem, tensors, batch)
+                asked = questions_of(next(iter(batch.values())))
+                losses, outputs = _split_loss(problem, _in_this_way(result, asked))
                 outputs = outputs or losses
             if problem.predict is not None:
                 predicted, _ = _call(problem, problem.predict, tensors, batch)

@@ -16,6 +16,7 @@ from device_sdk.artifact import Manifest
 from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
 from export.errors import ExportError
+from export.given import described_metrics, named_axes, named_tensors, refuse_other_kinds
 from export.gradient_rules import GradientRule
 from export.hooks import hooks_of
 from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
@@ -141,6 +142,11 @@ def export_train_step(
     Raises ExportError naming the operator, the module's path and what to use instead, or the worst
     tensor and its error where verification fails; nothing is written then.
     """
+    refuse_other_kinds(
+        model, loss, directory, name=name, gradient=gradient, predict=predict, progress=progress
+    )
+    example_batch, dynamic = named_tensors(example_batch), named_axes(dynamic)
+    metrics = described_metrics(metrics)
     # Another thread's export of the same model holds its parameters while it runs the step.
     with (
         reported(progress) as say,
@@ -152,7 +158,7 @@ def export_train_step(
         while True:
             problem = _problem(
                 model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
-                metrics or {}, beyond,
+                metrics, beyond,
             )  # fmt: skip
             try:
                 graphs = lower(problem, say)

@@ -17,16 +17,18 @@ import torch
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanFunction
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import maybe_get_fake_mode
-from torch.fx.experimental.symbolic_shapes import (
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    uninteresting_files,
-)
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.functions import Min, Mod, PythonMod
 
 from export.errors import ExportError
+from export.insides import (
+    GuardOnDataDependentSymNode,
+    Min,
+    Mod,
+    PythonMod,
+    ShapeEnv,
+    maybe_get_fake_mode,
+    tree_leaves,
+    uninteresting_files,
+)
 from export.origins import Origins
 
 MOST_WAYS = 16

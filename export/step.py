@@ -14,9 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from device_sdk.artifact import MetricSource
 from export.arguments import changed
@@ -25,6 +23,7 @@ from export.draws import drawn_so_far, refuse_draws
 from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
 from export.hooks import Hooks, hung_on, refuse_memory
+from export.insides import disable_current_modes, is_fake
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
 from export.optimizers.passing import passing_over
@@ -126,7 +125,7 @@ def _numpy(tensor: Tensor, **how: Any) -> Any:
     """
     if is_fake(tensor):
         raise RuntimeError(".numpy() is not supported for what a step computes")
-    with _disable_current_modes():
+    with disable_current_modes():
         return tensor.numpy(**how)
 
 

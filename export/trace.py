@@ -14,19 +14,21 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
-from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    StatelessSymbolicContext,
-)
 
 from export.axes import Axes, Shape
 from export.errors import ExportError
+from export.insides import (
+    DimDynamic,
+    FakeTensorMode,
+    PythonKeyTracer,
+    StatelessSymbolicContext,
+    SymNode,
+    enable_python_dispatcher,
+    is_fake,
+    make_fx,
+    proxy_tensor,
+    use_lazy_graph_module,
+)
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
@@ -367,7 +369,7 @@ def _graph(function: Callable[..., Any], fakes: Mapping[str, Tensor]) -> fx.Grap
         tracing_mode="real",
         _disable_torch_fn_metadata_mode=True,
     )
-    with patched(_NOT_NOTED), _use_lazy_graph_module(True):
+    with patched(_NOT_NOTED), use_lazy_graph_module(True):
         return recording(*fakes.values())
 
 

@@ -21,7 +21,6 @@ import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.load import CheckedGraph
@@ -29,6 +28,7 @@ from device_sdk.artifact.onnx_reader import read_onnx
 from export.arguments import changed
 from export.errors import ExportError
 from export.in_place import BOUNDS
+from export.insides import TorchDispatchMode
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.passing import passing_over

@@ -11,11 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import is_fake, maybe_get_fake_mode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
+from export.insides import (
+    OpOverload,
+    disable_current_modes,
+    get_proxy_mode,
+    get_proxy_slot,
+    is_fake,
+    maybe_get_fake_mode,
+    tree_leaves,
+)
 from export.mutation import live_nodes
 from export.sizes import Sizes
 
@@ -49,7 +54,7 @@ def _is_of_constants(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return True
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return node.op == "call_function" and getattr(target, "__name__", "") == "getitem"
     leaves = tree_leaves(node.meta.get("val"))
     random = torch.Tag.nondeterministic_seeded in target.tags
@@ -85,7 +90,7 @@ def _written(node: fx.Node) -> set[fx.Node]:
 
 def _computed(node: fx.Node, needed: set[fx.Node], held: dict[fx.Node, Tensor], root: Any) -> Any:
     found: dict[fx.Node, Any] = {}
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         for each in (one for one in node.graph.nodes if one in needed):
             if each in held:
                 found[each] = held[each]

@@ -19,12 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
-from torch.fx.experimental.sym_node import SymNode
-from torch.utils._sympy import functions as torch_sympy
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from export.errors import ExportError
+from export.insides import SymNode, SymT, is_fake, symbol_is_type, torch_sympy
 from export.rewrites import Equals, Replacement
 from export.rewrites.constants import value_of
 

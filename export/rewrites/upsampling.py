@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from export.insides import disable_current_modes
 from export.rewrites import Replacement
 from export.rewrites.recurrent_scans import opaque, project
 from export.short_gradients import ShortGradient
@@ -85,7 +85,7 @@ def interpolate(
     sizes = [n for n in input.shape[2:] if isinstance(n, int)]
     if mode not in _SEPARABLE or len(sizes) < rank or not 1 <= rank <= 3 or antialias:
         return _torchs_own(input, *given)
-    with _disable_current_modes():
+    with disable_current_modes():
         wanted = _torchs_own(torch.zeros(1, 1, *sizes), *given).shape[2:]
     factors = [after // before for before, after in zip(sizes, wanted, strict=True)]
     whole = [f * before for f, before in zip(factors, sizes, strict=True)] == list(wanted)
@@ -124,7 +124,7 @@ def _matrix(
     before: int, after: int, scale: float | None, mode: str, align_corners: bool | None
 ) -> Tensor:
     """[after, before]: what torch makes of each unit vector of an axis."""
-    with _disable_current_modes():
+    with disable_current_modes():
         units = torch.eye(before)
         # Bicubic exists for pictures alone: those of one row.
         flat = mode == "bicubic"

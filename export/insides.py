@@ -88,6 +88,7 @@ def missing(taken: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 def _found(place: str) -> Any:
     path = place.removesuffix("()")
+    owner: Any
     try:
         owner = importlib.import_module(path)
     except ImportError:

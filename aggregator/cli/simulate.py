@@ -73,7 +73,6 @@ def run_name(text: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("task", nargs="?", type=Path, metavar="TASK.toml", help="as serve reads it")
-    parser.set_defaults(spare="task")
     parser.add_argument("--example", type=Path, metavar="DIR", help="write one, and run nothing")
     parser.add_argument(
         "--data", metavar="MODULE:FUNCTION", help="what the devices have, or FILE.py:FUNCTION"

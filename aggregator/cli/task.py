@@ -78,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="of the task; of check, the file to look at"
     )
-    parser.set_defaults(spare="name")
     parser.add_argument(
         "--from", dest="file", type=Path, metavar="FILE", help="of add and replace: the task file"
     )

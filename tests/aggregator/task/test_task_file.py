@@ -88,6 +88,9 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
         "metrics": MetricsSettings,
     }.items():
         assert set(tables[name]) == {field.name for field in fields(kind)}
+    # What is an example and refused by the defaults says so.
+    assert "least squares, the default, trains no graph, and refuses an artifact" in task_template()
+    assert "refuses an artifact" not in task_template("fedavg")
     settings = [line for line in task_template().splitlines() if re.search(r"\w = ", line)]
     assert [line for line in settings if not re.search(r" # \w", line)] == []
     assert max(map(len, task_template().splitlines())) <= 100

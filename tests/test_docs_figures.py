@@ -36,6 +36,7 @@ PRINTED = [
     ),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
+    ("methods/scatter.md", "What rows reveal", ["privacy --seeds 1"]),
 ]
 """Page, heading, and the benchmarks whose stored runs its tables and decimals are of."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")

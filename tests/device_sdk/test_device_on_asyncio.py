@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs/asyncio.md"
 
 
 @pytest.fixture
-def app() -> ModuleType:
+def app() -> Any:
     """The page's program as a module."""
     found = re.search(r"<!-- run: app -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found
@@ -44,7 +44,7 @@ def quickly(home: str, url: str, code: str) -> Device:
 
 
 def test_the_app_learns_beside_its_loop_and_ends_when_it_is_cancelled(
-    mosquitto: Mosquitto, tmp_path: Path, app: ModuleType, monkeypatch: pytest.MonkeyPatch
+    mosquitto: Mosquitto, tmp_path: Path, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, threads = str(tmp_path / "home"), dict[str, set[str]]()
 
@@ -93,7 +93,7 @@ def test_the_app_learns_beside_its_loop_and_ends_when_it_is_cancelled(
 
 
 def test_an_enrolment_that_is_cancelled_gives_the_home_back(
-    mosquitto: Mosquitto, tmp_path: Path, app: ModuleType
+    mosquitto: Mosquitto, tmp_path: Path, app: Any
 ) -> None:
     home = tmp_path / "home"
     with SmallAggregator(mosquitto.url) as aggregator:

@@ -39,7 +39,7 @@ from device_sdk.methods.attention.contract import (
 )
 from device_sdk.methods.state import Entry, RestoreError, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
 
 # What a task file may choose about attention.
 
@@ -95,7 +95,7 @@ def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
             "bad-values", f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]"
         )
     # NaN fails the comparison too.
-    if not float(np.abs(vector).max()) <= LARGEST_OF_EVERY_CODEC:
+    if not float(np.abs(vector).max()) <= LARGEST_TO_HAND_ON:
         raise Refused("bad-values", "a value is not finite or is absurdly large")
 
 
@@ -115,7 +115,7 @@ def _checked_width(update: Update, widths: int) -> int:
 Floats = NDArray[np.float32]
 _TINY = np.float32(1e-12)
 # What every codec carries: only sketches of absurd models are longer.
-_LARGEST = np.float32(LARGEST_OF_EVERY_CODEC)
+_LARGEST = np.float32(LARGEST_TO_HAND_ON)
 
 
 def gap_sketches(

@@ -8,7 +8,7 @@ optimization, algorithm 2: the mean difference, negated, is the server's gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ from aggregator.methods.method import (
     RoundSummary,
     Said,
 )
-from aggregator.methods.model import Arrays, fitted
+from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldUpdates,
@@ -49,7 +49,12 @@ from aggregator.methods.sums import (
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
+from device_sdk.methods.fedavg.contract import (
+    FedAvgTraining,
+    SharedTensor,
+    exact_names,
+    shared_tensors,
+)
 from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
@@ -114,6 +119,8 @@ class FedAvgMethod(SummingMethod):
         parameters: the first model, by torch's names, as an artifact's ``initial`` holds them.
         buffers: likewise; float buffers (batch norm's statistics) are averaged, others left out.
         settings: of the task.
+        frozen: names among them of what no step moves: devices have it from the artifact, and it
+            travels no more.
 
     A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
     known of the fleet to judge them: in a task's first round, and while fewer than three devices
@@ -131,13 +138,15 @@ class FedAvgMethod(SummingMethod):
         parameters: Mapping[str, NDArray[Any]],
         buffers: Mapping[str, NDArray[Any]] | None = None,
         settings: FedAvgSettings | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
         self._settings = settings if settings is not None else FedAvgSettings()
         kept = self._settings.training.personal_names
-        self._layout = shared_tensors(parameters, buffers or {}, kept)
+        self._layout = shared_tensors(parameters, buffers or {}, kept, frozen)
         # Personal layers and counts of batches: of the model, and the devices' own.
         self._unshared = {*parameters, *(buffers or {})} - {one.name for one in self._layout}
         first = {**(buffers or {}), **parameters}
+        self._frozen = {name: first[name] for name in first if name in frozen}
         self._model = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
         if not np.isfinite(self._model).all():
             raise ValueError("the first model holds values that are not finite")
@@ -163,19 +172,35 @@ class FedAvgMethod(SummingMethod):
 
     @property
     def model(self) -> dict[str, Floats]:
-        """The global model's shared parameters and float buffers by torch's names: copies."""
-        return {
+        """The global model's shared parameters and float buffers by torch's names, and what is
+        frozen: copies."""
+        shared = {
             one.name: part.reshape(one.shape).copy()
             for one, part in zip(self._layout, self._parts(), strict=True)
         }
+        return {**shared, **{name: array.copy() for name, array in self._frozen.items()}}
 
     @property
     def model_arrays(self) -> dict[str, Floats]:
         """As :attr:`model`: what devices share, without their personal layers."""
         return self.model
 
+    def fits(self, name: str, array: NDArray[Any]) -> bool:
+        """See :class:`~aggregator.methods.method.Method`; what is frozen is the artifact's."""
+        own = self._frozen.get(name)
+        return super().fits(name, array) and (own is None or np.array_equal(own, array))
+
     def begin_with(self, model: Arrays) -> None:
-        """Takes the shared tensors; those that devices keep to themselves may be there."""
+        """Takes the shared tensors; those that devices keep to themselves may be there, and frozen
+        ones as they are in the artifact."""
+        other = [
+            name for name in model if name in self._frozen and not self.fits(name, model[name])
+        ]
+        if other:
+            raise ModelMismatch(
+                f"{other[0]!r} is frozen, and devices have it from the artifact, which has other "
+                "values of it: export the artifact from this model"
+            )
         found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)
         self._model = np.concatenate([array.reshape(-1) for array in found.values()])
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
@@ -201,6 +226,7 @@ class FedAvgMethod(SummingMethod):
                 for one, part in zip(self._layout, self._parts(), strict=True)
             },
             settings=self._settings.training.as_scalars(),
+            exact=exact_names(self._layout),
         )
 
     def check(self, update: Update) -> None:
@@ -459,4 +485,4 @@ class FedAvgBinding(Binding[FedAvgSettings]):
         kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
         parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
         buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
-        return FedAvgMethod(parameters, buffers, self.settings)
+        return FedAvgMethod(parameters, buffers, self.settings, artifact.manifest.frozen_members)

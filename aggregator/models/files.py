@@ -33,8 +33,6 @@ Format = Literal["safetensors", "onnx"]
 _PRODUCER = ("tessera", __version__)
 _USERS_TRIED = 5
 _TOLERANCE = 1e-4
-_MOVED = "running_"
-"""What torch calls the buffers that training moves: batch norm's statistics."""
 
 
 def model_files(
@@ -103,11 +101,11 @@ def _folder(task: Task, row: VersionRow) -> Path:
 
 def _whole(artifact: Artifact, model: Arrays) -> dict[str, NDArray[Any]]:
     """With the artifact's own values of buffers that no training moves, or no device shares."""
-    kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
+    frozen = artifact.manifest.frozen_members
     absent = [
-        name
-        for name, kind in kinds.items()
-        if name not in model and (kind == "parameter" or name.rpartition(".")[2].startswith(_MOVED))
+        member.name
+        for state, member in artifact.manifest.members()
+        if state.dtype == "float32" and member.name not in model and member.name not in frozen
     ]
     if absent:
         raise AggregatorError(

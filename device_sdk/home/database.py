@@ -19,7 +19,6 @@ from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
 from device_sdk.wire.arrays.tensors import (
-    Codec,
     TensorLimits,
     decode_tensors,
     require_encodable,
@@ -167,7 +166,7 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     The metadata say which dtype such an array comes back as. Raises ValueError for values that are
     not finite or exceed 1e12.
     """
-    require_encodable(arrays, Codec.FLOAT32)
+    require_encodable(arrays)
     stored, dtypes = {}, {}
     for name in sorted(arrays):
         array = stored[name] = np.asarray(arrays[name])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.safetensors import Array
 from device_sdk.errors import DeviceError, StateError
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
 from device_sdk.wire.publish.report import Reason
@@ -68,6 +68,32 @@ def labelled_samples(given: Samples, inputs: Collection[str], classes: int) -> B
             Reason.BAD_DATA,
         )
     return samples
+
+
+def least_rows(trainer: Trainer, entries: Collection[str], samples: int, batch_size: int) -> int:
+    """The fewest rows of a batch to train on, whose ``entries`` are cut into rows.
+
+    Raises :class:`Declined` where the device has too few samples for one such batch, LearnerError
+    where the task's batches are too small, whatever a device has.
+    """
+    least, fixed = trainer.artifact.rows(entries, to_train=True)
+    if 0 < samples < least:
+        raise too_few_samples(samples, least)
+    if batch_size < least or (fixed and batch_size > least):
+        raise LearnerError(
+            f"the task's batches are of {batch_size} samples, and a step of "
+            f"{trainer.artifact.name!r} takes {'exactly' if fixed else 'at least'} {least}"
+        )
+    return least
+
+
+def too_few_samples(samples: int, needed: int) -> Declined:
+    """Why a device with data takes no part."""
+    return Declined(
+        f"this device has {samples} sample{'s' * (samples != 1)} to train on; the task's model "
+        f"needs at least {needed}",
+        Reason.TOO_FEW_SAMPLES,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +206,11 @@ def train_epochs(
         extra: batch inputs that are the same for each step, not cut into rows.
         after_step: called after each step.
 
-    Raises what ``Trainer.step`` does; use :func:`unchanged_on_error` around whatever must be
-    undone then.
+    Raises what :func:`least_rows` and ``Trainer.step`` do; use :func:`unchanged_on_error` around
+    whatever must be undone then.
     """
     steps, seen, total = 0, 0, 0.0
-    least, _ = trainer.artifact.rows(samples.keys())
+    least = least_rows(trainer, samples.keys(), _length(samples), batch_size)
     for batch in epoch_batches(samples, batch_size, epochs, rng, least):
         rows = _length(batch)
         if extra is not None:

@@ -40,7 +40,10 @@ def learner(folder: Path, data: LocalData) -> FedAvgLearner:
 
 def opened(one: FedAvgLearner, training: FedAvgTraining, round_id: int = 1) -> Broadcast:
     method = FedAvgMethod(
-        one.trainer.parameters, one.trainer.buffers, FedAvgSettings(training=training)
+        one.trainer.parameters,
+        one.trainer.buffers,
+        FedAvgSettings(training=training),
+        one.trainer.artifact.frozen_members,
     )
     return method.open_round(round_id)
 

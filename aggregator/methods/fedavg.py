@@ -45,6 +45,7 @@ from aggregator.methods.summing import SummingMethod
 from aggregator.methods.sums import (
     MOST_UPDATES,
     FixedPointSum,
+    UnlikeSum,
 )
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
@@ -167,7 +168,7 @@ class FedAvgMethod(SummingMethod):
         )
         self._adds_up = 0
         self._moved: FixedPointSum | None = None
-        self._buffers_moved: FixedPointSum | None = None
+        self._buffers_moved: UnlikeSum | None = None
         self._clear()
 
     @property
@@ -217,7 +218,7 @@ class FedAvgMethod(SummingMethod):
             self._adds_up = 1
             self._bounds_follow()
             self._moved = FixedPointSum((self._trained,), self._bound)
-            self._buffers_moved = FixedPointSum((self._untrained,), self._buffers_bound)
+            self._buffers_moved = UnlikeSum((self._untrained,), self._buffers_bound)
         return Broadcast(
             round_id=round_id,
             version=self._version,
@@ -301,13 +302,9 @@ class FedAvgMethod(SummingMethod):
 
     def _add_pull(self, values: Floats, weight: int) -> None:
         assert self._moved is not None and self._buffers_moved is not None
-        trained = self._trained
-        for total, each in (
-            (self._moved, values[:trained]),
-            (self._buffers_moved, values[trained:]),
-        ):
-            units = total.array
-            units += total.units(each, weight)
+        units = self._moved.array
+        units += self._moved.units(values[: self._trained], weight)
+        self._buffers_moved.add(values[self._trained :], weight)
 
     def _difference(self) -> Floats:
         """The mean of what was absorbed; what was held is judged now."""
@@ -323,7 +320,7 @@ class FedAvgMethod(SummingMethod):
             own = max((float(pull[: self._trained].max()) for pull in pulls), default=0.0)
             others = max((float(p[self._trained :].max(initial=0)) for p in pulls), default=0.0)
             self._moved = FixedPointSum((self._trained,), own)
-            self._buffers_moved = FixedPointSum((self._untrained,), others)
+            self._buffers_moved = UnlikeSum((self._untrained,), others)
             for values, weight in judged:
                 self._add_pull(values, weight)
         assert self._moved is not None and self._buffers_moved is not None
@@ -376,7 +373,7 @@ class FedAvgMethod(SummingMethod):
         self._held = HeldUpdates()
         sums = bool(self._adds_up)
         self._moved = FixedPointSum((self._trained,)) if sums else None
-        self._buffers_moved = FixedPointSum((self._untrained,)) if sums else None
+        self._buffers_moved = UnlikeSum((self._untrained,)) if sums else None
 
     def _require_sound(self) -> None:
         super()._require_sound()

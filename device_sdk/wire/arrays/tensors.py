@@ -122,8 +122,8 @@ def largest_of(values: NDArray[np.floating]) -> float:
     # NaN fails the comparison.
     if not largest <= LARGEST_VALUE:
         raise BeyondWire(
-            "a value is not finite or exceeds 1e12 in magnitude: look at the scale of the data, and "
-            "at the learning rate"
+            "a value is not finite or exceeds 1e12 in magnitude: look at the scale of the data, "
+            "and at the learning rate"
         )
     return largest
 

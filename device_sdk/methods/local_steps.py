@@ -16,6 +16,7 @@ from device_sdk.errors import DeviceError, StateError
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.tensors import LARGEST_VALUE
 from device_sdk.wire.publish.report import Reason
 
 # A trainer's state as part of a learner's: named arrays under ``trainer.``.
@@ -221,7 +222,20 @@ def train_epochs(
             after_step()
         if steps == most_steps:
             break
-    return StepsReport(steps, seen, total / seen if seen else math.nan)
+    return StepsReport(steps, seen, sayable(total / seen) if seen else math.nan)
+
+
+def sayable(loss: float) -> float:
+    """The mean loss of a round's steps, as it may be told to the aggregator, which takes none above
+    1e12. Raises LearnerError for a larger one: what led there is no model."""
+    # NaN fails the comparison.
+    if not abs(loss) <= LARGEST_VALUE:
+        raise LearnerError(
+            f"the mean loss of the round's steps is {loss:.3g}: look at the scale of the data, and "
+            "lower the learning rate",
+            Reason.NOT_FINITE,
+        )
+    return loss
 
 
 def predict_all(

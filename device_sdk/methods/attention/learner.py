@@ -38,6 +38,7 @@ from device_sdk.methods.learner import (
 from device_sdk.methods.local_steps import (
     least_rows,
     restore_trainer,
+    sayable,
     too_few_samples,
     trainer_state,
     unchanged_on_error,
@@ -170,6 +171,7 @@ class AttentionLearner(Learner):
             else:
                 loss = steps.alternate(mixer)
                 scores = mixer.scores(fleet.round_id)
+            loss = sayable(loss)
             vector = self._layout.flatten(self._trainer.parameters)
         self._vector, self._scores = vector, scores
         return Update(

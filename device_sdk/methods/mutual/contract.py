@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
-from device_sdk.wire.arrays.tensors import BeyondWire, in_halves
+from device_sdk.wire.arrays.tensors import BeyondWire, halved
 from device_sdk.wire.codec.errors import WireError
 
 # Samples that a device shows to the others, once: named arrays, compact.
@@ -94,7 +94,7 @@ def encode_samples(
                 codes = np.frombuffer(zlib.compress(codes.tobytes(), 9), dtype=np.uint8)
             coded[name] = codes
         else:
-            coded[name] = array.astype(form if in_halves(array) else np.float32)
+            coded[name] = halved(array) if form == "float16" else array.astype(form)
     return coded
 
 

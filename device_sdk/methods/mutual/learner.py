@@ -23,6 +23,7 @@ from device_sdk.methods.local_steps import (
     least_rows,
     predict_all,
     restore_trainer,
+    sayable,
     trainer_state,
     unchanged_on_error,
 )
@@ -64,7 +65,7 @@ class _Tally:
             ("public_loss", self.public),
             ("conflict_share", self.conflicts),
         )
-        return {name: float(np.mean(values)) for name, values in sides if values}
+        return {name: sayable(float(np.mean(values))) for name, values in sides if values}
 
 
 class MutualLearner(Learner):
@@ -134,8 +135,8 @@ class MutualLearner(Learner):
         sets = learnable(sets, together, self._trainer, training)
         with unchanged_on_error(self._trainer):
             tally = self._steps(together, sets, training)
+            metadata = tally.metadata()
             tensors = self._labels(own, sets, training)
-        metadata = tally.metadata()
         if own and not offered:
             tensors.update({f"public.{name}": array for name, array in coded.items()})
             metadata["mark"] = mark

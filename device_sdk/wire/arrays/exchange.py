@@ -13,6 +13,7 @@ is a canonical CBOR map of scalars; the arrays are named arrays (``tensors.py``)
 from __future__ import annotations
 
 import functools
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping
@@ -25,7 +26,6 @@ from numpy.typing import NDArray
 
 from device_sdk.fields import require_declared
 from device_sdk.wire.arrays.tensors import (
-    LARGEST_VALUE,
     BeyondWire,
     Codec,
     TensorLimits,
@@ -192,12 +192,8 @@ def _scalars(values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
             raise TypeError(
                 f"{name!r} is of type {type(value).__name__}; expected bool, int, float or str"
             )
-        # NaN fails the comparison.
-        if isinstance(value, float) and not abs(value) <= LARGEST_VALUE:
-            raise BeyondWire(
-                f"{name!r} is {value}; expected a finite number, 1e12 at most: look at the scale "
-                "of the data, and at the learning rate"
-            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BeyondWire(f"{name!r} is {value}; expected a finite number")
     return MappingProxyType(dict(values))
 
 

@@ -245,9 +245,10 @@ def encode_values(
     return encode_values(values, Codec(codec - 1), rng)
 
 
-def in_halves(values: NDArray[np.floating]) -> bool:
-    """Whether float16 holds them; raises :class:`BeyondWire` where no codec does."""
-    return _fit_halves(largest_of(values))
+def halved(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """As float16 where that holds them, else as float32. Raises :class:`BeyondWire` where neither
+    does."""
+    return values.astype(np.float16 if _fit_halves(largest_of(values)) else np.float32)
 
 
 def _fit_halves(largest: float) -> bool:

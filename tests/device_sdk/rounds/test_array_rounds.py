@@ -51,7 +51,8 @@ def simulated(folder: Path, training: FedAvgTraining) -> FedAvgMethod:
         {name: array for name, array in artifact.initial.items() if kinds[name] == kind}
         for kind in ("parameter", "buffer")
     )
-    method = FedAvgMethod(parameters, buffers, FedAvgSettings(training=training))
+    settings = FedAvgSettings(training=training)
+    method = FedAvgMethod(parameters, buffers, settings, artifact.manifest.frozen_members)
     learners = [
         FedAvgLearner(
             lambda place=place: local_data(place),  # type: ignore[misc]

@@ -38,7 +38,7 @@ from device_sdk.wire.publish.manifest import EVERYONE
 
 _ROUNDS = 3
 _LOSSES = ("loss", "local_loss")
-_RISES = 1e3
+_RISES = 100.0
 """A loss that rises by so much in a few rounds does not come back."""
 _PARTNER = 0
 """Of the cases: the device that the others exchange with."""

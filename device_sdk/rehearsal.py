@@ -137,7 +137,12 @@ def cases(
     usual = max(2 * batch_size, 16)
     found = [
         Case(f"{usual} samples", device(draw(usual)), usual=True),
-        Case(f"{batch_size + 1} samples (a batch and one)", device(draw(batch_size + 1)), True),
+        Case(
+            f"{batch_size + 1} samples (a batch and one)",
+            device(draw(batch_size + 1)),
+            usual=True,
+            advice="export the model again: its artifact then says how many samples a step needs",
+        ),
     ]
     found += [
         Case(
@@ -195,7 +200,8 @@ def sentences(findings: Iterable[Finding]) -> list[str]:
     lines = []
     for (outcome, reason, advice), alike in found.items():
         titles = "; with ".join(each.case.title for each in alike)
-        detail = f": {alike[0].detail}" if alike[0].detail else ""
+        first, _, _ = alike[0].detail.partition(". ")
+        detail = f": {first}" if first else ""
         lines.append(f"{outcome}{f' ({reason})' * bool(reason)}: a device with {titles}{detail}")
         lines += [f"  what to do: {advice}"] if advice else []
     return lines
@@ -210,7 +216,7 @@ def problem_of(findings: Sequence[Finding]) -> str | None:
     return (
         f"a rehearsal with made-up data found that a device with {first.case.title} "
         f"{first.outcome if first.outcome != 'refused' else 'is refused'} ({first.reason}): "
-        f"{first.detail}"
+        f"{first.detail.partition('. ')[0]}"
     )
 
 

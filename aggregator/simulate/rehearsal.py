@@ -146,6 +146,9 @@ def main() -> None:
     artifacts, place = read_artifacts(task.artifacts, task.companions), int(said_place)
     manifest = artifacts[place].artifact.manifest
     kind = learner_class(task.binding.method_name)
+    if not issubclass(kind, Learner):
+        method = task.binding.method_name
+        finish(out, (), limits.seconds, f"not rehearsed: {method} trains with a device's own home")
     batch_size = int(getattr(training_of(task), "batch_size", 0)) or rows_of_example(manifest)
     rng = np.random.default_rng(0)
     title = (

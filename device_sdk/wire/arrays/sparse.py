@@ -407,7 +407,7 @@ def encode_parts(
         used.append(codec)
         payload += found
     widest = min(used)
-    if widest == value_format:
+    if int(widest) == int(value_format):
         return value_format, payload
     return encode_parts(parts, ValueFormat(widest), rng)
 

@@ -261,7 +261,7 @@ def _are_lost(values: NDArray[np.float32], codes: NDArray[np.int8]) -> bool:
     if zeros * whole < codes.size * most:
         return False  # mostly, and bytes are quickly counted
     there = np.count_nonzero(values)
-    return there > 0 and (zeros - (values.size - there)) * whole >= there * most
+    return bool(there > 0 and (zeros - (values.size - there)) * whole >= there * most)
 
 
 @dataclass(frozen=True, slots=True)

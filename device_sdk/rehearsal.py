@@ -23,6 +23,7 @@ from device_sdk.artifact.shapes import DTYPES, resolve
 from device_sdk.local_data import LocalData
 from device_sdk.system.words import in_words
 from device_sdk.trial import PASSED, TrialLimits, Untried, begin, end, say, supervised
+from device_sdk.wire.publish.report import Reason
 
 Outcome = Literal["trains", "declines", "fails", "refused"]
 
@@ -248,6 +249,8 @@ def supervise(
         return Rehearsed((f"there was no rehearsal: {why}",), None)
     if result is None:
         return None
+    if result.reason is Reason.STEP_TOO_LONG:
+        return Rehearsed((f"the rehearsal was ended: {result.detail} (--step-seconds)",), None)
     if result != PASSED:
         return Rehearsed((), f"the rehearsal did not come to its end: {result.detail}")
     told = json.loads(out.read_text(encoding="utf-8"))

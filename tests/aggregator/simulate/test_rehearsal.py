@@ -290,8 +290,8 @@ def test_an_artifact_that_hangs_ends_the_rehearsal(tmp_path: Path) -> None:
     linear_artifact(tmp_path / "linear")
     bomb = make_bomb("loop", tmp_path / "linear", tmp_path / "bomb")
     found = supervise("device_sdk.rehearsal", [str(bomb)], TrialLimits(1.0), tmp_path)
-    assert found is not None and found.lines == ()
-    assert "the rehearsal of a device with 16 samples did not end within 1 s" in str(found.problem)
+    assert found is not None and found.problem is None, "a slow machine is no fault of a task's"
+    assert "a device with 16 samples did not end within 1 s" in found.lines[0]
 
 
 def test_cases_have_the_artifacts_entries_and_are_told_apart() -> None:

@@ -173,30 +173,22 @@ class FedAvgMethod(SummingMethod):
 
     @property
     def model(self) -> dict[str, Floats]:
-        """The global model's shared parameters and float buffers by torch's names, and what is
-        frozen: copies."""
-        shared = {
+        """The global model's shared parameters and float buffers by torch's names: copies."""
+        return {
             one.name: part.reshape(one.shape).copy()
             for one, part in zip(self._layout, self._parts(), strict=True)
         }
-        return {**shared, **{name: array.copy() for name, array in self._frozen.items()}}
 
     @property
     def model_arrays(self) -> dict[str, Floats]:
         """As :attr:`model`: what devices share, without their personal layers."""
         return self.model
 
-    def fits(self, name: str, array: NDArray[Any]) -> bool:
-        """See :class:`~aggregator.methods.method.Method`; what is frozen is the artifact's."""
-        own = self._frozen.get(name)
-        return super().fits(name, array) and (own is None or np.array_equal(own, array))
-
     def begin_with(self, model: Arrays) -> None:
         """Takes the shared tensors; those that devices keep to themselves may be there, and frozen
         ones as they are in the artifact."""
-        other = [
-            name for name in model if name in self._frozen and not self.fits(name, model[name])
-        ]
+        frozen = [name for name in model if name in self._frozen]
+        other = [name for name in frozen if not np.array_equal(model[name], self._frozen[name])]
         if other:
             raise ModelMismatch(
                 f"{other[0]!r} is frozen, and devices have it from the artifact, which has other "

@@ -33,6 +33,8 @@ Format = Literal["safetensors", "onnx"]
 _PRODUCER = ("tessera", __version__)
 _USERS_TRIED = 5
 _TOLERANCE = 1e-4
+_MOVED = "running_"
+"""What torch calls the buffers that training moves: batch norm's statistics."""
 
 
 def model_files(
@@ -45,7 +47,7 @@ def model_files(
     """
     notes = _metadata(task.name, row, item_ids)
     if form == "safetensors":
-        return {"": safetensors.encode(model, notes)}
+        return {"": safetensors.encode({**_frozen(task, row), **model}, notes)}
     if bool(row.items) != task.binding.needs_catalogue:
         raise AggregatorError(
             f"version {row.version} is of another method, which task {task.name} had before it was "
@@ -89,6 +91,17 @@ def _standalone(task: Task, row: VersionRow, model: Arrays, notes: Mapping[str, 
     return onnx
 
 
+def _frozen(task: Task, row: VersionRow) -> dict[str, NDArray[Any]]:
+    """What no training moves of the artifact's model, where the task file still lists it: a version
+    holds the rest."""
+    for folder in task.artifacts:
+        if read_manifest(folder).id == row.artifact:
+            artifact = load_artifact(folder)
+            frozen = artifact.manifest.frozen_members
+            return {name: array for name, array in artifact.initial.items() if name in frozen}
+    return {}
+
+
 def _folder(task: Task, row: VersionRow) -> Path:
     for folder in task.artifacts:
         if read_manifest(folder).id == row.artifact:
@@ -101,11 +114,11 @@ def _folder(task: Task, row: VersionRow) -> Path:
 
 def _whole(artifact: Artifact, model: Arrays) -> dict[str, NDArray[Any]]:
     """With the artifact's own values of buffers that no training moves, or no device shares."""
-    frozen = artifact.manifest.frozen_members
+    kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
     absent = [
-        member.name
-        for state, member in artifact.manifest.members()
-        if state.dtype == "float32" and member.name not in model and member.name not in frozen
+        name
+        for name, kind in kinds.items()
+        if name not in model and (kind == "parameter" or name.rpartition(".")[2].startswith(_MOVED))
     ]
     if absent:
         raise AggregatorError(

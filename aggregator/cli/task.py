@@ -21,7 +21,7 @@ from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow, require_room
-from aggregator.task.artifacts import require_harmless
+from aggregator.task.artifacts import rehearsed, require_harmless
 from aggregator.task.check import NEXT_ROUND, changes, put_in, taken_in, without_fleet
 from aggregator.task.file import (
     FLEET_TABLES,
@@ -119,6 +119,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of add, check and replace: how long one step of an artifact, or the opening of its "
         f"graphs, may take, which is tried in a process of its own (default: {_STEP_SECONDS:g})",
     )
+    parser.add_argument(
+        "--data",
+        metavar="MODULE:FUNCTION",
+        help="of check: rehearse with samples of this function's first device, as of simulate "
+        "(default: made-up ones)",
+    )
     parser.add_argument("--json", action="store_true", help="of list and check: for programs")
 
 
@@ -140,6 +146,7 @@ def _refuse_options(arguments: argparse.Namespace, action: str) -> None:
         "--warm-start": (arguments.warm_start is not None, ("replace", "check")),
         "--replace": (arguments.replace is not None, ("check",)),
         "--now": (arguments.now, ("replace",)),
+        "--data": (arguments.data is not None, ("check",)),
         "--json": (arguments.json, ("list", "check")),
         "--version": (arguments.version is not None, ("show",)),
     }
@@ -487,19 +494,29 @@ def _require_harmless(task: Task, step_seconds: float) -> None:
 
 def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
     _require_harmless(task, arguments.step_seconds)
+    shows = rehearsed(task, arguments.step_seconds, arguments.data or "")
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
     notes = [note for note in (task.binding.note, alike) if note]
-    return {**said, "problem": None, "note": "; ".join(notes) or None}
+    problems = [each.problem for each in shows if each.problem is not None]
+    return {
+        **said,
+        "problem": f"{path}: {problems[0]}" if problems else None,
+        "note": "; ".join(notes) or None,
+        "rehearsal": [line for each in shows for line in each.lines],
+    }
 
 
 def _print_checked(said: dict[str, Any]) -> None:
     if said["problem"] is not None:
         print(printable(said["problem"]))
+        for line in said.get("rehearsal", ()):
+            print(printable(line))
         return
     lines = [f"{said['file']}: task {said['task']}, {said['method']}: right"]
     if said["note"] is not None:
         lines.append(f"  note: {said['note']}")
+    lines += [f"  {line}" for line in said.get("rehearsal", ())]
     found = said.get("changes")
     for each in found or []:
         values = " -> ".join(

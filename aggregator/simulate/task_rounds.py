@@ -299,9 +299,7 @@ class TaskSimulation:
             deadline = settings.deadline_seconds
             return publish(self._task, self._terms, opened, threshold, deadline, rng)
         except ValueError as error:
-            raise AggregatorError(
-                f"round {number}: the model cannot be sent: {error}; see task.broadcast_codec"
-            ) from None
+            raise AggregatorError(f"round {number}: the model cannot be sent: {error}") from None
 
     def _selected(self, published: PublishedRound) -> list[int]:
         manifest = published.manifest

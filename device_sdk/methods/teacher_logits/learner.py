@@ -21,6 +21,7 @@ from device_sdk.methods.local_steps import (
     StepsReport,
     epoch_batches,
     labelled_samples,
+    least_rows,
     restore_trainer,
     trainer_state,
     unchanged_on_error,
@@ -162,8 +163,8 @@ class TeacherLogitsLearner(Learner):
         sums = np.zeros((training.classes, training.classes))
         counts = np.zeros(training.classes, dtype=np.int64)
         steps, seen, total = 0, 0, 0.0
-        least, _ = trainer.artifact.rows(samples.keys())
         size, epochs = training.batch_size, training.epochs
+        least = least_rows(trainer, samples.keys(), len(samples.get(LABEL, ())), size)
         for batch in epoch_batches(samples, size, epochs, self._rng, least):
             rows = len(batch[LABEL])
             batch.update(extra)

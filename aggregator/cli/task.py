@@ -31,6 +31,7 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
     shipped_folder,
+    understood_catalogue,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
@@ -435,7 +436,8 @@ def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str,
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
     notes = [note for note in (task.binding.note, alike) if note]
-    return {**said, "problem": None, "note": "; ".join(notes) or None}
+    understood = None if task.catalogue is None else understood_catalogue(task.catalogue)[1]
+    return {**said, "problem": None, "note": "; ".join(notes) or None, "catalogue": understood}
 
 
 def _print_checked(said: dict[str, Any]) -> None:
@@ -445,6 +447,8 @@ def _print_checked(said: dict[str, Any]) -> None:
     lines = [f"{said['file']}: task {said['task']}, {said['method']}: right"]
     if said["note"] is not None:
         lines.append(f"  note: {said['note']}")
+    if said["catalogue"] is not None:
+        lines.append(f"  catalogue: {said['catalogue']}")
     found = said.get("changes")
     for each in found or []:
         values = " -> ".join(

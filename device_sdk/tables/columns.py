@@ -395,3 +395,41 @@ def _columns(places: Iterable[int]) -> str:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(printable(name, 40) for name in names[:8])
     return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+# What a catalogue has: an item a row, in an order that is never to change.
+
+
+def catalogue_columns(table: TextTable) -> Columns:
+    """The columns of item and title, the latter where there is one. Without a header they are the
+    first and the second. Raises TableError where that is not clear."""
+    first, rest = table.head[0], table.head[1:]
+    places, titles = _items_named(first), named("title", first)
+    known = [place for place in places if _rank("item", first[place]) in (0, 1)]
+    bare = len(places) == 1 and bool(set(titles) - set(places))
+    if known or bare or (len(first) == 1 and _plain(first[0]) in ("item", "items")):
+        if len(places) > 1:
+            raise _no_catalogue(table, f"several columns may be the item's: {_some(first)}")
+        left = tuple(place for place in titles if place not in places)[:1]
+        return Columns({"item": places, "title": left}, first)
+    if places or _stands_out(0, first, rest):
+        raise _no_catalogue(table, f"the first row, {_some(first)}, may be a header or an item")
+    if table.separator in (",", ";"):
+        raise _no_catalogue(
+            table, f"the rows may be ids, or ids and titles, such as {_some(first)}"
+        )
+    return Columns({"item": (0,), "title": (1,) if table.separator else ()})
+
+
+def _items_named(names: Sequence[str]) -> tuple[int, ...]:
+    alone = tuple(place for place, name in enumerate(names) if _plain(name) == "id")
+    places = named("item", names)
+    sure = any(_rank("item", names[place]) in (0, 1) for place in places)
+    return places if sure or not alone else alone
+
+
+def _no_catalogue(table: TextTable, why: str) -> TableError:
+    return TableError(
+        f"{table.name}: {why}; a first row of names says what is where, such as item, or "
+        "item<TAB>title"
+    )

@@ -105,7 +105,8 @@ class TextTable:
             for the others.
         separator: what stands between two cells; empty for a single column.
         width: how many cells nearly all rows have.
-        head: the first rows of that many, stripped of surrounding space; at most 1,000.
+        head: the first rows of that many, stripped of surrounding space; at most 1,000. Of a table
+            that may have one column, all of the first rows, no shorter than that.
         skipped: how many rows before the first of ``head`` are no part of the table: comments, and
             a spreadsheet's ``sep=;``.
     """
@@ -183,7 +184,7 @@ class _Dialect:
         if self.stand_in:
             lines = (line.replace(separator, self.stand_in) for line in lines)
         delimiter = self.stand_in or separator or _NEVER
-        match self.quoting if separator else "none":
+        match self.quoting:
             case "doubled":
                 return csv.reader(lines, delimiter=delimiter, strict=True)
             case "backslash":
@@ -398,7 +399,7 @@ def _of_width(
     head: list[tuple[str, ...]] = []
     skipped = 0
     for row in rows:
-        if not head and (not _holds(row) or _is_no_row(row, width)):
+        if not head and not ragged and (not _holds(row) or _is_no_row(row, width)):
             skipped += 1
             continue
         if not head and len(row) != width and not ragged:
@@ -407,7 +408,7 @@ def _of_width(
                 f"others have {width}: remove it, or complete it"
             )
         if len(row) == width or ragged:
-            head.append(tuple(cell.strip() for cell in row))
+            head.append((*(cell.strip() for cell in row), *[""] * (width - len(row))))
         if len(head) == HEAD_ROWS:
             break
     if not head:

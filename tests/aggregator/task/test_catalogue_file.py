@@ -11,17 +11,30 @@ from aggregator.task.file import read_catalogue_file, understood_catalogue
 
 FILES: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
     "ids": (b"f1\nf2\n\n", ("f1", "f2"), ("", "")),
-    "ids with commas, here and there": (b"Godfather, The\nAlien\n", ("Godfather, The", "Alien"), ("", "")),
+    "ids with commas, here and there": (
+        b"Godfather, The\nAlien\n",
+        ("Godfather, The", "Alien"),
+        ("", ""),
+    ),
     "ids and titles": (b"f1\tOne\nf2\n", ("f1", "f2"), ("One", "")),
     "a mark": ("\ufefff1\tOne\nf2\tTwo\n".encode(), ("f1", "f2"), ("One", "Two")),
-    "U+2028": ("f1\tPart one\u2028Part two\nf2\tTwo\n".encode(), ("f1", "f2"), ("Part one Part two", "Two")),
+    "U+2028": (
+        "f1\tPart one\u2028Part two\nf2\tTwo\n".encode(),
+        ("f1", "f2"),
+        ("Part one Part two", "Two"),
+    ),
     "a form feed": (b"f1\ta\x0cb\nf2\tTwo\n", ("f1", "f2"), ("a b", "Two")),
     "a header": (b"item\ttitle\r\nf1\tOne\r\n", ("f1",), ("One",)),
     "a header of ids": (b"item_id\nf1\nf2\n", ("f1", "f2"), ("", "")),
     "UTF-16": ("f1\tÉté\n".encode("utf-16"), ("f1",), ("Été",)),
-    "quotes": (b'id,title\nf1,"One,\ntwo"\nf2,"Say ""x"""\n', ("f1", "f2"), ("One, two", 'Say "x"')),
+    "quotes": (
+        b'id,title\nf1,"One,\ntwo"\nf2,"Say ""x"""\n',
+        ("f1", "f2"),
+        ("One, two", 'Say "x"'),
+    ),
     "MovieLens 100K, u.item": (
-        b"1|Toy Story (1995)|01-Jan-1995||http://x|0|0\n2|\"Caf\xe9\" II (1995)|01-Jan-1995||http://y|0|1\n",
+        b"1|Toy Story (1995)|01-Jan-1995||http://x|0|0\n"
+        b'2|"Caf\xe9" II (1995)|01-Jan-1995||http://y|0|1\n',
         ("1", "2"),
         ("Toy Story (1995)", '"Café" II (1995)'),
     ),
@@ -31,7 +44,8 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("Toy Story (1995)", "Jumanji (1995)"),
     ),
     "MovieLens latest, movies.csv": (
-        b'movieId,title,genres\r\n1,Toy Story (1995),Adventure\r\n11,"American President, The",Comedy\r\n',
+        b"movieId,title,genres\r\n1,Toy Story (1995),Adventure\r\n"
+        b'11,"American President, The",Comedy\r\n',
         ("1", "11"),
         ("Toy Story (1995)", "American President, The"),
     ),
@@ -51,7 +65,7 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("1",),
         ("Toy Story",),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("data", "items", "titles"), FILES.values(), ids=FILES)

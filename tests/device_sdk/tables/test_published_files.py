@@ -159,13 +159,14 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
     "an index of pandas'": (b",user_id,item_id\n0,anna,f1\n", {"anna": ["f1"]}),
     "items first": (b"item_id,user_id\nf1,anna\nf2,anna\n", {"anna": ["f1", "f2"]}),
     "ids and names": (
-        b"user_id,user_name,item_id,title,rating\n1,Anna,7,\"Godfather, The\",5\n",
+        b'user_id,user_name,item_id,title,rating\n1,Anna,7,"Godfather, The",5\n',
         {"1": ["7"]},
     ),
     "comments": (b"# of today\n%\nanna,f1\nanna,f2\nanna,f3\n", {"anna": ["f1", "f2", "f3"]}),
     "a header behind a number sign": (b"#user\titem\nanna\tf1\n", {"anna": ["f1"]}),
     "two files put together": (
-        b"user,item\nanna,f1\nuser,item\nbert,f2\n", {"anna": ["f1"], "bert": ["f2"]}
+        b"user,item\nanna,f1\nuser,item\nbert,f2\n",
+        {"anna": ["f1"], "bert": ["f2"]},
     ),
     "rows without an item, or cut off": (
         b"user,item,time\nanna,f1,2\nanna,,3\n,f2,4\nanna,NULL,5\n\nanna,f3,1\nanna,f",
@@ -182,9 +183,10 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         {"anna": ["f1", "f2", "f3"]},
     ),
     "thousandths of seconds": (
-        b"user,item,ts\nanna,f1,1700000000002\nanna,f2,1700000000001\n", {"anna": ["f2", "f1"]}
+        b"user,item,ts\nanna,f1,1700000000002\nanna,f2,1700000000001\n",
+        {"anna": ["f2", "f1"]},
     ),
-}  # fmt: skip
+}
 
 
 def by_user(data: bytes, folder: Path, reading: Reading | None = None) -> dict[str, list[str]]:
@@ -296,7 +298,7 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
         Reading({"user": "1", "item": "2"}),
         {"anna": ["1558746218", "1558746219"]},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("data", "asked", "answer", "expected"), AMBIGUOUS.values(), ids=AMBIGUOUS)

@@ -217,6 +217,8 @@ def status_line(status: DeviceStatus) -> str:
     if status.outcome != "trained":
         return f"{line} ({status.detail})" if status.detail else line
     line += f" with k = {status.k} on version {status.version}"
+    if status.unknown_items:
+        line += f", {status.unknown_items} of {status.items} items unknown"
     if status.receipted_round == status.round:
         return f"{line}; {status.verdict}{f' ({status.reason})' if status.reason else ''}"
     return f"{line}; update of {status.outbox_bytes:,} bytes on its way"

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import default_data_folder
+from device_sdk.system.command_line import print_any_text
 from examples.datasets.movielens import DatasetError, data_root, load_ml_100k
 
 Rows = NDArray[np.int64]
@@ -83,6 +84,7 @@ def _catalogue(data: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the task; returns the exit status."""
+    print_any_text()
     parser = argparse.ArgumentParser(
         prog="python -m examples.simulate",
         description=__doc__,
@@ -97,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"simulate: {error}", file=sys.stderr)
         return 1
     options.folder.mkdir(parents=True, exist_ok=True)
-    (options.folder / "catalogue.tsv").write_text("".join(f"{line}\n" for line in lines))
+    (options.folder / "catalogue.tsv").write_text(
+        "".join(f"{line}\n" for line in lines), encoding="utf-8"
+    )
     (options.folder / "task.toml").write_text(_TASK.format(name=options.data))
     function, users = ("ml_100k", 943) if options.data == "ml-100k" else ("ml_1m", 6040)
     print(

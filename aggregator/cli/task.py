@@ -493,7 +493,7 @@ def _name_in(path: Path) -> tuple[str, bool]:
     """The task that a file is of: its ``task.name``, or the file's own; and whether it has tables
     that the first task's alone has."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         found = values.get("task", {}).get("name")
     except (OSError, ValueError, RecursionError, AttributeError):
         return path.stem, False

@@ -305,7 +305,7 @@ def read_task(path: Path, fleet: SharedSettings | None = None) -> Task:
     after its task. Raises TaskError, which names the file and the key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

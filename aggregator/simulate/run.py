@@ -79,8 +79,7 @@ class Simulated:
 
     def remarks(self) -> Iterator[str]:
         """What whoever reads the table should know."""
-        if self._understood:
-            yield "\n  ".join(self._understood)
+        yield from self._understood
         unknown = [each for each in self._items.values() if each.unknown]
         if unknown:
             yield (

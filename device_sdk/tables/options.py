@@ -15,8 +15,8 @@ def add_reading(parser: argparse.ArgumentParser, option: str) -> None:
     """What a file does not say itself; ``option`` is the one that names the file."""
     group = parser.add_argument_group(
         f"how {option} is read",
-        "By itself: separators, quotes, gzip and encoding are found, a header's names tell the "
-        "columns (user_id, movieId, timestamp, ...), and what was understood is printed. A file "
+        "By itself: separators, quotes, gzip and encoding are found, a header's names tell the\n"
+        "columns (user_id, movieId, timestamp, ...), and what was understood is printed. A file\n"
         "that may mean several things is refused, with the option that decides.",
     )
     group.add_argument(

@@ -49,7 +49,7 @@ class TaskTable:
         artifact: a folder made by tessera-export, or shipped:mf.
         artifacts: several of them, smallest first.
         companions: artifacts that go with them, one for each or none at all (attention's).
-        catalogue: one item a line, append only: id, or id<TAB>title.
+        catalogue: one item a line, append only: id, or id<TAB>title, or a table with such a header.
         folder: what relative paths are relative to (default: this file's folder).
         broadcast_codec: how the model's numbers travel to devices.
         update_codec: how those of updates travel back.

@@ -194,23 +194,23 @@ def _take(table: TextTable, columns: Columns, progress: Progress) -> _Taken:
             if any(map(str.strip, row)):
                 left.note(f"of another number of columns than {width}", rows.line_num)
             continue
-        user, item = row[user_at].strip(), row[item_at].strip()
-        if user in MISSING or item in MISSING:
+        who, what = row[user_at].strip(), row[item_at].strip()
+        if who in MISSING or what in MISSING:
             if any(map(str.strip, row)):
                 left.note("without a user or an item", rows.line_num)
             continue
-        if table.damaged and UNREADABLE in user + item:
+        if table.damaged and UNREADABLE in who + what:
             left.note("with bytes that are no UTF-8", rows.line_num)
             continue
-        if header and item == header[item_at] and [cell.strip() for cell in row] == header:
+        if header and what == header[item_at] and [cell.strip() for cell in row] == header:
             left.note("that repeat the header", rows.line_num)
             continue
-        user_rows.append(users.setdefault(user, len(users)))
-        item_rows.append(items.setdefault(item, len(items)))
+        user_rows.append(users.setdefault(who, len(users)))
+        item_rows.append(items.setdefault(what, len(items)))
         if when:
             texts.append(row[when[0]].strip() if len(when) == 1 else _joined(row, when))
-    found = (np.array(each, dtype=np.int64) for each in (user_rows, item_rows))
-    return _Taken(*found, tuple(users), tuple(items), texts, left, surplus)
+    user, item = (np.array(each, dtype=np.int64) for each in (user_rows, item_rows))
+    return _Taken(user, item, tuple(users), tuple(items), texts, left, surplus)
 
 
 def _without_surplus(row: Sequence[str], width: int, room: tuple[int, int]) -> list[str]:
@@ -220,7 +220,10 @@ def _without_surplus(row: Sequence[str], width: int, room: tuple[int, int]) -> l
 
 
 def _joined(row: Sequence[str], when: Sequence[int]) -> str:
-    """A time in parts, as ISO 8601 writes it."""
+    """A time in parts, as ISO 8601 writes it; a day and a time of day as they are."""
+    if ":" in row[when[1]]:
+        day, clock = (row[place].strip() for place in when)
+        return f"{day} {'0' * (clock[1:2] == ':')}{clock}"
     parts = [row[place].strip().zfill(2) for place in when]
     date = "-".join([parts[0].zfill(4), *parts[1:3], *["01"][: 3 - len(parts[:3])]])
     return f"{date}T{':'.join(parts[3:])}" if len(parts) > 3 else date

@@ -23,8 +23,8 @@ from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
-from device_sdk.tables.columns import catalogue_columns
-from device_sdk.tables.text import UNREADABLE, TableError, open_table
+from device_sdk.tables.columns import Columns, catalogue_columns, names_a_catalogue
+from device_sdk.tables.text import UNREADABLE, TableError, TextTable, open_table
 from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
@@ -518,7 +518,7 @@ def understood_catalogue(path: Path) -> tuple[Catalogue, str]:
     Titles are one line: white space in them, line breaks too, becomes a space.
     """
     try:
-        table = open_table(path, one_column=True)
+        table = open_table(path, one_column=names_a_catalogue)
         columns = catalogue_columns(table)
         rows = list(islice(table.rows(), bool(columns.header), None))
     except TableError as error:
@@ -528,7 +528,8 @@ def understood_catalogue(path: Path) -> tuple[Catalogue, str]:
     while rows and not any(map(str.strip, rows[-1])):
         del rows[-1]  # empty lines at the end
     items, titles = (
-        tuple(_cell(row, places) for row in rows) for places in columns.places.values()
+        tuple(_cell(row, places, table, columns) for row in rows)
+        for places in columns.places.values()
     )
     try:
         if table.damaged and any(UNREADABLE in each for each in items):
@@ -543,8 +544,18 @@ def understood_catalogue(path: Path) -> tuple[Catalogue, str]:
     return found, f"{len(found):,} items, {titled:,} with titles; {columns.said(table.width)}"
 
 
-def _cell(row: Sequence[str], places: Sequence[int]) -> str:
-    return row[places[0]].strip() if places and places[0] < len(row) else ""
+def _cell(row: Sequence[str], places: Sequence[int], table: TextTable, columns: Columns) -> str:
+    """A row's item, or its title, which takes the cells that a row has too many: a title holds the
+    separator more likely than an id does."""
+    if not places:
+        return ""
+    (place,), surplus = places, max(0, len(row) - table.width)
+    title = columns.places["title"]
+    if surplus and title and place > title[0]:
+        place += surplus
+    if places != title or not surplus:
+        return row[place].strip() if place < len(row) else ""
+    return table.separator.join(row[place : place + 1 + surplus]).strip()
 
 
 def stored_catalogue(store: TaskStore) -> Catalogue | None:

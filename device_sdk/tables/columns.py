@@ -18,7 +18,7 @@ NO_COLUMN = "none"
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Where the roles are: indices of columns by role, from 0; several for a time whose parts
-    (year, month, day, hour, minute, second) have a column each.
+    (year, month, day, hour, minute, second; or day and time of day) have a column each.
 
     ``header``: the names of all columns; empty for a table without one.
     """
@@ -66,6 +66,7 @@ def _may_split(cells: Sequence[str], has_role: bool) -> bool:
 
 # Names of columns, in letters and figures alone: "User-ID", "userId" and "user_id:token" are one.
 
+_CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?( ?[AaPp][Mm])?")
 _SPACE = re.compile(r"\s")
 _TYPED = re.compile(r"[^:]+:(token|token_seq|float|float_seq)")
 _ID = r"(?:id|ids|key|no|nr|num|number|hash|idx|index|uid|uuid|guid|code)"
@@ -167,6 +168,7 @@ def interaction_columns(table: TextTable, reading: Reading) -> Columns:
     timeless = told.get("time") == NO_COLUMN
     if names or _is_header(table, numbers):
         header = table.head[0]
+        places: dict[str, tuple[int, ...]]
         places = {role: (place,) for role, place in numbers.items()}
         places |= {role: (_with_name(table, header, each),) for role, each in names.items()}
         for role in ("user", "item"):
@@ -248,7 +250,11 @@ def _time(table: TextTable, names: Sequence[str], used: set[int]) -> tuple[int, 
     if parts and not any(_rank("time", names[place]) in (0, 1) for place in places):
         return parts
     if places:
-        return (_found(table, "time", names),)
+        place = _found(table, "time", names)
+        days = [each for each, name in enumerate(names) if _rank("time", name) == 2]
+        if len(days) == 1 and place not in days and _is_of_a_day(table, place):
+            return days[0], place
+        return (place,)
     for place, name in enumerate(names):
         cells = [row[place] for row in table.head[1:]]
         if place in used or _OTHER_TIMES.search(_plain(name)):
@@ -259,6 +265,11 @@ def _time(table: TextTable, names: Sequence[str], used: set[int]) -> tuple[int, 
                 f"time={name} where they are of the interactions, time=none where not"
             )
     return ()
+
+
+def _is_of_a_day(table: TextTable, place: int) -> bool:
+    cells = [row[place] for row in table.head[1:] if row[place] not in MISSING]
+    return bool(cells) and all(map(_CLOCK.fullmatch, cells))
 
 
 def _parts(names: Sequence[str]) -> tuple[int, ...]:
@@ -400,18 +411,28 @@ def _some(names: Sequence[str]) -> str:
 # What a catalogue has: an item a row, in an order that is never to change.
 
 
+def names_a_catalogue(names: Sequence[str]) -> bool:
+    """Whether they are a header for sure: of several columns, one of which is the item's."""
+    if len(names) < 2:
+        return False
+    places, titles = _items_named(names), named("title", names)
+    sure = any(_rank("item", names[place]) in (0, 1) for place in places)
+    return bool(places) and (sure or bool(set(titles) - set(places)))
+
+
 def catalogue_columns(table: TextTable) -> Columns:
     """The columns of item and title, the latter where there is one. Without a header they are the
     first and the second. Raises TableError where that is not clear."""
     first, rest = table.head[0], table.head[1:]
-    places, titles = _items_named(first), named("title", first)
-    known = [place for place in places if _rank("item", first[place]) in (0, 1)]
-    bare = len(places) == 1 and bool(set(titles) - set(places))
-    if known or bare or (len(first) == 1 and _plain(first[0]) in ("item", "items")):
+    places = _items_named(first)
+    alone = len(first) == 1 and (
+        _plain(first[0]) in ("item", "items", "id", "ids") or _rank("item", first[0]) in (0, 1)
+    )
+    if alone or names_a_catalogue(first):
         if len(places) > 1:
             raise _no_catalogue(table, f"several columns may be the item's: {_some(first)}")
-        left = tuple(place for place in titles if place not in places)[:1]
-        return Columns({"item": places, "title": left}, first)
+        titles = tuple(place for place in named("title", first) if place not in places)
+        return Columns({"item": places, "title": titles[:1]}, first)
     if places or _stands_out(0, first, rest):
         raise _no_catalogue(table, f"the first row, {_some(first)}, may be a header or an item")
     if table.separator in (",", ";"):

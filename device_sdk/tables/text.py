@@ -205,11 +205,15 @@ def _quotings(source: _Source) -> Iterator[str]:
 
 
 def open_table(
-    path: str | os.PathLike[str], reading: Reading | None = None, *, one_column: bool = False
+    path: str | os.PathLike[str],
+    reading: Reading | None = None,
+    *,
+    one_column: Callable[[Sequence[str]], bool] | None = None,
 ) -> TextTable:
     """A text file's table: plain or packed by gzip; UTF-8, UTF-16 or UTF-32 with or without a mark,
     else Windows' or ISO's Latin-1; separated by tabs, `::`, commas, semicolons or bars; quoted or
-    not. ``one_column``: rows without any separator are a table too.
+    not. ``one_column``: rows without any separator are a table too, whose cells may hold one in
+    most rows; so a first row that it takes for a header decides.
 
     Raises TableError, OSError.
     """
@@ -222,14 +226,14 @@ def open_table(
     if _JSON.match(first):
         raise TableError(f"{name} is JSON; expected a table: a row a line, cells between commas")
     separator = _separator(source, reading.separator, first, name, one_column)
-    return _table(source, separator, name, ragged=one_column)
+    return _table(source, separator, name, ragged=one_column is not None)
 
 
 # From a file's bytes to its encoding.
 
 
 def _content(path: Path, name: str) -> bytes:
-    data = path.read_bytes()
+    data = path.read_bytes().removesuffix(b"\x1a")  # which ended files once
     if data.startswith(b"\x1f\x8b"):
         try:
             data = gzip.decompress(data)
@@ -293,7 +297,13 @@ def _decodes(data: bytes, encoding: str) -> bool:
 # From lines to cells.
 
 
-def _separator(source: _Source, told: str, first: str, name: str, one_column: bool) -> str:
+def _separator(
+    source: _Source,
+    told: str,
+    first: str,
+    name: str,
+    one_column: Callable[[Sequence[str]], bool] | None,
+) -> str:
     if told:
         separator = SEPARATORS.get(told, told)
         if separator != "::" and (len(separator) != 1 or separator in '"\r\n\x00'):
@@ -304,8 +314,12 @@ def _separator(source: _Source, told: str, first: str, name: str, one_column: bo
     if match := _SPREADSHEET.fullmatch(first.strip("\r\n")):
         return match[1]
     fits = {each: _fit(source, each) for each in SEPARATORS.values()}
-    if one_column and source.has("\t"):
-        return "\t"
+    if one_column:
+        if source.has("\t"):
+            return "\t"
+        for each in SEPARATORS.values():
+            if one_column(_first_row(source, each)):
+                return each
     # A list of single cells, too, may hold commas, but hardly in each of them.
     least = 0.999 if one_column else 0.5
     fit = {each: fits[each] for each in fits if fits[each][1] >= least}
@@ -314,6 +328,8 @@ def _separator(source: _Source, told: str, first: str, name: str, one_column: bo
             return sure
     blanks = fit.pop(" ", (False, 0.0))
     best = [each for each in fit if fit[each] == max(fit.values())]
+    if len(best) > 1 and "," in best and _is_decimal(source):
+        best.remove(",")
     if len(best) == 1:
         return best[0]
     if not best and one_column:
@@ -331,6 +347,15 @@ def _separator(source: _Source, told: str, first: str, name: str, one_column: bo
         f"{name}: the lines can be split by {names[0]} and by {names[1]}; --separator {names[0]} "
         f"or --separator {names[1]} decides"
     )
+
+
+def _first_row(source: _Source, separator: str) -> list[str]:
+    for quoting in _quotings(source):
+        try:
+            return next(_made(source, separator, quoting).rows(source.lines()), [])
+        except csv.Error:
+            continue
+    return []
 
 
 def _fit(source: _Source, separator: str) -> tuple[bool, float]:
@@ -353,6 +378,12 @@ def _fit(source: _Source, separator: str) -> tuple[bool, float]:
 def _is_numeric(source: _Source) -> bool:
     text = "".join(islice(source.lines(), HEAD_ROWS))
     return all(re.fullmatch(r"[0-9.eE+-]+", cell) for cell in text.split())
+
+
+def _is_decimal(source: _Source) -> bool:
+    """Whether every comma stands in a number."""
+    text = "".join(islice(source.lines(), HEAD_ROWS))
+    return not re.search(r"(?<!\d),|,(?!\d)", text)
 
 
 def _made(source: _Source, separator: str, quoting: str) -> _Dialect:
@@ -379,8 +410,7 @@ def _table(source: _Source, separator: str, name: str, *, ragged: bool) -> TextT
         del widths[0]  # empty lines
         return _of_width(source, dialect, widths, name, ragged=ragged)
     raise TableError(
-        f"{name} has quotes around cells, and cannot be read with them: {wrong}. A quote inside a "
-        "quoted cell is written twice"
+        f"{name} cannot be cut into cells: {wrong}. A quote inside of quotes is written twice"
     )
 
 

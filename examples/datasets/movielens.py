@@ -51,8 +51,9 @@ class Ratings:
             )
 
     def interactions(self) -> Interactions:
-        """All of them, as implicit feedback."""
-        return Interactions(self.user, self.item, self.user_ids, self.item_ids)
+        """All of them, as implicit feedback, each user's oldest first."""
+        order = np.argsort(self.timestamp, kind="stable")
+        return Interactions(self.user[order], self.item[order], self.user_ids, self.item_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +84,7 @@ def leave_one_out(ratings: Ratings) -> Split:
             f"{ratings.name}: user {ratings.user_ids[int(per_user.argmin())]} has "
             f"{int(per_user.min())} interactions; leaving one out needs two"
         )
-    kept = np.ones(len(ratings.user), np.bool_)
-    kept[held_out] = False
+    kept = order[~last]
     train = Interactions(ratings.user[kept], ratings.item[kept], ratings.user_ids, ratings.item_ids)
     test_item = np.empty(len(ratings.user_ids), np.int64)
     test_item[ratings.user[held_out]] = ratings.item[held_out]

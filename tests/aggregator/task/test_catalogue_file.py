@@ -32,6 +32,16 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("f1", "f2"),
         ("One, two", 'Say "x"'),
     ),
+    "titles with the separator": (
+        b"title,movieId\nAmerican President, The,11\nAlien,12\n",
+        ("11", "12"),
+        ("American President, The", "Alien"),
+    ),
+    "a tab in a title": (
+        b"f1\tOne\ttwo\nf2\tTwo\nf3\tThree\n",
+        ("f1", "f2", "f3"),
+        ("One two", "Two", "Three"),
+    ),
     "MovieLens 100K, u.item": (
         b"1|Toy Story (1995)|01-Jan-1995||http://x|0|0\n"
         b'2|"Caf\xe9" II (1995)|01-Jan-1995||http://y|0|1\n',

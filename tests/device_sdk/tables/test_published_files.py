@@ -182,6 +182,12 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"user,item,date\nanna,f1,02/01/2024\nanna,f2,13/01/2024\nanna,f3,01/02/2024\n",
         {"anna": ["f1", "f2", "f3"]},
     ),
+    "a day and a time of day": (
+        b"user,item,order_date,order_time\nanna,f1,2024-01-02,10:30\nanna,f2,2024-01-02,9:45:10\n",
+        {"anna": ["f2", "f1"]},
+    ),
+    "decimal commas": (b"anna;f1;4,5\nbert;f2;3,0\n", {"anna": ["f1"], "bert": ["f2"]}),
+    "an end of files of old": (b"user,item\nanna,f1\n\x1a", {"anna": ["f1"]}),
     "thousandths of seconds": (
         b"user,item,ts\nanna,f1,1700000000002\nanna,f2,1700000000001\n",
         {"anna": ["f2", "f1"]},
@@ -325,7 +331,7 @@ def test_what_is_not_clear_is_refused_with_the_option_that_decides(
         (b"PK\x03\x04....", "a zip archive"),
         (b'{"user": "anna"}\n', "is JSON"),
         (gzip.compress(b"user,item\n")[:-9], "packed by gzip, and damaged"),
-        (b'"anna","f"1"\n"bert","f2"\n', "quotes around cells.* line 1"),
+        (b'"anna","f"1"\n"bert","f2"\n', "cannot be cut into cells: line 1"),
         (b"user,item,date\nanna,f1,soon\nanna,f2,later\n", "'soon', 'later' are no times"),
     ],
 )

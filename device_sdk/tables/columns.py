@@ -69,7 +69,7 @@ def _may_split(cells: Sequence[str], has_role: bool) -> bool:
 _CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?( ?[AaPp][Mm])?")
 _SPACE = re.compile(r"\s")
 _TYPED = re.compile(r"[^:]+:(token|token_seq|float|float_seq)")
-_ID = r"(?:id|ids|key|no|nr|num|number|hash|idx|index|uid|uuid|guid|code)"
+_ID = r"(?:id|ids|key|no|nr|num|number|hash|idx|index|uid|uuid|guid|code|sku|asin|isbn)"
 _BEFORE = r"(?:id|fk|internal|external|original|raw)?"
 _BETWEEN = r"s?(?:unique|internal|external|original|anonymous|hashed|raw)?"
 _USERS = (
@@ -90,7 +90,7 @@ _VERBS = (
     "rating|rated|review|reviewed|event|view|viewed|click|clicked|order|ordered|purchase|"
     "purchased|play|played|listen|listened|interaction|visit|visited|watch|watched|create|created|"
     "creation|action|log|logged|start|started|transaction|invoice|add|added|post|posted|checkin|"
-    "local|server|request|update|updated|utc|unix|unixreview|behavior|behaviour|last|tag|tagged|"
+    "local|server|request|update|updated|utc|occurred|happened|behavior|behaviour|last|tag|tagged|"
     "bought|seen|read|submitted"
 )
 _LENGTHS = frozenset(("playtime", "viewtime", "watchtime", "listentime", "lasttime", "readtime"))
@@ -123,7 +123,9 @@ def _rank(role: str, name: str) -> int | None:
             return 1 if re.fullmatch(f"({_ITEMS})?(name|label|description)", plain) else None
     if plain in _LENGTHS:
         return None
-    if re.fullmatch(rf"({_VERBS})?(timestamp|ts|unixtime|unixtimestamp|epoch)(s|ms)?", plain):
+    if re.fullmatch(
+        rf"({_VERBS})?(timestamp|ts|epoch)(s|ms)?|unix({_VERBS})?(time|timestamp)", plain
+    ):
         return 0
     if re.fullmatch(rf"({_VERBS})?(time|datetime|at)", plain):
         return 1
@@ -238,6 +240,8 @@ def _found(table: TextTable, role: str, names: Sequence[str]) -> int:
     several = " and ".join(repr(names[place]) for place in places[:3])
     why = f"{several} may each be the {role}'s" if places else f"none is known as the {role}'s"
     which = names[places[0]] if places else "NAME"
+    if list(names).count(which) > 1:
+        which = str(places[0] + 1)
     raise TableError(
         f"{table.name}: of the columns {_some(names)} {why}; --columns {role}={which} says which"
     )
@@ -367,6 +371,10 @@ def _refuse_doubtful(table: TextTable, user: int, item: int) -> None:
         re.fullmatch(r"A[0-9A-Z]{9,27}", each) for each in items
     ):
         raise _unclear(table, f"column {user + 1} holds ASINs, such as {users[0]!r}, so items")
+    if all(re.fullmatch(r"-?\d+\.\d+", each) for each in items) and not all(
+        float(each).is_integer() for each in items
+    ):
+        raise _unclear(table, f"column {item + 1} holds fractions, such as {items[0]}")
     coded = all(re.fullmatch(r"B0[0-9A-Z]{8}|\d{9}[\dX]", each) for each in items)
     if len(users) > 2 and len(set(users)) == len(users) and len(set(items)) == 1 and not coded:
         raise _unclear(

@@ -49,6 +49,8 @@ _OTHERS = (
     (b"SQLite format 3", "an SQLite database: write the table as CSV"),
 )
 _JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
+# Letters that ASCII lacks, of which Western texts have few; and those next to another one.
+_HIGH = (rb"[\x80-\xff]", rb"(?<=[\x80-\xff])[\x80-\xff]")
 _MARK = "\ufeff"
 UNREADABLE = "\ufffd"
 """What stands for bytes that are not of the file's encoding."""
@@ -268,6 +270,12 @@ def _encoding(data: bytes, told: str, name: str) -> tuple[str, bool]:
     broken = sum(1 for _ in re.finditer("[\udc80-\udcff]", text))
     if sum(1 for _ in re.finditer(r"[^\x00-\x7f]", text)) > 2 * broken:
         return "utf-8", True  # most of it is, which other encodings hardly are by chance
+    high, beside = (sum(1 for _ in re.finditer(each, data)) for each in _HIGH)
+    if 2 * beside > high:
+        raise TableError(
+            f"{name} is not UTF-8, and no Western text either: --encoding gb18030, shift_jis, "
+            "cp1251, ... says what it is"
+        )
     windows = any(0x80 <= each < 0xA0 for each in set(data)) and _decodes(data, "cp1252")
     return ("cp1252" if windows else "latin-1"), False
 
@@ -427,22 +435,23 @@ def _of_width(
         raise TableError(f"{name}: rows differ in their number of columns: {counts} of them")
     rows = dialect.rows(source.lines())
     head: list[tuple[str, ...]] = []
-    skipped = 0
+    skipped = short = line = 0
     for row in rows:
         if not head and not ragged and (not _holds(row) or _is_no_row(row, width)):
             skipped += 1
             continue
-        if not head and len(row) != width and not ragged:
-            raise TableError(
-                f"{name}, line {rows.line_num}: the first row has {len(row)} columns, most of the "
-                f"others have {width}: remove it, or complete it"
-            )
-        if len(row) == width or ragged:
+        if not head and len(row) > width and not ragged:
+            raise _odd_first(name, rows.line_num, len(row), width)
+        if not head and not ragged:
+            short, line = len(row), rows.line_num
+        if not head or len(row) == width or ragged:
             head.append((*(cell.strip() for cell in row), *[""] * (width - len(row))))
         if len(head) == HEAD_ROWS:
             break
     if not head:
         raise TableError(f"{name} holds no rows")
+    if 0 < short < width and any(any(row[short:]) for row in head):
+        raise _odd_first(name, line, short, width)  # the others do not just end in separators
     return TextTable(
         name,
         source.encoding,
@@ -453,6 +462,13 @@ def _of_width(
         skipped,
         dialect,
         source,
+    )
+
+
+def _odd_first(name: str, line: int, first: int, width: int) -> TableError:
+    return TableError(
+        f"{name}, line {line}: the first row has {first} columns, most of the others have {width}: "
+        "remove it, or complete it"
     )
 
 

@@ -182,6 +182,15 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"user,item,date\nanna,f1,02/01/2024\nanna,f2,13/01/2024\nanna,f3,01/02/2024\n",
         {"anna": ["f1", "f2", "f3"]},
     ),
+    "separators at the ends of rows": (
+        b"user,item\nanna,f1,\nbert,f2,\n",
+        {"anna": ["f1"], "bert": ["f2"]},
+    ),
+    "Amazon 2014, reviews": (
+        b"reviewerID,asin,overall,unixReviewTime,reviewTime\n"
+        b'A1,B1,5,1369699200,"05 28, 2013"\nA1,B2,5,1369612800,"05 27, 2013"\n',
+        {"A1": ["B2", "B1"]},
+    ),
     "a day and a time of day": (
         b"user,item,order_date,order_time\nanna,f1,2024-01-02,10:30\nanna,f2,2024-01-02,9:45:10\n",
         {"anna": ["f2", "f1"]},
@@ -297,6 +306,24 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
         "column 2 has 5 values.*column 3 many.*--columns",
         Reading({"user": "1", "item": "3"}),
         {f"u{m}": [f"i{n}" for n in range(60) if n % 7 == m] for m in range(7)},
+    ),
+    "places of check-ins by coordinates": (
+        b"0\t2010-10-19T23:55:27Z\t30.23\t-97.79\t22847\n0\t2010-10-18T22:17:43Z\t30.26\t-97.76\t420\n",
+        "column 3 holds fractions.*--columns",
+        Reading({"item": "5"}),
+        {"0": ["420", "22847"]},
+    ),
+    "an encoding that is no Western one": (
+        "user,item\n用户,电影\n".encode("gb18030"),
+        "not UTF-8, and no Western text.*--encoding",
+        Reading(encoding="gb18030"),
+        {"用户": ["电影"]},
+    ),
+    "two columns of one name": (
+        b"user,item,item\nanna,f1,f2\n",
+        "--columns item=2",
+        Reading({"item": "3"}),
+        {"anna": ["f2"]},
     ),
     "ids that may be times": (
         b"anna,1558746218,5\nanna,1558746219,4\n",

@@ -46,15 +46,17 @@ class DataError(AggregatorError):
 
 
 class TableEntries(list[list[str]]):
-    """Of each of a table's first users the items, oldest first. ``understood``: what the table was
-    taken for, in lines for people."""
+    """Of each of a table's first users the items, oldest first.
+
+    ``understood``: what the table was taken for, in lines for people. ``users``: their names.
+    """
 
     def __init__(self, found: Interactions, devices: int) -> None:
         ids = found.item_ids
         super().__init__(
             [ids[item] for item in found.items_of(user).tolist()] for user in range(devices)
         )
-        self.understood = found.understood
+        self.understood, self.users = found.understood, found.user_ids[:devices]
 
 
 def _table_entries(path: Path, devices: int, reading: Reading) -> TableEntries:
@@ -136,6 +138,8 @@ def entries_of(
     path = Path(said)
     if path.suffix != ".py" and path.is_file():
         return _table_entries(path, devices, reading or Reading())
+    if reading is not None and reading != Reading():
+        raise DataError(f"--columns and its like are for a table; --data is {said!r}")
     function = find_function(said)
     try:
         inspect.signature(function).bind(devices, rng)
@@ -269,7 +273,15 @@ def require_known(entries: Entries, devices: int, catalogue: Mapping[str, int]) 
         raise DataError(
             f"the catalogue has none of the items of the first {looked_at} devices, such as "
             f"{printable(repr(listed[0]))}; it has items such as {printable(repr(known))}"
+            f"{_swapped(entries, catalogue)}"
         )
+
+
+def _swapped(entries: Entries, catalogue: Mapping[str, int]) -> str:
+    names = entries.users if isinstance(entries, TableEntries) else ()
+    if not any(each in catalogue for each in names):
+        return ""
+    return ", as which it knows the table's users: --columns user=COLUMN,item=COLUMN swaps them"
 
 
 def _by_user(entry: Any) -> list[Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from device_sdk.cli.arguments import (
     CommandError,
+    ProgressLine,
     add_home,
     add_providers,
     add_proxy,
@@ -22,7 +24,8 @@ from device_sdk.device import Device
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
-from device_sdk.tables.options import add_reading
+from device_sdk.tables.options import add_reading, reading_of
+from device_sdk.tables.text import Reading
 from device_sdk.world import TrainingOptions
 
 DESCRIPTION = """\
@@ -137,6 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise CommandError(f"--task: {error}") from error
     with opened as device:
+        if arguments.interactions is None and reading_of(arguments) != Reading():
+            raise CommandError("--columns and its like are for the file of --interactions")
         if arguments.interactions is not None:
             one = arguments.task[0] if arguments.task and len(arguments.task) == 1 else None
             _record(device, arguments, one)
@@ -166,9 +171,18 @@ def _only_when(arguments: argparse.Namespace) -> Callable[[], bool] | None:
 
 def _record(device: Device, arguments: argparse.Namespace, task: str | None) -> None:
     found = read_file(arguments, "--interactions")
-    # Oldest first: a user's last item is the one that an evaluation holds back.
-    news = device.record_all(((item, user) for user, item in found.pairs()), task=task)
-    print(f"recorded {news} new of {len(found)} interactions", flush=True)
+    before = device.status(task=_names(device)[0]).interactions
+    line = ProgressLine(sys.stderr)
+    line.show(f"recording {len(found):,} interactions ...")
+    try:
+        # Oldest first: a user's last item is the one that an evaluation holds back.
+        news = device.record_all(((item, user) for user, item in found.pairs()), task=task)
+    except ValueError as error:
+        raise CommandError(f"--interactions: {error}") from None
+    finally:
+        line.clear()
+    after = f", as newer than the {before} that were here" if before and news else ""
+    print(f"recorded {news} new of {len(found)} interactions{after}", flush=True)
 
 
 def _watch(device: Device, stop: threading.Event, for_seconds: float | None) -> None:

@@ -165,7 +165,12 @@ def test_a_table_gives_each_of_its_users_a_device(tmp_path: Path) -> None:
     assert isinstance(found, TableEntries) and found == [["i2", "i3"], ["i1"]]
     assert "time = column 4" in found.understood[0]
     swapped = Reading({"user": "2", "item": "1"})
-    assert entries_of(str(path), 3, rng, swapped) == [["anna"], ["bert"], ["anna"]]
+    other = entries_of(str(path), 3, rng, swapped)
+    assert other == [["anna"], ["bert"], ["anna"]]
+    with pytest.raises(DataError, match=r"knows the table's users: --columns .* swaps them"):
+        require_known(other, 3, CATALOGUE)
+    with pytest.raises(DataError, match="--columns and its like are for a table"):
+        entries_of("some:function", 3, rng, swapped)
     with pytest.raises(DataError, match=r"has 2 users.*--devices 2"):
         entries_of(str(path), 3, rng)
     path.write_text("nothing\n")

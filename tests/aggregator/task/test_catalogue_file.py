@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aggregator.errors import AggregatorError
 from aggregator.task.file import read_catalogue_file, understood_catalogue
@@ -114,3 +116,22 @@ def test_a_header_decides(tmp_path: Path) -> None:
     found, said = understood_catalogue(path)
     assert found.items == ("book", "lamp")
     assert said == "2 items, 0 with titles; item = item"
+
+
+_PIECES = ("f1", "item", "title", "movieId", "1", ",", ";", "\t", "::", "|", '"', "\\", "\ufeff")
+_TEXTS = st.lists(st.sampled_from((*_PIECES, "\n", "\r\n", "\u2028", "\x0c", "\x00")), max_size=30)
+
+
+@given(data=st.binary(max_size=60) | _TEXTS.map(lambda pieces: "".join(pieces).encode()))
+def test_any_bytes_are_a_catalogue_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any-items"
+    path.write_bytes(data)
+    try:
+        found = read_catalogue_file(path)
+    except AggregatorError as error:
+        assert str(path) in str(error)
+        return
+    assert all(each and each == each.strip() for each in found.items)
+    assert not any(end in title for title in found.titles for end in "\n\r\u2028\x0c")

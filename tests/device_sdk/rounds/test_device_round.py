@@ -132,7 +132,9 @@ def test_a_file_is_recorded_in_its_order(make_device: MakeDevice, tmp_path: Path
         assert [latest[reader._home.interactions.place(user)] for user in ("bea", "cleo")] == [1, 3]
 
 
-def test_a_file_is_recorded_by_its_times(make_device: MakeDevice, tmp_path: Path) -> None:
+def test_a_file_is_recorded_by_its_times(
+    make_device: MakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """However its rows are sorted."""
     device = make_device()
     device.close()
@@ -146,6 +148,13 @@ def test_a_file_is_recorded_by_its_times(make_device: MakeDevice, tmp_path: Path
         store = reader._home.interactions
         latest, _ = store.latest({f"film-{row}": row for row in range(ITEMS)})
         assert [latest[store.place(user)] for user in ("bea", "cleo")] == [4, 1]
+    said = capsys.readouterr().out
+    assert "recorded 8 new of 8 interactions, as newer than the 6 that were here" in said
+    views.write_text(f"user,item\nbea,{'f' * 257}\n")
+    assert main(["run", *home, "--interactions", str(views), "--for", "0.1"]) == 1
+    assert "--interactions: the item 'fff" in capsys.readouterr().err
+    assert main(["run", *home, "--columns", "user=1,item=2"]) == 1
+    assert "are for the file of --interactions" in capsys.readouterr().err
 
 
 def test_items_that_the_catalogue_does_not_know_are_counted_on_both_ends(

@@ -20,6 +20,7 @@ from device_sdk.system.command_line import (
     positive_int,
 )
 from device_sdk.system.printable import printable
+from device_sdk.tables.options import add_reading
 
 if TYPE_CHECKING:
     from aggregator.simulate.record import SimulationRecord
@@ -34,7 +35,8 @@ replaced: where NAME is taken, a number follows it. Ctrl-C keeps the rounds that
 
 --data names a function of yours, function(devices, rng), that returns the data of each device: for
 a method on arrays a device_sdk.LocalData, for a method with a catalogue the items of the device's
-user, oldest first. The same seed gives the same model, bit for bit.
+user, oldest first; or a table of interactions, of whose users each has a device. The same seed
+gives the same model, bit for bit.
 
 --set changes a setting of the task for the run, by its name in the file: TABLE.KEY=VALUE, as TOML
 has it or a text without quotes; KEY= leaves it out. --run NAME KEY=VALUE... is one of several runs
@@ -46,6 +48,7 @@ examples:
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --devices 500
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --devices 500 \\
       --rounds 50 --seeds 5 --speeds k:4,8,16 --dropout 0.2 --name weak
+  tessera-aggregator simulate films/task.toml --data ratings.csv --devices 600
   tessera-aggregator compare runs/films.json runs/weak.json
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --seeds 3 \\
       --set round.share=0.3 --csv all.csv --run narrow scatter.columns=8 \\
@@ -101,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", nargs="?", type=Path, metavar="TASK.toml", help="as serve reads it")
     parser.add_argument("--example", type=Path, metavar="DIR", help="write one, and run nothing")
     parser.add_argument(
-        "--data", metavar="MODULE:FUNCTION", help="what the devices have, or FILE.py:FUNCTION"
+        "--data",
+        metavar="MODULE:FUNCTION",
+        help="what the devices have, or FILE.py:FUNCTION, or the FILE of a table of interactions",
     )
     parser.add_argument(
         "--devices", type=positive_int, default=100, metavar="N", help="how many (default: 100)"
@@ -171,6 +176,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=positive_int, metavar="N", help="with --cluster (default: its CPU cores)"
     )
+
+    add_reading(parser, "a table of --data")
 
 
 def run(arguments: argparse.Namespace) -> int:

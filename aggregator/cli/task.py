@@ -31,6 +31,7 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
     shipped_folder,
+    understood_catalogue,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
@@ -499,10 +500,12 @@ def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str,
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
     notes = [note for note in (task.binding.note, alike) if note]
     problems = [each.problem for each in shows if each.problem is not None]
+    understood = None if task.catalogue is None else understood_catalogue(task.catalogue)[1]
     return {
         **said,
         "problem": f"{path}: {problems[0]}" if problems else None,
         "note": "; ".join(notes) or None,
+        "catalogue": understood,
         "rehearsal": [line for each in shows for line in each.lines],
     }
 
@@ -516,6 +519,8 @@ def _print_checked(said: dict[str, Any]) -> None:
     lines = [f"{said['file']}: task {said['task']}, {said['method']}: right"]
     if said["note"] is not None:
         lines.append(f"  note: {said['note']}")
+    if said["catalogue"] is not None:
+        lines.append(f"  catalogue: {said['catalogue']}")
     lines += [f"  {line}" for line in said.get("rehearsal", ())]
     found = said.get("changes")
     for each in found or []:
@@ -561,7 +566,7 @@ def _name_in(path: Path) -> tuple[str, bool]:
     """The task that a file is of: its ``task.name``, or the file's own; and whether it has tables
     that the first task's alone has."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         found = values.get("task", {}).get("name")
     except (OSError, ValueError, RecursionError, AttributeError):
         return path.stem, False

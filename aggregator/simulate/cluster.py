@@ -58,6 +58,9 @@ class _Worker:
             ) from None
         self._devices = settings.make()
 
+    def understood(self) -> tuple[str, ...]:
+        return self._devices.understood
+
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[DeviceAnswer]:
         return list(self._devices.round(published, chosen))
 
@@ -85,6 +88,7 @@ class RayDevices(VirtualDevices):
             self._workers = [kind.remote() for _ in range(count)]
             here = str(Path.cwd())
             self._got([worker.begin.remote(settings, here) for worker in self._workers])
+            self.understood = self._got(self._workers[0].understood.remote())
         except BaseException:
             self.close()
             raise

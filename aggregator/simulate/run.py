@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -17,6 +17,8 @@ from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task
 from device_sdk.system.clock import Clock
+from device_sdk.tables.options import reading_of
+from device_sdk.wire.publish.report import ItemCount
 
 Show = Callable[[str], None]
 _SHOWN_EVERY_SECONDS = 0.5
@@ -44,6 +46,8 @@ class Simulated:
     clock: Clock
     _failure: str = ""
     _counted: int = 0
+    _understood: tuple[str, ...] = ()
+    _items: dict[int, ItemCount] = field(default_factory=dict)
 
     def play(self, show: Show) -> None:
         """Play every run; ``show`` is told where it is, in a line. What was played is recorded even
@@ -52,6 +56,7 @@ class Simulated:
             settings = replace(self.settings, fleet=replace(self.settings.fleet, seed=seed))
             show(f"seed {seed}: the devices' data")
             devices = WatchedDevices(self.make(settings), show, self.clock)
+            self._understood, self._items = devices.understood, devices.items
             try:
                 self._play(TaskSimulation(settings, devices), seed, devices.say)
             finally:
@@ -77,6 +82,14 @@ class Simulated:
 
     def remarks(self) -> Iterator[str]:
         """What whoever reads the table should know."""
+        yield from self._understood
+        unknown = [each for each in self._items.values() if each.unknown]
+        if unknown:
+            yield (
+                f"{sum(each.unknown for each in unknown):,} of "
+                f"{sum(each.recorded for each in self._items.values()):,} items are unknown to the "
+                f"catalogue, on {len(unknown):,} of {len(self._items):,} devices that took part"
+            )
         if self._failure:
             yield f"the first device without an update, {self._failure}"
         if self.task.evaluation is None:
@@ -96,6 +109,9 @@ class WatchedDevices(VirtualDevices):
     def __init__(self, devices: VirtualDevices, show: Show, clock: Clock) -> None:
         self._devices, self._show, self._clock = devices, show, clock
         self._heading = ""
+        self.understood = devices.understood
+        self.items: dict[int, ItemCount] = {}
+        """Of the devices that answered, where their task has a catalogue."""
         self._show_at = 0.0
 
     def say(self, heading: str) -> None:
@@ -110,6 +126,8 @@ class WatchedDevices(VirtualDevices):
             if now >= self._show_at:
                 self._show_at = now + _SHOWN_EVERY_SECONDS
                 self._show(f"{self._heading}, device {number:,} of {len(chosen):,}")
+            if answer.items is not None:
+                self.items[answer.device] = answer.items
             yield answer
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
@@ -141,7 +159,7 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
     speeds = Speeds.read(arguments.speeds) if arguments.speeds else Speeds()
     first: int = arguments.seed
     asked = Asked(
-        data=arguments.data,
+        data=said_data(arguments),
         devices=arguments.devices,
         rounds=arguments.rounds,
         seeds=tuple(range(first, first + arguments.seeds)),
@@ -153,11 +171,25 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
     return Simulated(
         task,
-        DeviceSettings(task, arguments.data, fleet),
+        DeviceSettings(task, arguments.data, fleet, reading_of(arguments)),
         asked,
         Recorder(arguments.name or task.name, task, asked, speeds, arguments.out, clock),
         _maker(arguments),
         clock,
+    )
+
+
+def said_data(arguments: argparse.Namespace) -> str:
+    """``--data``, and how it is read, as a run's settings have it."""
+    columns: Mapping[str, str] = arguments.columns or {}
+    options = {
+        "columns": ",".join(f"{role}={column}" for role, column in sorted(columns.items())),
+        "separator": arguments.separator,
+        "encoding": arguments.encoding,
+        "time-format": arguments.time_format,
+    }
+    return " ".join(
+        [arguments.data, *(f"--{name} {said}" for name, said in options.items() if said)]
     )
 
 

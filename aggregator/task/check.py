@@ -181,7 +181,7 @@ def taken_in(path: Path, names: Mapping[str, str] | None = None, fleet: str = ""
     Raises TaskError where it cannot be read, or where something cannot be put into it.
     """
     try:
-        return put_in(path.read_text(encoding="utf-8"), path, names, fleet)
+        return put_in(path.read_text(encoding="utf-8-sig"), path, names, fleet)
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

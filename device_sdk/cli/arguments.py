@@ -145,7 +145,7 @@ def code_of(arguments: argparse.Namespace, stdin: TextIO, stderr: TextIO) -> str
         if code != "-":
             raise CommandError("the code is given twice: leave out CODE, or --code-file")
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 return _first_line(file, f"--code-file {path}")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error

@@ -11,7 +11,7 @@ import numpy as np
 
 from device_sdk.methods.state import State as State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.publish.report import ItemCount, Reason
 
 if TYPE_CHECKING:
     # It loads onnxruntime, which an app that only records and recommends never needs.
@@ -37,9 +37,13 @@ class Declined(Exception):
     """The device takes no part in this round; the message says why, to its owner, and ``reason`` to
     the aggregator's operator."""
 
-    def __init__(self, message: str, reason: Reason = Reason.NOT_NOW) -> None:
+    def __init__(
+        self, message: str, reason: Reason = Reason.NOT_NOW, items: ItemCount | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.items = items
+        """What the device knows of the task's catalogue; None for what has none to do with it."""
 
 
 @dataclass(frozen=True, slots=True)

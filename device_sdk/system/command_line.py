@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
 import math
 import os
 import sys
@@ -61,6 +62,7 @@ class Program:
         ``argv``: without the program's name; ``sys.argv`` when None. ``--help``, ``--version`` and
         a wrong command line raise SystemExit, as argparse does.
         """
+        print_any_text()
         given = sys.argv[1:] if argv is None else argv
         try:
             try:
@@ -134,6 +136,14 @@ class Program:
             if not _is_here(library):
                 return _how_to_install(library, self.extra)
         return ""
+
+
+def print_any_text() -> None:
+    """From now on a character that standard output or error cannot encode is written as an escape,
+    such as ``\\xe9``: where a terminal is not UTF-8, and for names of files that are no text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not what an app or a test has put there
+            stream.reconfigure(errors="backslashreplace")
 
 
 def how_to_mend(

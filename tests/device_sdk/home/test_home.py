@@ -319,6 +319,7 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ",\n    cell TEXT NOT NULL DEFAULT ''",
             ",\n    mirror TEXT NOT NULL DEFAULT ''",
             ", method TEXT",
+            "\n    items INTEGER, unknown_items INTEGER,",
         ):
             statement = statement.replace(gone, "")
         came_later = ("attachment", "request_counter", "task", "spent", "interaction", "trial")

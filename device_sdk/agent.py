@@ -55,6 +55,9 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # A training may take so many times what the last one took.
 _SPARE = 1.5
+# How the broker is reached may be changed beside a running device; it looks when a connection ends,
+# too.
+_LOOK_SECONDS = 60.0
 # A step that is ended comes back within this.
 _END_SECONDS = 1.0
 
@@ -105,7 +108,7 @@ class Downloads:
         # Here, since most devices have none: it loads an HTTP client.
         from device_sdk.link.mirror import Mirror
 
-        tls = self._world.membership.tls
+        tls = self._world.membership.way.tls
         return Mirror(
             url,
             most_bytes=MAX_MESSAGE_BYTES,
@@ -149,13 +152,12 @@ class Agent:
         self._clock = world.clock
         self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
         self.left = threading.Event()
-        membership = world.membership
-        self._broker = membership.broker
+        self._membership = membership = world.membership
+        self._stored, self._look_seconds = world.home.membership, world.clock() + _LOOK_SECONDS
         self._link = Link(
-            self._broker(membership.grant.cell),
+            membership.broker(membership.grant.cell),
             rng=link_rng,
             clock=world.clock,
-            tls=membership.tls,
             client_id=membership.grant.handle.hex(),
             settings=world.link_settings,
         )
@@ -225,7 +227,9 @@ class Agent:
             else:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
             if self._observer is not None:
-                self._observer.look(self.live(), str(self._broker(self.participant.cell.here)))
+                self._observer.look(
+                    self.live(), str(self._membership.broker(self.participant.cell.here))
+                )
         self._downloads.stop()
         if self._observer is not None:
             self._observer.stopped()
@@ -233,13 +237,15 @@ class Agent:
 
     def _turn(self) -> None:
         self._act()
+        if self._clock() >= self._look_seconds:
+            self._look_at_way()
         self._asks_again_seconds = math.inf
         round_ = self.participant.turn(self._may_begin)
         if round_ is not None:
             self._work(round_)
         else:
             next_seconds = self.participant.next_seconds()
-            next_seconds = min(next_seconds, self._asks_again_seconds)
+            next_seconds = min(next_seconds, self._asks_again_seconds, self._look_seconds)
             if self._observer is not None:
                 next_seconds = min(next_seconds, self._observer.next_seconds)
             wait_seconds = next_seconds - self._clock()
@@ -271,9 +277,17 @@ class Agent:
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
                 case MoveTo(cell):
-                    self._link.redirect(self._broker(cell))
+                    self._link.redirect(self._membership.broker(cell))
                 case Download(mirror, topic, digest):
                     self._downloads.ask(mirror, topic, digest)
+
+    def _look_at_way(self) -> None:
+        """Go by how the broker is to be reached now, where that was changed."""
+        self._look_seconds = self._clock() + _LOOK_SECONDS
+        known, now = self._membership, self._stored.load()
+        if now is not None and now.way != known.way:
+            self._membership = now
+            self._link.redirect(now.broker(self.participant.cell.here))
 
     def _take(self, event: Event) -> None:
         match event:
@@ -287,9 +301,11 @@ class Agent:
             case Disconnected(reason, detail):
                 self.problem = f"no connection to the broker ({reason}): {detail}"
                 self.participant.connected(False)
+                self._look_at_way()
             case ConnectRefused(_, detail):
                 self.problem = f"the broker refused the connection: {detail}"
                 self.participant.connected(False)
+                self._look_at_way()
             case SubscribeRefused(topic_filter, _, detail):
                 self.problem = f"the broker refused the subscription to {topic_filter}: {detail}"
                 self._refused[topic_filter] = self.problem

@@ -165,7 +165,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     return DeviceStatus(
         device_id=membership.grant.device_id.hex(),
         task=membership.task,
-        broker=str(membership.broker("" if now is None else now.grant.cell)),
+        broker=str(membership.way if now is None else now.broker(now.grant.cell)),
         running=False,
         connected=False,
         session=False,

@@ -15,6 +15,7 @@ from aggregator.cluster.gathering import Fetch, GatheredAggregation, from_store
 from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
 from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
@@ -135,7 +136,8 @@ def in_cell(settings: SharedSettings, broker: BrokerUrl | None) -> SharedSetting
     """The fleet's settings with the broker of a cell, if it has one of its own."""
     if broker is None:
         return settings
-    return replace(settings, broker=replace(settings.broker, url=broker))
+    fleet = settings.broker
+    return replace(settings, broker=replace(fleet, way=fleet.way.at(broker)))
 
 
 class Runtime(Protocol):
@@ -224,6 +226,15 @@ class Crew:
         )
 
 
+def _at_hand(settings: SharedSettings) -> SharedSettings:
+    """With today's password, for machines that lack its file. Raises AggregatorError."""
+    broker = settings.broker
+    try:
+        return replace(settings, broker=replace(broker, way=broker.way.read()))
+    except ValueError as error:
+        raise AggregatorError(f"the way to the broker: {error}") from None
+
+
 def posts(
     home: AggregatorHome, store: Store, cluster: Cluster, settings: SharedSettings
 ) -> list[Post]:
@@ -238,7 +249,7 @@ def posts(
             where,
             store.database.identity,
             told,
-            replace(in_cell(settings, slot.cell.broker), cluster=told),
+            replace(_at_hand(in_cell(settings, slot.cell.broker)), cluster=told),
             store.facts.root_fingerprint,
         )
         for slot in cluster.slots()

@@ -261,7 +261,7 @@ class BrokerLinks:
         hears: Hears = Hears(),
     ) -> None:
         broker, topics, clock = shared.settings.broker, shared.topics, shared.clock
-        self.broker = str(broker.url)
+        self.broker = str(broker.way)
         """Which it is, for people."""
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = shared.registry
@@ -273,7 +273,7 @@ class BrokerLinks:
         )
         if broker.proxy is not None:
             settings = replace(settings, proxy=broker.proxy)
-        link = partial(Link, broker.url, clock=clock, tls=broker.tls, settings=settings)
+        link = partial(Link, broker.way, clock=clock, settings=settings)
         ids = [f"{hears.client}{kind}" if hears.client else None for kind in "dso"]
         self._devices = link(rng=rngs[0], admits=self._device_limits.admits, client_id=ids[0])
         nudge = self._devices.nudge

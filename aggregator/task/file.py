@@ -18,7 +18,7 @@ from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
-from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.wire.codec.message import require_name
@@ -78,6 +78,7 @@ class BrokerTable:
         ca_file: with mqtts:// and an authority of your own.
         certificate_file: with a broker that asks for one.
         key_file: the certificate's.
+        client_id_prefix: what client ids begin with, where the broker asks for that.
     """
 
     url: str = "mqtt://127.0.0.1:1883"
@@ -88,6 +89,7 @@ class BrokerTable:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    client_id_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +232,11 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Where the broker is, with what the named files hold."""
+    """The way to the broker. Its files were readable when the task file was read, and are read
+    again at each dial."""
 
-    url: BrokerUrl
+    way: BrokerWay
     prefix: str
-    tls: TlsFiles | None
     proxy: str | None = None
     """As of :class:`~device_sdk.link.settings.LinkSettings`."""
 
@@ -334,7 +336,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
         metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=read_cluster(root.table("cluster"), broker.url),
+        cluster=read_cluster(root.table("cluster"), broker.way.url),
     )
 
 
@@ -475,14 +477,8 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         raise table.error("proxy", f"is not usable: {error}") from None
     if named.user is not None:
         url = replace(url, user=named.user)
-    if named.password_file is not None:
-        if url.user is None:
-            raise table.error("password_file", "is given without broker.user")
-        try:
-            password = (folder / named.password_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise table.error("password_file", f"cannot be read: {error}") from None
-        url = replace(url, password=password)
+    if named.password_file is not None and url.user is None:
+        raise table.error("password_file", "is given without broker.user")
     files = {
         key: _existing(table, key, value, folder)
         for key in ("ca_file", "certificate_file", "key_file")
@@ -497,7 +493,18 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, named.prefix, tls, named.proxy)
+    password_file = None
+    if named.password_file is not None:
+        password_file = (folder / named.password_file).absolute()
+    try:
+        way = BrokerWay(url, password_file, tls, named.client_id_prefix)
+    except ValueError as error:
+        raise table.error("client_id_prefix", f"is not usable: {error}") from None
+    try:
+        way.password()
+    except ValueError as error:
+        raise table.error("password_file", f"cannot be read: {error}") from None
+    return BrokerSettings(way, named.prefix, named.proxy)
 
 
 # The operator's list of items: a text file with one item a line, ``id`` or ``id<TAB>title``.

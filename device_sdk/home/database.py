@@ -26,7 +26,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -76,7 +76,8 @@ CREATE TABLE membership (
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
     cell TEXT NOT NULL DEFAULT '',
-    mirror TEXT NOT NULL DEFAULT '');
+    mirror TEXT NOT NULL DEFAULT '',
+    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT '');
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -158,6 +159,10 @@ ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT '';
 ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
 """,
     7: _TRIAL,
+    8: """
+ALTER TABLE membership ADD COLUMN password_file TEXT;
+ALTER TABLE membership ADD COLUMN client_id_prefix TEXT NOT NULL DEFAULT '';
+""",
 }
 
 

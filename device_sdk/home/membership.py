@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_sdk.home.database import HomeStore
-from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import Placement, split_cell
@@ -51,11 +51,11 @@ class RequestCounter(HomeStore):
 class Membership:
     """One device's place in one fleet."""
 
-    url: str = field(repr=False)  # may hold a password
+    way: BrokerWay
+    """To the broker that the device enrolled at, or was told by its owner."""
     prefix: str
     task: str
     cohort: str
-    tls: TlsFiles | None
     root_fingerprint: bytes
     """Of the root that is trusted now; it changes when the root in force hands over."""
     grant: Grant
@@ -69,10 +69,9 @@ class Membership:
     mirror: str = field(default="", repr=False)
     """The URL of the fleet's mirror, as the newest placement told it."""
 
-    def broker(self, cell: str) -> BrokerUrl:
+    def broker(self, cell: str) -> BrokerWay:
         """A cell's broker, reached as the one that this device enrolled at; empty: that one."""
-        enrolled_at = parse_broker_url(self.url)
-        return enrolled_at.at(*split_cell(cell)) if cell else enrolled_at
+        return self.way.at(self.way.url.at(*split_cell(cell))) if cell else self.way
 
 
 class MembershipStore(HomeStore):
@@ -83,43 +82,35 @@ class MembershipStore(HomeStore):
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
             "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
-            "has_left, cell, mirror "
+            "has_left, cell, mirror, password_file, client_id_prefix "
             "FROM membership"
         )
         if row is None:
             return None
-        files = [None if name is None else Path(name) for name in row[4:7]]
-        tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
+        tls = TlsFiles(*row[4:7]) if any(row[4:7]) else None
         root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
         grant = Grant(device_id, handle, admission_key, shard, row[15])
         wish, left = map(bool, row[13:15])
         mirror = row[16]
+        password_file = None if row[17] is None else Path(row[17])
+        way = BrokerWay(parse_broker_url(url), password_file, tls, row[18])
         return Membership(
-            *(url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, wish, left),
-            mirror,
+            *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left), mirror
         )
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
         """Store the outcome of an enrolment, once. ``unix_seconds``: no later time falls below."""
-        tls = membership.tls if membership.tls is not None else TlsFiles()
-        files = [
-            None if file is None else str(Path(file).absolute())
-            for file in (tls.ca_file, tls.certificate_file, tls.key_file)
-        ]
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership (one, url, prefix, task, cohort, ca_file, "
-                "certificate_file, key_file, root_fingerprint, device_id, handle, admission_key, "
-                "shard, least_serial, is_wish, cell) "
-                "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO membership (one, url, prefix, task, cohort, root_fingerprint, "
+                "device_id, handle, admission_key, shard, least_serial, is_wish, cell) "
+                "VALUES (1, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    membership.url,
                     membership.prefix,
                     membership.task,
                     membership.cohort,
-                    *files,
                     membership.root_fingerprint,
                     grant.device_id,
                     grant.handle,
@@ -130,8 +121,29 @@ class MembershipStore(HomeStore):
                     grant.cell,
                 ),
             )
+            self._set_way(membership.way)
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
+
+    def give_way(self, way: BrokerWay) -> None:
+        """Reach the fleet's broker so, as the device's owner says; nothing changes where that is
+        what was said last. Files are kept by their paths."""
+        known = self.load()
+        if known is not None and way != known.way:
+            self._set_way(way)
+
+    def _set_way(self, way: BrokerWay) -> None:
+        tls = way.tls if way.tls is not None else TlsFiles()
+        files = [
+            None if file is None else str(Path(file).absolute())
+            for file in (way.password_file, tls.ca_file, tls.certificate_file, tls.key_file)
+        ]
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE membership SET url = ?, client_id_prefix = ?, password_file = ?, "
+                "ca_file = ?, certificate_file = ?, key_file = ?",
+                (way.url.text, way.client_id_prefix, *files),
+            )
 
     def place(self, placement: Placement) -> None:
         """Where this device belongs from now on."""

@@ -83,9 +83,9 @@ class Connected:
 class Disconnected:
     """There is no connection, or a try to make one failed. The next comes in ``retry_seconds``.
 
-    ``reason`` is a slug: ``unreachable``, ``tls``, ``timeout``, ``no-connack``, ``version``,
-    ``closed``, ``server`` (the broker said why), ``stalled``, ``consumer-stalled``, ``protocol``,
-    ``moved`` (to another broker, as we wished).
+    ``reason`` is a slug: ``files`` (those of the way cannot be used), ``unreachable``, ``tls``,
+    ``timeout``, ``no-connack``, ``version``, ``closed``, ``server`` (the broker said why),
+    ``stalled``, ``consumer-stalled``, ``protocol``, ``moved`` (to another broker, as we wished).
     ``code`` is the broker's reason code where it sent one.
     """
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from device_sdk.link.connection import BrokerWay, Connection, ConnectionEnd
+from device_sdk.link.connection import Connection, ConnectionEnd, Dialling
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -108,7 +108,7 @@ class LinkLoop:
     """
 
     def __init__(
-        self, way: BrokerWay, rng: np.random.Generator, on_event: Callable[[], None] | None
+        self, way: Dialling, rng: np.random.Generator, on_event: Callable[[], None] | None
     ) -> None:
         self.way, self._settings, self._clock = way, way.settings, way.clock
         self._used = way  # by the connection of the moment
@@ -161,7 +161,7 @@ class LinkLoop:
         # A link that sleeps between two connections takes no notice of work, only of its end.
         self.waker.wake(again=True)
 
-    def redirect(self, way: BrokerWay) -> None:
+    def redirect(self, way: Dialling) -> None:
         """Connect that way from now on, at once, from any thread."""
         self.way = way
         self.waker.wake(again=True)

@@ -314,6 +314,7 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ",\n    is_wish INTEGER NOT NULL DEFAULT 1",
             ",\n    cell TEXT NOT NULL DEFAULT ''",
             ",\n    mirror TEXT NOT NULL DEFAULT ''",
+            ",\n    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT ''",
             ", method TEXT",
         ):
             statement = statement.replace(gone, "")

@@ -26,7 +26,16 @@ class StoreError(Exception):
     rolled back."""
 
 
-class OutcomeUnknown(StoreError):
+class StoreAway(StoreError):
+    """The store is gone, starts, fails over or has no room at present. Whoever serves waits for it,
+    and begins again with what it has then."""
+
+
+class StoreUnreached(AggregatorError):
+    """The same, before it was ever reached."""
+
+
+class OutcomeUnknown(StoreAway):
     """The connection was lost in the midst of a commit, and nobody can tell what became of it: all
     of the transaction is kept, or nothing. Whoever asked for it has to look."""
 

@@ -56,6 +56,12 @@ class CellLinks:
         )
 
     @property
+    def problem(self) -> str:
+        """Why one of them is away."""
+        away = [link for link in self._links if not link.connected and link.problem]
+        return "; ".join(f"{link.broker}: {link.problem}" for link in away)
+
+    @property
     def lost(self) -> int:
         return sum(link.lost for link in self._links)
 

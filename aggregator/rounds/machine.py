@@ -365,7 +365,7 @@ class RoundMachine:
         if participants >= self._settings.quorum:
             try:
                 summary = self._aggregation.close_round(self._registry.revoked_ids())
-            except MethodFault:
+            except (MethodFault, *STORE_FAILURES):
                 raise
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)

@@ -299,6 +299,8 @@ class BrokerLinks:
         self._unsaid: Connected | None = None
         self._said_small = False
         self._said_loss = False
+        self.problem = ""
+        """Why there is no connection, for people; of the last try. Empty where none failed."""
 
     @property
     def connected(self) -> bool:
@@ -342,6 +344,7 @@ class BrokerLinks:
         for event in self._own.events(timeout_seconds=0.0):
             self._of_ours(event, events)
         if self._unsaid is not None and self._up_granted:
+            self.problem = ""
             _LOG.info("connected to %s", self.broker)
             events.append(self._unsaid)
             self._unsaid = None
@@ -379,6 +382,7 @@ class BrokerLinks:
             case Disconnected() | ConnectRefused():
                 self._granted.clear()
                 self._probe.interrupted()
+                self.problem = event.detail
                 self._tell_of(event, "devices cannot be heard")
             case Subscribed() | SubscribeRefused() if event.topic_filter == self._probe_topic:
                 return  # then nothing comes back, and nothing is judged
@@ -407,6 +411,7 @@ class BrokerLinks:
             case Disconnected() | ConnectRefused():
                 self._unsaid = None
                 self._probe.interrupted()
+                self.problem = event.detail
                 _LOG.warning(
                     "no connection to %s (%s); next try in %.1f s",
                     self.broker,

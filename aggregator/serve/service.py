@@ -237,6 +237,17 @@ class Service:
             parts.registry.save_seen()
         parts.store.database.close()
 
+    def abandon(self) -> None:
+        """End without a word, and leave the store: what was not committed is forgotten here, and
+        comes again."""
+        self._parts.link.stop()
+        self._parts.outgoing.stop()
+
+    @property
+    def link(self) -> BrokerLinks:
+        """To the broker."""
+        return self._parts.link
+
     def snapshot(self) -> Snapshot:
         parts = self._parts
         seen = Snapshot(

@@ -224,10 +224,12 @@ class MetricsSettings:
     """The table ``[metrics]``.
 
     Attributes:
-        port: Prometheus on 127.0.0.1; 0: none.
+        port: for Prometheus; 0: none.
+        address: of this machine, on which it is asked; nobody is asked who he is.
     """
 
     port: Annotated[int, Within(0, 65_535)] = 0
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +251,7 @@ class SharedSettings:
     descriptor_seconds: int
     """What a renewed descriptor holds for."""
     admission: AdmissionSettings
-    metrics_port: int
-    """On the loopback interface; 0 for none."""
+    metrics: MetricsSettings
     cluster: Cluster = field(default_factory=Cluster)
 
 
@@ -335,7 +336,7 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         broker=broker,
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
-        metrics_port=root.table("metrics").read(MetricsSettings).port,
+        metrics=root.table("metrics").read(MetricsSettings),
         cluster=read_cluster(root.table("cluster"), broker.way.url),
     )
 

@@ -21,6 +21,10 @@ class StateMismatch(AggregatorError):
     """What the store has of a method does not fit it, with the settings that it has now."""
 
 
+class PacketsTooSmall(AggregatorError):
+    """What is to be published does not fit the broker's largest packet, however it is cut."""
+
+
 class StoreError(Exception):
     """The store cannot be reached, or would not do what it was asked. What was not committed is
     rolled back."""

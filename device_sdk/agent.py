@@ -19,6 +19,7 @@ from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
+    PACKET_TOO_LARGE,
     Connected,
     ConnectRefused,
     Disconnected,
@@ -295,9 +296,9 @@ class Agent:
                 self.participant.message(topic, payload, retained=retained)
                 if self.participant.farewell is not None and self.participant.farewell.done:
                     self.left.set()
-            case Connected():
+            case Connected(_, limits):
                 self.problem = ""
-                self.participant.connected(True)
+                self.participant.connected(True, limits.maximum_packet_bytes)
             case Disconnected(reason, detail):
                 self.problem = f"no connection to the broker ({reason}): {detail}"
                 self.participant.connected(False)
@@ -312,7 +313,9 @@ class Agent:
             case Subscribed(topic_filter):
                 if self._refused.pop(topic_filter, None) == self.problem:
                     self.problem = ""
-            case PublishRefused(topic, _, detail):
+            case PublishRefused(topic, code, detail):
+                if code == PACKET_TOO_LARGE:
+                    self.participant.sender.too_large()
                 self.problem = f"the broker refused a message to {topic}: {detail}"
             case Stopped():
                 self._stopping.set()

@@ -202,6 +202,8 @@ def _print(
             )
         if task.row.problem is not None:
             print(f"problem      {printable(task.row.problem)}")
+        if problem := task.store.facts.no_room:
+            print(f"problem      no round opens: {printable(problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
         if task.shut_out:
@@ -384,7 +386,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "only": seen.only or None,
         "eligible_devices": seen.eligible,
         "wait_for_devices": seen.wait_for_devices,
-        "problem": seen.row.problem,
+        "problem": seen.row.problem or seen.store.facts.no_room,
         "shut_out": seen.shut_out,
         "rollback": asdict(seen.rollback),
         "evaluation": _evaluation_as_json(seen),

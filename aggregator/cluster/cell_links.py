@@ -56,6 +56,12 @@ class CellLinks:
         )
 
     @property
+    def packet_bytes(self) -> int | None:
+        """The smallest that any of them takes."""
+        known = [each for link in self._links if (each := link.packet_bytes) is not None]
+        return min(known, default=None)
+
+    @property
     def problem(self) -> str:
         """Why one of them is away."""
         away = [link for link in self._links if not link.connected and link.problem]

@@ -307,7 +307,9 @@ class WorkerParts:
         self._placements = Placements(
             shared,
             self.table,
-            lambda device_id: replace(placement_of(device_id), mirror=chunks),
+            lambda device_id: replace(
+                placement_of(device_id), mirror=chunks, packet_bytes=self.link.packet_bytes or 0
+            ),
             slot.cell.name,
             always=store.facts.mirrored,
         )

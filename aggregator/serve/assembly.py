@@ -213,7 +213,8 @@ def assemble(
     )
 
     def told(device_id: bytes) -> Placement:
-        return replace(placement_of(device_id), mirror=settings.cluster.chunks)
+        most = link.packet_bytes or 0
+        return replace(placement_of(device_id), mirror=settings.cluster.chunks, packet_bytes=most)
 
     if settings.cluster.chunks and not store.facts.mirrored:
         store.facts.mirrored = True

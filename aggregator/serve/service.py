@@ -270,6 +270,7 @@ class Service:
             case Message():
                 self._receive(event)
             case Connected():
+                self._fit(parts.link.packet_bytes)
                 parts.outgoing.connection_lost()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
@@ -280,6 +281,16 @@ class Service:
                 self._listening.was_refused(event)
             case PublishRefused():
                 _LOG.error("the broker refused a message to %s: %s", event.topic, event.detail)
+
+    def _fit(self, packet_bytes: int | None) -> None:
+        """The broker's largest packet may be another than what is published was cut for."""
+        store = self._parts.store
+        if packet_bytes == store.facts.packet_bytes:
+            return
+        store.facts.packet_bytes = packet_bytes
+        if packet_bytes is not None and store.retained.largest_bytes() > packet_bytes:
+            for task in self._parts.tasks.served:
+                task.rounds.begin_anew()
 
     def _receive(self, message: Message) -> None:
         parts = self._parts

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+PACKET_TOO_LARGE = 149
+"""A broker's reason code, for a message that its limits forbid and its CONNACK allowed."""
+
 # Which version of MQTT to try next: 5 where the broker speaks it, else 3.1.1.
 
 
@@ -185,6 +188,8 @@ class Delivery:
     done: threading.Condition
     outcome: Outcome | None = None
     detail: str = ""
+    code: int | None = None
+    """The broker's, where it refused it."""
     silent_seconds: float = 0.0
     """How long the broker owed this acknowledgement, and sent no other meanwhile."""
 

@@ -192,6 +192,7 @@ class LinkLoop:
         if code < _FAILURE:
             settle([entry[0]], Outcome.ACKNOWLEDGED, "")
         else:
+            entry[0].code = code
             settle([entry[0]], Outcome.REFUSED, detail)
             self.events.put(PublishRefused(entry[0].topic, code, detail))
 

@@ -29,7 +29,7 @@ class LinkSettings:
     filters_in_packet: int = 8
     """The most subscriptions that one packet asks for: AWS IoT Core takes no more. Whoever has
     thousands is at no such broker, and asks for more of them at once."""
-    send_queue_messages: int = 1024
+    send_queue_messages: int = 8192
     send_queue_bytes: int = 16 << 20
     event_queue_messages: int = 4096
     event_queue_bytes: int = 32 << 20

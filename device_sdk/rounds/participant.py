@@ -123,13 +123,13 @@ class Participant:
         self.actions.append(Subscribe(self._topics.write(TasksTopic()), optional=True))
         self.actions.extend(Subscribe(self._topics.write(topic)) for topic in topics)
 
-    def connected(self, value: bool) -> None:
-        """The broker's connection came or went."""
+    def connected(self, value: bool, most_packet_bytes: int | None = None) -> None:
+        """The broker's connection came or went; the largest packet that it takes, None for any."""
         self._is_connected = value
         self._resubscription.connected(value)
         self.sessions.connected(value)
         self.cell.connected(value)
-        self.sender.connected(value and self.farewell is None)
+        self.sender.connected(value and self.farewell is None, most_packet_bytes)
         for each in self.rounds.values():
             each.connected(value)
 

@@ -20,6 +20,7 @@ from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
     PACKET_TOO_LARGE,
+    TAKEN_OVER,
     Connected,
     ConnectRefused,
     Disconnected,
@@ -37,6 +38,7 @@ from device_sdk.observer import Observer
 from device_sdk.rounds.actions import Download, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
+from device_sdk.rounds.session import CLASH
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
 from device_sdk.system.watch import Watch
 from device_sdk.system.words import in_words
@@ -59,6 +61,8 @@ _SPARE = 1.5
 # How the broker is reached may be changed beside a running device; it looks when a connection ends,
 # too.
 _LOOK_SECONDS = 60.0
+_CLASH_SECONDS = 3600.0
+_OFTEN, _OFTEN_SECONDS = 3, 120.0
 # A step that is ended comes back within this.
 _END_SECONDS = 1.0
 
@@ -172,6 +176,8 @@ class Agent:
         self._failures: Counter[str] = Counter()
         self._failed = FailedTrainings()
         self._refused: dict[str, str] = {}
+        self._taken_over_seconds = -math.inf
+        self._closed: deque[float] = deque(maxlen=_OFTEN)
         self.problem = ""
         """The last thing that went wrong with the device as a whole, and has not come right since;
         empty for none."""
@@ -294,13 +300,21 @@ class Agent:
         match event:
             case Message(topic, payload, retained):
                 self.participant.message(topic, payload, retained=retained)
+                self._link.contested(self.participant.sessions.clash)
                 if self.participant.farewell is not None and self.participant.farewell.done:
                     self.left.set()
             case Connected(_, limits):
                 self.problem = ""
                 self.participant.connected(True, limits.maximum_packet_bytes)
-            case Disconnected(reason, detail):
+            case Disconnected(reason, detail, _, code):
                 self.problem = f"no connection to the broker ({reason}): {detail}"
+                if code == TAKEN_OVER:
+                    if self._taken_over_seconds == -math.inf:
+                        _log.warning("%s: %s", detail, CLASH)
+                    self._taken_over_seconds = self._clock()
+                    self.participant.sessions.taken_over()
+                elif reason == "closed" and self._is_closed_often():
+                    self.participant.sessions.taken_over()  # not every broker says so
                 self.participant.connected(False)
                 self._look_at_way()
             case ConnectRefused(_, detail):
@@ -355,9 +369,22 @@ class Agent:
             self.connected,
             participant.sessions.is_open,
             {name: each.round for name, each in manifests.items() if each is not None},
-            self.problem or participant.problem,
+            self._clash() or self.problem or participant.problem,
             {name: problem for name, problem in problems.items() if problem},
         )
+
+    def _is_closed_often(self) -> bool:
+        """Whether the broker ended connections so often of late, without a word."""
+        self._closed.append(self._clock())
+        often = len(self._closed) == _OFTEN and self._closed[-1] - self._closed[0] < _OFTEN_SECONDS
+        if often:
+            self._closed.clear()
+        return often
+
+    def _clash(self) -> str:
+        """What the broker's word shows, for a while: mostly the other one has the connection."""
+        recent = self._clock() - self._taken_over_seconds < _CLASH_SECONDS
+        return CLASH if recent or self.participant.sessions.clash else ""
 
     def wake(self) -> None:
         """The app has changed something: look what there is to do now. From any thread."""

@@ -6,14 +6,14 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
 from aggregator.cli.rollback import Rollback
-from aggregator.cli.shown import called_all
+from aggregator.cli.shown import CLASH_SHOWN_SECONDS, called, called_all
 from aggregator.cli.waiting_round import WaitingRound
 from aggregator.errors import StoreUnreached
 from aggregator.evaluation.words import as_json, in_a_line
@@ -188,6 +188,11 @@ def _print(
         )
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
+    for row, seen in _clashes(store, devices, now):
+        print(
+            f"problem      two machines have the identity of {called(row)} (seen "
+            f"{ago(seen, now)}): its home was copied. Let one join anew, with a code from invite"
+        )
     for task in tasks:
         if several:
             print()
@@ -233,6 +238,17 @@ def _print(
         )
     for task in tasks:
         _print_waiting(task)
+
+
+def _clashes(
+    store: Store, devices: Iterable[DeviceRow], now: float
+) -> Iterator[tuple[DeviceRow, int]]:
+    """The devices that were on two machines of late, and when that showed."""
+    seen = store.devices.clashes()
+    for row in devices if seen else ():
+        last = seen.get(row.device_id, -CLASH_SHOWN_SECONDS)
+        if row.revoked_unix_seconds is None and now - last < CLASH_SHOWN_SECONDS:
+            yield row, last
 
 
 def _print_cluster(store: Store) -> None:
@@ -347,6 +363,9 @@ def _as_json(
         "serve": None if reach is None else asdict(reach),
         "clock_problem": store.facts.clock_problem,
         "keys_problem": store.facts.keys_problem,
+        "on_two_machines": [
+            row.device_id.hex() for row, _ in _clashes(store, list(store.devices.all()), now)
+        ],
         "chunk_store_problem": store.facts.mirror_problem,
         "coordinator": _lease_as_json(store),
         "workers": [asdict(each) for each in store.workers.all()],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -138,6 +138,10 @@ CREATE TABLE habits (                    -- when devices' updates come, see Habi
     PRIMARY KEY (task, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE sightings (                 -- when a device proved last that it was there
+    device_id BLOB PRIMARY KEY,
+    seen_unix INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE clashes (                   -- when two machines had one device's identity, last
     device_id BLOB PRIMARY KEY,
     seen_unix INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -448,6 +452,7 @@ ALTER TABLE rounds DROP COLUMN arrivals;
 ALTER TABLE rounds ADD COLUMN took_seconds REAL;
 UPDATE rounds SET took_seconds = closed_unix - opened_unix;
 """,
+    10: _table_of("clashes"),
 }
 """By the version that a file has, what makes it one of the next version."""
 

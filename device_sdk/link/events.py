@@ -11,6 +11,9 @@ from enum import Enum
 PACKET_TOO_LARGE = 149
 """A broker's reason code, for a message that its limits forbid and its CONNACK allowed."""
 
+TAKEN_OVER = 142
+"""A broker's reason code, to a client whose id another client has connected with."""
+
 # Which version of MQTT to try next: 5 where the broker speaks it, else 3.1.1.
 
 

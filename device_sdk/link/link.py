@@ -88,6 +88,11 @@ class Link:
         thread.join(timeout_seconds)
         return not thread.is_alive()
 
+    def contested(self, value: bool) -> None:
+        """Somebody else is known to connect with this client id, or not any more: a connection that
+        ends meanwhile is made again after a long wait, whatever the broker says of its end."""
+        self._loop.contested = value
+
     def redirect(self, way: BrokerWay) -> None:
         """Be connected there from now on, with the same client id and subscriptions; what is not
         sent yet goes there."""

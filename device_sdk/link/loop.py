@@ -13,6 +13,7 @@ import numpy as np
 
 from device_sdk.link.connection import Connection, ConnectionEnd, Dialling
 from device_sdk.link.events import (
+    TAKEN_OVER,
     Connected,
     ConnectRefused,
     Delivery,
@@ -120,6 +121,14 @@ class LinkLoop:
             most_seconds=settings.backoff_most_seconds,
         )
         self._backoff = make_backoff()
+        self._yields = Backoff(
+            rng,
+            first_seconds=settings.yield_seconds,
+            most_seconds=max(settings.yield_seconds, settings.most_yield_seconds),
+        )
+        self.contested = False
+        """Whether somebody else connects with our client id, as far as is known otherwise than by
+        the broker's word. Set from any thread."""
         self.waker = WakeUp()
         self.done = threading.Condition(threading.Lock())
         self.subscriptions = Subscriptions(make_backoff)
@@ -228,13 +237,22 @@ class LinkLoop:
                 unsuited = end.reason in _VERSION_FAILURES and self._never_accepted
                 if unsuited and self._versions.rejected():
                     continue
-                retry_seconds = self._backoff.next_seconds() if not self._is_redirected() else 0.0
+                retry_seconds = 0.0 if self._is_redirected() else self._retry_seconds(end)
                 self._report(end, retry_seconds)
                 self.waker.sleep(
                     retry_seconds, self._clock, lambda: self._stopping or self._is_redirected()
                 )
         finally:
             self.close()
+
+    def _retry_seconds(self, end: ConnectionEnd) -> float:
+        """Whoever has our client id too, and took our place, has it for a while: else the two would
+        throw each other out all the time."""
+        retry_seconds = self._backoff.next_seconds()
+        if end.code == TAKEN_OVER or self.contested:
+            least = self._settings.yield_seconds / 2
+            retry_seconds = max(retry_seconds, least, self._yields.next_seconds())
+        return retry_seconds
 
     def _is_redirected(self) -> bool:
         return self.way is not self._used

@@ -22,6 +22,10 @@ class LinkSettings:
     3.1.1 say nothing at all."""
     backoff_first_seconds: float = 1.0
     backoff_most_seconds: float = 60.0
+    yield_seconds: float = 30.0
+    """Whoever is thrown out by another client of the same id waits up to so long, and half of it at
+    least, each further time longer, up to ``most_yield_seconds``."""
+    most_yield_seconds: float = 600.0
     settled_seconds: float = 10.0
     """A connection that lasted this long starts the back-off anew."""
     in_flight: int = 64
@@ -54,6 +58,7 @@ class LinkSettings:
             "version_probe_seconds",
             "backoff_first_seconds",
             "settled_seconds",
+            "yield_seconds",
             "send_queue_messages",
             "send_queue_bytes",
             "event_queue_messages",

@@ -160,7 +160,7 @@ class Agent:
         self._membership = membership = world.membership
         self._stored, self._look_seconds = world.home.membership, world.clock() + _LOOK_SECONDS
         self._link = Link(
-            membership.broker(membership.grant.cell),
+            membership.broker(self.participant.cell.here),
             rng=link_rng,
             clock=world.clock,
             client_id=membership.grant.handle.hex(),
@@ -182,6 +182,11 @@ class Agent:
         """The last thing that went wrong with the device as a whole, and has not come right since;
         empty for none."""
         self._thread = threading.Thread(target=self._run, name="tessera-device", daemon=True)
+
+    @property
+    def broker(self) -> str:
+        """The one that it is at, or tries to reach; without user and password."""
+        return str(self._membership.broker(self.participant.cell.here))
 
     @property
     def connected(self) -> bool:
@@ -284,6 +289,7 @@ class Agent:
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
                 case MoveTo(cell):
+                    self._membership = self._stored.load() or self._membership
                     self._link.redirect(self._membership.broker(cell))
                 case Download(mirror, topic, digest):
                     self._downloads.ask(mirror, topic, digest)
@@ -551,6 +557,7 @@ class Background:
             return status
         return replace(
             status,
+            broker=agent.broker,
             time_unix_seconds=agent.participant.sessions.time.unix_seconds(),
             sent_bytes=agent.participant.sender.sent_bytes,
             refused=agent.participant.refusals.counts(),

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
+from aggregator.cli.broker import move_lines
 from aggregator.cli.rollback import Rollback
 from aggregator.cli.shown import CLASH_SHOWN_SECONDS, called, called_all
 from aggregator.cli.waiting_round import WaitingRound
@@ -176,6 +177,8 @@ def _print(
         print("serve        runs on another machine: status there says what it is connected to")
     else:
         print("serve        does not run: no round opens or closes")
+    for line in move_lines(store, None, now):
+        print(line)
     _print_cluster(store)
     if serves and (problem := store.facts.clock_problem):
         print(f"problem      {printable(problem)}")

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aggregator.cluster.cell_links import CellLinks
 from aggregator.cluster.gathering import Fetch, GatheredAggregation, from_store
 from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
@@ -21,6 +20,7 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
 from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.cell_links import CellLinks
 from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
@@ -29,7 +29,7 @@ from aggregator.store.cluster import ShareRow
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import RoundSettings, SharedSettings
-from device_sdk.link.broker_url import BrokerUrl
+from device_sdk.link.broker_url import BrokerUrl, BrokerWay
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
@@ -68,16 +68,22 @@ class Coordinating(Whole):
         return CommittedAttendance(store, settings)
 
     def links(
-        self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
+        self,
+        shared: Shared,
+        settings: LinkSettings,
+        rngs: list[np.random.Generator],
+        ways: Sequence[BrokerWay],
     ) -> BrokerLinks:
-        links = []
+        links: list[BrokerLinks] = []
         root_fingerprint = shared.store.facts.root_fingerprint
         for place, cell in enumerate(self._cells, 1):
             of_cell = replace(shared, settings=in_cell(shared.settings, cell.broker))
             each = [rng.spawn(1)[0] for rng in rngs]
             links.append(
                 BrokerLinks(
-                    of_cell, settings, each, Hears((), client=client_name(root_fingerprint, -place))
+                    *(of_cell, settings, each),
+                    Hears((), client=client_name(root_fingerprint, -place)),
+                    links[0].nudge if links else None,
                 )
             )
         # What a service asks of a link, both answer.

@@ -12,6 +12,7 @@ from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.reach import Reaching
 from aggregator.serve.service import Service
+from aggregator.serve.successor import BrokerMoved
 from aggregator.store import STORE_FAILURES, Store
 from aggregator.task.file import Task
 
@@ -73,13 +74,17 @@ def _one_life(
     on_turn: Callable[[Service], None],
     on_ready: Callable[[Service], None],
 ) -> None:
-    """Until we are asked to end, or the store went away in the midst of something."""
+    """Until we are asked to end, the store went away in the midst of something, or the fleet moves
+    to another broker."""
     service: Service | None = None
     try:
         begin_alone(store)
         service = Service(assemble(home, store, task, world), on_round)
-        run_service(service, reach, stopping, on_turn, on_ready)
-        service.stop()
+        try:
+            run_service(service, reach, stopping, on_turn, on_ready)
+        except BrokerMoved:
+            _LOG.info("the fleet's broker is to be another one, or two: connecting anew")
+        service.end()
     except StoreAway as error:
         reach.waits(str(error))
         if service is not None:

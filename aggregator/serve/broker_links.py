@@ -332,6 +332,8 @@ class BrokerLinks:
     * what **anybody** may send: enrolment requests;
     * what **we** send. Nothing comes on this connection but the broker's acknowledgements.
 
+    ``nudge``: called when there is something to take, where another's :meth:`events` is waited for.
+
     To the service they are one link: :meth:`events` brings ``Connected`` when the devices' topics
     are subscribed to and ours can be sent, and ``Disconnected`` when ours cannot be sent any more.
     """
@@ -342,6 +344,7 @@ class BrokerLinks:
         settings: LinkSettings,
         rngs: list[np.random.Generator],
         hears: Hears = Hears(),
+        nudge: Callable[[], None] | None = None,
     ) -> None:
         broker, topics, clock = shared.settings.broker, shared.topics, shared.clock
         self.broker = str(broker.way)
@@ -358,8 +361,11 @@ class BrokerLinks:
             settings = replace(settings, proxy=broker.proxy)
         link = partial(Link, broker.way, clock=clock, settings=settings)
         ids = [f"{hears.client}{kind}" if hears.client else None for kind in "dso"]
-        self._devices = link(rng=rngs[0], admits=self._device_limits.admits, client_id=ids[0])
-        nudge = self._devices.nudge
+        self._devices = link(
+            rng=rngs[0], admits=self._device_limits.admits, client_id=ids[0], on_event=nudge
+        )
+        self.nudge = nudge = nudge or self._devices.nudge
+        """Lets :meth:`events` return, where it waits."""
         self._strangers = link(
             rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge, client_id=ids[1]
         )

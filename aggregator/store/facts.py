@@ -72,6 +72,8 @@ class Facts(Named):
     """How the calendar differs from the time that ``serve`` goes by; None: it does not."""
     keys_problem = Fact[str | None](str, None)
     """Why devices refuse this aggregator's keys, or will soon; None: they do not."""
+    successor = Fact[str](str, "")
+    """The move to another broker that was asked for last; see ``aggregator.serve.successor``."""
     packet_bytes = Fact[int | None](int, None)
     """The largest packet that the brokers took at the last connection; None: any of ours."""
     contents = Fact[str](str, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from device_sdk.home.database import HomeStore
@@ -10,6 +10,7 @@ from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import Placement, split_cell
+from device_sdk.wire.seal.successor import Successor
 
 # The counter of this device's requests to the aggregator: enrolments and opens.
 
@@ -54,6 +55,25 @@ class RequestCounter(HomeStore):
             sql.execute("UPDATE request_counter SET unanswered = 0")
 
 
+SUCCESSOR = ">"
+"""In the place of a cell: the broker that the aggregator announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSuccessor:
+    """The newest announcement that this device heeds.
+
+    Attributes:
+        announced: what it says.
+        serial: of the descriptor whose key signed it.
+        reached: whether the aggregator was found there, by a session.
+    """
+
+    announced: Successor
+    serial: int
+    reached: bool = False
+
+
 @dataclass(frozen=True)
 class Membership:
     """One device's place in one fleet."""
@@ -76,8 +96,16 @@ class Membership:
     mirror: str = field(default="", repr=False)
     """The URL of the fleet's mirror, as the newest placement told it."""
 
+    successor: KnownSuccessor | None = None
+    """Where the fleet moves to; None where it does not."""
+
     def broker(self, cell: str) -> BrokerWay:
-        """A cell's broker, reached as the one that this device enrolled at; empty: that one."""
+        """A cell's broker, or the successor, reached as the one that this device enrolled at;
+        empty: that one."""
+        if cell == SUCCESSOR:
+            if self.successor is None:
+                return self.way
+            return self.way.at(parse_broker_url(self.successor.announced.url))
         return self.way.at(self.way.url.at(*split_cell(cell))) if cell else self.way
 
 
@@ -103,8 +131,56 @@ class MembershipStore(HomeStore):
         password_file = None if row[17] is None else Path(row[17])
         way = BrokerWay(parse_broker_url(url), password_file, tls, row[18])
         return Membership(
-            *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left), mirror
+            *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left),
+            *(mirror, self._successor()),
         )
+
+    def _successor(self) -> KnownSuccessor | None:
+        row = self._database.row(
+            "SELECT revision, url, until_unix_seconds, serial, reached FROM successor"
+        )
+        if row is None or not row[1]:
+            return None
+        return KnownSuccessor(Successor(*row[:3]), row[3], bool(row[4]))
+
+    def announced(self, successor: Successor, serial: int) -> bool:
+        """Keep an announcement, signed under the descriptor of this serial; whether it is newer
+        than the one that was heeded last. One that names this device's own broker leads nowhere."""
+        known = self.load()
+        with self._database.transaction() as sql:
+            row = self._database.row("SELECT revision, given_url FROM successor")
+            if row is not None and successor.revision <= row[0]:
+                return False
+            given = "" if row is None else row[1]
+            url = successor.url
+            if known is not None and url and parse_broker_url(url).address == known.way.url.address:
+                url = ""
+            sql.execute(
+                "INSERT OR REPLACE INTO successor VALUES (1, ?, ?, ?, ?, ?, 0)",
+                (
+                    *(given, successor.revision, url),
+                    *(successor.until_unix_seconds, serial),
+                ),
+            )
+        return True
+
+    def reached_successor(self) -> None:
+        """The aggregator was found at the announced broker."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE successor SET reached = 1")
+
+    def moved(self) -> None:
+        """The announced broker is this device's from now on, and the one before is forgotten."""
+        known = self.load()
+        if known is None or known.successor is None:
+            return
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE successor SET url = '', "
+                "given_url = CASE WHEN given_url = '' THEN ? ELSE given_url END",
+                (known.way.url.text,),
+            )
+            self._set_way(known.broker(SUCCESSOR))
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
         """Store the outcome of an enrolment, once. ``unix_seconds``: no later time falls below."""
@@ -136,7 +212,13 @@ class MembershipStore(HomeStore):
         """Reach the fleet's broker so, as the device's owner says; nothing changes where that is
         what was said last. Files are kept by their paths."""
         known = self.load()
-        if known is not None and way != known.way:
+        row = self._database.row("SELECT given_url FROM successor")
+        if known is None or way == known.way:
+            return
+        if row is not None and row[0] and way == replace(known.way, url=parse_broker_url(row[0])):
+            return
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE successor SET url = '', given_url = ''")
             self._set_way(way)
 
     def _set_way(self, way: BrokerWay) -> None:

@@ -318,7 +318,15 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ", method TEXT",
         ):
             statement = statement.replace(gone, "")
-        came_later = ("attachment", "request_counter", "task", "spent", "interaction", "trial")
+        came_later = (
+            "attachment",
+            "request_counter",
+            "task",
+            "spent",
+            "interaction",
+            "trial",
+            "successor",
+        )
         came_later += ("evaluation",)
         if statement.strip() and not any(f"TABLE {each} " in statement for each in came_later):
             old.execute(statement)

@@ -76,6 +76,10 @@ class Facts(Named):
     """How the calendar differs from the time that ``serve`` goes by; None: it does not."""
     keys_problem = Fact[str | None](str, None)
     """Why devices refuse this aggregator's keys, or will soon; None: they do not."""
+    successor = Fact[str](str, "")
+    """The move to another broker that was asked for last; see ``aggregator.serve.successor``."""
+    packet_bytes = Fact[int | None](int, None)
+    """The largest packet that the brokers took at the last connection; None: any of ours."""
     contents = Fact[str](str, "")
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")
@@ -114,6 +118,9 @@ class TaskFacts(Named):
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, or what the last one sent out did harm, so that
     none opens before the operator looked; None: nothing stands in its way."""
+    no_room = Fact[str | None](str, None)
+    """Why no round can be published at the broker, by its largest packet; None: one can. Rounds go
+    on by themselves at one that takes larger ones."""
     failed = Fact[bool](bool, False)
     """Whether it is held because the code of its method failed, which the next life tries again."""
     stopped_at = Fact[int | None](int, None)

@@ -21,7 +21,7 @@ from device_sdk.errors import HomeError
 from device_sdk.events import Callbacks
 from device_sdk.home.forget import forget
 from device_sdk.home.home import Home
-from device_sdk.home.live import Live, LiveFile, read_live
+from device_sdk.home.live import Live, LiveHome, read_live
 from device_sdk.local_data import LocalData
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
@@ -366,8 +366,8 @@ def make_device_of(make_device: MakeDevice, aggregator: SmallAggregator) -> Devi
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from device_sdk.home.live import Live, LiveFile
-file = LiveFile(Path(sys.argv[1]), lambda: 1234.5)
+from device_sdk.home.live import Live, LiveHome
+file = LiveHome(Path(sys.argv[1]), lambda: 1234.5)
 file.tell(Live(True, False, {"air": 7}, "something", {"air": "else"}))
 print("told", flush=True)
 time.sleep(60)
@@ -387,7 +387,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
         process.wait(PATIENCE_SECONDS)
     assert (tmp_path / "running.json").stat().st_size > 0
     assert read_live(tmp_path) is None
-    again = LiveFile(tmp_path, time.time)
+    again = LiveHome(tmp_path, time.time)
     again.tell(Live())
     found = read_live(tmp_path)
     assert found is not None and found.problem == ""
@@ -396,7 +396,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
 
 
 def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path: Path) -> None:
-    file = LiveFile(tmp_path, time.time)
+    file = LiveHome(tmp_path, time.time)
     file.tell(Live(True, True))
     for content in (b"", b"{", b"[1]", b"\xff", b'{"connected": 1}', b"[" * 100_000):
         (tmp_path / "running.json").write_bytes(content)

@@ -83,8 +83,8 @@ _ITEMS = (
 )
 _CODES = {
     "user": {"uid", "steamid", "login", "email"},
-    "item": {"iid", "aid", "isbn", "isbn10", "isbn13", "asin", "parentasin", "sku", "ean", "gtin", "upc",
-             "stockcode", "imdbid", "tmdbid"},
+    "item": {"iid", "aid", "isbn", "isbn10", "isbn13", "asin", "parentasin", "sku", "ean", "gtin",
+             "upc", "stockcode", "imdbid", "tmdbid"},
 }  # fmt: skip
 _VERBS = (
     "rating|rated|review|reviewed|event|view|viewed|click|clicked|order|ordered|purchase|"

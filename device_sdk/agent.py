@@ -389,7 +389,7 @@ class Agent:
                 raise  # the disk's: it is trained again once there is room
             except Exception as error:
                 # Of what no home can hold another training would be no better.
-                outcome, detail, reason = RoundOutcome.FAILED, in_words(error), Reason.ERROR
+                outcome, detail, reason = RoundOutcome.FAILED, in_words(error), reason_of(error)
                 self._failed.note(round_.task, self._called(round_, job), detail, reason)
             else:
                 self._failed.forget(round_.task)

@@ -70,6 +70,8 @@ _CONTRACT = frozenset(
 _CHECK = "device_sdk.standalone_check"
 # Runs an artifact in a process of its own, where alone onnxruntime is; imported as the other one.
 _TRIAL = "device_sdk.trial"
+# Likewise: begins the process that rehearses a task, which is of the simulator.
+_REHEARSAL = "device_sdk.rehearsal"
 # What a device solves: of a new user folded in, the aggregator's models solve the same.
 _SOLVE = frozenset({"device_sdk.methods.scatter.least_squares", "device_sdk.methods.learner"})
 _SERVER = frozenset(
@@ -135,7 +137,10 @@ RULES = (
     ),
     Rule(
         "aggregator",
-        frozenset({"aggregator", "psycopg", "ray", _CHECK, _TRIAL} | _CONTRACT | _SOLVE | _SERVER),
+        frozenset(
+            {"aggregator", "psycopg", "ray", _CHECK, _TRIAL, _REHEARSAL}
+            | (_CONTRACT | _SOLVE | _SERVER)
+        ),
         frozenset({"onnxruntime"}),
         apart="aggregator/simulate",
     ),
@@ -152,7 +157,7 @@ RULES = (
     _server("methods", "patience tables", banned=_OUTSIDE_A_METHOD),
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
-    _server("task", "evaluation methods store tables", libraries=_TRIAL),
+    _server("task", "evaluation methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
     _server("keys", "clock home refusals store"),
     _server("rounds", "evaluation keys methods refusals shared store task task_log"),
     _server("publish", "shared store task"),
@@ -179,6 +184,7 @@ RULES = (
         frozenset(
             {"export", "device_sdk.artifact", "device_sdk.evaluation"}
             | {"device_sdk.system.command_line", "device_sdk.system.printable"}
+            | {_TRIAL, _REHEARSAL}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),
     ),

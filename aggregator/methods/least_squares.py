@@ -60,6 +60,7 @@ from device_sdk.methods.state import COUNT, Entry, Schema, State, counters, unpa
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
+from device_sdk.wire.arrays.tensors import halved
 
 Counts = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -268,7 +269,7 @@ class LeastSquaresLoss(ScatterLoss):
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         wide = items.astype(np.float64)
         exact = wide.T @ wide / len(items)
-        gram = exact.astype(np.float16)
+        gram = halved(exact)
         a0, l2 = self._weights()
         # As much as rounding has taken of any direction, so that a device's system has a minimum.
         # Of no account beside the rule's lambda, unless the items are far longer than they become.

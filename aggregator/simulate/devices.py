@@ -6,6 +6,7 @@ groups, the processes and the rounds that went wrong before.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import DeviceReport
 from aggregator.rounds.evaluator import option_name
 from aggregator.simulate.data import (
     DataError,
     Entries,
+    Rows,
     TableEntries,
     arrays_of,
     entries_of,
@@ -108,6 +111,11 @@ class VirtualDevices(ABC):
 
         What a device is to keep of its training is kept when its answer is given.
         """
+
+    def popularity(self) -> list[DeviceReport]:
+        """What each device would say of a model that recommends what most devices train on. Here:
+        nothing, since the task recommends nothing."""
+        return []
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:  # noqa: B027
         """The verdicts on the updates of a round, by device. Here: no matter."""
@@ -269,6 +277,29 @@ class ScatterDevices(VirtualDevices):
             for each in prepared:
                 yield self._answer(terms, broadcast, each, updates.get(each.chosen.device))
 
+    def popularity(self) -> list[DeviceReport]:
+        """A model of one column: an item's is how many users are trained on it, and all users like
+        it alike. Its ranks are made and ties count as those of any model."""
+        asked, items = self._evaluation, len(self._catalogue)
+        if asked is None:
+            return []
+        counts = np.zeros((items, 1), dtype=np.float32)
+        for device in range(self._fleet.devices):
+            for trained in self._data(device)[0]:
+                counts[trained] += 1
+        found = []
+        for device in range(self._fleet.devices):
+            rows, held, _ = self._data(device)
+            streams = _Streams(self._fleet.seed, 0, device)
+            evaluation = streams.evaluation(asked, math.inf)
+            alike = np.ones((len(rows), 1), dtype=np.float32)
+            RankEvaluation(evaluation, held).stage("global", alike, counts)
+            found.append(DeviceReport("", evaluation.report))
+        return found
+
+    def _data(self, device: int) -> tuple[tuple[Rows, ...], list[HeldOutItem], ItemCount]:
+        return interactions_of(self._entries, device, self._catalogue, self._evaluation)
+
     def _answer(
         self,
         terms: TaskTerms,
@@ -318,9 +349,7 @@ class ScatterDevices(VirtualDevices):
         if kept is not None:
             self._room += _kept_bytes(kept.triples)
             return kept
-        rows, held, items = interactions_of(
-            self._entries, device, self._catalogue, self._evaluation
-        )
+        rows, held, items = self._data(device)
         learner = ScatterLearner(_FixedRows(rows), self._step, 1, np.random.default_rng(0))
         state = self._states.get(device)
         if state is not None:

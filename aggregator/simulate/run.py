@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import DeviceReport
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
 from aggregator.simulate.record import FINISHED, STOPPED_EARLY, Asked, Recorder
+from aggregator.simulate.settings import changed_task, read_change
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
-from aggregator.task.file import Task, read_task
+from aggregator.task.file import Task
 from device_sdk.system.clock import Clock
 from device_sdk.tables.options import reading_of
 from device_sdk.wire.publish.report import ItemCount
@@ -62,7 +64,8 @@ class Simulated:
         self.recorder.finish()
 
     def _play(self, simulation: TaskSimulation, seed: int, show: Show) -> None:
-        self.recorder.begin(seed)
+        show(f"seed {seed}: what the most popular items reach")
+        self.recorder.begin(seed, simulation.popularity())
         rounds, version = simulation.most_rounds(self.asked.rounds), 0
         show(f"seed {seed}: round 1 of {rounds}")
         for played in simulation.rounds(rounds):
@@ -130,6 +133,9 @@ class WatchedDevices(VirtualDevices):
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
         self._devices.settle(number, counted)
 
+    def popularity(self) -> list[DeviceReport]:
+        return self._devices.popularity()
+
     def close(self) -> None:
         self._devices.close()
 
@@ -144,7 +150,8 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
 
     Nothing is played yet; the data is asked for once, so that what is wrong is told first.
     """
-    task = read_task(Path(arguments.task))
+    changes = dict(map(read_change, arguments.set))
+    task = changed_task(Path(arguments.task), changes)
     try:
         failures = Failures(arguments.dropout, arguments.crash, arguments.late, arguments.nan)
     except ValueError as error:
@@ -159,6 +166,7 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
         speeds=arguments.speeds,
         failures=failures,
         pace_seconds=arguments.pace,
+        changes=changes,
     )
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
     return Simulated(

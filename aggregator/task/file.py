@@ -326,9 +326,16 @@ def parse_task(
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{said} is not TOML: {error}") from None
     try:
-        return _task(TomlTable(values), path, text, fleet)
+        return task_of(values, path, text, fleet)
     except TaskError as error:
         raise TaskError(f"{said}: {error}") from None
+
+
+def task_of(
+    values: dict[str, Any], path: Path, text: str, fleet: SharedSettings | None = None
+) -> Task:
+    """What a task file's values make of it; ``text`` is kept as the file's. Raises TaskError."""
+    return _task(TomlTable(values), path, text, fleet)
 
 
 def _fleet(root: TomlTable, folder: Path) -> SharedSettings:

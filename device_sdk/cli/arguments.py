@@ -119,8 +119,7 @@ _VISIBLE = (
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:
-    """Add ``CODE``, which may stand behind the options too, and ``--code-file``."""
-    parser.set_defaults(spare="code")
+    """Add ``CODE`` and ``--code-file``."""
     parser.add_argument(
         "code",
         metavar="CODE",

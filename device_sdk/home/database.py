@@ -19,10 +19,9 @@ from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
 from device_sdk.wire.arrays.tensors import (
-    Codec,
+    BeyondWire,
     TensorLimits,
     decode_tensors,
-    require_encodable,
 )
 from device_sdk.wire.codec.errors import WireError
 
@@ -169,10 +168,13 @@ ALTER TABLE participation ADD COLUMN unknown_items INTEGER;
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Named arrays as safetensors; float32 that float16 holds exactly takes half the bytes.
 
-    The metadata say which dtype such an array comes back as. Raises ValueError for values that are
-    not finite or exceed 1e12.
+    The metadata say which dtype such an array comes back as. Raises :class:`BeyondWire` for values
+    that are not finite; others are of no more account here (an optimizer's squares of raw gradients
+    are large), and may not travel all the same.
     """
-    require_encodable(arrays, Codec.FLOAT32)
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BeyondWire(f"array {name!r}: a value is not finite")
     stored, dtypes = {}, {}
     for name in sorted(arrays):
         array = stored[name] = np.asarray(arrays[name])

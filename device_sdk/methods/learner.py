@@ -184,11 +184,9 @@ class Learner(ABC):
         return self.adopt(broadcast)
 
     def personalises(self, broadcast: Broadcast) -> bool:
-        """Whether the device's model after its training is one of its own, to be evaluated too.
-
-        Here: no, for the training only contributes to the next model of all.
-        """
-        return False
+        """Whether the device's model after its training is evaluated too. Here: yes, for that is
+        what ``Device.predict`` uses, whatever becomes of it at the aggregator."""
+        return True
 
     def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
         """What either end may do in this round or a later one; None where there is none.

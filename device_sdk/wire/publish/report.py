@@ -41,13 +41,15 @@ class Reason(Enum):
     """Why a round ended without an update. Newer devices may know further ones."""
 
     NO_DATA = "no-data"
+    TOO_FEW_SAMPLES = "too-few-samples"
+    """Fewer than one step of the model needs."""
     UNKNOWN_ITEMS = "unknown-items"
     """None of the items that were recorded is in the task's catalogue."""
     BAD_DATA = "bad-data"
     """Samples of another shape or type than the model takes."""
     NOT_FINITE = "not-finite"
-    """A loss or a parameter became NaN or infinite: NaN in the data, labels that are no class, or a
-    learning rate that is too high."""
+    """A loss or a parameter became NaN, infinite or larger than what can be sent: NaN or absurd
+    numbers in the data, labels that are no class, or a learning rate that is too high."""
     TOO_SLOW = "too-slow"
     """Training would take, or took, longer than the round has."""
     TOO_LATE = "too-late"

@@ -83,8 +83,8 @@ _ITEMS = (
 )
 _CODES = {
     "user": {"uid", "steamid", "login", "email"},
-    "item": {"iid", "isbn", "isbn10", "isbn13", "asin", "parentasin", "sku", "ean", "gtin", "upc",
-             "stockcode", "imdbid", "tmdbid"},
+    "item": {"iid", "aid", "isbn", "isbn10", "isbn13", "asin", "parentasin", "sku", "ean", "gtin",
+             "upc", "stockcode", "imdbid", "tmdbid"},
 }  # fmt: skip
 _VERBS = (
     "rating|rated|review|reviewed|event|view|viewed|click|clicked|order|ordered|purchase|"
@@ -112,11 +112,13 @@ def _rank(role: str, name: str) -> int | None:
             nouns = _USERS if role == "user" else _ITEMS
             if plain in (f"{role}id", f"id{role}"):
                 return 0
-            if plain in _CODES[role] or re.fullmatch(f"{_BEFORE}({nouns}){_BETWEEN}{_ID}", plain):
+            if re.fullmatch(f"{_BEFORE}({nouns}){_BETWEEN}{_ID}", plain):
                 return 6 if plain.startswith("session") else 1
+            if plain in _CODES[role]:
+                return 2
             if re.fullmatch(f"({nouns})s?", plain):
-                return 5 if plain.startswith(("title", "session")) else 2
-            return 3 if re.fullmatch(f"({nouns})(name|title|label)", plain) else None
+                return 5 if plain.startswith(("title", "session")) else 3
+            return 4 if re.fullmatch(f"({nouns})(name|title|label)", plain) else None
         case "title":
             if re.fullmatch(f"({_ITEMS})?title", plain):
                 return 0
@@ -130,6 +132,10 @@ def _rank(role: str, name: str) -> int | None:
     if re.fullmatch(rf"({_VERBS})?(time|datetime|at)", plain):
         return 1
     return 2 if re.fullmatch(rf"({_VERBS})?(date|day)|dt|when", plain) else None
+
+
+_SURE = (0, 1, 2)
+"""Ranks of names that are hardly anybody's data."""
 
 
 def named(role: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -213,9 +219,10 @@ def _is_header(table: TextTable, numbers: Mapping[str, int]) -> bool:
     if {"user", "item"} <= numbers.keys():
         return False  # who counts columns knows of no names
     alone = any(
-        _rank(role, first[place]) in (0, 1) for role, places in roles.items() for place in places
+        _rank(role, first[place]) in _SURE for role, places in roles.items() for place in places
     )
-    if alone or any(_stands_out(place, first, rest) for place in range(table.width)):
+    words = sum(_stands_out(place, first, rest) for place in range(table.width))
+    if alone or words > (len(rest) == 1):  # of a single row below one is no sign
         raise TableError(
             f"{table.name}: the first row, {_some(first)}, seems to be a header, and which columns "
             "are the user's and the item's is not clear; --columns user=NAME,item=NAME says so, "
@@ -227,7 +234,7 @@ def _is_header(table: TextTable, numbers: Mapping[str, int]) -> bool:
 def _stands_out(place: int, first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
     """Whether a cell of the first row is a word, where those below it hold figures."""
     below = [row[place] for row in rest if row[place] not in MISSING]
-    if len(below) < 2 or not first[place] or re.search(r"\d", first[place]):
+    if not below or not first[place] or re.search(r"\d", first[place]):
         return False
     return first[place] not in MISSING and all(re.search(r"\d", each) for each in below)
 
@@ -424,7 +431,7 @@ def names_a_catalogue(names: Sequence[str]) -> bool:
     if len(names) < 2:
         return False
     places, titles = _items_named(names), named("title", names)
-    sure = any(_rank("item", names[place]) in (0, 1) for place in places)
+    sure = any(_rank("item", names[place]) in _SURE for place in places)
     return bool(places) and (sure or bool(set(titles) - set(places)))
 
 
@@ -434,14 +441,14 @@ def catalogue_columns(table: TextTable) -> Columns:
     first, rest = table.head[0], table.head[1:]
     places = _items_named(first)
     alone = len(first) == 1 and (
-        _plain(first[0]) in ("item", "items", "id", "ids") or _rank("item", first[0]) in (0, 1)
+        _plain(first[0]) in ("item", "items", "id", "ids") or _rank("item", first[0]) in _SURE
     )
     if alone or names_a_catalogue(first):
         if len(places) > 1:
             raise _no_catalogue(table, f"several columns may be the item's: {_some(first)}")
         titles = tuple(place for place in named("title", first) if place not in places)
         return Columns({"item": places, "title": titles[:1]}, first)
-    if places or _stands_out(0, first, rest):
+    if places or (len(rest) > 1 and _stands_out(0, first, rest)):
         raise _no_catalogue(table, f"the first row, {_some(first)}, may be a header or an item")
     if table.separator in (",", ";"):
         raise _no_catalogue(
@@ -452,8 +459,8 @@ def catalogue_columns(table: TextTable) -> Columns:
 
 def _items_named(names: Sequence[str]) -> tuple[int, ...]:
     alone = tuple(place for place, name in enumerate(names) if _plain(name) == "id")
-    places = named("item", names)
-    sure = any(_rank("item", names[place]) in (0, 1) for place in places)
+    places = named("item", ["" if _plain(name) == "title" else name for name in names])
+    sure = any(_rank("item", names[place]) in _SURE for place in places)
     return places if sure or not alone else alone
 
 

@@ -241,6 +241,12 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
         Reading({"user": "1", "item": "2"}),
         {"anna": ["x"], "bert": ["f1"], "cleo": ["f2"]},
     ),
+    "a header over one row": (
+        b"Kunde,Artikel,Sterne\n1,2,3\n",
+        "Kunde, Artikel, Sterne, seems to be a header",
+        Reading({"user": "Kunde", "item": "Artikel"}),
+        {"1": ["2"]},
+    ),
     "half a header": (
         b"user_id,thing\nanna,f1\n",
         "--columns user=NAME,item=NAME",

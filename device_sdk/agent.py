@@ -46,7 +46,7 @@ from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
-from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from device_sdk.world import DeviceWorld
 
@@ -403,6 +403,7 @@ class Agent:
         job = round_.question or round_.job
         assert job is not None
         asks, rests = round_.question is not None, job.manifest.threshold == 0
+        items: ItemCount | None = None
         if not asks and not rests:
             self._waiting.append(self.participant.tick)
         try:
@@ -427,6 +428,7 @@ class Agent:
             self._failed.note(round_.task, self._called(round_, job), detail, reason)
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
+            items = declined.items
         except BaseException as error:
             if self._watch.ended == "stopped" and isinstance(error, CallEnded):
                 round_.drop()  # as a crash would leave it: what is still open is trained again
@@ -441,13 +443,13 @@ class Agent:
                 raise  # the disk's: it is trained again once there is room
             except Exception as error:
                 # Of what no home can hold another training would be no better.
-                outcome, detail, reason = RoundOutcome.FAILED, in_words(error), Reason.ERROR
+                outcome, detail, reason = RoundOutcome.FAILED, in_words(error), reason_of(error)
                 self._failed.note(round_.task, self._called(round_, job), detail, reason)
             else:
                 self._failed.forget(round_.task)
                 self.problem = ""  # network and disk did their part
                 return
-        round_.ended(job, outcome, detail, reason)
+        round_.ended(job, outcome, detail, reason, items)
 
     def _called(self, round_: CurrentRound, job: TrainingJob) -> str:
         """The round, for people."""

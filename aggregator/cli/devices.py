@@ -176,10 +176,13 @@ class _Part:
         """With the reason; empty where it never said."""
         if self.report is None:
             return ""
-        return ": ".join(each for each in (self.report.outcome.value, self.report.reason) if each)
+        said = ": ".join(each for each in (self.report.outcome.value, self.report.reason) if each)
+        items = None if self.details is None else self.details.items
+        return said if items is None or not items.unknown else f"{said}, {items}"
 
     def as_json(self) -> dict[str, object]:
         row, report, details = self.row, self.report, self.details
+        items = None if details is None else details.items
         return {
             "task": self.task,
             "round": row.round,
@@ -189,6 +192,8 @@ class _Part:
             "option": self.option or None,
             "train_seconds": None if details is None else details.seconds,
             "received_bytes": None if details is None else details.received_bytes,
+            "items": None if items is None else items.recorded,
+            "unknown_items": None if items is None else items.unknown,
             "counted_unix_seconds": row.counted_unix_seconds,
             "k": row.width,
         }

@@ -102,6 +102,7 @@ class _SeenTask:
         self.evaluated = store.evaluations.latest()
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
+        self.unknown_items = store.reports.unknown_items()
         self.not_trained = {
             (each.outcome, each.reason): _known(registry, each.device_ids)
             for each in store.reports.not_trained()
@@ -297,6 +298,12 @@ def _print_rounds(task: _SeenTask, now: float) -> None:
                 colalign=("left", "right", "right", "left"),
             )
         )
+    if task.unknown_items.unknown:
+        told = task.unknown_items
+        print(
+            f"\nitems        {told.unknown} of {told.recorded} items unknown to the catalogue, on "
+            f"{told.devices} of {told.told} devices"
+        )
     if task.open is not None:
         print()
         for line in task.open.lines(task.store.fleet.devices.seen(), now):
@@ -414,6 +421,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
+        "unknown_items": seen.unknown_items._asdict(),
         "not_trained": [
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}
             for (outcome, reason), devices in seen.not_trained.items()

@@ -33,7 +33,6 @@ from device_sdk.wire.publish.manifest import (
     write_manifest,
 )
 from device_sdk.wire.publish.task_messages import (
-    BROADCAST_CODECS,
     OfferedAttachment,
     TaskTerms,
     write_attachment,
@@ -263,12 +262,11 @@ class Publisher:
         return ids(artifacts) == ids(self._artifacts)
 
     def require_publishable(self, broadcast: Broadcast) -> None:
-        """Raises AggregatorError where the task's codec cannot carry the broadcast's values."""
-        codec = BROADCAST_CODECS[self._task.broadcast_codec]
+        """Raises AggregatorError where no codec carries the broadcast's values."""
         try:
-            require_encodable(broadcast.tensors, codec)
+            require_encodable(broadcast.tensors)
             for attachment in broadcast.attachments.values():
-                require_encodable(attachment.tensors, codec)
+                require_encodable(attachment.tensors)
         except ValueError as error:
             raise _unsendable(error) from None
 
@@ -394,4 +392,4 @@ class Publisher:
 
 
 def _unsendable(error: ValueError) -> AggregatorError:
-    return AggregatorError(f"the model cannot be sent: {error}; see task.broadcast_codec")
+    return AggregatorError(f"the model cannot be sent: {error}")

@@ -13,6 +13,10 @@ from aggregator.store.database import Database, Table
 Value = TypeVar("Value")
 
 
+_FILE_BEFORE = "file before version "
+"""What the name of a replaced task file begins with, in ``task_facts``."""
+
+
 class Named(Table, ABC):
     """Named values, each an attribute of its own."""
 
@@ -145,6 +149,20 @@ class TaskFacts(Named):
     def generation(self) -> int:
         """Unix time of when it was made or replaced, or of the fleet's last restore."""
         return max(self._fleet.generation, self.own_generation)
+
+    def keep_file(self, version: int, text: str) -> None:
+        """Keep the text of the task file that was in force before this version: another one took
+        its place with it."""
+        self.put(f"{_FILE_BEFORE}{version}", text)
+
+    def file_of(self, version: int) -> str | None:
+        """The text of the task file that was replaced after this version, and was its; None where
+        the present one is."""
+        query = "SELECT name FROM task_facts WHERE task = ? AND name LIKE ?"
+        names = self._database.rows(query, (self._task, f"{_FILE_BEFORE}%"))
+        later = (int(name.removeprefix(_FILE_BEFORE)) for (name,) in names)
+        until = min((each for each in later if each > version), default=None)
+        return None if until is None else str(self.get(f"{_FILE_BEFORE}{until}"))
 
     def clear(self) -> None:
         """Forget all of them."""

@@ -117,6 +117,8 @@ CREATE TABLE reports (                   -- of the last rounds, see Reports
     option TEXT,                         -- columns or artifact that was trained
     seconds REAL,
     received_bytes INTEGER,
+    items INTEGER,                       -- recorded on the device, each once; NULL: no catalogue
+    unknown_items INTEGER,               -- of them, to the task's catalogue
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE participations (            -- each device's newest, in each task
@@ -452,7 +454,8 @@ ALTER TABLE rounds DROP COLUMN arrivals;
 ALTER TABLE rounds ADD COLUMN took_seconds REAL;
 UPDATE rounds SET took_seconds = closed_unix - opened_unix;
 """,
-    10: _table_of("clashes"),
+    # What devices told of the last rounds: the next ones tell it anew.
+    10: "DROP TABLE reports;\n" + _table_of("reports") + _table_of("clashes"),
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -21,7 +21,7 @@ examples:
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
                                   the largest model that trains an epoch within half a second
   tessera-device train --interactions views.csv --recommend 10 --user anna
-                                  learn from a file of user,item lines and recommend
+                                  learn from a file of interactions and recommend
   tessera-device bench --help     all options of a command
 """,
     package="device_sdk.cli",

@@ -141,8 +141,7 @@ _VISIBLE = (
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:
-    """Add ``CODE``, which may stand behind the options too, and ``--code-file``."""
-    parser.set_defaults(spare="code")
+    """Add ``CODE`` and ``--code-file``."""
     parser.add_argument(
         "code",
         metavar="CODE",
@@ -168,7 +167,7 @@ def code_of(arguments: argparse.Namespace, stdin: TextIO, stderr: TextIO) -> str
         if code != "-":
             raise CommandError("the code is given twice: leave out CODE, or --code-file")
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 return _first_line(file, f"--code-file {path}")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error

@@ -31,7 +31,7 @@ from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
 from device_sdk.wire.publish.receipts import UpdateIdentity
-from device_sdk.wire.publish.report import Reason, ReportedOutcome
+from device_sdk.wire.publish.report import ItemCount, Reason, ReportedOutcome
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     find_group_key,
@@ -71,6 +71,7 @@ def commit_round(
                 k=result.k,
                 train_seconds=result.seconds,
                 artifact="" if result.artifact is None else result.artifact.name,
+                items=result.items,
             )
         )
         if result.evaluation is not None:
@@ -527,10 +528,11 @@ class CurrentRound:
         outcome: RoundOutcome,
         detail: str,
         reason: Reason,
+        items: ItemCount | None = None,
     ) -> None:
         """The round ends here without an update; ``detail`` says why to this device's owner,
-        ``reason`` to the aggregator's operator."""
-        self._conclude(job.manifest, outcome, detail, reason)
+        ``reason`` to the aggregator's operator, and ``items`` to both what was recorded."""
+        self._conclude(job.manifest, outcome, detail, reason, items)
 
     def _over_budget(self, manifest: RoundManifest, why: OverBudget) -> None:
         self._conclude(manifest, RoundOutcome.OVER_BUDGET, str(why), Reason.OVER_BUDGET)
@@ -582,14 +584,23 @@ class CurrentRound:
         outcome: RoundOutcome,
         detail: str = "",
         reason: Reason | None = None,
+        items: ItemCount | None = None,
     ) -> None:
         """The round ended without an update: with a ``reason``, the aggregator is told."""
-        row = None if reason is None else self._note(manifest, outcome, reason)
+        row = None if reason is None else self._note(manifest, outcome, reason, items)
         self._close()
         task, generation = manifest.task, manifest.generation
         with self._home.database.transaction():
             self._home.rounds.conclude(
-                Participation(task, generation, manifest.round, manifest.version, outcome, detail)
+                Participation(
+                    task,
+                    generation,
+                    manifest.round,
+                    manifest.version,
+                    outcome,
+                    detail,
+                    items=items,
+                )
             )
             if row is not None:
                 self._home.rounds.post(row)
@@ -597,7 +608,11 @@ class CurrentRound:
             self._sender.add(row)
 
     def _note(
-        self, manifest: RoundManifest, outcome: RoundOutcome, reason: Reason
+        self,
+        manifest: RoundManifest,
+        outcome: RoundOutcome,
+        reason: Reason,
+        items: ItemCount | None,
     ) -> OutboxRow | None:
         """The report alone; None for a round that did not ask for this device, and for nobody who
         would read it, or has read what came before."""
@@ -609,6 +624,7 @@ class CurrentRound:
             ReportedOutcome.DECLINED if declined else ReportedOutcome.FAILED,
             reason,
             0 if self._round is None else self._round.received_bytes,
+            items=items,
         )
         return None if report is None else OutboxRow.of(_identity(device_id, manifest), b"", report)
 

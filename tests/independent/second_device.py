@@ -684,7 +684,7 @@ def main() -> int:
     parser.add_argument("--cohort", default="all")
     parser.add_argument("--prefix", default="tessera")
     parser.add_argument("--patience", type=float, default=60, help="seconds for each connection")
-    names = parser.parse_args()
+    names = parser.parse_intermixed_args()
     try:
         receipt = take_part(read_code(sys.stdin.readline()), names)
     except Refused as refused:

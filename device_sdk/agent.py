@@ -348,7 +348,9 @@ class Agent:
             return True
         gate = self._gates.setdefault(round_.task, self._new_gate())
         if gate.opens_for(job):
+            round_.kept_back = ""
             return True
+        round_.kept_back = gate.problem or "only_when said no"
         if self._clock() < self._latest_seconds(job):
             self._asks_again_seconds = min(self._asks_again_seconds, gate.next_seconds)
             return False

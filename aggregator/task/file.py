@@ -116,7 +116,8 @@ class RoundSettings:
             open their sessions anew; one that never opened any is waited for as long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
-        most_rounds: stop after this many since the task began, or was replaced; 0: never.
+        most_rounds: stop after this many since the task began, or was replaced, those without a
+            quorum too; 0: never.
         train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
         abort_share: no further round opens where so many of the devices that took a round failed
             for a reason that the task is to blame for, or fell silent when it was replaced.

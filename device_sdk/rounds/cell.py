@@ -72,10 +72,10 @@ class CellChoice:
             self._fled = placement.cell
             self._sessions.place(replace(placement, cell=""))
         elif self._successor is not None:
-            self._move_seconds = self._clock() + min(
-                self._tries.next_seconds(),
-                max(self._pace.answer_seconds, self._grace_left_seconds() / 8),
-            )
+            wait_seconds, left_seconds = self._tries.next_seconds(), self._grace_left_seconds()
+            if left_seconds > 0:
+                wait_seconds = min(wait_seconds, max(self._pace.answer_seconds, left_seconds / 8))
+            self._move_seconds = self._clock() + wait_seconds
 
     def announced(self, successor: Successor, serial: int) -> None:
         """The aggregator announced where the fleet moves to, signed under the descriptor of this

@@ -242,14 +242,20 @@ def test_a_round_that_waited_too_long_is_declined_and_the_next_one_is_not(
 def test_a_newer_round_takes_the_place_of_one_that_waits(
     make_reluctant: MakeReluctant, aggregator: SmallAggregator
 ) -> None:
-    yes = threading.Event()
-    with make_reluctant(yes.is_set) as device:
+    yes, asked = threading.Event(), threading.Event()
+
+    def may() -> bool:
+        asked.set()
+        return yes.is_set()
+
+    with make_reluctant(may) as device:
         device.start()
         aggregator.open_round()
-        aggregator.await_(lambda: device.status().working_on == 1)
+        aggregator.await_(asked.is_set)
         aggregator.open_round()
         aggregator.await_(lambda: device.status().working_on == 2)
-        assert (device.status().round, device.status().outcome) == (1, "too-late")
+        assert (device.status().round, device.status().outcome) == (1, "declined")
+        assert device.status().detail == "not-now: only_when said no until the next round opened"
         yes.set()
         await_receipt(aggregator, device, 2)
 

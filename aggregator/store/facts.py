@@ -152,12 +152,13 @@ class TaskFacts(Named):
 
     def keep_file(self, version: int, text: str) -> None:
         """Keep the text of the task file that was in force before this version: another one took
-        its place with it."""
-        self.put(f"{_FILE_BEFORE}{version}", text)
+        its place with it, or in the end several after each other, of which none made a version."""
+        if self.get(f"{_FILE_BEFORE}{version}") is None:
+            self.put(f"{_FILE_BEFORE}{version}", text)
 
     def file_of(self, version: int) -> str | None:
-        """The text of the task file that was replaced after this version, and was its; None where
-        the present one is."""
+        """The text of the task file that this version was made under; None where that is the
+        present one."""
         query = "SELECT name FROM task_facts WHERE task = ? AND name LIKE ?"
         names = self._database.rows(query, (self._task, f"{_FILE_BEFORE}%"))
         later = (int(name.removeprefix(_FILE_BEFORE)) for (name,) in names)

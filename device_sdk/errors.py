@@ -23,7 +23,7 @@ class NonFiniteStep(DeviceError, ArithmeticError):
     def __init__(self, loss: float, guard: float) -> None:
         refused = (
             ". Where the loss is finite, the batch may also be one that the step refuses: it takes "
-            "a way that the export warned of, or has one row where batch norm needs two"
+            "a way that the export warned of"
         )
         super().__init__(
             f"the step's loss is {loss} and the sum of its new state is {guard}: one of them is "

@@ -121,7 +121,7 @@ class Trainer:
             self._train.select("batch"),
             ignored=[port.of for graph in others for port in graph.select("batch")],
             unused=manifest.ignored,
-            least=manifest.least_sizes,
+            least=manifest.least_sizes(to_train=True),
         )
         self._state_axes: Final = {
             axis for tensor in manifest.state for axis in axes_of(tensor.shape)

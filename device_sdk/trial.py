@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -118,12 +118,9 @@ def try_artifact(
     ``stopped`` is asked meanwhile; then, and where there is no process or no onnxruntime to be had,
     the result is None. A graph that raises passes: that is no danger, and who trains is told.
     """
-    if not can_try():
-        return None
     try:
-        with _turn(stopped):
-            return None if stopped() else _tried(folder, limits, stopped)
-    except _Untried as why:
+        return supervised("device_sdk.trial", [os.path.abspath(folder)], limits, stopped)
+    except Untried as why:
         _LOG.warning(
             "the artifact in %s had no first run in a process of its own: %s. It runs in this one, "
             "where a crash of it takes the app with it",
@@ -133,8 +130,26 @@ def try_artifact(
         return None
 
 
-class _Untried(Exception):
+class Untried(Exception):
     """This machine's environment let no trial be had; it says why."""
+
+
+def supervised(
+    module: str,
+    arguments: Sequence[str],
+    limits: TrialLimits,
+    stopped: Callable[[], bool] = lambda: False,
+) -> TrialResult | None:
+    """Run a module in a process of its own, which begins with :func:`begin`, :func:`say`s what it
+    does and comes to its :func:`end`.
+
+    None where no process is to be had, where ``stopped`` is true meanwhile, and without
+    onnxruntime. Raises :class:`Untried`.
+    """
+    if not can_try():
+        return None
+    with _turn(stopped):
+        return None if stopped() else _tried(module, arguments, limits, stopped)
 
 
 @contextlib.contextmanager
@@ -171,7 +186,9 @@ def _take(number: int) -> bool:
     return True
 
 
-def _tried(folder: Path, limits: TrialLimits, stopped: Callable[[], bool]) -> TrialResult | None:
+def _tried(
+    module: str, arguments: Sequence[str], limits: TrialLimits, stopped: Callable[[], bool]
+) -> TrialResult | None:
     if limits.memory_bytes is None:
         from device_sdk.capability.machine import describe_machine  # seldom, and it loads much
 
@@ -180,7 +197,7 @@ def _tried(folder: Path, limits: TrialLimits, stopped: Callable[[], bool]) -> Tr
     killed_before = _killed_for_memory()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "device_sdk.trial", *_arguments(folder, limits)],
+            [sys.executable, "-P", "-m", module, *_numbers(limits), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(_where_modules_are())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -188,13 +205,13 @@ def _tried(folder: Path, limits: TrialLimits, stopped: Callable[[], bool]) -> Tr
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except OSError as error:
-        raise _Untried(f"no process could be started ({error})") from error
+        raise Untried(f"no process could be started ({error})") from error
     said = _Said()
     with process:
         try:
             return _watched(process, limits, said, stopped, killed_before)
         except RuntimeError as error:  # no thread is to be had
-            raise _Untried(str(error)) from error
+            raise Untried(str(error)) from error
         finally:
             process.kill()
 
@@ -248,7 +265,7 @@ def _watched(
         if len(said.words) != heard:
             heard, spent = len(said.words), 0.0
         if not heard and spent > _START_SECONDS:
-            raise _Untried(f"it did not start within {_START_SECONDS:g} s")
+            raise Untried(f"it did not start within {_START_SECONDS:g} s")
         if heard and spent > limits.seconds:
             detail = f"{said.doing} did not end within {limits.seconds:g} s"
             return TrialResult(Reason.STEP_TOO_LONG, detail)
@@ -261,13 +278,12 @@ def _watched(
         return None
     # Before its first word nothing of the artifact was read.
     if not said.words:
-        raise _Untried(said.chatter[-1] if said.chatter else "it ended at its start")
+        raise Untried(said.chatter[-1] if said.chatter else "it ended at its start")
     return _result(process.returncode, said, limits, _killed_for_memory() > killed_before)
 
 
-def _arguments(folder: Path, limits: TrialLimits) -> list[str]:
-    numbers = (limits.seconds, limits.memory_bytes or 0, limits.more_seconds)
-    return [os.path.abspath(folder), *map(str, numbers)]
+def _numbers(limits: TrialLimits) -> list[str]:
+    return [*map(str, (limits.seconds, limits.memory_bytes or 0, limits.more_seconds))]
 
 
 def _killed_for_memory() -> int:
@@ -322,43 +338,52 @@ def _is_fault(returncode: int) -> bool:
 # Inside of the process.
 
 
-def main() -> None:
-    """Try the artifact of a folder; see :func:`try_artifact`."""
-    folder, seconds, memory_bytes = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+def begin() -> tuple[TrialLimits, list[str]]:
+    """What this process may take, which it is bound to from here on, and its arguments."""
+    seconds, memory, more = (float(each) for each in sys.argv[1:4])
     # A terminal's Ctrl-C goes to the app, which ends this process as it sees fit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable(sys.stdout, all_threads=False)
-    from device_sdk.artifact.errors import ArtifactError
-
     try:
-        from device_sdk.trainer import Trainer
+        import device_sdk.trainer  # noqa: F401
     except ImportError:
-        _end(_MISSING)
+        end(_MISSING)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    if memory_bytes:
-        _bound(memory_bytes)
+    limits = TrialLimits(seconds, int(memory) or None, more)
+    if limits.memory_bytes:
+        _bound(limits.memory_bytes)
+    return limits, sys.argv[4:]
+
+
+def main() -> None:
+    """Try the artifact of a folder; see :func:`try_artifact`."""
+    limits, (folder,) = begin()
+    from device_sdk.artifact.errors import ArtifactError
+    from device_sdk.trainer import Trainer
+
+    seconds = limits.seconds
     try:
-        _say("opening its train graph", seconds)
+        say("opening its train graph", seconds)
         trainer = Trainer(folder, providers="cpu")
     except ArtifactError as error:
-        if _is_memory(error):
-            _end(_MEMORY)
-        _say(" ".join(str(error).split()), seconds)
-        _end(_REFUSED)
+        if is_memory(error):
+            end(_MEMORY)
+        say(" ".join(str(error).split()), seconds)
+        end(_REFUSED)
     except Exception as error:
-        _end(_MEMORY if _is_memory(error) else 0)
+        end(_MEMORY if is_memory(error) else 0)
     runs: dict[str, Callable[[Mapping[str, NDArray[Any]]], object]]
     runs = {"train": trainer.step, "infer": trainer.predict, "evaluate": trainer.evaluate}
     for name in trainer.artifact.graphs:
-        _say("a step" if name == "train" else f"opening or running its {name} graph", seconds)
+        say("a step" if name == "train" else f"opening or running its {name} graph", seconds)
         _run(runs[name], example_batch(trainer.artifact, name))
-    batch, until = example_batch(trainer.artifact, "train"), time.monotonic() + float(sys.argv[4])
+    batch, until = example_batch(trainer.artifact, "train"), time.monotonic() + limits.more_seconds
     while trainer.step_count < _MOST_STEPS and time.monotonic() < until:
-        _say(f"step {trainer.step_count + 1}", seconds)
+        say(f"step {trainer.step_count + 1}", seconds)
         if not _run(trainer.step, batch):
             break
-    _end(0)  # what ends when the interpreter does was not tried
+    end(0)  # what ends when the interpreter does was not tried
 
 
 def _run(call: Callable[[Mapping[str, NDArray[Any]]], object], batch: Mapping[str, Any]) -> bool:
@@ -366,13 +391,13 @@ def _run(call: Callable[[Mapping[str, NDArray[Any]]], object], batch: Mapping[st
     try:
         call(batch)
     except Exception as error:
-        if _is_memory(error):
-            _end(_MEMORY)
+        if is_memory(error):
+            end(_MEMORY)
         return False
     return True
 
 
-def _is_memory(error: Exception) -> bool:
+def is_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or _tells_of_memory(str(error))
 
 
@@ -394,7 +419,7 @@ def example_batch(manifest: Manifest, graph: str) -> Mapping[str, NDArray[Any]]:
     }
 
 
-def _say(what: str, seconds: float) -> None:
+def say(what: str, seconds: float) -> None:
     """What begins now. Where nobody is there any more to end it, the kernel does."""
     sys.stdout.write(f"{_SAYS}{what}\n")
     sys.stdout.flush()
@@ -402,7 +427,7 @@ def _say(what: str, seconds: float) -> None:
         signal.alarm(math.ceil(seconds) + math.ceil(_START_SECONDS))
 
 
-def _end(status: int) -> NoReturn:
+def end(status: int) -> NoReturn:
     sys.stdout.write(f"{_SAYS}{_ENDED}{status}\n")
     sys.stdout.flush()
     os._exit(status)

@@ -45,7 +45,13 @@ from export.step import (
     try_step,
 )
 from export.trace import Spec, Trace, left_as_it_was, record
-from export.verify import Verification, open_session, run_on_example, verify_artifact
+from export.verify import (
+    Verification,
+    least_to_train,
+    open_session,
+    run_on_example,
+    verify_artifact,
+)
 from export.write import write_artifact
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -176,7 +182,8 @@ def export_train_step(
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
             try_metrics(metrics, problem.metrics, got, batch)
-        report = None
+        report: Verification | None = None
+        to_train: Mapping[str, int] = {}
         if verify:
             with left_as_it_was(model):
                 report = verify_artifact(
@@ -189,6 +196,7 @@ def export_train_step(
                     least=graphs.least,
                     say=say,
                 )
+            to_train = report.least_to_train
             for axis, size in report.least.items():
                 warnings.warn(
                     f"axis {axis!r}: the artifact takes sizes from {size} on; at {size - 1} it is "
@@ -196,14 +204,17 @@ def export_train_step(
                     stacklevel=2,
                 )
         else:
-            for graph in (graphs.train, *graphs.in_evaluation_mode.values()):
+            for graph in graphs.in_evaluation_mode.values():
                 open_session(graph, threads=1)
+            step = open_session(graphs.train, threads=1)
+            to_train = least_to_train(problem, step, graphs.least)
         say("writing")
         manifest = write_artifact(
             problem,
             {"train": graphs.train, **graphs.in_evaluation_mode},
             Path(directory),
             {**graphs.least, **(report.least if report else {})},
+            to_train,
             graphs.in_place,
         )
     return Exported(Path(directory), manifest, report)

@@ -80,12 +80,14 @@ class Verification:
 
     ``unmoved`` names the parameters whose gradient was zero in every batch (never used, behind a
     dead ReLU, a row that no index of the example batch picks): nothing is known of theirs.
-    ``least``: the least sizes of axes at whose smaller ones the graphs are not torch's.
+    ``least``: the least sizes of axes at whose smaller ones the graphs are not torch's;
+    ``least_to_train``: see :func:`least_to_train`.
     """
 
     comparisons: tuple[Comparison, ...]
     unmoved: tuple[str, ...] = ()
     least: Mapping[str, int] = field(default_factory=dict)
+    least_to_train: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def worst(self) -> Comparison:
@@ -296,6 +298,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 STEPS = 3
 # So many sizes are tried one by one before the example's is the least.
 LARGEST_SMALL = 8
+# A step may refuse some rows: of a few draws one has to be taken.
+SMALL_DRAWS = 8
 # Each draw moves by more than the one before, at last by 3e-6: so far do a deep network's own
 # rounding errors carry an activation.
 ROUNDING, ROUNDING_GROWTH = 3e-7, 1.4
@@ -402,7 +406,47 @@ def verify_artifact(
     say("verifying: least sizes")
     found = {axis: beside.least(axis, least.get(axis, 1)) for axis in problem.axes.example}
     larger = {axis: size for axis, size in found.items() if size > least.get(axis, 1)}
-    return replace(report, least=larger)
+    step = sessions[1].train
+    return replace(
+        report, least=larger, least_to_train=least_to_train(problem, step, {**least, **larger})
+    )
+
+
+def least_to_train(
+    problem: Problem, train: ort.InferenceSession, least: Mapping[str, int], *, seed: int = 0
+) -> dict[str, int]:
+    """The least sizes of axes at which a step on rows of the example batch is finite, where those
+    are above ``least``: of one row there is no variance, and nothing to contrast with.
+
+    An axis of which no small size is has none: it is another's that is not.
+    """
+    rng, found = np.random.default_rng(seed), {}
+    for axis, example in problem.axes.example.items():
+        first = least.get(axis, 1)
+        for size in range(first, min(first + LARGEST_SMALL, example) + 1):
+            if _trains(problem, train, {**problem.axes.example, axis: size}, rng):
+                if size > first:
+                    found[axis] = size
+                break
+    return found
+
+
+def _trains(
+    problem: Problem,
+    train: ort.InferenceSession,
+    sizes: Mapping[str, int],
+    rng: np.random.Generator,
+) -> bool:
+    state = initial_state(problem, sizes, rng)
+    for draw in range(SMALL_DRAWS):
+        batch = draw_batch(problem, sizes, rng, in_order=draw == 0)
+        try:
+            got = _run(train, {**state, **batch, **draw_scalars(problem, rng)}, quietly=True)
+        except ExportError:
+            continue
+        if np.isfinite(got["loss"]) and np.isfinite(got["guard"]):
+            return True
+    return False
 
 
 def _say_unseen(ways: Mapping[int, Sequence[str]], seen: Collection[int]) -> None:

@@ -44,12 +44,14 @@ def write_artifact(
     graphs: Mapping[str, onnx.ModelProto],
     directory: Path,
     least: Mapping[str, int],
+    to_train: Mapping[str, int],
     in_place: Collection[str] = (),
 ) -> Manifest:
     """Write the folder whole or not at all, and load it once as a device would.
 
-    ``graphs``: some of ``GRAPHS``, "train" among them. ``least``: axes' least sizes above 1.
-    ``in_place``: the state tensors that "train" may write where they lie.
+    ``graphs``: some of ``GRAPHS``, "train" among them. ``least``: axes' least sizes above 1;
+    ``to_train``: those that a train step needs. ``in_place``: the state tensors that "train" may
+    write where they lie.
     An artifact that is already there is replaced; a folder with other files is refused.
     """
     initial = {
@@ -67,7 +69,10 @@ def write_artifact(
     manifest = Manifest(
         name=problem.name,
         opset=OPSET,
-        axes={name: Axis(size, least.get(name, 1)) for name, size in problem.axes.example.items()},
+        axes={
+            name: Axis(size, least.get(name, 1), to_train.get(name, 1))
+            for name, size in problem.axes.example.items()
+        },
         state=tuple(replace(each, in_place=each.name in in_place) for each in _state(problem)),
         optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
         graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},

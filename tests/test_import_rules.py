@@ -62,7 +62,7 @@ METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/le
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
     {f"device_sdk.{name}" for name in ("artifact", "evaluation", "fields", "link", "system")}
-    | {"device_sdk.wire"}
+    | {"device_sdk.tables", "device_sdk.wire"}
     | {f"device_sdk.methods.{name}" for name in ("labels", "registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
@@ -70,6 +70,8 @@ _CONTRACT = frozenset(
 _CHECK = "device_sdk.standalone_check"
 # Runs an artifact in a process of its own, where alone onnxruntime is; imported as the other one.
 _TRIAL = "device_sdk.trial"
+# Likewise: begins the process that rehearses a task, which is of the simulator.
+_REHEARSAL = "device_sdk.rehearsal"
 # What a device solves: of a new user folded in, the aggregator's models solve the same.
 _SOLVE = frozenset({"device_sdk.methods.scatter.least_squares", "device_sdk.methods.learner"})
 _SERVER = frozenset(
@@ -99,6 +101,7 @@ RULES = (
     Rule("device_sdk/fields.py", frozenset()),
     _device("artifact", "fields"),
     _device("system", ""),
+    _device("tables", "system"),
     _device("link", "system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),
@@ -134,7 +137,10 @@ RULES = (
     ),
     Rule(
         "aggregator",
-        frozenset({"aggregator", "psycopg", "ray", _CHECK, _TRIAL} | _CONTRACT | _SOLVE | _SERVER),
+        frozenset(
+            {"aggregator", "psycopg", "ray", _CHECK, _TRIAL, _REHEARSAL}
+            | (_CONTRACT | _SOLVE | _SERVER)
+        ),
         frozenset({"onnxruntime"}),
         apart="aggregator/simulate",
     ),
@@ -151,7 +157,7 @@ RULES = (
     _server("methods", "patience tables", banned=_OUTSIDE_A_METHOD),
     Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
-    _server("task", "evaluation methods store tables", libraries=_TRIAL),
+    _server("task", "evaluation methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
     _server("keys", "clock home refusals store"),
     _server("rounds", "evaluation keys methods refusals shared store task task_log"),
     _server("publish", "shared store task"),
@@ -178,6 +184,7 @@ RULES = (
         frozenset(
             {"export", "device_sdk.artifact", "device_sdk.evaluation"}
             | {"device_sdk.system.command_line", "device_sdk.system.printable"}
+            | {_TRIAL, _REHEARSAL}
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),
     ),

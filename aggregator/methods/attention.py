@@ -39,7 +39,7 @@ from device_sdk.methods.attention.contract import (
 )
 from device_sdk.methods.state import Entry, RestoreError, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, halved
 
 # What a task file may choose about attention.
 
@@ -55,7 +55,7 @@ class AttentionSettings:
         keep_rounds: a device's last model takes part for so many rounds after it came.
         most_samples: a device that claims more samples weighs as much as one with so many; 0 for no
             limit.
-        half: vectors and mixtures are handed on as float16.
+        half: vectors and mixtures are handed on as float16, where that holds them.
         rate_decay: the devices' learning rate falls by this factor a round; personal models are
             used as they are after the last steps, which should be quiet ones.
 
@@ -95,7 +95,7 @@ def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
             "bad-values", f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]"
         )
     # NaN fails the comparison too.
-    if not float(np.abs(vector).max()) <= LARGEST_OF_EVERY_CODEC:
+    if not float(np.abs(vector).max()) <= LARGEST_TO_HAND_ON:
         raise Refused("bad-values", "a value is not finite or is absurdly large")
 
 
@@ -115,7 +115,7 @@ def _checked_width(update: Update, widths: int) -> int:
 Floats = NDArray[np.float32]
 _TINY = np.float32(1e-12)
 # What every codec carries: only sketches of absurd models are longer.
-_LARGEST = np.float32(LARGEST_OF_EVERY_CODEC)
+_LARGEST = np.float32(LARGEST_TO_HAND_ON)
 
 
 def gap_sketches(
@@ -180,7 +180,8 @@ def attachments_of(
         shared: w_g, float32 [p] of the widest layout.
         sketches: in units of their cluster's length, float32 [n, g, d].
     """
-    training, dtype = settings.training, np.float16 if settings.half else np.float32
+    training = settings.training
+    handed_on = halved if settings.half else np.asarray
     places = [layout.places_in(layouts[-1]) for layout in layouts]
     mixer = AggregatorMixer(
         models, layouts, shared, sketches, settings.mixture, training.own_weight
@@ -194,13 +195,13 @@ def attachments_of(
         for row in rows if fetchers and training.layers != "second" else ():
             vector = models.vectors[row][places[models.widths[row]]]
             attachments[VECTOR + models.senders[row]] = Attachment(
-                {"vector": vector.astype(dtype)}, f"cluster.{cluster}"
+                {"vector": handed_on(vector)}, f"cluster.{cluster}"
             )
         for row in sorted(set(rows) - set(fetchers)):
             name = models.senders[row]
             cohorts[f"device.{name}"] = (name,)
             attachments[MIXTURE + name] = Attachment(
-                {"mixture": mixer.mixture(int(row), rows).astype(dtype)}, f"device.{name}"
+                {"mixture": handed_on(mixer.mixture(int(row), rows))}, f"device.{name}"
             )
     return attachments, cohorts
 

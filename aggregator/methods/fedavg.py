@@ -8,7 +8,7 @@ optimization, algorithm 2: the mean difference, negated, is the server's gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ from aggregator.methods.method import (
     RoundSummary,
     Said,
 )
-from aggregator.methods.model import Arrays, fitted
+from aggregator.methods.model import Arrays, ModelMismatch, fitted
 from aggregator.methods.robust import (
     MOST_HELD_BYTES,
     HeldUpdates,
@@ -45,11 +45,16 @@ from aggregator.methods.summing import SummingMethod
 from aggregator.methods.sums import (
     MOST_UPDATES,
     FixedPointSum,
+    UnlikeSum,
 )
 from device_sdk.artifact import Artifact
-from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
+from device_sdk.methods.fedavg.contract import (
+    FedAvgTraining,
+    SharedTensor,
+    exact_names,
+    shared_tensors,
+)
 from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
@@ -114,6 +119,8 @@ class FedAvgMethod(SummingMethod):
         parameters: the first model, by torch's names, as an artifact's ``initial`` holds them.
         buffers: likewise; float buffers (batch norm's statistics) are averaged, others left out.
         settings: of the task.
+        frozen: names among them of what no step moves: devices have it from the artifact, and it
+            travels no more.
 
     A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
     known of the fleet to judge them: in a task's first round, and while fewer than three devices
@@ -131,13 +138,15 @@ class FedAvgMethod(SummingMethod):
         parameters: Mapping[str, NDArray[Any]],
         buffers: Mapping[str, NDArray[Any]] | None = None,
         settings: FedAvgSettings | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
         self._settings = settings if settings is not None else FedAvgSettings()
         kept = self._settings.training.personal_names
-        self._layout = shared_tensors(parameters, buffers or {}, kept)
+        self._layout = shared_tensors(parameters, buffers or {}, kept, frozen)
         # Personal layers and counts of batches: of the model, and the devices' own.
         self._unshared = {*parameters, *(buffers or {})} - {one.name for one in self._layout}
         first = {**(buffers or {}), **parameters}
+        self._frozen = {name: first[name] for name in first if name in frozen}
         self._model = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
         if not np.isfinite(self._model).all():
             raise ValueError("the first model holds values that are not finite")
@@ -158,7 +167,7 @@ class FedAvgMethod(SummingMethod):
         )
         self._adds_up = 0
         self._moved: FixedPointSum | None = None
-        self._buffers_moved: FixedPointSum | None = None
+        self._buffers_moved: UnlikeSum | None = None
         self._clear()
 
     @property
@@ -175,7 +184,15 @@ class FedAvgMethod(SummingMethod):
         return self.model
 
     def begin_with(self, model: Arrays) -> None:
-        """Takes the shared tensors; those that devices keep to themselves may be there."""
+        """Takes the shared tensors; those that devices keep to themselves may be there, and frozen
+        ones as they are in the artifact."""
+        frozen = [name for name in model if name in self._frozen]
+        other = [name for name in frozen if not np.array_equal(model[name], self._frozen[name])]
+        if other:
+            raise ModelMismatch(
+                f"{other[0]!r} is frozen, and devices have it from the artifact, which has other "
+                "values of it: export the artifact from this model"
+            )
         found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)
         self._model = np.concatenate([array.reshape(-1) for array in found.values()])
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
@@ -192,7 +209,7 @@ class FedAvgMethod(SummingMethod):
             self._adds_up = 1
             self._bounds_follow()
             self._moved = FixedPointSum((self._trained,), self._bound)
-            self._buffers_moved = FixedPointSum((self._untrained,), self._buffers_bound)
+            self._buffers_moved = UnlikeSum((self._untrained,), self._buffers_bound)
         return Broadcast(
             round_id=round_id,
             version=self._version,
@@ -201,6 +218,7 @@ class FedAvgMethod(SummingMethod):
                 for one, part in zip(self._layout, self._parts(), strict=True)
             },
             settings=self._settings.training.as_scalars(),
+            exact=exact_names(self._layout),
         )
 
     def check(self, update: Update) -> None:
@@ -275,13 +293,9 @@ class FedAvgMethod(SummingMethod):
 
     def _add_pull(self, values: Floats, weight: int) -> None:
         assert self._moved is not None and self._buffers_moved is not None
-        trained = self._trained
-        for total, each in (
-            (self._moved, values[:trained]),
-            (self._buffers_moved, values[trained:]),
-        ):
-            units = total.array
-            units += total.units(each, weight)
+        units = self._moved.array
+        units += self._moved.units(values[: self._trained], weight)
+        self._buffers_moved.add(values[self._trained :], weight)
 
     def _difference(self) -> Floats:
         """The mean of what was absorbed; what was held is judged now."""
@@ -297,7 +311,7 @@ class FedAvgMethod(SummingMethod):
             own = max((float(pull[: self._trained].max()) for pull in pulls), default=0.0)
             others = max((float(p[self._trained :].max(initial=0)) for p in pulls), default=0.0)
             self._moved = FixedPointSum((self._trained,), own)
-            self._buffers_moved = FixedPointSum((self._untrained,), others)
+            self._buffers_moved = UnlikeSum((self._untrained,), others)
             for values, weight in judged:
                 self._add_pull(values, weight)
         assert self._moved is not None and self._buffers_moved is not None
@@ -350,7 +364,7 @@ class FedAvgMethod(SummingMethod):
         self._held = HeldUpdates()
         sums = bool(self._adds_up)
         self._moved = FixedPointSum((self._trained,)) if sums else None
-        self._buffers_moved = FixedPointSum((self._untrained,)) if sums else None
+        self._buffers_moved = UnlikeSum((self._untrained,)) if sums else None
 
     def _require_sound(self) -> None:
         super()._require_sound()
@@ -446,11 +460,6 @@ class FedAvgBinding(Binding[FedAvgSettings]):
     settings_class = FedAvgSettings
     artifacts = range(1, 2)
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Their own with layers of their own alone."""
-        return STAGES if self.settings.training.personal_names else ("global",)
-
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> FedAvgMethod:
@@ -459,4 +468,4 @@ class FedAvgBinding(Binding[FedAvgSettings]):
         kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
         parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
         buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
-        return FedAvgMethod(parameters, buffers, self.settings)
+        return FedAvgMethod(parameters, buffers, self.settings, artifact.manifest.frozen_members)

@@ -42,6 +42,8 @@ from aggregator.methods.scatter_loss import (
     FLOAT32,
     Doubles,
     Floats,
+    Judged,
+    Measures,
     RoundSum,
     ScatterLoss,
     require_floats,
@@ -58,6 +60,7 @@ from device_sdk.methods.state import COUNT, Entry, Schema, State, counters, unpa
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
+from device_sdk.wire.arrays.tensors import halved
 
 Counts = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -68,6 +71,7 @@ _UNIT = 1 << 20
 _LARGEST_FACTOR = 1e6
 """Of any user's vector that trains, far above."""
 _LENGTH, _USERS, _LIKES = 0, 1, 2
+"""Measures of an update."""
 _LONG_LISTS = 4
 """Multiples of lengths that a list may be longer than the fleet's median one: lists of honest users
 differ more than anything else does."""
@@ -265,7 +269,7 @@ class LeastSquaresLoss(ScatterLoss):
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         wide = items.astype(np.float64)
         exact = wide.T @ wide / len(items)
-        gram = exact.astype(np.float16)
+        gram = halved(exact)
         a0, l2 = self._weights()
         # As much as rounding has taken of any direction, so that a device's system has a minimum.
         # Of no account beside the rule's lambda, unless the items are far longer than they become.
@@ -321,7 +325,11 @@ class LeastSquaresLoss(ScatterLoss):
         if rows and not 1 <= counts.min() <= counts.max() <= users:
             raise Refused("bad-counts", "a row was touched by at least one user and by all at most")
         pull, length = pulls.reshape(-1), factor.reshape(-1)
-        return float(pull.dot(pull)) * float(length.dot(length))
+        squares = float(length.dot(length))
+        # Of what is not finite, too.
+        if not squares <= min(self._most_length, _LARGEST_FACTOR) ** 2:
+            raise Refused("bad-values", "the users' vectors are not finite or absurdly large")
+        return float(pull.dot(pull)) * squares
 
     def values(self, update: Update) -> Floats:
         pulls, factor = update.tensors["pulls"], update.tensors["factor"]
@@ -336,50 +344,46 @@ class LeastSquaresLoss(ScatterLoss):
         width = int(update.tensors["factor"].shape[1])
         return (len(update.tensors["rows"]) + width) * width * FLOAT32.itemsize
 
-    def require_bounded(self, update: Update) -> None:
-        most = min(self._most_length, _LARGEST_FACTOR)
-        if not euclidean_norm(update.tensors["factor"]) <= most:
-            raise Refused("bad-values", "the users' vectors are not finite or absurdly large")
+    def measures(self, update: Update) -> Measures:
+        """Of the factor the length; users; items a user, on their mean."""
+        tensors = update.tensors
+        users = int(tensors["users"])
+        likes = float(tensors["counts"].sum()) / max(1, users)
+        return euclidean_norm(tensors["factor"]), float(users), likes
 
-    def measures(self, update: Update) -> tuple[float, ...]:
-        return (
-            euclidean_norm(update.tensors["factor"]),
-            float(update.tensors["users"]),
-            _likes(update),
-        )
-
-    def factor(self, update: Update) -> float:
-        length = euclidean_norm(update.tensors["factor"])
+    def factor(self, measures: Measures) -> float:
+        length = measures[_LENGTH]
         by_length = 1.0 if length <= self._limit else (self._limit / length) ** 2
-        return min(by_length, self._weight(update))
+        return min(by_length, self._weight(measures))
 
-    def _weight(self, update: Update) -> float:
+    def _weight(self, measures: Measures) -> float:
         """What each user of a device counts for: less where it has far more users than is usual, or
         they far more items. Whoever names all items says so of the fleet's density, and a0."""
-        users, likes = float(update.tensors["users"]), _likes(update)
+        _, users, likes = measures
         weight = 1.0 if users <= self._most_users else self._most_users / users
         return weight if likes <= self._most_likes else weight * self._most_likes / likes
 
-    def absorb(self, update: Update, factor: float) -> None:
+    def absorb(self, one: Judged) -> None:
         # Users count whatever their update was shortened by: divided by a factor, as the mean over
         # an item's few users is, what was shortened would be as long as before.
-        tensors, units = update.tensors, round(self._weight(update) * _UNIT) if factor else 0
-        self._senders.note(update.sender)
+        tensors, factor = one.update.tensors, one.factor
+        units = round(self._weight(one.measures) * _UNIT) if factor else 0
+        self._senders.note(one.update.sender)
         self._people += int(tensors["users"]) * units
         self._named[tensors["rows"]] += tensors["counts"] * units
         if self._gram is not None:
             self._gram.add(_gram_of(tensors["factor"]), factor)
 
-    def absorb_held(self, judged: Sequence[tuple[Update, float]], rule: RobustRule) -> None:
+    def absorb_held(self, judged: Sequence[Judged], rule: RobustRule) -> None:
         shape = self._outer.shape
-        lengths = [euclidean_norm(update.tensors["factor"]) for update, _ in judged]
-        self._gram = FixedPointSum(shape, max(lengths, default=0.0) ** 2)
+        longest = max((one.measures[_LENGTH] for one in judged), default=0.0)
+        self._gram = FixedPointSum(shape, longest**2)
         super().absorb_held(judged, rule)
         if rule.holds:
             each = [
-                (self._columns, self._columns, _gram_of(update.tensors["factor"]))
-                for update, factor in judged
-                if factor
+                (self._columns, self._columns, _gram_of(one.update.tensors["factor"]))
+                for one in judged
+                if one.factor
             ]
             self._robust = touched_means(each, (shape[0], shape[1]), rule)
 
@@ -392,15 +396,14 @@ class LeastSquaresLoss(ScatterLoss):
         self._seen = _HABIT**passed * self._seen + named
         self._seen_by = _HABIT**passed * self._seen_by + people
         common, (a0, l2) = self._common, self._weights()
-        mean = self._mean_outer(people)
+        values, turn = self._mean_outer(people)
         # By item the mean of e u over those of its users who were heard.
         pull = found.gradient / np.maximum(named, _LITTLE)[:, None]
         wide = items.astype(np.float64)
-        gradient = common[:, None] * pull + a0 * wide @ mean
+        gradient = common[:, None] * pull + a0 * (wide @ turn * values) @ turn.T
         gradient += l2 * (common + a0)[:, None] * wide
-        system = mean + l2 * np.eye(len(mean))
-        step = np.linalg.solve(system, (gradient / (common + a0)[:, None]).T).T
-        self._dimension = len(mean) - float(l2 * np.trace(np.linalg.inv(system)))
+        step = (gradient / (common + a0)[:, None]) @ turn / (values + l2) @ turn.T
+        self._dimension = float((values / (values + l2)).sum())
         self._heard = 0.5**passed * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)
         moved = wide - share[:, None] * step
@@ -455,9 +458,9 @@ class LeastSquaresLoss(ScatterLoss):
     def _usual_length(self) -> float:
         return math.sqrt(self._shape[1])
 
-    def _mean_outer(self, people: float) -> Doubles:
-        """M: the mean of u u' over the users of this round and, where they are few for K columns,
-        of those before."""
+    def _mean_outer(self, people: float) -> tuple[Doubles, Doubles]:
+        """M, the mean of u u' over the users of this round and, where they are few for K columns,
+        of those before: its eigenvalues [K], none below 0, and its eigenvectors [K, K]."""
         total = self._robust
         if total is None:
             assert self._gram is not None
@@ -467,9 +470,8 @@ class LeastSquaresLoss(ScatterLoss):
         self._outer_heard = kept * self._outer_heard + people
         mean = self._outer / max(self._outer_heard, _LITTLE)
         # Of robust means, which go by cells, the sum need not be one of squares.
-        values, vectors = np.linalg.eigh((mean + mean.T) / 2)
-        found: Doubles = (vectors * values.clip(0)) @ vectors.T
-        return found
+        values, turn = np.linalg.eigh((mean + mean.T) / 2)
+        return values.clip(0), turn
 
     def _clear(self, *, adds_up: bool, bound: float = 1.0) -> None:
         items, width = self._shape
@@ -507,11 +509,6 @@ def _number(tensors: Arrays, name: str, least: int, most: int) -> int:
     if found.dtype != _INT64 or found.ndim or not least <= found.item() <= most:
         raise Refused("bad-users", f"{name} is expected to be an int64, {least} to {most}")
     return int(found.item())
-
-
-def _likes(update: Update) -> float:
-    """Items a user, on the mean of a device's."""
-    return float(update.tensors["counts"].sum()) / max(1, int(update.tensors["users"]))
 
 
 def _gram_of(factor: Floats) -> Floats:

@@ -40,7 +40,7 @@ from device_sdk.methods.state import (
     unpack,
 )
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
-from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
 from device_sdk.wire.codec.errors import WireError
 
 # What devices shared: public samples, soft labels, and means of these.
@@ -395,12 +395,10 @@ class MutualMethod(Stateful, Method):
         if any(
             array.dtype.kind == "f"
             and array.size
-            and float(np.abs(array).max()) > LARGEST_OF_EVERY_CODEC
+            and float(np.abs(array).max()) > LARGEST_TO_HAND_ON
             for array in public.values()
         ):
-            raise Refused(
-                "bad-public", "a value exceeds 60,000, which not every codec could hand on"
-            )
+            raise Refused("bad-public", "a value exceeds 9e11, which not every codec could hand on")
         if not self._has_room(update.sender):
             raise Refused("too-many", "the task takes no further devices' public samples")
         return len(target)

@@ -26,7 +26,7 @@ from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.prototypes.contract import PrototypesTraining, decode_prototypes
 from device_sdk.methods.state import Entry, Schema, Stateful, counters
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class PrototypesMethod(Stateful, Method):
         return {"server_loss": loss}
 
     def _take(self, here: NDArray[np.bool_], prototypes: NDArray[np.floating]) -> None:
-        most = LARGEST_OF_EVERY_CODEC
+        most = LARGEST_TO_HAND_ON
         self._known[here] = np.clip(prototypes, -most, most)
         self._known_devices = np.where(self._devices > 0, self._devices, self._known_devices)
 

@@ -35,7 +35,7 @@ from aggregator.methods.robust import (
     TrimShare,
     touched_means,
 )
-from aggregator.methods.scatter_loss import BprLoss, RoundSum, ScatterLoss
+from aggregator.methods.scatter_loss import BprLoss, Judged, Measures, RoundSum, ScatterLoss
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.summing import SummingMethod
 from aggregator.methods.sums import (
@@ -70,9 +70,9 @@ _ALIKE = 64
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
-_Counted = tuple[Update, Counts, Floats, float]
-"""An update, its rows and their values [rows, columns] as they count, and what the update was
-multiplied by."""
+_Sized = tuple[Update, Floats, Measured, Measures]
+_Counted = tuple[Judged, Counts, Floats]
+"""An update as it is judged, its rows and their values [rows, columns] as they count."""
 
 
 class ItemNorms(Additive):
@@ -335,7 +335,6 @@ class ScatterMethod(SummingMethod):
         squares = self._loss.squares(update)
         if self.full:
             raise Refused("round-full", "this round holds as many updates as memory is set aside")
-        self._loss.require_bounded(update)
         # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
         if squares <= self._small_squares:
             return
@@ -366,7 +365,6 @@ class ScatterMethod(SummingMethod):
                 return False
             try:
                 good = len(columns) and self._loss.squares(update) <= self._small_squares
-                self._loss.require_bounded(update)
             except Refused:
                 return False
             if not good:
@@ -401,25 +399,25 @@ class ScatterMethod(SummingMethod):
             values = np.concatenate([values for _, values in group])
             counts = [len(values) for _, values in group]
             sized = [
-                (update, values, found)
+                (update, values, found, self._loss.measures(update))
                 for (update, values), found in zip(
                     group, measured_each(values, counts), strict=True
                 )
             ]
-            for update, _, found in sized:
-                self._limits.note(update.sender, found, self._loss.measures(update))
-            judged = self._judged(sized)
-            for update, _, _, factor in judged:
-                self._loss.absorb(update, factor)
-            self._add_to(self._total, judged)
+            for update, _, found, measures in sized:
+                self._limits.note(update.sender, found, measures)
+            counted = self._counted(sized)
+            for judged, _, _ in counted:
+                self._loss.absorb(judged)
+            self._add_to(self._total, counted)
 
-    def _judged(self, sized: Iterable[tuple[Update, Floats, Measured]]) -> list[_Counted]:
+    def _counted(self, sized: Iterable[_Sized]) -> list[_Counted]:
         """What of each update counts."""
-        judged: list[_Counted] = []
-        for update, values, found in sized:
+        counted: list[_Counted] = []
+        for update, values, found, measures in sized:
             values, factor = self._limits.apply(values, found)
             if factor > 0:
-                factor = min(factor, self._loss.factor(update))
+                factor = min(factor, self._loss.factor(measures))
             rows = update.tensors["rows"]
             if factor == 0:
                 rows, values = rows[:0], values[:0]
@@ -428,29 +426,30 @@ class ScatterMethod(SummingMethod):
                 self._clipped += 1
             if self._touches is not None:
                 self._touches.note(rows)
-            judged.append((update, rows, values, factor))
-        if judged:
-            every = [self._loss.columns(update) for update, _, _, _ in judged]
+            counted.append((Judged(update, measures, factor), rows, values))
+        if counted:
+            updates = [judged.update for judged, _, _ in counted]
+            every = [self._loss.columns(update) for update in updates]
             np.add.at(self._drawn, np.concatenate(every), 1)
-            self._trained += sum(self._loss.trained(update) for update, _, _, _ in judged)
-        self._participants += len(judged)
-        return judged
+            self._trained += sum(map(self._loss.trained, updates))
+        self._participants += len(counted)
+        return counted
 
-    def _add_to(self, total: FixedPointSum, judged: Sequence[_Counted]) -> None:
+    def _add_to(self, total: FixedPointSum, counted: Sequence[_Counted]) -> None:
         """Add what counts of updates of as many columns."""
-        units = total.units(np.concatenate([values for _, _, values, _ in judged]))
+        units = total.units(np.concatenate([values for _, _, values in counted]))
         width = self._items.shape[1]
         if units.shape[1] == width:
             end = 0
-            for _, rows, _, _ in judged:
+            for _, rows, _ in counted:
                 start, end = end, end + len(rows)
                 total.array[rows] += units[start:end]
             return
         # One flat index is several times faster here than a pair of broadcast ones, and add.at of
         # one dtype adds in place.
-        flat = np.concatenate([rows for _, rows, _, _ in judged])[:, None] * width
-        counts = [len(rows) for _, rows, _, _ in judged]
-        columns = [self._loss.columns(update) for update, _, _, _ in judged]
+        flat = np.concatenate([rows for _, rows, _ in counted])[:, None] * width
+        counts = [len(rows) for _, rows, _ in counted]
+        columns = [self._loss.columns(judged.update) for judged, _, _ in counted]
         flat = flat + np.repeat(columns, counts, axis=0)
         np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
 
@@ -468,17 +467,19 @@ class ScatterMethod(SummingMethod):
         # Their values are made anew, one update's at a time: of least squares they are many times
         # what is held.
         total = FixedPointSum(self._shape, min(largest, self._limits.most_pull()))
-        judged: list[tuple[Update, float]] = []
+        every: list[Judged] = []
         each = []
         for update in self._held:
             values = self._loss.values(update)
-            (one,) = self._judged([(update, values, measured(values))])
-            judged.append((update, one[3]))
+            sized = (update, values, measured(values), self._loss.measures(update))
+            (one,) = self._counted([sized])
+            judged, rows, values = one
+            every.append(judged)
             if self._rule.holds:
-                each.append((one[1], self._loss.columns(update), one[2]))
+                each.append((rows, self._loss.columns(update), values))
             else:
                 self._add_to(total, [one])
-        self._loss.absorb_held(judged, self._rule)
+        self._loss.absorb_held(every, self._rule)
         return touched_means(each, self._shape, self._rule) if self._rule.holds else total.value
 
     def close_round(self) -> RoundSummary:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,17 @@ class RoundSum:
     gradient: Doubles
     drawn: Counts
     updates: int
+
+
+Measures = tuple[float, ...]
+
+
+class Judged(NamedTuple):
+    """An update, what its loss measured of it, and what it is multiplied by, 0 to 1."""
+
+    update: Update
+    measures: Measures
+    factor: float
 
 
 class ScatterLoss(Additive):
@@ -85,7 +96,8 @@ class ScatterLoss(Additive):
     @abstractmethod
     def squares(self, update: Update) -> float:
         """At least the sum of the gradient's squares. Raises :class:`Refused` for tensors whose
-        dtypes or shapes do not fit the update's rows and columns, or each other."""
+        dtypes or shapes do not fit the update's rows and columns, or each other, and for what is
+        too large beside the gradient."""
 
     @abstractmethod
     def values(self, update: Update) -> Floats:
@@ -97,24 +109,21 @@ class ScatterLoss(Additive):
         round at once. Here: nothing."""
         return 0
 
-    def require_bounded(self, update: Update) -> None:
-        """Raises :class:`Refused` for what is too large beside the gradient. Here: nothing is."""
-
-    def measures(self, update: Update) -> tuple[float, ...]:
+    def measures(self, update: Update) -> Measures:
         """What limits take note of beside the norm. Here: nothing."""
         return ()
 
-    def factor(self, update: Update) -> float:
+    def factor(self, measures: Measures) -> float:
         """What an update within the limits of its norm has to be multiplied by, at most 1."""
         return 1.0
 
-    def absorb(self, update: Update, factor: float) -> None:
-        """Add what is added beside the gradient, times ``factor``."""
+    def absorb(self, one: Judged) -> None:
+        """Add what is added beside the gradient, times its factor."""
 
-    def absorb_held(self, judged: Sequence[tuple[Update, float]], rule: RobustRule) -> None:
+    def absorb_held(self, judged: Sequence[Judged], rule: RobustRule) -> None:
         """Likewise of a round's held updates, all of them, by a robust rule where one holds."""
-        for update, factor in judged:
-            self.absorb(update, factor)
+        for one in judged:
+            self.absorb(one)
 
     @abstractmethod
     def step(self, items: Floats, found: RoundSum) -> tuple[Floats, dict[str, float]]:

@@ -115,13 +115,25 @@ class FixedPointSum(Additive):
     @property
     def value(self) -> NDArray[np.float64]:
         """The sum, rounded once."""
-        return np.ldexp(self._sum.astype(np.float64), -self._exponent)
+        return self.in_values(self._sum.astype(np.float64))
 
-    def add(self, values: NDArray[np.float32], factor: float = 1.0) -> None:
+    def in_values(self, units: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What so many units are."""
+        found: NDArray[np.float64] = np.ldexp(units, -self._exponent)
+        return found
+
+    def add(self, values: NDArray[np.floating], factor: float = 1.0) -> None:
         """Add ``values * factor`` of the sum's shape."""
         self._sum += self.units(values, factor)
 
-    def units(self, values: NDArray[np.float32], factor: float = 1.0) -> Ints:
+    def add_whole(self, values: NDArray[np.floating], factor: float) -> NDArray[np.float64]:
+        """As :meth:`add`; what that rounds off, in units."""
+        units = self.units(values, factor)
+        self._sum += units
+        left: NDArray[np.float64] = np.multiply(values, math.ldexp(factor, self._exponent)) - units
+        return left
+
+    def units(self, values: NDArray[np.floating], factor: float = 1.0) -> Ints:
         """``values * factor`` in units, each rounded to the nearest (of two, the even one)."""
         wide = np.multiply(values, math.ldexp(factor, self._exponent), dtype=np.float64)
         # Beside 1.5 * 2^52 a float64 has no place for a fraction: the sum is rounded, and its bits
@@ -149,3 +161,28 @@ class FixedPointSum(Additive):
             "sum": Entry(np.int64, self._shape, least=-most, below=most + 1),
             "exponent": Entry(np.int64),
         }
+
+
+class UnlikeSum(Additive):
+    """As :class:`FixedPointSum`, for values of unlike sizes: a mean of 1e9 beside one of 1e-3.
+
+    What a first sum rounds off, at most half a unit, is summed by a second one. The error of a sum
+    of n values is below n * bound * 2^-73, but for what float64 cannot hold.
+    """
+
+    PARTS = ("coarse", "fine")
+
+    def __init__(self, shape: tuple[int, ...], bound: float = 1.0) -> None:
+        self._coarse = FixedPointSum(shape, bound)
+        self._fine = FixedPointSum(shape, 0.5)
+        """Of units of the other."""
+
+    @property
+    def value(self) -> NDArray[np.float64]:
+        """The sum."""
+        return self._coarse.value + self._coarse.in_values(self._fine.value)
+
+    def add(self, values: NDArray[np.float32], factor: float = 1.0) -> None:
+        """Add ``values * factor`` of the sum's shape."""
+        wide = values.astype(np.float64)
+        self._fine.add(self._coarse.add_whole(wide, factor))

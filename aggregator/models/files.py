@@ -47,7 +47,7 @@ def model_files(
     """
     notes = _metadata(task.name, row, item_ids)
     if form == "safetensors":
-        return {"": safetensors.encode(model, notes)}
+        return {"": safetensors.encode({**_frozen(task, row), **model}, notes)}
     if bool(row.items) != task.binding.needs_catalogue:
         raise AggregatorError(
             f"version {row.version} is of another method, which task {task.name} had before it was "
@@ -89,6 +89,17 @@ def _standalone(task: Task, row: VersionRow, model: Arrays, notes: Mapping[str, 
     onnx = standalone_onnx(artifact, whole, producer=_PRODUCER, metadata=notes)
     require_same_outputs(folder, whole, onnx, np.random.default_rng(row.version))
     return onnx
+
+
+def _frozen(task: Task, row: VersionRow) -> dict[str, NDArray[Any]]:
+    """What no training moves of the artifact's model, where the task file still lists it: a version
+    holds the rest."""
+    for folder in task.artifacts:
+        if read_manifest(folder).id == row.artifact:
+            artifact = load_artifact(folder)
+            frozen = artifact.manifest.frozen_members
+            return {name: array for name, array in artifact.initial.items() if name in frozen}
+    return {}
 
 
 def _folder(task: Task, row: VersionRow) -> Path:

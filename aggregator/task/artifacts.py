@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.task_messages import OfferedArtifact
+
+if TYPE_CHECKING:
+    from aggregator.task.file import Task
+    from device_sdk.rehearsal import Rehearsed
 
 _MORE_SECONDS = 2.0
 
@@ -59,6 +65,29 @@ def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> Art
         raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
     artifact_id = hashlib.sha256(files[MANIFEST_FILE]).digest()
     return ArtifactContent(artifact_id, content, artifact, companion)
+
+
+def rehearsed(task: Task, seconds: float, data: str = "") -> list[Rehearsed]:
+    """Train each of a task's artifacts for a few rounds with what devices will bring, in a process
+    of its own: what would fail, before the first round.
+
+    ``seconds``: for each kind of device. ``data``: ``module:function`` or ``file.py:function``, as
+    of ``simulate``; else data are made up. Empty for a method without artifacts of its own, and
+    where there is no onnxruntime.
+    """
+    from device_sdk.rehearsal import supervise
+    from device_sdk.trial import TrialLimits
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "task.toml"
+        text.write_text(task.text, encoding="utf-8")
+        for place in range(len(task.artifacts) if not task.binding.needs_catalogue else 0):
+            arguments = [str(text), str(task.path.resolve()), str(place), data]
+            limits = TrialLimits(seconds)
+            each = supervise("aggregator.simulate.rehearsal", arguments, limits, Path(folder))
+            found += [] if each is None else [each]
+    return found
 
 
 def require_harmless(folders: Iterable[Path], seconds: float) -> None:

@@ -34,20 +34,23 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True)
 class Axis:
-    """A named length that is free at run time, from `least` on.
+    """A named length that is free at run time, from `least` on, and in a train step from
+    `least_to_train` on: a variance of one row is none.
 
     `example` is its size in initial.safetensors.
     """
 
     example: int
     least: int = 1
+    least_to_train: int = 1
 
     def __post_init__(self) -> None:
-        for what, size in (("example", self.example), ("least", self.least)):
+        sizes = (self.example, self.least, self.least_to_train)
+        for what, size in zip(("example", "least", "least_to_train"), sizes, strict=True):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ArtifactError(f"an axis' {what} size is a positive integer, not {size!r}")
-        if self.example < self.least:
-            raise ArtifactError(f"an axis' example size is {self.example}, below {self.least}")
+        if self.example < max(sizes):
+            raise ArtifactError(f"an axis' example size is {self.example}, below {max(sizes)}")
 
 
 @dataclass(frozen=True)
@@ -278,6 +281,11 @@ class Manifest:
         return frozenset(self.state_by_name) - {port.of for port in self.graphs["train"].new_state}
 
     @cached_property
+    def frozen_members(self) -> frozenset[str]:
+        """Names of the parameters and buffers that a step leaves as they are."""
+        return frozenset(member.name for state, member in self.members() if state.name in self.kept)
+
+    @cached_property
     def average_lags(self) -> Mapping[str, str]:
         """The state tensors whose moving average is kept, and where it is less they."""
         return MappingProxyType(
@@ -293,21 +301,25 @@ class Manifest:
         """Size of each axis in initial.safetensors."""
         return {name: axis.example for name, axis in self.axes.items()}
 
-    @cached_property
-    def least_sizes(self) -> Mapping[str, int]:
+    def least_sizes(self, *, to_train: bool = False) -> dict[str, int]:
         """The least sizes of those axes that need one above 1."""
-        return {name: axis.least for name, axis in self.axes.items() if axis.least > 1}
+        sizes = {
+            name: max(axis.least, axis.least_to_train) if to_train else axis.least
+            for name, axis in self.axes.items()
+        }
+        return {name: size for name, size in sizes.items() if size > 1}
 
-    def rows(self, entries: Collection[str]) -> tuple[int, bool]:
+    def rows(self, entries: Collection[str], *, to_train: bool = False) -> tuple[int, bool]:
         """The fewest rows of a batch whose entries of these names are cut along their first axis.
 
         And whether no other number will do.
         """
         ports = (port for graph in self.graphs.values() for port in graph.select("batch"))
         first = {port.shape[0] for port in ports if port.of in entries and port.shape}
-        sizes = [n for n in first if isinstance(n, int)]
-        least = max([1, *sizes, *(self.axes[n].least for n in first if isinstance(n, str))])
-        return least, bool(sizes)
+        sizes, least = [n for n in first if isinstance(n, int)], self.least_sizes(to_train=to_train)
+        return max([1, *sizes, *(least.get(n, 1) for n in first if isinstance(n, str))]), bool(
+            sizes
+        )
 
     def members(self) -> Iterator[tuple[StateTensor, Member]]:
         """Every parameter and buffer with the state tensor that holds it, in order."""

@@ -61,7 +61,8 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
     gated = manifest.graphs["train"].is_gated
-    newest = manifest.kept or manifest.ignored or manifest.least_sizes or gated
+    least = manifest.least_sizes(to_train=True)
+    newest = manifest.kept or manifest.ignored or least or gated
     version = 3 if newest else 2 if metrics else 1
     return {
         **({"metrics": metrics} if version > 1 else {}),
@@ -94,7 +95,8 @@ def manifest_to_object(manifest: Manifest) -> dict[str, object]:
 
 
 def _axis_to_object(axis: Axis) -> dict[str, int]:
-    return {"example": axis.example, **({"least": axis.least} if axis.least > 1 else {})}
+    least = {"least": axis.least, "least_to_train": axis.least_to_train}
+    return {"example": axis.example, **{key: size for key, size in least.items() if size > 1}}
 
 
 def _source_to_object(source: MetricSource) -> dict[str, str]:
@@ -162,10 +164,13 @@ def manifest_from_object(value: object) -> Manifest:
     axes = {}
     for name, entry in top.mapping("axes").items():
         fields = JsonFields(entry, f"axis {name!r}")
-        least = fields.optional("least")
-        if not isinstance(least, int | None) or isinstance(least, bool):
-            raise ArtifactError(f"{fields.where}: least is an integer, or left out")
-        axes[name] = Axis(fields.integer("example"), 1 if least is None else least)
+        least = [fields.optional(key) for key in ("least", "least_to_train")]
+        if not all(isinstance(each, int | None) and not isinstance(each, bool) for each in least):
+            raise ArtifactError(
+                f"{fields.where}: least and least_to_train are integers, or left out"
+            )
+        sizes = [each if isinstance(each, int) else 1 for each in least]
+        axes[name] = Axis(fields.integer("example"), *sizes)
         fields.end()
     metrics = {}
     for name, entry in top.mapping("metrics").items() if version > 1 else ():

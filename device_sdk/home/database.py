@@ -19,14 +19,13 @@ from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
 from device_sdk.wire.arrays.tensors import (
-    Codec,
+    BeyondWire,
     TensorLimits,
     decode_tensors,
-    require_encodable,
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -76,7 +75,12 @@ CREATE TABLE membership (
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
     cell TEXT NOT NULL DEFAULT '',
-    mirror TEXT NOT NULL DEFAULT '');
+    mirror TEXT NOT NULL DEFAULT '',
+    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT '');
+CREATE TABLE successor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
+    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
+    reached INTEGER NOT NULL);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -93,6 +97,7 @@ CREATE TABLE participation (
     number INTEGER PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
     round INTEGER NOT NULL, version INTEGER NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
     k INTEGER, train_seconds REAL, verdict TEXT, reason TEXT, artifact TEXT,
+    items INTEGER, unknown_items INTEGER,
     UNIQUE (task, generation, round));
 CREATE TABLE outbox (
     digest BLOB PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
@@ -158,16 +163,29 @@ ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT '';
 ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
 """,
     7: _TRIAL,
+    8: """
+ALTER TABLE participation ADD COLUMN items INTEGER;
+ALTER TABLE participation ADD COLUMN unknown_items INTEGER;
+ALTER TABLE membership ADD COLUMN password_file TEXT;
+ALTER TABLE membership ADD COLUMN client_id_prefix TEXT NOT NULL DEFAULT '';
+CREATE TABLE successor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
+    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
+    reached INTEGER NOT NULL);
+""",
 }
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Named arrays as safetensors; float32 that float16 holds exactly takes half the bytes.
 
-    The metadata say which dtype such an array comes back as. Raises ValueError for values that are
-    not finite or exceed 1e12.
+    The metadata say which dtype such an array comes back as. Raises :class:`BeyondWire` for values
+    that are not finite; others are of no more account here (an optimizer's squares of raw gradients
+    are large), and may not travel all the same.
     """
-    require_encodable(arrays, Codec.FLOAT32)
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BeyondWire(f"array {name!r}: a value is not finite")
     stored, dtypes = {}, {}
     for name in sorted(arrays):
         array = stored[name] = np.asarray(arrays[name])

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.safetensors import Array
 from device_sdk.errors import DeviceError, StateError
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
+from device_sdk.wire.arrays.tensors import LARGEST_VALUE
 from device_sdk.wire.publish.report import Reason
 
 # A trainer's state as part of a learner's: named arrays under ``trainer.``.
@@ -68,6 +69,32 @@ def labelled_samples(given: Samples, inputs: Collection[str], classes: int) -> B
             Reason.BAD_DATA,
         )
     return samples
+
+
+def least_rows(trainer: Trainer, entries: Collection[str], samples: int, batch_size: int) -> int:
+    """The fewest rows of a batch to train on, whose ``entries`` are cut into rows.
+
+    Raises :class:`Declined` where the device has too few samples for one such batch, LearnerError
+    where the task's batches are too small, whatever a device has.
+    """
+    least, fixed = trainer.artifact.rows(entries, to_train=True)
+    if 0 < samples < least:
+        raise too_few_samples(samples, least)
+    if batch_size < least or (fixed and batch_size > least):
+        raise LearnerError(
+            f"the task's batches are of {batch_size} samples, and a step of "
+            f"{trainer.artifact.name!r} takes {'exactly' if fixed else 'at least'} {least}"
+        )
+    return least
+
+
+def too_few_samples(samples: int, needed: int) -> Declined:
+    """Why a device with data takes no part."""
+    return Declined(
+        f"this device has {samples} sample{'s' * (samples != 1)} to train on; the task's model "
+        f"needs at least {needed}",
+        Reason.TOO_FEW_SAMPLES,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +207,11 @@ def train_epochs(
         extra: batch inputs that are the same for each step, not cut into rows.
         after_step: called after each step.
 
-    Raises what ``Trainer.step`` does; use :func:`unchanged_on_error` around whatever must be
-    undone then.
+    Raises what :func:`least_rows` and ``Trainer.step`` do; use :func:`unchanged_on_error` around
+    whatever must be undone then.
     """
     steps, seen, total = 0, 0, 0.0
-    least, _ = trainer.artifact.rows(samples.keys())
+    least = least_rows(trainer, samples.keys(), _length(samples), batch_size)
     for batch in epoch_batches(samples, batch_size, epochs, rng, least):
         rows = _length(batch)
         if extra is not None:
@@ -195,7 +222,20 @@ def train_epochs(
             after_step()
         if steps == most_steps:
             break
-    return StepsReport(steps, seen, total / seen if seen else math.nan)
+    return StepsReport(steps, seen, sayable(total / seen) if seen else math.nan)
+
+
+def sayable(loss: float) -> float:
+    """The mean loss of a round's steps, as it may be told to the aggregator, which takes none above
+    1e12. Raises LearnerError for a larger one: what led there is no model."""
+    # NaN fails the comparison.
+    if not abs(loss) <= LARGEST_VALUE:
+        raise LearnerError(
+            f"the mean loss of the round's steps is {loss:.3g}: look at the scale of the data, and "
+            "lower the learning rate",
+            Reason.NOT_FINITE,
+        )
+    return loss
 
 
 def predict_all(

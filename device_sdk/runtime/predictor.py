@@ -43,7 +43,7 @@ class Predictor:
                 *(port.of for port in manifest.graphs["train"].select("batch")),
                 *manifest.ignored,
             ],
-            least=manifest.least_sizes,
+            least=manifest.least_sizes(),
         )
 
     def predict(

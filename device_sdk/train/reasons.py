@@ -18,12 +18,14 @@ from device_sdk.errors import (
     StateError,
 )
 from device_sdk.methods.learner import Declined, LearnerError
+from device_sdk.wire.arrays.tensors import BeyondWire
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.report import Reason
 
 _BY_CLASS: tuple[tuple[type[BaseException], Reason], ...] = (
     (CallEnded, Reason.STEP_TOO_LONG),
     (NonFiniteStep, Reason.NOT_FINITE),
+    (BeyondWire, Reason.NOT_FINITE),
     (BatchError, Reason.BAD_DATA),
     (MemoryError, Reason.OUT_OF_MEMORY),
     (RuntimeMissing, Reason.NO_RUNTIME),

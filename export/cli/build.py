@@ -7,14 +7,20 @@ import importlib
 import inspect
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from device_sdk.rehearsal import supervise
+from device_sdk.system.printable import printable
+from device_sdk.trial import TrialLimits
 from export.build import export_train_step
 from export.cli.options import add_output, print_written
 from export.errors import ExportError
 
+_CASE_SECONDS = 30.0
 DESCRIPTION = """\
 Export a model of your own. FUNCTION takes no arguments and returns a dict with the arguments of
 export.train_step (all but the directory):
@@ -63,10 +69,21 @@ def run(arguments: argparse.Namespace) -> int:
     )
     seconds = time.perf_counter() - start
     print_written(exported, f" in {seconds:.1f} s")
+    _rehearse(exported.directory)
     return 0
 
 
 _OWN = ("aggregator", "device_sdk", "export", "onnx", "torch")
+
+
+def _rehearse(artifact: Path) -> None:
+    """Say what devices may bring that this artifact does not train on."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments, limits = [str(artifact.resolve())], TrialLimits(_CASE_SECONDS)
+        found = supervise("device_sdk.rehearsal", arguments, limits, Path(folder))
+    if found is not None:
+        for line in (*found.lines, *([found.problem] if found.problem else [])):
+            print(printable(line))
 
 
 def _arguments_of(reference: str) -> dict[str, Any]:

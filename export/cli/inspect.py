@@ -45,7 +45,8 @@ def summary(artifact: Artifact) -> str:
     settings = ", ".join(f"{k}={v}" for k, v in manifest.optimizer.settings.items())
     axes = ", ".join(
         f"{name} ({axis.example} in the example"
-        + (f", at least {axis.least})" if axis.least > 1 else ")")
+        + (f", at least {axis.least}" if axis.least > 1 else "")
+        + (f", {axis.least_to_train} to train)" if axis.least_to_train > axis.least else ")")
         for name, axis in manifest.axes.items()
     )
     head = [

@@ -196,5 +196,6 @@ def test_windows_that_do_not_fit_refuse_the_step(tmp_path: Path) -> None:
         lambda m, b: m(b["x"]).unfold(0, 2, 1).sum(), tmp_path / "artifact", verify=False
     )
     trainer.step({"x": np.ones((2, 3), np.float32)})
-    with pytest.raises(NonFiniteStep):
+    assert trainer.artifact.least_sizes(to_train=True) == {"rows": 2}
+    with pytest.raises(BatchError, match="'rows' must be at least 2"):
         trainer.step({"x": np.ones((1, 3), np.float32)})

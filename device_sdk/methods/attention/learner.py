@@ -35,7 +35,14 @@ from device_sdk.methods.learner import (
     State,
     Where,
 )
-from device_sdk.methods.local_steps import restore_trainer, trainer_state, unchanged_on_error
+from device_sdk.methods.local_steps import (
+    least_rows,
+    restore_trainer,
+    sayable,
+    too_few_samples,
+    trainer_state,
+    unchanged_on_error,
+)
 from device_sdk.methods.state import Entry, part, prefixed, unpack
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -164,6 +171,7 @@ class AttentionLearner(Learner):
             else:
                 loss = steps.alternate(mixer)
                 scores = mixer.scores(fleet.round_id)
+            loss = sayable(loss)
             vector = self._layout.flatten(self._trainer.parameters)
         self._vector, self._scores = vector, scores
         return Update(
@@ -218,10 +226,6 @@ class AttentionLearner(Learner):
         self._trainer.set_parameters(self._layout.unflatten(shared))
         return True
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
-
     def state(self) -> State:
         """``vector`` and ``scores.*`` once there are any, and the meta-trainer's, as ``meta.*``."""
         found: dict[str, NDArray[Any]] = {}
@@ -258,11 +262,17 @@ class AttentionLearner(Learner):
 
     def _samples(self, fleet: FleetView) -> LocalData:
         data = self._data()
-        if data.samples < fleet.training.folds:
-            raise LearnerError(
-                f"there are {data.samples} local samples; expected at least one for each of the "
-                f"{fleet.training.folds} folds"
-            )
+        networks = [self._trainer, *([self._meta] if self._meta is not None else [])]
+        sizes = fleet.training.batch_size, fleet.training.meta_batch_size
+        if data.samples == 0:
+            raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
+        # Each fold trains one of the networks by itself.
+        needed = fleet.training.folds * max(
+            least_rows(each, data.train.keys(), data.samples, size)
+            for each, size in zip(networks, sizes, strict=False)
+        )
+        if data.samples < needed:
+            raise too_few_samples(data.samples, needed)
         return data
 
     def _round_steps(self, fleet: FleetView, data: LocalData) -> RoundSteps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -69,7 +69,6 @@ class FedAvgTraining(TrainingSettings):
 # And rows along the last axis share a scale in int8: a convolution's weights [o, i, h, w]
 # travel as [o, i * h * w], or scales would be half of them.
 
-_ANCHOR = "anchor."
 _OTHER = re.compile(r"[^a-z0-9_.]")
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 
@@ -114,12 +113,14 @@ def shared_tensors(
     parameters: Mapping[str, NDArray[Any]],
     buffers: Mapping[str, NDArray[Any]],
     kept: Sequence[str] = (),
+    frozen: Collection[str] = (),
 ) -> tuple[SharedTensor, ...]:
-    """What a method shares of a model: all float32 tensors but those under a name in ``kept``.
+    """What a method shares of a model: the float32 tensors that training moves, but for those under
+    a name in ``kept``.
 
     Parameters come before buffers, each in the given order. Integer buffers are a device's own (a
-    count of batches, say), and so are anchors: buffers ``anchor.<parameter>`` hold where a round
-    started, for a proximal term. Raises ValueError where nothing is left, a name in ``kept`` fits
+    count of batches, say). ``frozen``: names of what no step moves (``Manifest.frozen_members``),
+    which came with the artifact. Raises ValueError where nothing is left, a name in ``kept`` fits
     nothing, or two tensors would have one name on the wire.
     """
     unused = [prefix for prefix in kept if not any(is_under(n, [prefix]) for n in parameters)]
@@ -135,9 +136,7 @@ def shared_tensors(
     )
     for kind, prefix, tensors in sides:
         for name, array in tensors.items():
-            if array.dtype != np.float32 or is_under(name, kept):
-                continue
-            if kind == "buffer" and name.removeprefix(_ANCHOR) in parameters:
+            if array.dtype != np.float32 or name in frozen or is_under(name, kept):
                 continue
             wire_name = f"{prefix}.{_OTHER.sub('_', name.lower())}"
             if not _NAME.fullmatch(wire_name) or len(wire_name) > 255:
@@ -151,6 +150,12 @@ def shared_tensors(
     if not any(one.kind == "parameter" for one in found.values()):
         raise ValueError("no float32 parameter is left to share")
     return tuple(found.values())
+
+
+def exact_names(layout: Sequence[SharedTensor]) -> frozenset[str]:
+    """What no codec is to round: statistics, of whose size a rounding error may exceed what they
+    tell apart (a mean of 101,325 Pa that moves by 10). They are few beside the parameters."""
+    return frozenset(one.wire_name for one in layout if one.kind == "buffer")
 
 
 def is_under(name: str, prefixes: Sequence[str]) -> bool:

@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.local_data import DataSource
-from device_sdk.methods.fedavg.contract import FedAvgTraining, SharedTensor, shared_tensors
+from device_sdk.methods.fedavg.contract import (
+    FedAvgTraining,
+    SharedTensor,
+    exact_names,
+    shared_tensors,
+)
 from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import (
     ProximalTerm,
@@ -90,7 +95,7 @@ class FedAvgLearner(Learner):
         metadata: dict[str, Scalar] = {"loss": report.loss}
         if training.weighting == "samples":
             metadata["samples"] = data.samples
-        return Update(broadcast.round_id, moved, metadata)
+        return Update(broadcast.round_id, moved, metadata, exact=exact_names(layout))
 
     def adopt(self, broadcast: Broadcast) -> bool:
         """Take over the broadcast's model without training, to predict with what all made.
@@ -102,16 +107,13 @@ class FedAvgLearner(Learner):
             self._take(broadcast, layout)
         return True
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Where some of its layers are personal."""
-        return bool(FedAvgTraining.from_scalars(broadcast.settings, LearnerError).personal_names)
-
     def carries_over(self, broadcast: Broadcast) -> bool:
-        """Where layers are personal, momenta go on, or a buffer is not shared."""
+        """Where layers are personal, momenta go on, or a buffer that moves is not shared."""
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
         shared = {one.name for one in self._layout(training)}
         everything = {*self._trainer.parameters, *self._trainer.buffers}
-        return training.optimizer_state != "fresh" or not everything <= shared
+        moved = everything - self._trainer.artifact.frozen_members
+        return training.optimizer_state != "fresh" or not moved <= shared
 
     def state(self) -> State:
         """The trainer's state tensors, as ``trainer.*``."""
@@ -126,7 +128,10 @@ class FedAvgLearner(Learner):
         if known not in self._layouts:
             try:
                 self._layouts[known] = shared_tensors(
-                    trainer.parameters, trainer.buffers, training.personal_names
+                    trainer.parameters,
+                    trainer.buffers,
+                    training.personal_names,
+                    trainer.artifact.frozen_members,
                 )
             except ValueError as error:
                 raise LearnerError(str(error)) from error

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
+from device_sdk.wire.arrays.tensors import BeyondWire, halved
 from device_sdk.wire.codec.errors import WireError
 
 # Samples that a device shows to the others, once: named arrays, compact.
@@ -80,7 +81,7 @@ def encode_samples(
         elif array.dtype.kind in "iu":
             coded[name] = _narrowed(array)
         elif not np.isfinite(array).all():
-            raise ValueError(f"public {name!r} holds values that are not finite")
+            raise BeyondWire(f"public {name!r} holds values that are not finite")
         elif form in ("uint8", "deflate"):
             low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
             # What the receiver will have: none where the values are closer than float32 can tell.
@@ -93,7 +94,7 @@ def encode_samples(
                 codes = np.frombuffer(zlib.compress(codes.tobytes(), 9), dtype=np.uint8)
             coded[name] = codes
         else:
-            coded[name] = array.astype(form)
+            coded[name] = halved(array) if form == "float16" else array.astype(form)
     return coded
 
 
@@ -219,8 +220,10 @@ def encode_soft_labels(
     Raises ValueError where a row is none.
     """
     sums = probabilities.sum(axis=1, keepdims=True, dtype=np.float64)
-    if not (np.isfinite(sums).all() and (probabilities >= 0).all() and (sums > 0).all()):
-        raise ValueError("soft labels must be distributions: finite, none negative, not all zero")
+    if not np.isfinite(sums).all():
+        raise BeyondWire("soft labels are not finite")
+    if not ((probabilities >= 0).all() and (sums > 0).all()):
+        raise ValueError("soft labels must be distributions: none negative, not all zero")
     exact = probabilities / sums
     if form == "float16":
         coded: NDArray[Any] = exact.astype(np.float16)

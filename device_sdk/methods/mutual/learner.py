@@ -20,8 +20,10 @@ from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.learner import Learner, LearnerError, State
 from device_sdk.methods.local_steps import (
     SampleStream,
+    least_rows,
     predict_all,
     restore_trainer,
+    sayable,
     trainer_state,
     unchanged_on_error,
 )
@@ -63,7 +65,7 @@ class _Tally:
             ("public_loss", self.public),
             ("conflict_share", self.conflicts),
         )
-        return {name: float(np.mean(values)) for name, values in sides if values}
+        return {name: sayable(float(np.mean(values))) for name, values in sides if values}
 
 
 class MutualLearner(Learner):
@@ -87,6 +89,10 @@ class MutualLearner(Learner):
         self._sender = sender
         self._rng = rng
         self._entries: Mapping[str, SampleEntry] = sample_entries(trainer.artifact)
+        public = [f"{name}_pub" for name in self._entries]
+        self._least = tuple(
+            trainer.artifact.rows(names, to_train=True)[0] for names in (self._entries, public)
+        )
         self._with_mu = "mu" in {
             port.of for port in trainer.artifact.graphs["train"].select("batch")
         }
@@ -129,16 +135,12 @@ class MutualLearner(Learner):
         sets = learnable(sets, together, self._trainer, training)
         with unchanged_on_error(self._trainer):
             tally = self._steps(together, sets, training)
+            metadata = tally.metadata()
             tensors = self._labels(own, sets, training)
-        metadata = tally.metadata()
         if own and not offered:
             tensors.update({f"public.{name}": array for name, array in coded.items()})
             metadata["mark"] = mark
         return Update(broadcast.round_id, tensors, metadata)
-
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
 
     def state(self) -> State:
         """The trainer's state tensors, as ``trainer.*``."""
@@ -195,6 +197,8 @@ class MutualLearner(Learner):
     def _steps(
         self, samples: Mapping[str, NDArray[Any]], sets: list[PublicSet], training: MutualTraining
     ) -> _Tally:
+        count = len(samples[training.target])
+        least_rows(self._trainer, self._entries, count, training.batch_size)
         local = SampleStream(samples, training.batch_size, self._rng)
         tally = _Tally()
         if not sets:
@@ -228,10 +232,12 @@ class MutualLearner(Learner):
 
     def _local_step(self, local: SampleStream, training: MutualTraining, tally: _Tally) -> None:
         batch = local.draw()
-        # The graph wants a public sample; with a weight of 0 any will do.
-        batch.update({f"{name}_pub": batch[name][:1] for name in self._entries})
-        batch["teacher"] = np.zeros((1, training.classes), dtype=np.float32)
-        batch["confidence"] = np.zeros(1, dtype=np.float32)
+        # The graph wants public samples; with a weight of 0 any will do.
+        _, few = self._least
+        any_rows = np.arange(few) % len(batch[training.target])
+        batch.update({f"{name}_pub": batch[name][any_rows] for name in self._entries})
+        batch["teacher"] = np.zeros((few, training.classes), dtype=np.float32)
+        batch["confidence"] = np.zeros(few, dtype=np.float32)
         batch.update(self._switches(training, local=1.0, public=0.0, ce=training.weight_ce))
         self._step(batch, training.learning_rate)
         tally.local.append(float(self._trainer.outputs["local_loss"]))
@@ -249,7 +255,7 @@ class MutualLearner(Learner):
         batch = local.draw()
         if not (joint or training.project):
             # Nothing of the local batch is used then.
-            batch = {name: array[:1] for name, array in batch.items()}
+            batch = {name: array[: self._least[0]] for name, array in batch.items()}
         batch.update(public)
         weight_ce = training.weight_ce if taught else 1.0
         batch.update(self._switches(training, local=float(joint), public=1.0, ce=weight_ce))

@@ -98,10 +98,13 @@ def learnable(
     floats = {name: np.abs(array) for name, array in own.items() if array.dtype.kind == "f"}
     reach = {name: _REACH * float(sizes.max(initial=1.0)) for name, sizes in floats.items()}
     most = {name: _HELD * float(sizes.max(initial=0.0)) for name, sizes in floats.items()}
+    public = [f"{name}_pub" for name in own]
     found = []
     for one in sets:
         if not _within_reach(one.samples, reach):
             why = "their values are far beyond this device's own"
+        elif len(one.teacher) < trainer.artifact.rows(public, to_train=True)[0]:
+            why = "they are fewer than a step of the model takes"
         elif not _is_readable(one.samples, trainer, training):
             why = "the model cannot take them"
         else:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from device_sdk.fields import Within
 from device_sdk.methods.labels import MOST_CLASSES, LabelKnowledge, decode_labels, encode_labels
 from device_sdk.wire.arrays.exchange import TrainingSettings
-from device_sdk.wire.arrays.tensors import LARGEST_OF_EVERY_CODEC
+from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, BeyondWire
 
 _MOST_NUMBERS = 1 << 24
 """Of all prototypes together."""
@@ -78,7 +78,7 @@ def decode_prototypes(
 
 def _require_moderate(values: NDArray[np.float32]) -> None:
     # NaN fails the comparison.
-    if values.size and not float(np.abs(values).max()) <= LARGEST_OF_EVERY_CODEC:
-        raise ValueError(
-            f"a prototype holds a number that is not finite or above {LARGEST_OF_EVERY_CODEC:g}"
+    if values.size and not float(np.abs(values).max()) <= LARGEST_TO_HAND_ON:
+        raise BeyondWire(
+            f"a prototype holds a number that is not finite or above {LARGEST_TO_HAND_ON:g}"
         )

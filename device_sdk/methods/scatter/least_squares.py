@@ -9,7 +9,7 @@ With V the items, L a user's and |I| all of them, a user's loss is
 the performance of iALS on item recommendation benchmarks", section 3.3). The Gram matrix V'V stands
 for all unseen items, none of which is drawn. A device of k_i columns minimises over the k_i of u
 that promise most, the others held as earlier rounds left them (subspace optimisation: Rendle et al.
-2021, "iALS++"), and takes two steps of conjugate gradients over all K from there (Takacs et al.
+2021, "iALS++"), and takes four steps of conjugate gradients over all K from there (Takacs et al.
 2011, "Applications of the conjugate gradient method for implicit feedback collaborative
 filtering"): k^2 |L| + k^3, beside multiples of K |L|. With all K columns the first is the minimum.
 """
@@ -181,11 +181,11 @@ def _summed(
     return every, pulls, counts.astype(np.int64, copy=False), factor
 
 
-_STEPS = 2
+_STEPS = 4
 
 
 def _conjugate(bend: Callable[[Floats], Floats], slope: Floats, curvature: Floats) -> Floats:
-    """The change after two steps of conjugate gradients from where the descent is ``slope``, with
+    """The change after a few steps of conjugate gradients from where the descent is ``slope``, with
     the Hessian's diagonal for a preconditioner."""
     change = np.zeros_like(slope)
     along: Floats = slope / curvature

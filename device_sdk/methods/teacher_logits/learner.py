@@ -21,6 +21,7 @@ from device_sdk.methods.local_steps import (
     StepsReport,
     epoch_batches,
     labelled_samples,
+    least_rows,
     restore_trainer,
     trainer_state,
     unchanged_on_error,
@@ -128,10 +129,6 @@ class TeacherLogitsLearner(Learner):
         self._report = report
         return Update(broadcast.round_id, tensors)
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
-
     def state(self) -> State:
         """The trainer's state tensors as ``trainer.*``, and what was sent in the last rounds."""
         return {**trainer_state(self._trainer), **self._sent.state()}
@@ -166,8 +163,8 @@ class TeacherLogitsLearner(Learner):
         sums = np.zeros((training.classes, training.classes))
         counts = np.zeros(training.classes, dtype=np.int64)
         steps, seen, total = 0, 0, 0.0
-        least, _ = trainer.artifact.rows(samples.keys())
         size, epochs = training.batch_size, training.epochs
+        least = least_rows(trainer, samples.keys(), len(samples.get(LABEL, ())), size)
         for batch in epoch_batches(samples, size, epochs, self._rng, least):
             rows = len(batch[LABEL])
             batch.update(extra)

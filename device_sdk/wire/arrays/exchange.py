@@ -25,7 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import require_declared
-from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.arrays.tensors import (
+    BeyondWire,
+    Codec,
+    TensorLimits,
+    decode_tensors,
+    encode_tensors,
+)
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 
@@ -70,7 +76,7 @@ class Broadcast:
     ``attachments``, by name: with the aggregator all of them, on a device those that its learner
     wanted. ``cohorts`` is for the aggregator only: by a cohort's name, the senders that may read
     its attachments. ``offered`` is for devices only: by name, the bytes of each attachment that
-    this one may fetch.
+    this one may fetch. ``exact`` names tensors that no codec rounds.
 
     Raises ValueError for negative numbers, bad names, a dtype outside the closed list or a number
     that is not finite, TypeError for a setting that is no scalar. Arrays are kept as read-only
@@ -84,6 +90,7 @@ class Broadcast:
     attachments: Mapping[str, Attachment] = field(default_factory=dict)
     cohorts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     offered: Mapping[str, int] = field(default_factory=dict)
+    exact: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_count("round_id", self.round_id)
@@ -107,7 +114,7 @@ class Update:
     """What one device contributes to the round ``round_id``: arrays and a little metadata.
 
     ``sender``: who, in 32 hexadecimal digits. The aggregator fills it in from the session, never
-    from the body; "" where nobody needs to know.
+    from the body; "" where nobody needs to know. ``exact`` names tensors that no codec rounds.
 
     Raises as :class:`Broadcast` does. Whether the arrays make sense to a method is the
     method's ``check``.
@@ -117,6 +124,7 @@ class Update:
     tensors: Mapping[str, NDArray[Any]]
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
     sender: str = ""
+    exact: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _require_count("round_id", self.round_id)
@@ -185,7 +193,7 @@ def _scalars(values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
                 f"{name!r} is of type {type(value).__name__}; expected bool, int, float or str"
             )
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name!r} is {value}; expected a finite number")
+            raise BeyondWire(f"{name!r} is {value}; expected a finite number")
     return MappingProxyType(dict(values))
 
 
@@ -245,14 +253,14 @@ def encode_update(update: Update, codec: Codec, rng: np.random.Generator | None 
     """The body of ``update``; ``round_id`` and ``sender`` travel apart from it.
 
     ``codec`` says how float32 arrays travel; ``rng`` is needed for ``Codec.INT8`` only. Raises
-    ValueError for arrays that the codec cannot carry and metadata above 16 KiB.
+    ValueError for arrays that no codec carries and metadata above 16 KiB.
     """
     metadata = cbor.encode(dict(update.metadata))
     if len(metadata) > MAX_METADATA_BYTES:
         raise ValueError(f"the metadata take {len(metadata)} bytes; {MAX_METADATA_BYTES} fit")
     if len(update.tensors) > UPDATE_LIMITS.most_arrays:
         raise ValueError(f"{len(update.tensors)} arrays; {UPDATE_LIMITS.most_arrays} fit")
-    arrays = encode_tensors(update.tensors, codec, rng)
+    arrays = encode_tensors(update.tensors, codec, rng, exact=update.exact)
     return _HEAD.pack(_FORMAT, len(metadata)) + metadata + arrays
 
 

@@ -32,7 +32,7 @@ from device_sdk.wire.arrays.sparse import (
     encode_ids,
     encode_number,
     encode_numbers,
-    encode_values,
+    encode_parts,
     ids_of_each,
     the_rest_apart,
     value_bytes,
@@ -73,8 +73,9 @@ def encode_factored(
 ) -> bytes:
     """The bytes of an update. ``rng`` is needed for ``INT8`` only (stochastic rounding).
 
-    Raises ValueError for arrays that do not fit each other, ids out of order, and values that are
-    not finite or that the format cannot carry.
+    Values that ``value_format`` does not hold travel in a wider one (:class:`Codec`). Raises
+    ValueError for arrays that do not fit each other, ids out of order, and values that are not
+    finite or exceed 1e12.
     """
     height, rows, width = len(update.factor), len(update.rows), update.width
     if not 1 <= update.k <= width <= MAX_WIDTH:
@@ -89,14 +90,15 @@ def encode_factored(
     if counts.shape != (rows,) or (rows and not 1 <= counts.min() <= counts.max() <= update.users):
         raise ValueError(f"counts are expected to be [{rows}], from 1 to {update.users} users")
     heads = (update.k, update.users, height, rows)
+    parts = [np.ascontiguousarray(update.pulls.T), update.factor]
+    used, payload = encode_parts(parts, value_format, rng)
     return b"".join(
         (
-            _HEAD.pack(_FIRST + value_format, width),
+            _HEAD.pack(_FIRST + used, width),
             *(encode_number(each) for each in heads),
             encode_ids(update.rows),
             encode_numbers(counts) if update.users > 1 else b"",
-            encode_values(np.ascontiguousarray(update.pulls.T), value_format, rng),
-            encode_values(update.factor, value_format, rng),
+            *payload,
         )
     )
 

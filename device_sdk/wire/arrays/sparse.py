@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from device_sdk.wire.arrays.tensors import (
     LARGEST_VALUE,
-    check_values,
+    Codec,
     dequantise,
-    halves_of,
-    quantise,
+    encode_values,
 )
 from device_sdk.wire.codec.errors import WireError
 
@@ -136,7 +135,7 @@ _HEAD = struct.Struct("<BH")
 
 
 class ValueFormat(IntEnum):
-    """How values travel."""
+    """How values travel: some of :class:`Codec`."""
 
     FLOAT32 = 1
     FLOAT16 = 2
@@ -167,8 +166,9 @@ def encode_sparse(
 ) -> bytes:
     """The bytes of an update. ``rng`` is needed for ``INT8`` only (stochastic rounding).
 
-    Raises ValueError for arrays that do not fit each other, ids out of order, values that are not
-    finite, exceed 1e12, or for ``FLOAT16`` exceed 65,504.
+    Values that ``value_format`` does not hold travel in a wider one (:class:`Codec`). Raises
+    ValueError for arrays that do not fit each other, ids out of order, and values that are not
+    finite or exceed 1e12.
     """
     columns, values = update.columns, update.values
     if not 1 <= update.width <= MAX_WIDTH:
@@ -178,13 +178,14 @@ def encode_sparse(
             f"values are {values.dtype} {values.shape}; expected float32 "
             f"{(len(update.rows), len(columns))}"
         )
+    used, payload = encode_parts([values], value_format, rng)
     return b"".join(
         (
-            _HEAD.pack(value_format, update.width),
+            _HEAD.pack(used, update.width),
             encode_number(len(update.rows)),
             _encode_columns(columns, update.width),
             encode_ids(update.rows),
-            encode_values(values, value_format, rng),
+            *payload,
         )
     )
 
@@ -392,19 +393,23 @@ def value_bytes(shape: tuple[int, int], value_format: ValueFormat) -> int:
     return shape[0] * of_row + shape[0] * shape[1] * of_value
 
 
-def encode_values(
-    values: NDArray[np.float32], value_format: ValueFormat, rng: np.random.Generator | None
-) -> bytes:
-    """The bytes of values [rows, columns]. Raises ValueError for those that it cannot carry."""
-    check_values(values)
-    if value_format is ValueFormat.FLOAT32:
-        return values.astype("<f4").tobytes()
-    if value_format is ValueFormat.FLOAT16:
-        return halves_of(values).tobytes()
-    if rng is None:
-        raise ValueError("INT8 rounds stochastically: pass a numpy.random.Generator as rng")
-    scales, codes = quantise(values, rng)
-    return scales.astype("<u2").tobytes() + codes.tobytes()
+def encode_parts(
+    parts: Sequence[NDArray[np.float32]],
+    value_format: ValueFormat,
+    rng: np.random.Generator | None,
+) -> tuple[ValueFormat, list[bytes]]:
+    """The bytes of some [rows, columns] in one format, and which: ``value_format``, or a wider one
+    where that does not hold them all. Raises ValueError for values that none does."""
+    used: list[Codec] = []
+    payload: list[bytes] = []
+    for values in parts:
+        codec, found = encode_values(values, Codec(value_format), rng)
+        used.append(codec)
+        payload += found
+    widest = min(used)
+    if int(widest) == int(value_format):
+        return value_format, payload
+    return encode_parts(parts, ValueFormat(widest), rng)
 
 
 def decode_values(

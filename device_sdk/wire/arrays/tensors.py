@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -52,10 +52,9 @@ def quantise(
 
     Each code is floor(value / scale + u) with u uniform in [0, 1), so its mean is the value; scale
     = largest magnitude of the row / ``largest_code``, rounded up. A row whose scale would be below
-    1e-30 becomes zero. ``largest_code``: ``EIGHT_BITS`` or ``FOUR_BITS``. Raises ValueError for
-    values that are not finite or above 1e12.
+    1e-30 becomes zero. ``largest_code``: ``EIGHT_BITS`` or ``FOUR_BITS``. Values are finite, and at
+    most 1e12.
     """
-    check_values(values)
     largest = np.abs(values).max(axis=1, initial=0.0).astype(np.float32)
     raw = (largest / np.float32(largest_code)).view(np.uint32)
     scales = ((raw.astype(np.uint64) + 0xFFFF) >> 16).astype(np.uint16)
@@ -112,11 +111,21 @@ def scale_values(scales: NDArray[np.uint16]) -> NDArray[np.float32]:
     return halves.view(_FLOAT32)
 
 
-def check_values(values: NDArray[np.floating]) -> None:
-    """Raises ValueError unless all values are finite and at most 1e12 in magnitude."""
+class BeyondWire(ValueError):
+    """Values that no codec carries: not finite, or above 1e12 in magnitude."""
+
+
+def largest_of(values: NDArray[np.floating]) -> float:
+    """The largest magnitude, 0 of none. Raises :class:`BeyondWire` unless all values are finite and
+    at most 1e12."""
+    largest = float(np.abs(values).max(initial=0.0))
     # NaN fails the comparison.
-    if values.size and not float(np.abs(values).max()) <= LARGEST_VALUE:
-        raise ValueError("a value is not finite or exceeds 1e12 in magnitude")
+    if not largest <= LARGEST_VALUE:
+        raise BeyondWire(
+            "a value is not finite or exceeds 1e12 in magnitude: look at the scale of the data, "
+            "and at the learning rate"
+        )
+    return largest
 
 
 # Rows of codes in four bits each: two to a byte, the first in the lower half.
@@ -154,8 +163,8 @@ def unpack_rows(data: bytes | memoryview, rows: int, columns: int) -> NDArray[np
     return codes.reshape(rows, 2 * packed.shape[1])[:, :columns]
 
 
-LARGEST_OF_EVERY_CODEC = 6e4
-"""A value up to this travels in any codec, whatever it rounds to: float16 ends at 65,504."""
+LARGEST_TO_HAND_ON = 9e11
+"""A value up to this may be handed on, whatever codecs made of it on its way: below 1e12."""
 
 _NAME = re.compile(rb"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 _MOST_RANK = 8
@@ -180,19 +189,79 @@ _FORM_OF = {np.dtype(dtype).name: form for form, dtype in _PLAIN.items()}
 
 
 class Codec(IntEnum):
-    """How float32 arrays travel; all other dtypes travel as they are."""
+    """How float32 arrays travel, the widest first. All other dtypes travel as they are, and so does
+    what has no axis.
+
+    An array that a codec does not hold travels in the next wider one that does. ``FLOAT16`` holds
+    what is at most 65,504, and not so small throughout that eight bits would be as fine; the codes
+    of a scale a row hold what does not mostly become 0.
+    """
 
     FLOAT32 = 1
     FLOAT16 = 2
     """Rounded to the nearest float16; decoded to float32."""
     INT8 = 3
-    """A scale for each row along the last axis, stochastic rounding; decoded to float32.
-    Arrays of rank 0 stay float32."""
+    """A scale for each row along the last axis, stochastic rounding; decoded to float32."""
     INT4 = 4
     """As ``INT8``, with codes of -7 to 7, two to a byte."""
 
 
-_ROWS_OF = {Codec.INT8: _INT8_ROWS, Codec.INT4: _INT4_ROWS}
+_FORMS = {
+    Codec.FLOAT32: 1,
+    Codec.FLOAT16: _HALF,
+    Codec.INT8: _INT8_ROWS,
+    Codec.INT4: _INT4_ROWS,
+}
+_CODES = {Codec.INT8: EIGHT_BITS, Codec.INT4: FOUR_BITS}
+_LARGEST_HALF = 65_504.0
+_LEAST_HALF = 2.0**-17
+"""A unit of float16's least ones, 2^-24, is as fine as eight bits of this."""
+_LOST = 4, 3
+"""Codes do not hold values of which, but for zeros, as many as 3 of 4 become 0."""
+
+
+def encode_values(
+    values: NDArray[np.float32], codec: Codec, rng: np.random.Generator | None
+) -> tuple[Codec, list[bytes]]:
+    """The first of ``codec`` and those that are wider which holds values [rows, columns], and what
+    it makes of them; ``rng`` is needed for ``INT8`` and ``INT4``.
+
+    Raises :class:`BeyondWire` for values that none does.
+    """
+    largest = largest_of(values)
+    if codec in _CODES:
+        if rng is None:
+            raise ValueError(
+                f"{codec.name} rounds stochastically: pass a numpy.random.Generator as rng"
+            )
+        scales, codes = quantise(values, rng, _CODES[codec])
+        if not _are_lost(values, codes):
+            packed = pack_rows(codes) if codec is Codec.INT4 else codes.tobytes()
+            return codec, [scales.astype("<u2").tobytes(), packed]
+    elif codec is Codec.FLOAT32:
+        return codec, [values.astype("<f4").tobytes()]
+    elif _fit_halves(largest):
+        return codec, [values.astype("<f2").tobytes()]
+    return encode_values(values, Codec(codec - 1), rng)
+
+
+def halved(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """As float16 where that holds them, else as float32. Raises :class:`BeyondWire` where neither
+    does."""
+    return values.astype(np.float16 if _fit_halves(largest_of(values)) else np.float32)
+
+
+def _fit_halves(largest: float) -> bool:
+    return largest == 0 or _LEAST_HALF <= largest <= _LARGEST_HALF
+
+
+def _are_lost(values: NDArray[np.float32], codes: NDArray[np.int8]) -> bool:
+    whole, most = _LOST
+    zeros = codes.size - np.count_nonzero(codes)
+    if zeros * whole < codes.size * most:
+        return False  # mostly, and bytes are quickly counted
+    there = np.count_nonzero(values)
+    return bool(there > 0 and (zeros - (values.size - there)) * whole >= there * most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +274,18 @@ class TensorLimits:
 
 
 def encode_tensors(
-    tensors: Mapping[str, NDArray[Any]], codec: Codec, rng: np.random.Generator | None = None
+    tensors: Mapping[str, NDArray[Any]],
+    codec: Codec,
+    rng: np.random.Generator | None = None,
+    *,
+    exact: Collection[str] = (),
 ) -> bytes:
-    """The bytes of ``tensors``; ``rng`` is needed for ``INT8`` and ``INT4`` only.
+    """The bytes of ``tensors``; ``rng`` is needed for ``INT8`` and ``INT4`` only. Those named in
+    ``exact`` travel as they are.
 
-    Raises ValueError for bad names or dtypes, values that are not finite or exceed 1e12, and
-    float32 values above 65,504 with ``FLOAT16``.
+    Each array travels in the first of ``codec`` and those that are wider which holds it. Raises
+    ValueError for bad names or dtypes, :class:`BeyondWire` for values that are not finite or exceed
+    1e12.
     """
     if len(tensors) > 65_535:
         raise ValueError(f"{len(tensors)} arrays; at most 65,535 fit")
@@ -221,23 +296,21 @@ def encode_tensors(
             raise ValueError(f"{name!r} is no name for an array; expected such as 'items.weight'")
         parts.append(struct.pack("<B", len(encoded_name)) + encoded_name)
         try:
-            parts.extend(_encode_array(np.asarray(tensors[name]), codec, rng))
+            own = Codec.FLOAT32 if name in exact else codec
+            parts.extend(_encode_array(np.asarray(tensors[name]), own, rng))
         except ValueError as error:
-            raise ValueError(f"array {name!r}: {error}") from error
+            raise type(error)(f"array {name!r}: {error}") from error
     return b"".join(parts)
 
 
-def require_encodable(tensors: Mapping[str, NDArray[Any]], codec: Codec) -> None:
-    """Raises ValueError, as :func:`encode_tensors` would, for values that are not finite, exceed
-    1e12, or round to more than 65,504 with ``FLOAT16``."""
+def require_encodable(tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Raises :class:`BeyondWire`, as :func:`encode_tensors` would."""
     for name, array in tensors.items():
-        try:
-            if array.dtype.kind == "f":
-                check_values(array)
-            if array.dtype == np.float32 and codec is Codec.FLOAT16:
-                halves_of(array)
-        except ValueError as error:
-            raise ValueError(f"array {name!r}: {error}") from error
+        if array.dtype.kind == "f":
+            try:
+                largest_of(array)
+            except BeyondWire as error:
+                raise BeyondWire(f"array {name!r}: {error}") from error
 
 
 def decode_tensors(data: bytes, *, limits: TensorLimits | None = None) -> dict[str, NDArray[Any]]:
@@ -292,42 +365,19 @@ def _encode_array(
         raise ValueError(f"dtype {array.dtype} has no form; expected one of {sorted(_FORM_OF)}")
     if array.ndim > _MOST_RANK or any(size >= 2**32 for size in array.shape):
         raise ValueError(f"shape {array.shape}; expected rank up to {_MOST_RANK}")
-    if array.dtype.kind == "f":
-        check_values(array)
-    if array.dtype == np.float32 and codec is Codec.FLOAT16:
-        form = _HALF
-    elif array.dtype == np.float32 and array.ndim > 0:
-        form = _ROWS_OF.get(codec, form)
-    head = struct.pack(f"<BB{array.ndim}I", form, array.ndim, *array.shape)
-    if form == _HALF:
-        return [head, halves_of(array).tobytes()]
-    if form in _ROWS:
-        if rng is None:
-            raise ValueError(
-                f"{codec.name} rounds stochastically: pass a numpy.random.Generator as rng"
-            )
-        scales, codes = quantise(array.reshape(_rows(array.shape)), rng, _ROWS[form])
-        packed = pack_rows(codes) if form == _INT4_ROWS else codes.tobytes()
-        return [head, scales.astype("<u2").tobytes(), packed]
-    return [head, array.astype(_PLAIN[form]).tobytes()]
-
-
-_NO_NUMBER = np.uint16(0x7C00)
-"""A half's exponent where it is infinite or none."""
-
-
-def halves_of(array: NDArray[Any]) -> NDArray[Any]:
-    """As float16, little-endian. Raises ValueError for a value above 65,504."""
-    with np.errstate(over="ignore"):
-        halves = array.astype("<f2")
-    # By their exponents: NumPy looks at halves themselves one by one.
-    if ((halves.view("<u2") & _NO_NUMBER) == _NO_NUMBER).any():
-        raise ValueError("a value exceeds 65,504, float16's largest; use FLOAT32 or INT8")
-    return halves
+    if array.dtype == np.float32 and form == _FORMS[Codec.FLOAT32]:
+        own = codec if array.ndim else Codec.FLOAT32
+        used, payload = encode_values(array.reshape(_rows(array.shape)), own, rng)
+        form = _FORMS[used]
+    else:
+        if array.dtype.kind == "f":
+            largest_of(array)
+        payload = [array.astype(_PLAIN[form]).tobytes()]
+    return [struct.pack(f"<BB{array.ndim}I", form, array.ndim, *array.shape), *payload]
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
-    return math.prod(shape[:-1]), shape[-1]
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
 def _decode_array(reader: _Reader) -> NDArray[Any]:

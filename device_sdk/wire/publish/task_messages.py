@@ -258,12 +258,12 @@ def write_broadcast(
     """The plaintext of a broadcast; round and version travel in the manifest.
 
     ``codec``: a key of ``BROADCAST_CODECS``; ``rng`` is needed for ``int8`` and ``int4``. Raises
-    ValueError for arrays that the codec cannot carry, and terms above 4 MiB.
+    ValueError for arrays that no codec carries, and terms above 4 MiB.
     """
     head = cbor.encode({**terms.to_fields(), "settings": dict(broadcast.settings)})
     if len(head) > MAX_HEAD_BYTES:
         raise ValueError(f"terms and settings take {len(head)} bytes; {MAX_HEAD_BYTES} fit")
-    arrays = encode_tensors(broadcast.tensors, BROADCAST_CODECS[codec], rng)
+    arrays = encode_tensors(broadcast.tensors, BROADCAST_CODECS[codec], rng, exact=broadcast.exact)
     return _LENGTH.pack(len(head)) + head + arrays
 
 

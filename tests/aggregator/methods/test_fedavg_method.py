@@ -166,7 +166,7 @@ def test_a_restored_method_continues_bit_for_bit_in_the_middle_of_a_round() -> N
     for wrong in (
         {**state, "more": np.zeros(1)},
         {n: a for n, a in state.items() if n != "moved.sum"},
-        {n: a for n, a in state.items() if not n.startswith("buffers_moved.")},
+        {n: a for n, a in state.items() if not n.startswith("buffers_moved.fine.")},
         {**state, "model": np.zeros(3, np.float32)},
         {**state, "losses": np.zeros(2)},
     ):

@@ -187,7 +187,6 @@ MARK = update(A).metadata["mark"]
         (changed(metadata={"mark": "zz"}), "bad-metadata"),
         (changed(metadata={}), "bad-metadata"),
         (changed(metadata={"mark": MARK, "age": 3}), "bad-metadata"),
-        (changed(metadata={"mark": MARK, "local_loss": 1e30}), "bad-metadata"),
         (changed(metadata={"mark": MARK, "local_loss": "low"}), "bad-metadata"),
         (changed(tensors=tensors(labels=None)), "bad-labels"),
         (changed(tensors=tensors(labels=labels(3))), "bad-labels"),

@@ -19,7 +19,7 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import Voices, measured, measured_each
 from aggregator.methods.method import Refused, RoundSummary
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.methods.sums import MOST_UPDATES, FixedPointSum, RefusedShare
+from aggregator.methods.sums import MOST_UPDATES, FixedPointSum, RefusedShare, UnlikeSum
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.state import RestoreError
@@ -457,6 +457,26 @@ def test_so_many_values_of_the_bound_cannot_overflow(bound: float, share: float)
     assert abs(units) * MOST_UPDATES <= 2**62
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(floats, min_size=1, max_size=8), st.integers(1, 1 << 20), st.randoms())
+def test_a_sum_of_unlike_values_keeps_the_small_ones(
+    several: list[np.ndarray], weight: int, random: Any
+) -> None:
+    scales = np.resize(np.float32([1e9, 1.0, 1e-6]), min(map(len, several)))
+    rows = [each[: len(scales)] * scales for each in several]
+    bound = float(max(np.abs(row).max() for row in rows)) * weight
+    total, again = (UnlikeSum(scales.shape, bound) for _ in range(2))
+    for row in rows:
+        total.add(row, weight)
+    for row in random.sample(rows, len(rows)):
+        again.add(row, weight)
+    np.testing.assert_array_equal(total.value, again.value)
+    exact = np.sum([row.astype(np.longdouble) * weight for row in rows], axis=0)
+    own = np.sum([np.abs(row.astype(float)) * weight for row in rows], axis=0)
+    room = len(rows) * bound * 2.0**-72 + own * 2.0**-50
+    assert (np.abs(total.value - exact) <= room).all()
+
+
 def test_units_are_rounded_to_the_nearest() -> None:
     total = FixedPointSum((1,), 1.0)
     assert total._exponent == 36
@@ -500,7 +520,7 @@ def test_a_share_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> 
         with pytest.raises(RefusedShare, match="round"):
             one.merge({**share, key: np.asarray(7, dtype=np.int64)})
     scales = [key for key in share if key.endswith(".exponent")]
-    assert len(scales) == 1 + (name != "bpr, guarded")
+    assert len(scales) == {"bpr, guarded": 1, "averaging, outliers": 3}.get(name, 2)
     for scale in scales:
         with pytest.raises(RefusedShare, match="summed at"):
             one.merge({**share, scale: share[scale] + 1})

@@ -17,7 +17,7 @@ from device_sdk import Trainer
 from device_sdk.artifact import load_artifact, safetensors
 from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.standalone_check import run_standalone
-from tests.fakes.handmade import linear_artifact
+from tests.fakes.handmade import frozen_artifact, linear_artifact
 
 FEW = np.arange(8, dtype=np.float32).reshape(2, 4)
 
@@ -115,3 +115,17 @@ def test_item_vectors_leave_with_their_ids_in_every_format(tmp_path: Path) -> No
     for each in graphs.values():
         notes = {p.key: p.value for p in onnx.load_from_string(each).metadata_props}
         assert json.loads(notes["items"]) == list(ids) and notes["version"] == "4"
+
+
+def test_a_file_has_what_is_frozen_too(tmp_path: Path) -> None:
+    made = task(tmp_path, "fedavg")
+    manifest = frozen_artifact(tmp_path / "linear")
+    artifact = load_artifact(tmp_path / "linear")
+    method = made.binding.build(0, np.random.default_rng(0), (artifact,))
+    assert method.model_arrays is not None and "mean" not in method.model_arrays
+    of = row(manifest.id)
+    (data,) = model_files("safetensors", made, of, method.model_arrays, ()).values()
+    found = safetensors.decode(data).tensors
+    assert found.keys() == artifact.initial.keys()
+    np.testing.assert_array_equal(found["mean"], artifact.initial["mean"])
+    assert model_files("onnx", made, of, method.model_arrays, ())[""]

@@ -65,7 +65,7 @@ def test_a_least_size() -> None:
     value = json.loads(manifest.to_json())
     assert (value["format_version"], value["axes"]["batch"]["least"]) == (3, 2)
     assert Manifest.parse(manifest.to_json()) == manifest
-    assert (manifest.least_sizes, LINEAR.least_sizes) == ({"batch": 2}, {})
+    assert (manifest.least_sizes(), LINEAR.least_sizes()) == ({"batch": 2}, {})
 
 
 def changed(edit: Callable[[Any], object], data: bytes = BYTES) -> bytes:
@@ -124,7 +124,10 @@ def test_state_in_place_needs_a_gate() -> None:
         (lambda m: m["axes"].update(batch={"example": 0}), "positive integer"),
         (lambda m: m["axes"].update(batch={"example": 4, "least": 5}), "is 4, below 5"),
         (lambda m: m["axes"].update(batch={"example": 4, "least": 0}), "least size is a positive"),
-        (lambda m: m["axes"].update(batch={"example": 4, "least": True}), "least is an integer"),
+        (
+            lambda m: m["axes"].update(batch={"example": 4, "least": True}),
+            "least and least_to_train are integers",
+        ),
         (lambda m: m["axes"].update(batch={"example": 4, "least": 1}), "not in canonical form"),
         (lambda m: m["state"].pop(3), "exactly one counter"),
         (lambda m: m["state"].append(m["state"][0]), "packed given more than once"),

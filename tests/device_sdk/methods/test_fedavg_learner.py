@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import device_sdk
-from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
+from aggregator.methods.model import ModelMismatch
+from device_sdk.artifact import load_artifact
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
@@ -40,7 +42,10 @@ def learner(folder: Path, data: LocalData) -> FedAvgLearner:
 
 def opened(one: FedAvgLearner, training: FedAvgTraining, round_id: int = 1) -> Broadcast:
     method = FedAvgMethod(
-        one.trainer.parameters, one.trainer.buffers, FedAvgSettings(training=training)
+        one.trainer.parameters,
+        one.trainer.buffers,
+        FedAvgSettings(training=training),
+        one.trainer.artifact.frozen_members,
     )
     return method.open_round(round_id)
 
@@ -194,3 +199,56 @@ def test_state_goes_round_and_wrong_ones_are_refused(tmp_path: Path) -> None:
         other.restore({**state, "trainer.more": np.zeros(1, np.float32)})
     with pytest.raises(LearnerError, match="does not fit"):
         other.restore({**state, "trainer.packed": np.zeros(3, np.float32)})
+
+
+class Adapted(torch.nn.Module):
+    """A frozen layer with a trained adapter of rank 2 beside it (LoRA), and batch norm behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = torch.nn.Linear(FEATURES, 64)
+        self.base.requires_grad_(False)
+        self.down = torch.nn.Parameter(torch.randn(2, FEATURES))
+        self.up = torch.nn.Parameter(torch.zeros(64, 2))
+        self.norm = torch.nn.BatchNorm1d(64)
+        self.head = torch.nn.Linear(64, TARGETS)
+        self.head.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.norm(self.base(x) + x @ self.down.T @ self.up.T))
+        return found
+
+
+def test_what_is_frozen_came_with_the_artifact_and_travels_no_more(tmp_path: Path) -> None:
+    data = local_data(20)
+    train_step(
+        Adapted(),
+        lambda model, batch: ((model(batch["x"]) - batch["y"]) ** 2).mean(),
+        {name: torch.from_numpy(array.copy()) for name, array in data.train.items()},
+        optimizer=Sgd(lr=0.1),
+        dynamic={"x": {0: "batch"}, "y": {0: "batch"}},
+        directory=tmp_path / "adapted",
+        verify=False,
+    )
+    artifact = load_artifact(tmp_path / "adapted")
+    rng = np.random.default_rng(0)
+    method = FedAvgBinding("fedavg", FedAvgSettings(training=SGD)).build(0, rng, [artifact])
+    trainer = device_sdk.Trainer(tmp_path / "adapted", providers="cpu")
+    one = FedAvgLearner(lambda: data, trainer, "", rng)
+    broadcast = method.open_round(1)
+    update = one.train(broadcast)
+    trained = {"w.up", "w.down", "w.norm.weight", "w.norm.bias"}
+    assert set(update.tensors) == trained | {"b.norm.running_mean", "b.norm.running_var"}
+    assert set(broadcast.tensors) == set(update.tensors)
+    assert update.exact == broadcast.exact == {"b.norm.running_mean", "b.norm.running_var"}
+    method.check(update)
+    method.absorb(update)
+    assert method.close_round().version == 1
+    # A whole model may begin a task, if what is frozen in it is the artifact's.
+    frozen = {"base.weight", "base.bias", "head.weight", "head.bias"}
+    assert artifact.manifest.frozen_members == frozen and not frozen & set(method.model)
+    method.begin_with({**artifact.initial, **method.model})
+    other = {**method.model, "head.bias": np.ones(TARGETS, np.float32)}
+    with pytest.raises(ModelMismatch, match=r"'head.bias' is frozen.*export the artifact from"):
+        method.begin_with(other)

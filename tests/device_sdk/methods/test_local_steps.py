@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import device_sdk
-from device_sdk.methods.learner import LearnerError
+from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.methods.local_steps import (
     SampleStream,
     StepsReport,
@@ -15,6 +15,7 @@ from device_sdk.methods.local_steps import (
     train_epochs,
     unchanged_on_error,
 )
+from device_sdk.wire.publish.report import Reason
 from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
 
 
@@ -85,8 +86,12 @@ def test_what_is_too_few_for_a_batch_is_left_to_other_passes(tmp_path: Path) -> 
     assert set(np.concatenate([batch["row"] for batch in drawn])) == set(range(9))
     whole = predict_all(trainer, data, "prediction")
     np.testing.assert_array_equal(predict_all(trainer, data, "prediction", batch_size=4), whole)
-    with pytest.raises(device_sdk.BatchError, match="'batch' must be at least 2"):
+    few = "has 1 sample to train on; the task's model needs at least 2"
+    with pytest.raises(Declined, match=few) as declined:
         train_epochs(trainer, samples(1), batch_size=4, epochs=1, rng=np.random.default_rng(0))
+    assert declined.value.reason is Reason.TOO_FEW_SAMPLES
+    with pytest.raises(LearnerError, match=r"batches are of 1 samples.*takes at least 2"):
+        train_epochs(trainer, data, batch_size=1, epochs=1, rng=np.random.default_rng(0))
 
 
 def test_most_steps_ends_early(trainer: device_sdk.Trainer) -> None:

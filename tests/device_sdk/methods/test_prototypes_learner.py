@@ -274,18 +274,16 @@ def test_prototypes_survive_every_codec(
 ) -> None:
     classes, labels, width, codec = told
     means = data.draw(
-        hnp.arrays(np.float32, (len(labels), width), elements=st.floats(-6e4, 6e4, width=32))
+        hnp.arrays(
+            np.float32, (len(labels), width), elements=st.floats(-(2.0**39), 2.0**39, width=32)
+        )
     )
     counts = data.draw(hnp.arrays(np.int64, len(labels), elements=st.integers(1, 2**40)))
     knowledge = LabelKnowledge(np.asarray(labels, np.int64), counts, means)
     update = Update(1, encode_prototypes(knowledge))
     body = encode_update(update, codec, np.random.default_rng(0))
     training = PrototypesTraining(classes, width)
-    try:
-        found = decode_prototypes(decode_update(body, 1).tensors, training)
-    except ValueError:
-        assert codec is not Codec.FLOAT32 and np.abs(means).max() > 5.9e4  # rounded beyond
-        return
+    found = decode_prototypes(decode_update(body, 1).tensors, training)
     assert found.labels.tolist() == labels
     np.testing.assert_array_equal(found.counts, np.minimum(counts, 2**31 - 1))
     room = {Codec.FLOAT32: 0.0, Codec.FLOAT16: 1e-3, Codec.INT8: 0.02}[codec]
@@ -312,10 +310,10 @@ def test_any_tensors_are_prototypes_or_a_value_error(tensors: dict[str, NDArray[
     assert np.isfinite(found.means).all() and (np.diff(found.labels) > 0).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -7e4])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -9.5e11])
 def test_values_that_no_codec_carries_are_refused(value: float) -> None:
     knowledge = LabelKnowledge(np.array([0]), np.array([1]), np.full((1, 2), value, np.float32))
-    with pytest.raises(ValueError, match="not finite or above 60000"):
+    with pytest.raises(ValueError, match="not finite or above 9e"):
         encode_prototypes(knowledge)
 
 

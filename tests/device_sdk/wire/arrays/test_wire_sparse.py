@@ -55,7 +55,7 @@ def test_round_trip(given_update: tuple[SparseRows, int], value_format: ValueFor
     if value_format is ValueFormat.FLOAT32:
         np.testing.assert_array_equal(read.values, update.values)
     elif value_format is ValueFormat.FLOAT16:
-        np.testing.assert_array_equal(read.values, update.values.astype(np.float16))
+        np.testing.assert_allclose(read.values, update.values, rtol=2.0**-11, atol=2.0**-25)
     else:
         step = np.abs(update.values).max(axis=1) / 127 * 1.0079
         assert (np.abs(read.values - update.values) <= step[:, None] * 1.0001).all()
@@ -263,5 +263,5 @@ def test_caller_is_told_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="Generator"):
         encode_sparse(good, ValueFormat.INT8)
     huge = SparseRows(good.columns, good.rows, np.full_like(good.values, 1e6), 8)
-    with pytest.raises(ValueError, match="float16"):
-        encode_sparse(huge, ValueFormat.FLOAT16)
+    read = decode_sparse(encode_sparse(huge, ValueFormat.FLOAT16), items=100, width=8)
+    np.testing.assert_array_equal(read.values, huge.values)

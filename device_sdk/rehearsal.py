@@ -1,0 +1,323 @@
+"""What a fleet will bring, rehearsed before the first round: made-up data of every kind that
+devices are known for, and what became of each in plain sentences.
+
+Whoever has the two halves of a method trains with it (``aggregator/simulate/rehearsal.py``); this
+module's own process trains an artifact alone, as it comes from its author.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.parts import Port
+from device_sdk.artifact.shapes import DTYPES, resolve
+from device_sdk.local_data import LocalData
+from device_sdk.system.words import in_words
+from device_sdk.trial import PASSED, TrialLimits, Untried, begin, end, say, supervised
+from device_sdk.wire.publish.report import Reason
+
+Outcome = Literal["trains", "declines", "fails", "refused"]
+
+_PRESSURE, _SPREAD = 101_325.0, 700.0
+_CLOCK, _DAY = 1.7e9, 86_400.0
+_NO_CLASS: Final = -100
+"""What torch's losses ignore."""
+_PUBLIC_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A device as there will be some.
+
+    Attributes:
+        title: what it brings, after "a device with".
+        data: made up.
+        usual: every fleet consists of such devices: where one of them fails, no round succeeds.
+        advice: what to do where it fails.
+    """
+
+    title: str
+    data: LocalData
+    usual: bool = False
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of a case. ``reason``: a slug of a device or of the aggregator; ``detail``: in
+    words."""
+
+    case: Case
+    outcome: Outcome
+    reason: str = ""
+    detail: str = ""
+
+
+# Made-up data.
+
+
+def sample_entries(manifest: Manifest) -> tuple[Port, ...]:
+    """The batch entries that are cut into rows, a row for each sample: those whose first axis is
+    that of what the model predicts from, else the one that most entries have."""
+    train = [port for port in manifest.graphs["train"].select("batch") if port.shape]
+    infer = manifest.graphs.get("infer")
+    read = [port for port in infer.select("batch") if port.shape] if infer is not None else []
+    axes = Counter(port.shape[0] for port in read or train)
+    if not axes:
+        return ()
+    ((axis, _),) = axes.most_common(1)
+    return tuple(port for port in train if port.shape[0] == axis)
+
+
+def rows_of_example(manifest: Manifest) -> int:
+    """Rows of the example batch; 1 where nothing is cut into rows."""
+    first = [port.shape[0] for port in sample_entries(manifest)][:1]
+    return max(1, *resolve(tuple(first), manifest.example_sizes), 1)
+
+
+def label_entries(manifest: Manifest) -> frozenset[str]:
+    """Those that training reads and prediction does not."""
+    infer = manifest.graphs.get("infer")
+    read = {port.of for port in infer.select("batch")} if infer is not None else set()
+    targets = {each.target for each in manifest.metrics.values() if each.target is not None}
+    entries = {port.of for port in sample_entries(manifest)}
+    return frozenset((entries - read if read else set()) | (targets & entries))
+
+
+Samples = Mapping[str, NDArray[Any]]
+Make = Callable[[int], Samples]
+"""Gives so many samples."""
+
+
+def made_up(manifest: Manifest, rng: np.random.Generator) -> tuple[Make, ...]:
+    """Ways to make samples up, of which a model takes one or the other: inputs of a normal
+    distribution, or between 0 and 1 (a model may take logarithms); labels and ids 0 and 1, or 0
+    alone; bytes of any value."""
+
+    def way(below_zero: bool, most: int) -> Make:
+        return lambda rows: _made_up(manifest, rows, rng, below_zero, most)
+
+    return way(True, 2), way(False, 2), way(False, 1)
+
+
+def _made_up(
+    manifest: Manifest, rows: int, rng: np.random.Generator, below_zero: bool, most: int
+) -> Samples:
+    labels = label_entries(manifest)
+    found: dict[str, NDArray[Any]] = {}
+    for port in sample_entries(manifest):
+        shape = (rows, *resolve(port.shape[1:], manifest.example_sizes))
+        dtype, is_label = DTYPES[port.dtype], port.of in labels
+        if dtype.kind == "f" and not is_label:
+            drawn = rng.standard_normal(shape) if below_zero else rng.random(shape)
+            found[port.of] = drawn.astype(dtype)
+        else:
+            below = 256 if dtype == np.uint8 and not is_label else most
+            found[port.of] = rng.integers(0, below, shape).astype(dtype)
+    return found
+
+
+def cases(
+    manifest: Manifest, batch_size: int, rng: np.random.Generator, draw: Make
+) -> tuple[Case, ...]:
+    """What to rehearse, the most usual first. ``batch_size``: of the task's steps."""
+    public = dict(draw(_PUBLIC_ROWS))
+
+    def device(samples: Samples) -> LocalData:
+        return LocalData(samples, public)
+
+    usual = max(2 * batch_size, 16)
+    found = [
+        Case(f"{usual} samples", device(draw(usual)), usual=True),
+        Case(
+            f"{batch_size + 1} samples (a batch and one)",
+            device(draw(batch_size + 1)),
+            usual=True,
+            advice="export the model again: its artifact then says how many samples a step needs",
+        ),
+    ]
+    found += [
+        Case(
+            f"{rows} sample{'s' * (rows > 1)}",
+            device(draw(rows)),
+            advice="let the app give no data (an empty LocalData) until there are more",
+        )
+        for rows in (1, 2)
+        if rows <= batch_size
+    ]
+    labels = label_entries(manifest)
+    inputs = [p for p in sample_entries(manifest) if p.of not in labels and p.dtype == "float32"]
+    for port in inputs[:1]:
+        scale = (
+            "put batch norm in front of the model, or scale these numbers in the app before they "
+            "are given to Tessera; a smaller learning rate alone seldom helps"
+        )
+        for said, centre, spread in (
+            (f"raw {port.of!r}, such as a pressure of 101,325 Pa", _PRESSURE, _SPREAD),
+            (f"raw {port.of!r}, such as a clock's 1,700,000,000 s", _CLOCK, _DAY),
+        ):
+            samples = {name: array.copy() for name, array in draw(usual).items()}
+            array = samples[port.of]
+            column = array[..., 0] if array.ndim > 1 else array
+            column[...] = centre + spread * rng.standard_normal(column.shape)
+            found.append(Case(said, device(samples), advice=scale))
+        samples = {name: array.copy() for name, array in draw(usual).items()}
+        samples[port.of].reshape(-1)[0] = np.nan
+        leave = "leave such samples out in the app, or fill the number in"
+        found.append(Case(f"a NaN in {port.of!r}", device(samples), advice=leave))
+    for name in sorted(labels):
+        samples = {each: array.copy() for each, array in draw(usual).items()}
+        kind = samples[name].dtype.kind
+        if kind == "f":
+            samples[name].reshape(-1)[0] = np.nan
+        elif kind == "i":
+            samples[name].reshape(-1)[0] = _NO_CLASS
+        else:
+            continue
+        value = "NaN" if kind == "f" else f"{_NO_CLASS}"
+        leave = "leave samples without a label out in the app"
+        found.append(Case(f"a label missing ({value} in {name!r})", device(samples), advice=leave))
+    return tuple(found)
+
+
+# What became of them, in sentences.
+
+
+def sentences(findings: Iterable[Finding]) -> list[str]:
+    """A line an outcome with its reason, in the words of the first; and what to do."""
+    found: dict[tuple[str, str, str], list[Finding]] = {}
+    for each in findings:
+        advice = each.case.advice if each.outcome in ("fails", "refused") else ""
+        found.setdefault((each.outcome, each.reason, advice), []).append(each)
+    lines = []
+    for (outcome, reason, advice), alike in found.items():
+        titles = "; with ".join(each.case.title for each in alike)
+        first, _, _ = alike[0].detail.partition(". ")
+        detail = f": {first}" if first else ""
+        lines.append(f"{outcome}{f' ({reason})' * bool(reason)}: a device with {titles}{detail}")
+        lines += [f"  what to do: {advice}"] if advice else []
+    return lines
+
+
+def problem_of(findings: Sequence[Finding]) -> str | None:
+    """Why no round would succeed; None where most devices train."""
+    bad = [each for each in findings if each.case.usual and each.outcome != "trains"]
+    if not bad:
+        return None
+    first = bad[0]
+    return (
+        f"a rehearsal with made-up data found that a device with {first.case.title} "
+        f"{first.outcome if first.outcome != 'refused' else 'is refused'} ({first.reason}): "
+        f"{first.detail.partition('. ')[0]}"
+    )
+
+
+# In a process of its own.
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """``lines``: for people. ``problem``: why no round would succeed, or None."""
+
+    lines: tuple[str, ...]
+    problem: str | None
+
+
+Trains = Callable[[Case], Finding]
+
+
+def supervise(
+    module: str, arguments: Sequence[str], limits: TrialLimits, folder: Path
+) -> Rehearsed | None:
+    """The result of a module that ends with :func:`finish`, which writes it into ``folder``.
+
+    None where no process, or no onnxruntime, is to be had.
+    """
+    out = folder / "rehearsed.json"
+    try:
+        result = supervised(module, [str(out), *arguments], limits)
+    except Untried as why:
+        return Rehearsed((f"there was no rehearsal: {why}",), None)
+    if result is None:
+        return None
+    if result.reason is Reason.STEP_TOO_LONG:
+        return Rehearsed((f"the rehearsal was ended: {result.detail} (--step-seconds)",), None)
+    if result != PASSED:
+        return Rehearsed((), f"the rehearsal did not come to its end: {result.detail}")
+    told = json.loads(out.read_text(encoding="utf-8"))
+    return Rehearsed(tuple(told["lines"]), told["problem"])
+
+
+def finish(
+    out: str, ways: Iterable[tuple[tuple[Case, ...], Trains]], seconds: float, title: str
+) -> NoReturn:
+    """Train each case of the first of ``ways`` whose most usual case trains (else of the first),
+    write what became of them, and end this process."""
+    tried: list[list[Finding]] = []
+    for found, train in ways:
+        tried.append([_found(found[0], train, seconds)])
+        if tried[-1][0].outcome == "trains":
+            tried[0] = tried[-1] + [_found(case, train, seconds) for case in found[1:]]
+            break
+    findings = tried[0] if tried else []
+    lines = [title, *(f"  {line}" for line in sentences(findings))]
+    told = {"lines": lines, "problem": problem_of(findings)}
+    Path(out).write_text(json.dumps(told), encoding="utf-8")
+    end(0)
+
+
+def _found(case: Case, train: Trains, seconds: float) -> Finding:
+    say(f"the rehearsal of a device with {case.title}", seconds)
+    return train(case)
+
+
+def main() -> None:
+    """Rehearse the artifact of a folder alone: two passes over each case, its batches as large as
+    the example's."""
+    limits, (out, folder) = begin()
+    from device_sdk.methods.learner import Declined
+    from device_sdk.methods.local_steps import train_epochs
+    from device_sdk.train.reasons import reason_of
+    from device_sdk.trainer import Trainer
+    from device_sdk.wire.arrays.tensors import Codec, encode_tensors
+
+    say("opening its train graph", limits.seconds)
+    trainer = Trainer(folder, providers="cpu")
+    manifest, rng = trainer.artifact, np.random.default_rng(0)
+    entries = sample_entries(manifest)
+    needed = {port.of for port in manifest.graphs["train"].select("batch")}
+    given = {port.of for port in entries}
+    if not given or needed != given:
+        rest = ", ".join(sorted(needed - given)[:5])
+        why = f"a task's method gives {rest}" if given else "no entry is cut into samples"
+        finish(out, (), limits.seconds, f"not rehearsed alone: {why}; see task check")
+    batch_size = rows_of_example(manifest)
+
+    def train(case: Case) -> Finding:
+        trainer.reset()
+        try:
+            train_epochs(trainer, case.data.train, batch_size=batch_size, epochs=2, rng=rng)
+            whole = [*trainer.parameters.values(), *trainer.buffers.values()]
+            encode_tensors({f"w{i}": array for i, array in enumerate(whole)}, Codec.FLOAT16)
+        except Declined as why:
+            return Finding(case, "declines", why.reason.value, str(why))
+        except Exception as error:
+            return Finding(case, "fails", reason_of(error).value, in_words(error))
+        return Finding(case, "trains")
+
+    ways = ((cases(manifest, batch_size, rng, draw), train) for draw in made_up(manifest, rng))
+    title = f"rehearsed {manifest.name!r} with made-up data, steps of {batch_size} samples:"
+    finish(out, ways, limits.seconds, title)
+
+
+if __name__ == "__main__":
+    main()

@@ -143,6 +143,10 @@ CREATE TABLE sightings (                 -- when a device proved last that it wa
     device_id BLOB PRIMARY KEY,
     seen_unix INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE clashes (                   -- when two machines had one device's identity, last
+    device_id BLOB PRIMARY KEY,
+    seen_unix INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 CREATE TABLE checkpoints (
     task INTEGER NOT NULL,
     kind TEXT NOT NULL,                  -- 'version', or 'partial' within an open round
@@ -451,7 +455,7 @@ ALTER TABLE rounds ADD COLUMN took_seconds REAL;
 UPDATE rounds SET took_seconds = closed_unix - opened_unix;
 """,
     # What devices told of the last rounds: the next ones tell it anew.
-    10: "DROP TABLE reports;\n" + _table_of("reports"),
+    10: "DROP TABLE reports;\n" + _table_of("reports") + _table_of("clashes"),
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -20,7 +20,7 @@ from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
-from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.tables.columns import Columns, catalogue_columns, names_a_catalogue
@@ -82,6 +82,7 @@ class BrokerTable:
         ca_file: with mqtts:// and an authority of your own.
         certificate_file: with a broker that asks for one.
         key_file: the certificate's.
+        client_id_prefix: what client ids begin with, where the broker asks for that.
     """
 
     url: str = "mqtt://127.0.0.1:1883"
@@ -92,6 +93,7 @@ class BrokerTable:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    client_id_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ class RoundSettings:
             open their sessions anew; one that never opened any is waited for as long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
-        most_rounds: stop after this many since the task began, or was replaced; 0: never.
+        most_rounds: stop after this many since the task began, or was replaced, those without a
+            quorum too; 0: never.
         train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
         abort_share: no further round opens where so many of the devices that took a round failed
             for a reason that the task is to blame for, or fell silent when it was replaced.
@@ -226,19 +229,21 @@ class MetricsSettings:
     """The table ``[metrics]``.
 
     Attributes:
-        port: Prometheus on 127.0.0.1; 0: none.
+        port: for Prometheus; 0: none.
+        address: of this machine, on which it is asked; nobody is asked who he is.
     """
 
     port: Annotated[int, Within(0, 65_535)] = 0
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Where the broker is, with what the named files hold."""
+    """The way to the broker. Its files were readable when the task file was read, and are read
+    again at each dial."""
 
-    url: BrokerUrl
+    way: BrokerWay
     prefix: str
-    tls: TlsFiles | None
     proxy: str | None = None
     """As of :class:`~device_sdk.link.settings.LinkSettings`."""
 
@@ -251,8 +256,7 @@ class SharedSettings:
     descriptor_seconds: int
     """What a renewed descriptor holds for."""
     admission: AdmissionSettings
-    metrics_port: int
-    """On the loopback interface; 0 for none."""
+    metrics: MetricsSettings
     cluster: Cluster = field(default_factory=Cluster)
 
 
@@ -344,8 +348,8 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         broker=broker,
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
-        metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=read_cluster(root.table("cluster"), broker.url),
+        metrics=root.table("metrics").read(MetricsSettings),
+        cluster=read_cluster(root.table("cluster"), broker.way.url),
     )
 
 
@@ -486,14 +490,8 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         raise table.error("proxy", f"is not usable: {error}") from None
     if named.user is not None:
         url = replace(url, user=named.user)
-    if named.password_file is not None:
-        if url.user is None:
-            raise table.error("password_file", "is given without broker.user")
-        try:
-            password = (folder / named.password_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise table.error("password_file", f"cannot be read: {error}") from None
-        url = replace(url, password=password)
+    if named.password_file is not None and url.user is None:
+        raise table.error("password_file", "is given without broker.user")
     files = {
         key: _existing(table, key, value, folder)
         for key in ("ca_file", "certificate_file", "key_file")
@@ -508,7 +506,18 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, named.prefix, tls, named.proxy)
+    password_file = None
+    if named.password_file is not None:
+        password_file = (folder / named.password_file).absolute()
+    try:
+        way = BrokerWay(url, password_file, tls, named.client_id_prefix)
+    except ValueError as error:
+        raise table.error("client_id_prefix", f"is not usable: {error}") from None
+    try:
+        way.password()
+    except ValueError as error:
+        raise table.error("password_file", f"cannot be read: {error}") from None
+    return BrokerSettings(way, named.prefix, named.proxy)
 
 
 # The operator's list of items: a table with one item a row, and its title where it has one.

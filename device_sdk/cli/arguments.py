@@ -53,6 +53,28 @@ def add_providers(parser: argparse._ActionsContainer) -> None:
 # The way to the broker.
 
 
+def add_broker(parser: argparse._ActionsContainer) -> None:
+    """Add what says who a device is to the broker, and whom it trusts there."""
+    parser.add_argument(
+        "--ca",
+        "--ca-file",
+        dest="ca_file",
+        metavar="PEM",
+        help="trust the authorities in this file (default: the system's)",
+    )
+    parser.add_argument(
+        "--certificate-file", metavar="PEM", help="client certificate, if asked for"
+    )
+    parser.add_argument("--key-file", metavar="PEM", help="its private key")
+    parser.add_argument("--user", help="user name at the broker")
+    parser.add_argument("--password-file", metavar="FILE", help="file with the password, one line")
+    parser.add_argument(
+        "--client-id-prefix",
+        metavar="TEXT",
+        help="what client ids begin with, where the broker asks for that",
+    )
+
+
 def add_proxy(parser: argparse._ActionsContainer) -> None:
     """Add ``--proxy``."""
     parser.add_argument(

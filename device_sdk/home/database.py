@@ -75,7 +75,12 @@ CREATE TABLE membership (
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
     cell TEXT NOT NULL DEFAULT '',
-    mirror TEXT NOT NULL DEFAULT '');
+    mirror TEXT NOT NULL DEFAULT '',
+    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT '');
+CREATE TABLE successor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
+    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
+    reached INTEGER NOT NULL);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -161,6 +166,12 @@ ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
     8: """
 ALTER TABLE participation ADD COLUMN items INTEGER;
 ALTER TABLE participation ADD COLUMN unknown_items INTEGER;
+ALTER TABLE membership ADD COLUMN password_file TEXT;
+ALTER TABLE membership ADD COLUMN client_id_prefix TEXT NOT NULL DEFAULT '';
+CREATE TABLE successor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
+    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
+    reached INTEGER NOT NULL);
 """,
 }
 

@@ -289,6 +289,8 @@ class CurrentRound:
         whatever anybody's calendar says later."""
         self.question: TrainingJob | None = None
         """A round that offers attachments: :meth:`wanted` or :meth:`ended` must follow."""
+        self.kept_back = ""
+        """Why the device's owner does not let it begin, though all is here."""
         self.job: TrainingJob | None = None
         """A round to train now: :meth:`trained` or :meth:`ended` must follow.
 
@@ -337,6 +339,14 @@ class CurrentRound:
         if self.job is not None:
             self._conclude(self.job.manifest, RoundOutcome.TOO_LATE, why, Reason.TOO_LATE)
 
+    def _too_late(self, manifest: RoundManifest, why: str) -> None:
+        """The round is over; where its device's owner kept it back, that is the reason."""
+        if self.kept_back and (self.job is not None or self.question is not None):
+            detail = f"not-now: {self.kept_back} until {why}"
+            self._conclude(manifest, RoundOutcome.DECLINED, detail, Reason.NOT_NOW)
+        else:
+            self._conclude(manifest, RoundOutcome.TOO_LATE, why, Reason.TOO_LATE)
+
     def drop(self) -> None:
         """The task is not for this device any more: the round is left as a crash would leave it."""
         self._close()
@@ -377,8 +387,7 @@ class CurrentRound:
                 return  # shown again, as after a reconnection
             if self.ready is not None:
                 self._turns.lose(self.task)
-            late = "the next round opened"
-            self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
+            self._too_late(self._round.manifest, "the next round opened")
         # Only for news: a broker that repeats a manifest must not shorten the waits.
         self._sessions.went_well()
         self.deadline_seconds = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
@@ -463,7 +472,7 @@ class CurrentRound:
                 if self.ready is not None:
                     detail = "another task was trained until the deadline"
                     self._turns.lose(self.task)
-                self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail, Reason.TOO_LATE)
+                self._too_late(round_.manifest, detail)
             elif self._connected and round_.fetches and round_.retry.due():
                 round_.ask_again()
         if self._intake.due():
@@ -626,6 +635,7 @@ class CurrentRound:
             for fetch in self._round.fetches.values():
                 fetch.stop()
         self._round = self.job = self.question = None
+        self.kept_back = ""
 
     def _settle(self) -> None:
         self._trains = False

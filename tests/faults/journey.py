@@ -27,6 +27,7 @@ from aggregator.home import AggregatorHome as AggregatorHome
 from device_sdk.agent import Agent
 from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.home.home import Home as DeviceHome
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.settings import LinkSettings
 from tests.brokers import mosquitto, nats_cluster
 from tests.brokers.mosquitto import Mosquitto
@@ -242,7 +243,7 @@ class _Journey:
             try:
                 membership = enrol(
                     home,
-                    FleetAddress(self._urls[place % len(self._urls)]),
+                    FleetAddress(BrokerWay.parse(self._urls[place % len(self._urls)])),
                     codes[place],
                     clock=time.monotonic,
                     rng=np.random.default_rng(),

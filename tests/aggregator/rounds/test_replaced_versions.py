@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,28 @@ def test_the_task_file_that_was_replaced_comes_back_with_its_version(
     np.testing.assert_array_equal(versions(fleet).model(number)["items"], one)
     # And forth again, to the wider one.
     assert "comes back" in run(fleet, "rollback", "--to", "3")
+
+
+def test_each_version_is_shown_with_the_file_that_it_was_made_under(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(hits(0.9))
+    fleet.play(hits(0.9))
+    text = fleet.home.task_file.read_text()
+    for seconds in (1, 2):  # edited in place: the first of them makes no version
+        changed = text.replace("grace_seconds = 0.0", f"grace_seconds = {seconds}.0")
+        assert changed != text
+        fleet.home.task_file.write_text(changed)
+        fleet.parts.tasks.between_rounds(fleet.parts.first)
+    fleet.play(hits(0.9))
+    shown = [
+        re.findall(
+            r"grace_seconds = (\d)", run(fleet, "task", "show", "default", "--version", str(each))
+        )
+        for each in (0, 2, 3)
+    ]
+    assert shown == [["0"], ["0"], ["2"]]
 
 
 def test_a_file_of_before_that_can_be_served_no_more_is_named(

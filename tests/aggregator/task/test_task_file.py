@@ -97,7 +97,7 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
     for file in ("broker-password", "ca.pem", "client.pem", "client.key"):
         (tmp_path / file).write_text("x")
     task = read_task(write(tmp_path, every.replace("mqtt://", "mqtts://")))
-    assert (task.fleet.broker.url.user, task.fleet.broker.url.password) == (
+    assert (task.fleet.broker.way.url.user, task.fleet.broker.way.password()) == (
         "tessera-aggregator",
         "x",
     )
@@ -128,7 +128,7 @@ def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path
 def test_user_and_password_come_from_files(tmp_path: Path) -> None:
     text = GOOD + '[broker]\nurl = "mqtt://h"\nuser = "u"\npassword_file = "pw"\n'
     task = read_task(write(tmp_path, text))
-    assert (task.fleet.broker.url.user, task.fleet.broker.url.password) == ("u", "secret")
+    assert (task.fleet.broker.way.url.user, task.fleet.broker.way.password()) == ("u", "secret")
     assert "secret" not in repr(task)
 
 

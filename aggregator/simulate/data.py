@@ -83,7 +83,8 @@ def find_function(said: str) -> DataFunction:
     source, colon, name = said.rpartition(":")
     if not colon or not source or not name.isidentifier():
         raise DataError(
-            f"--data is {said!r}; expected module:function, file.py:function, or a table's file"
+            f"--data is {said!r}, and no file; expected module:function, file.py:function, or a "
+            "table's file"
         )
     try:
         module = _from_file(Path(source)) if source.endswith(".py") else _by_name(source)

@@ -191,6 +191,14 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b'A1,B1,5,1369699200,"05 28, 2013"\nA1,B2,5,1369612800,"05 27, 2013"\n',
         {"A1": ["B2", "B1"]},
     ),
+    "quotes behind a space": (
+        b'user, item\nanna, "Warhammer 40,000"\nbert, Portal\n',
+        {"anna": ["Warhammer 40,000"], "bert": ["Portal"]},
+    ),
+    "titles in quotes that are text": (
+        b'u1\t"Heroes"\nu1\t"Weird Al" Yankovic\nu1\tLow\nu2\t"open\n',
+        {"u1": ['"Heroes"', '"Weird Al" Yankovic', "Low"], "u2": ['"open']},
+    ),
     "a day and a time of day": (
         b"user,item,order_date,order_time\nanna,f1,2024-01-02,10:30\nanna,f2,2024-01-02,9:45:10\n",
         {"anna": ["f2", "f1"]},

@@ -94,6 +94,11 @@ artifact: $(STAMP) ## rebuild the factorisation artifact that the wheel carries
 wheel: $(STAMP) ## build the wheel into dist/
 	$(RUN) -m build --wheel --no-isolation
 
+# PYTHON makes the environments: `make newest PYTHON=python3.13`.
+.PHONY: newest
+newest: $(STAMP) ## the wheel with the newest and the lowest releases it takes: survey and demo (ARGS=--help)
+	$(RUN) -m benchmarks.releases --python "$(PYTHON)" $(ARGS)
+
 .PHONY: wheels-check
 wheels-check: $(STAMP) ## every device dependency has a binary wheel on every device platform
 	$(RUN) -m benchmarks.device_wheels $(ARGS)

@@ -21,12 +21,25 @@ class StateMismatch(AggregatorError):
     """What the store has of a method does not fit it, with the settings that it has now."""
 
 
+class PacketsTooSmall(AggregatorError):
+    """What is to be published does not fit the broker's largest packet, however it is cut."""
+
+
 class StoreError(Exception):
     """The store cannot be reached, or would not do what it was asked. What was not committed is
     rolled back."""
 
 
-class OutcomeUnknown(StoreError):
+class StoreAway(StoreError):
+    """The store is gone, starts, fails over or has no room at present. Whoever serves waits for it,
+    and begins again with what it has then."""
+
+
+class StoreUnreached(AggregatorError):
+    """The same, before it was ever reached."""
+
+
+class OutcomeUnknown(StoreAway):
     """The connection was lost in the midst of a commit, and nobody can tell what became of it: all
     of the transaction is kept, or nothing. Whoever asked for it has to look."""
 

@@ -37,6 +37,8 @@ class AggregatorHome:
         self._moved = folder / "aggregator.sqlite.moved"  # while file and store.id are both there
         self._copied = folder / "aggregator.sqlite.new"  # until it is whole
         self.task_file = folder / "task.toml"
+        self.live_file = folder / "serving.json"
+        """What ``serve`` says of its broker and its store, while it runs here."""
         self.held = False
         """Whether this process holds it: see :func:`serve_lock`."""
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shape", description=__doc__)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[Path()], metavar="CHECKOUT")
     parser.add_argument("--names", action="store_true", help="list class names that stand twice")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     rows, named = [], []
     for checkout in options.checkouts:
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         UnknownUser,
     )
     from device_sdk.events import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
-    from device_sdk.link.broker_url import TlsFiles
+    from device_sdk.link.broker_url import BrokerWay, TlsFiles
     from device_sdk.link.settings import LinkSettings
     from device_sdk.local_data import LocalData
     from device_sdk.local_model import LocalModel
@@ -48,6 +48,7 @@ __all__ = [
     "AlreadyEnrolled",
     "ArtifactError",
     "BatchError",
+    "BrokerWay",
     "CheckpointError",
     "ConnectedEvent",
     "Device",
@@ -98,6 +99,7 @@ _HOMES = {
     "Pace": "device_sdk.world",
     "PrintableFormatter": "device_sdk.system.printable",
     "TaskStatus": "device_sdk.status",
+    "BrokerWay": "device_sdk.link.broker_url",
     "TlsFiles": "device_sdk.link.broker_url",
     "Trainer": "device_sdk.trainer",
     "TrainingOptions": "device_sdk.world",

@@ -19,6 +19,8 @@ from device_sdk.home.live import Live, read_live
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
+    PACKET_TOO_LARGE,
+    TAKEN_OVER,
     Connected,
     ConnectRefused,
     Disconnected,
@@ -36,6 +38,7 @@ from device_sdk.observer import Observer
 from device_sdk.rounds.actions import Download, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
+from device_sdk.rounds.session import CLASH
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
 from device_sdk.system.watch import Watch
 from device_sdk.system.words import in_words
@@ -43,7 +46,7 @@ from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
 from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
 from device_sdk.train.reasons import reason_of
-from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from device_sdk.world import DeviceWorld
 
@@ -55,6 +58,11 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 # A training may take so many times what the last one took.
 _SPARE = 1.5
+# How the broker is reached may be changed beside a running device; it looks when a connection ends,
+# too.
+_LOOK_SECONDS = 60.0
+_CLASH_SECONDS = 3600.0
+_OFTEN, _OFTEN_SECONDS = 3, 120.0
 # A step that is ended comes back within this.
 _END_SECONDS = 1.0
 
@@ -105,7 +113,7 @@ class Downloads:
         # Here, since most devices have none: it loads an HTTP client.
         from device_sdk.link.mirror import Mirror
 
-        tls = self._world.membership.tls
+        tls = self._world.membership.way.tls
         return Mirror(
             url,
             most_bytes=MAX_MESSAGE_BYTES,
@@ -149,13 +157,12 @@ class Agent:
         self._clock = world.clock
         self.participant = Participant(replace(world, rng=jitter), leaves=leaves)
         self.left = threading.Event()
-        membership = world.membership
-        self._broker = membership.broker
+        self._membership = membership = world.membership
+        self._stored, self._look_seconds = world.home.membership, world.clock() + _LOOK_SECONDS
         self._link = Link(
-            self._broker(membership.grant.cell),
+            membership.broker(self.participant.cell.here),
             rng=link_rng,
             clock=world.clock,
-            tls=membership.tls,
             client_id=membership.grant.handle.hex(),
             settings=world.link_settings,
         )
@@ -169,10 +176,17 @@ class Agent:
         self._failures: Counter[str] = Counter()
         self._failed = FailedTrainings()
         self._refused: dict[str, str] = {}
+        self._taken_over_seconds = -math.inf
+        self._closed: deque[float] = deque(maxlen=_OFTEN)
         self.problem = ""
         """The last thing that went wrong with the device as a whole, and has not come right since;
         empty for none."""
         self._thread = threading.Thread(target=self._run, name="tessera-device", daemon=True)
+
+    @property
+    def broker(self) -> str:
+        """The one that it is at, or tries to reach; without user and password."""
+        return str(self._membership.broker(self.participant.cell.here))
 
     @property
     def connected(self) -> bool:
@@ -225,7 +239,9 @@ class Agent:
             else:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
             if self._observer is not None:
-                self._observer.look(self.live(), str(self._broker(self.participant.cell.here)))
+                self._observer.look(
+                    self.live(), str(self._membership.broker(self.participant.cell.here))
+                )
         self._downloads.stop()
         if self._observer is not None:
             self._observer.stopped()
@@ -233,13 +249,15 @@ class Agent:
 
     def _turn(self) -> None:
         self._act()
+        if self._clock() >= self._look_seconds:
+            self._look_at_way()
         self._asks_again_seconds = math.inf
         round_ = self.participant.turn(self._may_begin)
         if round_ is not None:
             self._work(round_)
         else:
             next_seconds = self.participant.next_seconds()
-            next_seconds = min(next_seconds, self._asks_again_seconds)
+            next_seconds = min(next_seconds, self._asks_again_seconds, self._look_seconds)
             if self._observer is not None:
                 next_seconds = min(next_seconds, self._observer.next_seconds)
             wait_seconds = next_seconds - self._clock()
@@ -271,32 +289,53 @@ class Agent:
                 case Unsubscribe(topic_filter):
                     self._link.unsubscribe(topic_filter)
                 case MoveTo(cell):
-                    self._link.redirect(self._broker(cell))
+                    self._membership = self._stored.load() or self._membership
+                    self._link.redirect(self._membership.broker(cell))
                 case Download(mirror, topic, digest):
                     self._downloads.ask(mirror, topic, digest)
+
+    def _look_at_way(self) -> None:
+        """Go by how the broker is to be reached now, where that was changed."""
+        self._look_seconds = self._clock() + _LOOK_SECONDS
+        known, now = self._membership, self._stored.load()
+        if now is not None and now.way != known.way:
+            self._membership = now
+            self._link.redirect(now.broker(self.participant.cell.here))
 
     def _take(self, event: Event) -> None:
         match event:
             case Message(topic, payload, retained):
                 self.participant.message(topic, payload, retained=retained)
+                self._link.contested(self.participant.sessions.clash)
                 if self.participant.farewell is not None and self.participant.farewell.done:
                     self.left.set()
-            case Connected():
+            case Connected(_, limits):
                 self.problem = ""
-                self.participant.connected(True)
-            case Disconnected(reason, detail):
+                self.participant.connected(True, limits.maximum_packet_bytes)
+            case Disconnected(reason, detail, _, code):
                 self.problem = f"no connection to the broker ({reason}): {detail}"
+                if code == TAKEN_OVER:
+                    if self._taken_over_seconds == -math.inf:
+                        _log.warning("%s: %s", detail, CLASH)
+                    self._taken_over_seconds = self._clock()
+                    self.participant.sessions.taken_over()
+                elif reason == "closed" and self._is_closed_often():
+                    self.participant.sessions.taken_over()  # not every broker says so
                 self.participant.connected(False)
+                self._look_at_way()
             case ConnectRefused(_, detail):
                 self.problem = f"the broker refused the connection: {detail}"
                 self.participant.connected(False)
+                self._look_at_way()
             case SubscribeRefused(topic_filter, _, detail):
                 self.problem = f"the broker refused the subscription to {topic_filter}: {detail}"
                 self._refused[topic_filter] = self.problem
             case Subscribed(topic_filter):
                 if self._refused.pop(topic_filter, None) == self.problem:
                     self.problem = ""
-            case PublishRefused(topic, _, detail):
+            case PublishRefused(topic, code, detail):
+                if code == PACKET_TOO_LARGE:
+                    self.participant.sender.too_large()
                 self.problem = f"the broker refused a message to {topic}: {detail}"
             case Stopped():
                 self._stopping.set()
@@ -309,7 +348,9 @@ class Agent:
             return True
         gate = self._gates.setdefault(round_.task, self._new_gate())
         if gate.opens_for(job):
+            round_.kept_back = ""
             return True
+        round_.kept_back = gate.problem or "only_when said no"
         if self._clock() < self._latest_seconds(job):
             self._asks_again_seconds = min(self._asks_again_seconds, gate.next_seconds)
             return False
@@ -336,9 +377,22 @@ class Agent:
             self.connected,
             participant.sessions.is_open,
             {name: each.round for name, each in manifests.items() if each is not None},
-            self.problem or participant.problem,
+            self._clash() or self.problem or participant.problem,
             {name: problem for name, problem in problems.items() if problem},
         )
+
+    def _is_closed_often(self) -> bool:
+        """Whether the broker ended connections so often of late, without a word."""
+        self._closed.append(self._clock())
+        often = len(self._closed) == _OFTEN and self._closed[-1] - self._closed[0] < _OFTEN_SECONDS
+        if often:
+            self._closed.clear()
+        return often
+
+    def _clash(self) -> str:
+        """What the broker's word shows, for a while: mostly the other one has the connection."""
+        recent = self._clock() - self._taken_over_seconds < _CLASH_SECONDS
+        return CLASH if recent or self.participant.sessions.clash else ""
 
     def wake(self) -> None:
         """The app has changed something: look what there is to do now. From any thread."""
@@ -349,6 +403,7 @@ class Agent:
         job = round_.question or round_.job
         assert job is not None
         asks, rests = round_.question is not None, job.manifest.threshold == 0
+        items: ItemCount | None = None
         if not asks and not rests:
             self._waiting.append(self.participant.tick)
         try:
@@ -373,6 +428,7 @@ class Agent:
             self._failed.note(round_.task, self._called(round_, job), detail, reason)
         except Declined as declined:
             outcome, detail, reason = RoundOutcome.DECLINED, str(declined), declined.reason
+            items = declined.items
         except BaseException as error:
             if self._watch.ended == "stopped" and isinstance(error, CallEnded):
                 round_.drop()  # as a crash would leave it: what is still open is trained again
@@ -393,7 +449,7 @@ class Agent:
                 self._failed.forget(round_.task)
                 self.problem = ""  # network and disk did their part
                 return
-        round_.ended(job, outcome, detail, reason)
+        round_.ended(job, outcome, detail, reason, items)
 
     def _called(self, round_: CurrentRound, job: TrainingJob) -> str:
         """The round, for people."""
@@ -505,6 +561,7 @@ class Background:
             return status
         return replace(
             status,
+            broker=agent.broker,
             time_unix_seconds=agent.participant.sessions.time.unix_seconds(),
             sent_bytes=agent.participant.sender.sent_bytes,
             refused=agent.participant.refusals.counts(),

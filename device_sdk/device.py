@@ -28,7 +28,7 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.forget import forget
 from device_sdk.home.home import Home
-from device_sdk.link.broker_url import TlsFiles
+from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
@@ -79,7 +79,10 @@ class Device:
         code: str,
         home: Folder = "~/.tessera",
         *,
+        user: str | None = None,
+        password_file: Folder | None = None,
         tls: TlsFiles | None = None,
+        client_id_prefix: str = "",
         prefix: str = "tessera",
         task: str | None = None,
         cohort: str | None = None,
@@ -98,7 +101,10 @@ class Device:
                 a WebSocket: ``ws://host``, ``wss://host/mqtt``.
             code: used up by the first device that sends it.
             home: a folder of this device's own, made if missing, readable by its owner only.
-            tls: CA file and client certificate; the system's authorities without.
+            user, password_file: who this device is to the broker, where the URL does not say it.
+            tls: CA file and client certificate; the system's authorities without. These files and
+                ``password_file`` are kept by their paths, and read again at each connection.
+            client_id_prefix: where the broker asks for client ids that begin with something.
             prefix: as `invite` printed it; mostly this default.
             task, cohort: take part in this task alone, the others of the fleet are none of this
                 device's; None: in all that are for it.
@@ -115,7 +121,18 @@ class Device:
             settings = link_settings if link_settings is not None else LinkSettings()
             enrol(
                 opened,
-                FleetAddress(url, tls, prefix, task, cohort),
+                FleetAddress(
+                    BrokerWay.parse(
+                        url,
+                        user=user,
+                        password_file=password_file,
+                        tls=tls,
+                        client_id_prefix=client_id_prefix,
+                    ),
+                    prefix,
+                    task,
+                    cohort,
+                ),
                 code,
                 clock=awake_clock,
                 rng=np.random.default_rng(),
@@ -143,6 +160,7 @@ class Device:
         home: Folder = "~/.tessera",
         *,
         read_only: bool = False,
+        broker: BrokerWay | None = None,
         options: TrainingOptions | None = None,
         pace: Pace | None = None,
         link_settings: LinkSettings | None = None,
@@ -156,6 +174,10 @@ class Device:
             home: the folder that was enrolled.
             read_only: only ``recommend``, ``predict`` and ``status``; works beside a process that
                 runs the device.
+            broker: another way to the fleet's broker than the one that the home has, kept there
+                from now on: :meth:`BrokerWay.parse
+                <device_sdk.link.broker_url.BrokerWay.parse>`. An app may give the same at each
+                start: a move that the aggregator announced since is not undone by it.
             options: a fixed k, emulated slowness, privacy: :class:`TrainingOptions`.
             pace: waits.
             link_settings: the connection's limits and times.
@@ -168,6 +190,8 @@ class Device:
         """
         opened = Home(_folder(home), read_only=read_only)
         try:
+            if broker is not None and not read_only:
+                opened.membership.give_way(broker)
             return cls(
                 _world(
                     opened,

@@ -14,7 +14,7 @@ import numpy as np
 from device_sdk.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership, seen
-from device_sdk.link.broker_url import TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -107,13 +107,12 @@ _LIST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FleetAddress:
-    """Where a fleet meets: the broker, and the names that its operator chose.
+    """Where a fleet meets: the way to its broker, and the names that its operator chose.
 
     ``task`` and ``cohort``: of the one task to take part in; None: no such wish.
     """
 
-    url: str
-    tls: TlsFiles | None = None
+    way: BrokerWay
     prefix: str = "tessera"
     task: str | None = None
     cohort: str | None = None
@@ -172,14 +171,8 @@ def enrol(
         ) from error
     home.identity(create=True)
     mailbox = draw(os.urandom, MAILBOX_BYTES)
-    link = Link(
-        fleet.url,
-        rng=rng,
-        clock=clock,
-        tls=fleet.tls,
-        client_id=mailbox.hex(),
-        settings=link_settings,
-    )
+    fleet.way.read()  # so that a file that cannot be used is named at once
+    link = Link(fleet.way, rng=rng, clock=clock, client_id=mailbox.hex(), settings=link_settings)
     desk = _Conversation(home, fleet, code, mailbox, link, clock, rng)
     link.start()
     try:
@@ -250,7 +243,7 @@ class _Conversation:
                 # A name that is looked up, or an address that swallows packets, says nothing.
                 if now >= silent_seconds:
                     self._tell(
-                        f"no answer yet from the broker at {parse_broker_url(self._fleet.url)}: "
+                        f"no answer yet from the broker at {self._fleet.way}: "
                         "are its name and port right, and can this machine reach it?"
                     )
                 else:
@@ -287,7 +280,8 @@ class _Conversation:
             case ConnectRefused(code, detail):
                 if code in _HOPELESS_CODES:
                     raise EnrolmentFailed(
-                        f"the broker refused the connection ({detail}): check user and password"
+                        f"the broker refused the connection ({detail}): check user and password, "
+                        "and whether it asks for client ids with a prefix"
                     )
                 self._tell(f"the broker refused the connection: {detail}")
             case Disconnected(reason, detail):
@@ -298,7 +292,7 @@ class _Conversation:
                         "host name"
                     )
                 self._tell(
-                    f"the broker at {parse_broker_url(self._fleet.url)} cannot be reached "
+                    f"the broker at {self._fleet.way} cannot be reached "
                     f"({detail}): is it running there, and is the URL right, TLS (mqtts://, "
                     "wss://) or not (mqtt://, ws://)?"
                 )
@@ -403,10 +397,9 @@ class _Conversation:
             return None
         fleet = self._fleet
         membership = Membership(
-            fleet.url,
+            fleet.way,
             fleet.prefix,
             *self._names,
-            fleet.tls,
             self._descriptor.root_fingerprint,
             enrolled.grant,
             is_wish=fleet.is_wish,

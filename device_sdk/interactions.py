@@ -1,45 +1,50 @@
-"""Who interacted with what: read from a file."""
+"""Who interacted with what, and when: read from a file, as its publisher or its owner wrote it."""
 
 from __future__ import annotations
 
-import csv
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.system.printable import printable
+from device_sdk.tables.columns import Columns, interaction_columns
+from device_sdk.tables.text import (
+    SEPARATORS,
+    UNREADABLE,
+    Progress,
+    Reading,
+    TableError,
+    TextTable,
+    no_progress,
+    open_table,
+)
+from device_sdk.tables.times import MISSING, Seconds, TimesError, said_span, seconds_of
+
 Rows = NDArray[np.int64]
 
-_USER_NAMES = frozenset(
-    f"{name}{end}"
-    for name in ("user", "customer", "account", "visitor")
-    for end in ("", "_id", "id", "_name")
-) | {"uid"}
-_ITEM_NAMES = frozenset(
-    f"{name}{end}"
-    for name in ("item", "movie", "product", "article", "track", "song", "video", "book")
-    for end in ("", "_id", "id", "_name")
-) | {"iid", "title", "isbn", "asin"}
 
-
-class InteractionsError(ValueError):
-    """A file of interactions cannot be used; the message names the line."""
+class InteractionsError(TableError):
+    """Interactions cannot be used; the message names the line, or the option that decides."""
 
 
 @dataclass(frozen=True, eq=False)
 class Interactions:
-    """Distinct (user, item) pairs as rows: `user`, `item` int64 [pairs], sorted by user, then item.
+    """Distinct (user, item) pairs as rows: `user`, `item` int64 [pairs], a user after the other,
+    each one's in the order in which they are given: of a pair that is given twice, the last time.
 
-    `user_ids[row]` and `item_ids[row]` are the outside names of the rows.
+    `user_ids[row]` and `item_ids[row]` are the outside names of the rows. `understood`: of the file
+    that they were read from, in lines for people.
     """
 
     user: Rows
     item: Rows
     user_ids: tuple[str, ...]
     item_ids: tuple[str, ...]
+    understood: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.user.shape != self.item.shape or self.user.ndim != 1:
@@ -49,9 +54,10 @@ class Interactions:
             )
         _check_rows("user", self.user, self.user_ids)
         _check_rows("item", self.item, self.item_ids)
-        keys = np.unique(self.user * max(1, len(self.item_ids)) + self.item)
-        object.__setattr__(self, "user", keys // max(1, len(self.item_ids)))
-        object.__setattr__(self, "item", keys % max(1, len(self.item_ids)))
+        kept = _lasts(self.user * max(1, len(self.item_ids)) + self.item)
+        kept = kept[np.argsort(self.user[kept], kind="stable")]
+        object.__setattr__(self, "user", self.user[kept])
+        object.__setattr__(self, "item", self.item[kept])
 
     def __len__(self) -> int:
         return len(self.user)
@@ -68,8 +74,13 @@ class Interactions:
         table = np.array(rows, dtype=np.int64).reshape(-1, 2)
         return cls(table[:, 0], table[:, 1], tuple(users), tuple(items))
 
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The outside names of each pair, a user after the other, each one's oldest first."""
+        for user, item in zip(self.user.tolist(), self.item.tolist(), strict=True):
+            yield self.user_ids[user], self.item_ids[item]
+
     def items_of(self, user: int) -> Rows:
-        """The rows of the items that a user (by row) has interacted with, rising."""
+        """The rows of the items that a user (by row) has interacted with, oldest first."""
         first, last = np.searchsorted(self.user, [user, user + 1])
         return self.item[first:last]
 
@@ -84,6 +95,12 @@ class Interactions:
             ) from None
 
 
+def _lasts(keys: Rows) -> Rows:
+    """Where each key stands for the last time, rising."""
+    found: Rows = np.unique(keys[::-1], return_index=True)[1]
+    return np.sort(len(keys) - 1 - found)
+
+
 def _check_rows(name: str, rows: Rows, ids: tuple[str, ...]) -> None:
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(ids)):
         raise InteractionsError(f"a {name} row lies outside 0 to {len(ids) - 1}")
@@ -91,81 +108,172 @@ def _check_rows(name: str, rows: Rows, ids: tuple[str, ...]) -> None:
         raise InteractionsError(f"{name}_ids names one {name} twice")
 
 
-def read_interactions(path: str | os.PathLike[str]) -> Interactions:
-    """Interactions from a text file: :func:`read_pairs`, as rows. Raises as that does."""
-    return Interactions.from_pairs(read_pairs(path))
+# From a file.
 
 
-def read_pairs(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """Distinct pairs of user and item from a text file, in its order: one a line, and any columns
-    behind them are ignored.
+def read_interactions(
+    path: str | os.PathLike[str],
+    reading: Reading | None = None,
+    progress: Progress = no_progress,
+) -> Interactions:
+    """The interactions of a text file (:func:`device_sdk.tables.text.open_table`), one a row.
 
-    Columns are separated by tabs, commas, semicolons or `::` (found from the first line) and may be
-    quoted. A first line of names such as `user,item` is a header; it may place the two columns
-    anywhere. Empty lines are skipped. UTF-8, else Latin-1. Raises InteractionsError naming the
-    line, OSError where the file cannot be read.
+    A header names the columns of user, item and time; without one the user's comes before the
+    item's, and a column that holds times is the time's. Each user's come in the order of the times,
+    or in the file's where it has none. Users and items are numbered as they appear in the file.
+    Rows without a user or an item, those of another number of columns than most, and repeats are
+    left out, and counted in ``understood``.
+
+    Raises TableError where the file is none, or what it means is not clear; OSError.
     """
-    data = Path(path).read_bytes()
-    if b"\x00" in data:
-        raise InteractionsError(f"{path} is no text file: it holds zero bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = data.decode("latin-1")
-    found = list(dict.fromkeys(_pairs(text, str(path))))
-    if not found:
-        raise InteractionsError(f"{path} holds no interactions; expected lines such as `user,item`")
+    reading = reading or Reading()
+    table = open_table(path, reading)
+    columns = interaction_columns(table, reading)
+    taken = _take(table, columns, progress)
+    if not len(taken.user):
+        why = f": its rows are left out, {taken.left.said()}" if taken.left.rows else ""
+        raise InteractionsError(f"{table.name} holds no interactions{why}")
+    seconds = _seconds(table, columns, taken.texts, len(taken.user), reading)
+    order = np.argsort(np.where(np.isnan(seconds), -np.inf, seconds), kind="stable")
+    found = Interactions(
+        taken.user[order], taken.item[order], tuple(taken.users), tuple(taken.items)
+    )
+    understood = _understood(table, columns, taken, seconds, len(found))
+    object.__setattr__(found, "understood", understood)
     return found
 
 
-def _pairs(text: str, where: str) -> Iterator[tuple[str, str]]:
-    lines = ((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
-    first = next(lines, None)
-    if first is None:
-        return
-    separator = _separator(first[1], where)
-    names = _cells(first[1], separator)
-    columns = _header(names)
-    if columns is None:
-        columns = (0, 1)
-        yield _pair(names, columns, first[0], where)
-    for number, line in lines:
-        yield _pair(_cells(line, separator), columns, number, where)
+@dataclass(slots=True)
+class _LeftOut:
+    """Rows that were left out, and the line of the first, by the reason."""
 
+    rows: dict[str, list[int]] = field(default_factory=dict)
 
-def _separator(line: str, where: str) -> str:
-    for separator in ("\t", "::", ",", ";"):
-        if separator in line:
-            return separator
-    raise InteractionsError(
-        f"{where}, line 1: no columns found; expected user and item, separated by a tab, a comma, "
-        "a semicolon or `::`"
-    )
+    def note(self, why: str, line: int, count: int = 1) -> None:
+        self.rows.setdefault(why, [0, line])[0] += count
 
-
-def _cells(line: str, separator: str) -> list[str]:
-    if separator == "::":
-        return [cell.strip() for cell in line.split("::")]
-    try:
-        return [cell.strip() for cell in next(csv.reader([line], delimiter=separator))]
-    except csv.Error as error:
-        raise InteractionsError(f"{line[:80]!r} cannot be split into columns: {error}") from None
-
-
-def _header(names: Sequence[str]) -> tuple[int, int] | None:
-    """The columns of user and item, or None where the line is no header."""
-    plain = [name.lower().replace(" ", "_") for name in names]
-    users = [column for column, name in enumerate(plain) if name in _USER_NAMES]
-    items = [column for column, name in enumerate(plain) if name in _ITEM_NAMES]
-    return (users[0], items[0]) if users and items else None
-
-
-def _pair(
-    cells: Sequence[str], columns: tuple[int, int], number: int, where: str
-) -> tuple[str, str]:
-    found = [cells[column] if column < len(cells) else "" for column in columns]
-    if not all(found):
-        raise InteractionsError(
-            f"{where}, line {number}: expected a user and an item, found {list(cells)[:4]!r}"
+    def said(self) -> str:
+        """For people; empty where there are none."""
+        return ", ".join(
+            f"{count:,} {why}" + (f" (the first in line {line})" if line else "")
+            for why, (count, line) in self.rows.items()
         )
-    return found[0], found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What a file's rows hold: rows of users and items, int64 [rows]; ids in their order; when.
+
+    ``surplus``: how many rows had more cells than the table.
+    """
+
+    user: Rows
+    item: Rows
+    users: Sequence[str]
+    items: Sequence[str]
+    texts: Sequence[str]
+    left: _LeftOut
+    surplus: int
+
+
+def _take(table: TextTable, columns: Columns, progress: Progress) -> _Taken:
+    (user_at,), (item_at,) = columns.places["user"], columns.places["item"]
+    when = columns.places["time"]
+    header, width = list(columns.header), table.width
+    left, users, items = _LeftOut(), dict[str, int](), dict[str, int]()
+    user_rows, item_rows, texts = array("q"), array("q"), list[str]()
+    room, surplus = columns.surplus(table), 0
+    rows = table.rows(progress)
+    if header:
+        next(rows)
+    for row in rows:
+        if len(row) > width and room is not None:
+            row = _without_surplus(row, width, room)
+            surplus += 1
+        if len(row) != width:
+            if any(map(str.strip, row)):
+                left.note(f"of another number of columns than {width}", rows.line_num)
+            continue
+        who, what = row[user_at].strip(), row[item_at].strip()
+        if who in MISSING or what in MISSING:
+            if any(map(str.strip, row)):
+                left.note("without a user or an item", rows.line_num)
+            continue
+        if table.damaged and UNREADABLE in who + what:
+            left.note("with bytes that are no UTF-8", rows.line_num)
+            continue
+        if header and what == header[item_at] and [cell.strip() for cell in row] == header:
+            left.note("that repeat the header", rows.line_num)
+            continue
+        user_rows.append(users.setdefault(who, len(users)))
+        item_rows.append(items.setdefault(what, len(items)))
+        if when:
+            texts.append(row[when[0]].strip() if len(when) == 1 else _joined(row, when))
+    user, item = (np.array(each, dtype=np.int64) for each in (user_rows, item_rows))
+    return _Taken(user, item, tuple(users), tuple(items), texts, left, surplus)
+
+
+def _without_surplus(row: Sequence[str], width: int, room: tuple[int, int]) -> list[str]:
+    """The same without what stands in some columns, where the cells too many are."""
+    first, last = room
+    return [*row[:first], *[""] * (last + 1 - first), *row[len(row) - (width - 1 - last) :]]
+
+
+def _joined(row: Sequence[str], when: Sequence[int]) -> str:
+    """A time in parts, as ISO 8601 writes it; a day and a time of day as they are."""
+    if ":" in row[when[1]]:
+        day, clock = (row[place].strip() for place in when)
+        return f"{day} {'0' * (clock[1:2] == ':')}{clock}"
+    parts = [row[place].strip().zfill(2) for place in when]
+    date = "-".join([parts[0].zfill(4), *parts[1:3], *["01"][: 3 - len(parts[:3])]])
+    return f"{date}T{':'.join(parts[3:])}" if len(parts) > 3 else date
+
+
+def _seconds(
+    table: TextTable, columns: Columns, texts: Sequence[str], rows: int, reading: Reading
+) -> Seconds:
+    """float64 [rows]; NaN where there is no time."""
+    if not columns.places["time"]:
+        return np.full(rows, np.nan)
+    try:
+        return seconds_of(texts, reading.time_format)
+    except TimesError as error:
+        raise TableError(
+            f"{table.name}, the times: {error}; --time-format '%d/%m/%Y %H:%M' says how they are "
+            "written, --columns time=none takes the rows in their order"
+        ) from None
+
+
+def _understood(
+    table: TextTable, columns: Columns, taken: _Taken, seconds: Seconds, distinct: int
+) -> tuple[str, ...]:
+    separator = next((e for e, text in SEPARATORS.items() if text == table.separator), "")
+    how = ", ".join(
+        [
+            "with a header" if columns.header else "no header",
+            f"separated by {separator or repr(table.separator)}",
+            table.encoding,
+        ]
+    )
+    rows = len(taken.user)
+    timed = int(np.count_nonzero(~np.isnan(seconds)))
+    order = f"each user's in the order of {said_span(seconds)}" if timed else "no times"
+    if not timed:
+        order = "in the order of the file, which has no times"
+    lines = [
+        f"{printable(table.name)} ({how}): {columns.said(table.width)}",
+        f"{rows:,} rows, {len(taken.users):,} users, {len(taken.items):,} items; {order}",
+    ]
+    left = taken.left
+    if rows > distinct:
+        left.note("that repeat a user and an item: the last counts", 0, rows - distinct)
+    if timed and timed < rows:
+        lines.append(f"{rows - timed:,} rows have no time, and count as the oldest")
+    if taken.surplus:
+        lines.append(
+            f"{taken.surplus:,} rows have more than {table.width} cells, for want of quotes: the "
+            "ends that are used are taken"
+        )
+    if left.rows:
+        lines.append(f"left out: rows {left.said()}")
+    return tuple(lines)

@@ -8,7 +8,7 @@ import threading
 import time
 
 from device_sdk.events import Callbacks, ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
-from device_sdk.home.live import Live, LiveFile
+from device_sdk.home.live import Live, LiveHome
 from device_sdk.world import DeviceWorld
 
 # A problem that comes right sooner (as it does at every start) is nobody's business.
@@ -25,7 +25,7 @@ class Observer:
     def __init__(self, world: DeviceWorld, callbacks: Callbacks) -> None:
         self._world, self._home = world, world.home
         self._callbacks = callbacks
-        self._file = LiveFile(world.home.folder, time.time)
+        self._file = LiveHome(world.home.folder, time.time)
         self._live = Live()
         self._changes = -1
         self._rounds = world.home.rounds.newest()

@@ -68,12 +68,12 @@ class Recommender:
             for item in self._home.interactions.items_of(place, self._home.record_names(self._task))
             if (row := self._row(item)) >= 0
         ]
+        if not seen:
+            raise NothingLearnt(
+                f"nothing that was recorded for the local user {user!r} is in the task's catalogue "
+                "yet"
+            )
         if self._problem is not None:
-            if not seen:
-                raise NothingLearnt(
-                    f"nothing that was recorded for the local user {user!r} is in the task's "
-                    "catalogue yet"
-                )
             liked = Likes.of(np.unique(np.asarray(seen, dtype=np.int64)))
             (vector,) = self._problem.vectors([liked])
         elif place < len(self._users):

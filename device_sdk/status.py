@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.evaluation.report import EvaluationReport
+from device_sdk.home.membership import SUCCESSOR, Membership
 from device_sdk.home.task_store import KnownTask
 from device_sdk.world import DeviceWorld
 
@@ -38,6 +39,9 @@ class DeviceStatus:
         outbox, outbox_bytes: updates without a receipt.
         working_on: the task's round being fetched or trained; None for none.
         users, interactions: local data, of all tasks.
+        items: the task's recorded items, each once, when a round looked at them last;
+            ``unknown_items`` of them were not in its catalogue. None before, and for a task without
+            a catalogue.
         time_unix_seconds: the aggregator's time; without a session the largest that was signed.
         slowdown: above 1 the device pretends to be so many times slower.
         sent_bytes: of updates since the start, sealed.
@@ -81,6 +85,8 @@ class DeviceStatus:
     refused: Mapping[str, int]
     problem: str
     left: bool = False
+    items: int | None = None
+    unknown_items: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +164,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     capability = home.models.capability(membership.task)
     evaluated = rounds.evaluation(membership.task)
     users, interactions = home.interactions.counts()
+    items = rounds.item_count(task)
     outbox, outbox_bytes = rounds.outbox_size()
     now = home.membership.load()
     left = now is not None and now.has_left
@@ -165,7 +172,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     return DeviceStatus(
         device_id=membership.grant.device_id.hex(),
         task=membership.task,
-        broker=str(membership.broker("" if now is None else now.grant.cell)),
+        broker=str(membership.way if now is None else now.broker(_place(now))),
         running=False,
         connected=False,
         session=False,
@@ -197,7 +204,15 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         refused={},
         problem="",
         left=left,
+        items=None if items is None else items.recorded,
+        unknown_items=None if items is None else items.unknown,
     )
+
+
+def _place(now: Membership) -> str:
+    """Where a device is, or would be first."""
+    reached = now.successor is not None and now.successor.reached
+    return now.grant.cell or (SUCCESSOR if reached else "")
 
 
 def _figures(report: EvaluationReport) -> dict[str, dict[str, float | None]]:

@@ -27,7 +27,7 @@ from types import FrameType
 import numpy as np
 from rich.console import Console
 
-from device_sdk.system.command_line import add_out, natural, positive_int
+from device_sdk.system.command_line import add_out, natural, positive_int, print_any_text
 from examples import local_story
 from examples.datasets.movielens import DatasetError, data_root
 from examples.download_bar import download_with_bar
@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0 on success, 1 where a part failed, 2 for a wrong command line, 130 when stopped.
     """
+    print_any_text()
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.devices < arguments.processes * len(CLASSES):

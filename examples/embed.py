@@ -16,6 +16,7 @@ import sys
 from getpass import getpass
 
 from device_sdk import Device, DeviceError, NotEnrolled
+from device_sdk.system.command_line import print_any_text
 
 HOME = "tessera-home"
 
@@ -47,6 +48,7 @@ def asked_code() -> str:
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
+    print_any_text()
     try:
         main(*sys.argv[1:])
     except DeviceError as error:

@@ -31,7 +31,12 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.capability import Choice, Measurement, choose_latent_dimension
 from device_sdk.errors import DeviceError
 from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
-from device_sdk.system.command_line import natural, positive_float, positive_int
+from device_sdk.system.command_line import (
+    natural,
+    positive_float,
+    positive_int,
+    print_any_text,
+)
 from examples.datasets.movielens import (
     Ratings,
     Split,
@@ -49,6 +54,7 @@ _SHOWN = 8
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 on success, 1 where a step failed, 2 for a wrong command line."""
+    print_any_text()
     arguments = _parser().parse_args(argv)
     console = Console()
     try:

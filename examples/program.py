@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from benchmarks.harness import default_data_folder
 from device_sdk.errors import DeviceError
-from device_sdk.system.command_line import positive_int
+from device_sdk.system.command_line import positive_int, print_any_text
 from examples.fleet.errors import FleetError
 from export import ExportError
 
@@ -51,6 +51,7 @@ def option_parser(
 
 def carried_out(name: str, run: Callable[[Console], None]) -> int:
     """Run it; the exit status, 1 where a part failed, which is said, or somebody stopped it."""
+    print_any_text()
     console = Console()
     try:
         run(console)

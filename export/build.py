@@ -16,7 +16,9 @@ from device_sdk.artifact import Manifest
 from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
 from export.errors import ExportError
+from export.given import described_metrics, named_axes, named_tensors, refuse_other_kinds
 from export.gradient_rules import GradientRule
+from export.hooks import hooks_of
 from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
 from export.layout import LayoutSlot, lay_out, lay_out_buffers
 from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
@@ -146,6 +148,11 @@ def export_train_step(
     Raises ExportError naming the operator, the module's path and what to use instead, or the worst
     tensor and its error where verification fails; nothing is written then.
     """
+    refuse_other_kinds(
+        model, loss, directory, name=name, gradient=gradient, predict=predict, progress=progress
+    )
+    example_batch, dynamic = named_tensors(example_batch), named_axes(dynamic)
+    metrics = described_metrics(metrics)
     # Another thread's export of the same model holds its parameters while it runs the step.
     with (
         reported(progress) as say,
@@ -157,7 +164,7 @@ def export_train_step(
         while True:
             problem = _problem(
                 model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
-                metrics or {}, beyond,
+                metrics, beyond,
             )  # fmt: skip
             try:
                 graphs = lower(problem, say)
@@ -282,6 +289,7 @@ def _problem(
         metrics=sources,
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
+        hooks=hooks_of(model, trained),
     )
     with left_as_it_was(model):
         trial = try_step(problem, trained, trainable)
@@ -338,11 +346,14 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     specs = input_specs(problem)
     say("tracing the step")
     trained: set[str] = set()
+    own = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
+    held = {f"state.{slot.name}": slot.pack(own).detach() for slot in problem.slots if slot.kept}
     step = record(
         lambda inputs: train_step(problem, inputs, trainable, trained),
         specs,
         problem.axes,
         problem.model,
+        held,
     )
     if not trained:
         raise ExportError("the loss does not depend on any parameter")
@@ -354,6 +365,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             given,
             problem.axes,
             problem.model,
+            held,
         )
     except ExportError as error:
         raise ExportError(
@@ -371,6 +383,7 @@ def lower(problem: Problem, say: Progress) -> Graphs:
             given,
             problem.axes,
             problem.model,
+            held,
         )
     say("lowering")
     verified = ("gradient.", "written.", "without")

@@ -13,11 +13,10 @@ import sympy
 import torch
 from onnx import helper
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import tree_map
 
 import export.lowering  # noqa: F401  (fills the registry)
 from export.errors import ExportError
+from export.insides import GuardOnDataDependentSymNode, OpOverload, tree_map
 from export.lowering import registry
 from export.lowering.graph import (
     NUMPY_DTYPE,
@@ -378,7 +377,7 @@ def _is_constant(node: fx.Node) -> bool:
         return True
     target = _functional(node.target)
     return (
-        isinstance(target, torch._ops.OpOverload)
+        isinstance(target, OpOverload)
         and not target._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in target.tags
         and not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))

@@ -31,7 +31,7 @@ class ExportError(Exception):
 
     def at(self, module: str, line: str = "", *, operator: str = "") -> ExportError:
         """The same, said of a module, a line of code and an operator where none was named."""
-        return ExportError(
+        return type(self)(
             self.what,
             operator=self.operator or operator,
             module=self.module or module,

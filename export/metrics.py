@@ -52,7 +52,7 @@ def _source(
     name: str, metric: PredictionMetric, spec: str | tuple[str, ...], entries: list[str]
 ) -> MetricSource:
     most = 3 if metric.classifies else 2
-    if isinstance(spec, str) or not 2 <= len(spec) <= most:
+    if not isinstance(spec, tuple) or not 2 <= len(spec) <= most:
         scale = ' and, if it is so, "probabilities"' if metric.classifies else ""
         raise ExportError(
             f"metric {name!r} is about {spec!r}",
@@ -119,7 +119,7 @@ def try_metrics(
             )
         try:
             metric.measure(output, target, "logits" if source.scale != SCALES[1] else SCALES[1])
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ExportError(
                 f"{about}, measured on the example batch: {error}",
                 instead=_FORMS[metric.classifies],

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from export.insides import get_proxy_mode
 
 _OWN = str(Path(__file__).parent)
 _NOT_OF_THE_USER = (str(Path(torch.__file__).parent), _OWN)

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from export.arguments import changed
+from export.insides import TorchDispatchMode, decomposition_table
 
 YARDSTICK = 10.0
 """Of what rounding was measured to be worth: more than this is no rounding."""

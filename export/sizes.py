@@ -17,20 +17,24 @@ import torch
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanFunction
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import maybe_get_fake_mode
-from torch.fx.experimental.symbolic_shapes import (
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    uninteresting_files,
-)
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy.functions import Min, Mod, PythonMod
 
 from export.errors import ExportError
+from export.insides import (
+    GuardOnDataDependentSymNode,
+    Min,
+    Mod,
+    PythonMod,
+    ShapeEnv,
+    maybe_get_fake_mode,
+    tree_leaves,
+    uninteresting_files,
+)
 from export.origins import Origins
 
 MOST_WAYS = 16
 """In how many ways a step may be recorded."""
+MOST_ROUNDS = (15, 7, 3)
+"""Rounds of loops that data count: as many of these as there are ways for."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,14 @@ class Question:
 
 @dataclass
 class Selections:
-    """Whether selections are taken not to be empty; whether the author's code asks if one is."""
+    """Whether selections are taken not to be empty; what the author's code asks of data.
+
+    ``asked``: whether a selection is empty; ``counted``: whether a loop has another round.
+    """
 
     never_empty: bool = False
     asked: bool = False
+    counted: bool = False
 
 
 class Sizes(ShapeEnv):
@@ -85,6 +93,13 @@ class Sizes(ShapeEnv):
         self._asked: dict[sympy.Basic, str] = {}
         self._fixed_at: dict[sympy.Symbol, str] = {}
         self._truths: set[sympy.Symbol] = set()
+        self.held: dict[int, Tensor] = {}
+        """The values of the recording's inputs that a step leaves as they are, by their places."""
+        self.most_rounds = 0
+        """So many rounds of a loop that data count are recorded; a step of more is refused."""
+        self.cut = ""
+        """The line of a loop that has no further round for that reason."""
+        self._in_rounds = False
         self.instead = ""
         """What to use where the last question could not be answered."""
 
@@ -105,6 +120,10 @@ class Sizes(ShapeEnv):
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         """As torch's, save where the code raises, and for all selections but an empty one."""
+        if self._in_rounds and isinstance(orig_expr, _BOUNDS) and self._is_open(orig_expr):
+            within = self._within_round(orig_expr)
+            if within is not None:
+                return within
         answer = self._answer(orig_expr, *args, **kwargs)
         named = orig_expr.free_symbols
         if named and named <= self.backed_var_to_val.keys() and self._users_ask():
@@ -116,6 +135,18 @@ class Sizes(ShapeEnv):
                 # Recorded as unequal; a step where two sizes happen to be equal is refused.
                 apart = holds.lhs - holds.rhs
                 self.needed[sympy.Max(apart, -apart) - 1] = None
+        return answer
+
+    def _within_round(self, bound: sympy.Rel) -> sympy.Basic | None:
+        """The answer, of a free size, in a round that there is: a place in a batch as long as that.
+
+        A step in which it is another one is refused in this way alone.
+        """
+        sizes = {symbol: self.backed_var_to_val.get(symbol) for symbol in bound.free_symbols}
+        if None in sizes.values():
+            return None
+        answer = bound.xreplace(sizes)
+        self.needed.update(dict.fromkeys(_needed(bound if answer else sympy.Not(bound))))
         return answer
 
     def _users_ask(self) -> bool:
@@ -166,6 +197,20 @@ class Sizes(ShapeEnv):
             self.unbacked_symint_counter += _SYMBOLS_OF_A_WAY << number
             self.unbacked_symfloat_counter += _SYMBOLS_OF_A_WAY << number
         return sympy.sympify(answer)
+
+    def has_round(self, done: int, left: torch.SymInt | int) -> bool:
+        """Whether a loop of a number of rounds that data decide goes on, with so many left."""
+        if isinstance(left, int):
+            return left > 0
+        expr = left.node.expr
+        self._selections.counted = True
+        if done == self.most_rounds:
+            self.needed[-expr] = None
+            self.cut = self._origins.here().line
+            return False
+        more = bool(self._of_this_way(sympy.StrictGreaterThan(expr, 0)))
+        self._in_rounds = self._in_rounds or more
+        return more
 
     def _whatever_the_size(self, question: sympy.Basic) -> sympy.Basic | None:
         """The one answer to a question of torch's own; a number that was read is at least 0."""
@@ -296,9 +341,13 @@ class Sizes(ShapeEnv):
 _SYMBOLS_OF_A_WAY = 1_000_000
 
 
+class TooManyWays(ExportError):
+    """A step branches on data in more ways than can be recorded."""
+
+
 def too_many_ways() -> ExportError:
     """What is raised where a step would be recorded in more ways than ``MOST_WAYS``."""
-    return ExportError(
+    return TooManyWays(
         f"the step branches on data in more than {MOST_WAYS} ways in all, or in a loop whose "
         "rounds data count",
         instead=_OF_BRANCHES,

@@ -14,9 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from device_sdk.artifact import MetricSource
 from export.arguments import changed
@@ -24,6 +22,8 @@ from export.axes import Axes, Shape
 from export.draws import drawn_so_far, refuse_draws
 from export.errors import ExportError
 from export.gradient_rules import GradientRule, StepDirection
+from export.hooks import Hooks, hung_on, refuse_memory
+from export.insides import disable_current_modes, is_fake
 from export.layout import LayoutSlot
 from export.optimizers import Optimizer
 from export.optimizers.passing import passing_over
@@ -72,6 +72,8 @@ class Problem:
     """Whether the step branches on data: then ``unused`` is so in every way that was recorded."""
     held: Mapping[int, str] = field(default_factory=dict)
     """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
+    hooks: Hooks = field(default_factory=dict)
+    """What is called with the parameters' gradients."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:
@@ -123,7 +125,7 @@ def _numpy(tensor: Tensor, **how: Any) -> Any:
     """
     if is_fake(tensor):
         raise RuntimeError(".numpy() is not supported for what a step computes")
-    with _disable_current_modes():
+    with disable_current_modes():
         return tensor.numpy(**how)
 
 
@@ -287,6 +289,7 @@ def train_step(
         name: (value.clone() if name in problem.written else value).detach().requires_grad_()
         for name, value in parameters.items()
     }
+    hung_on(leaves, problem.hooks)
     # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
     watched = {n: buffers[n].requires_grad_() for n in problem.unused} if problem.branches else {}
@@ -465,6 +468,8 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     attributes = [(place, dict(vars(module))) for place, module in problem.model.named_modules()]
     held = _copies(problem.model)
     leaves = {name: held[name].requires_grad_() for name in trained}
+    zero = torch.zeros((), dtype=torch.int64)
+    refuse_memory(problem.hooks, held, lambda: rewrites(Randomness(zero, zero)))
     before = drawn_so_far()
     try:
         losses, left = _losses_on_example(problem, held, rewrites)
@@ -696,7 +701,9 @@ def _in_evaluation_mode(
     try:
         with rewrites(Randomness(zero, zero)), torch.no_grad():
             if problem.predict is None or with_losses:
-                losses, outputs = _split_loss(problem, _evaluated(problem, tensors, batch))
+                result = _evaluated(problem, tensors, batch)
+                asked = questions_of(next(iter(batch.values())))
+                losses, outputs = _split_loss(problem, _in_this_way(result, asked))
                 outputs = outputs or losses
             if problem.predict is not None:
                 predicted, _ = _call(problem, problem.predict, tensors, batch)
@@ -717,5 +724,6 @@ def _evaluated(problem: Problem, tensors: Mapping[str, Tensor], batch: Batch) ->
             raise
     trained = {m.name for slot in problem.parameter_slots for m in slot.members}
     own = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
+    hung_on({n: t for n, t in own.items() if t.requires_grad}, problem.hooks)
     with torch.enable_grad():
         return _call(problem, problem.loss, own, batch)[0]

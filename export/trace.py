@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
-from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    StatelessSymbolicContext,
-)
 
 from export.axes import Axes, Shape
 from export.errors import ExportError
+from export.insides import (
+    DimDynamic,
+    FakeTensorMode,
+    PythonKeyTracer,
+    StatelessSymbolicContext,
+    SymNode,
+    enable_python_dispatcher,
+    is_fake,
+    make_fx,
+    proxy_tensor,
+    use_lazy_graph_module,
+)
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
@@ -33,7 +37,17 @@ from export.rewrites import Replacement
 from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.patch import patched
 from export.rewrites.sparse import is_sparse
-from export.sizes import MOST_WAYS, Selections, Sizes, renamed, symbols_in, too_many_ways
+from export.sizes import (
+    MOST_ROUNDS,
+    MOST_WAYS,
+    Question,
+    Selections,
+    Sizes,
+    TooManyWays,
+    renamed,
+    symbols_in,
+    too_many_ways,
+)
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -109,64 +123,160 @@ def _plain_convolution() -> Iterator[None]:
         mkldnn.set_flags(_enabled=before, _fp32_precision=None)
 
 
-def record(
-    function: NamedFunction, inputs: Mapping[str, Spec], axes: Axes, model: nn.Module
-) -> Trace:
-    """Trace ``function`` on fake tensors; no arithmetic is done and no memory is taken.
-
-    Where the author's code branches on data, it is traced once for each combination of answers.
-    Where that cannot be done, whether a selection is empty is no such question: it is taken not to
-    be, and a step in which it is will be refused.
-    Raises ExportError where the function does something else that depends on data. Call
-    ``check_axes`` when all is lowered: it finds assumptions on the size of a dynamic axis.
-    """
-    selections = Selections()
+@contextmanager
+def _no_tracebacks() -> Iterator[None]:
+    """torch logs what fails on fake tensors; an error is said once, where it is refused."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    before, logger.disabled = logger.disabled, True
     try:
-        return _in_all_ways(function, inputs, axes, model, selections)
-    except ExportError:
-        if not selections.asked:
-            raise
-    return _in_all_ways(function, inputs, axes, model, Selections(never_empty=True))
+        yield
+    finally:
+        logger.disabled = before
 
 
-def _in_all_ways(
+def record(
     function: NamedFunction,
     inputs: Mapping[str, Spec],
     axes: Axes,
     model: nn.Module,
-    selections: Selections,
+    held: Mapping[str, Tensor] | None = None,
 ) -> Trace:
-    files: list[File] = []
+    """Trace ``function`` on fake tensors; no arithmetic is done and no memory is taken.
 
-    def recorded(answers: Sequence[bool]) -> Trace:
+    Where the author's code branches on data, it is traced once for each combination of answers; in
+    loops whose rounds data count, for each number of rounds up to as many as there are ways for.
+    Where that cannot be done, whether a selection is empty is no such question: it is taken not to
+    be, and a step in which it is will be refused.
+    ``held``: the values of those inputs that a step leaves as they are. Code may branch on them as
+    on constants; a step with others is refused.
+    Raises ExportError where the function does something else that depends on data. Call
+    ``check_axes`` when all is lowered: it finds assumptions on the size of a dynamic axis.
+    """
+    selections = Selections()
+    recorder = _Recorder(function, inputs, axes, model, held or {}, selections)
+    try:
+        return recorder.in_all_ways()
+    except ExportError:
+        if not selections.asked:
+            raise
+    return replace(recorder, selections=Selections(never_empty=True)).in_all_ways()
+
+
+class _Raised(Exception):
+    """The author's code raises in one way of a step, after these questions."""
+
+    def __init__(self, error: ExportError, questions: Sequence[Question]) -> None:
+        super().__init__(str(error))
+        self.error, self.questions = error, questions
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """All that the recordings of one function have in common."""
+
+    function: NamedFunction
+    inputs: Mapping[str, Spec]
+    axes: Axes
+    model: nn.Module
+    held: Mapping[str, Tensor]
+    selections: Selections
+    most_rounds: int = 0
+    files: list[File] = field(default_factory=list)
+
+    def in_all_ways(self) -> Trace:
+        for rounds in MOST_ROUNDS:
+            try:
+                return replace(self, most_rounds=rounds)._in_all_ways()
+            except TooManyWays:
+                if rounds == MOST_ROUNDS[-1] or not self.selections.counted:
+                    raise
+        raise AssertionError("there are rounds")
+
+    def _in_all_ways(self) -> Trace:
+        ways: list[Trace] = []
+        raised: list[_Raised] = []
+        left: list[tuple[bool, ...]] = [()]
+        while left:
+            answers = left.pop(0)
+            try:
+                ways.append(self._recorded(answers))
+                questions: Sequence[Question] = ways[-1].env.questions
+            except _Raised as error:
+                raised.append(error)
+                questions = error.questions
+            left += _otherwise(questions, len(answers))
+            if left and len(ways) + len(raised) + len(left) > MOST_WAYS:
+                raise too_many_ways().at("", questions[-1].line)
+        if not ways:
+            raise raised[0].error from raised[0]
+        first = ways[0]
+        for other in ways[1:]:
+            if other.outputs != first.outputs:
+                raise ExportError(
+                    "the ways of a branch on data give outputs of different names",
+                    line=other.env.questions[-1].line,
+                    instead="the same outputs in both",
+                )
+        for error in raised:
+            _say_raised(error)
+            ways.append(self._recorded([each.answer for each in error.questions], first))
+        first.others.extend(ways[1:])
+        for line in dict.fromkeys(way.env.cut for way in ways if way.env.cut):
+            warnings.warn(
+                f"the loop in `{line}` has as many rounds as data decide: the step is recorded "
+                f"with up to {self.most_rounds}, and a device refuses one of more",
+                stacklevel=6,
+            )
+        return first
+
+    def _recorded(self, answers: Sequence[bool], like: Trace | None = None) -> Trace:
+        """One way; ``like`` is one of the same outputs that does not raise, if this does."""
         while True:
             try:
-                with left_as_it_was(model), read_in(files):
-                    return _recorded(function, inputs, axes, model, answers, selections)
+                with left_as_it_was(self.model), read_in(self.files):
+                    return _recorded(self, answers, like)
             except ReadInFile as asked:
-                files.append(asked.file)
-
-    first = recorded(())
-    left = _otherwise(first, 0)
-    while left:
-        if len(first.ways) + len(left) > MOST_WAYS:
-            raise too_many_ways().at("", first.env.questions[-1].line)
-        answers = left.pop(0)
-        other = recorded(answers)
-        if other.outputs != first.outputs:
-            raise ExportError(
-                "the ways of a branch on data give outputs of different names",
-                line=other.env.questions[len(answers) - 1].line,
-                instead="the same outputs in both",
-            )
-        first.others.append(other)
-        left += _otherwise(other, len(answers))
-    return first
+                self.files.append(asked.file)
 
 
-def _otherwise(trace: Trace, given: int) -> list[tuple[bool, ...]]:
-    """The answers of the recordings that differ from this one by one of those not given to it."""
-    answers = tuple(question.answer for question in trace.env.questions)
+def _say_raised(raised: _Raised) -> None:
+    where = ", ".join(f"`{each.line}` is {each.answer}" for each in raised.questions)
+    warnings.warn(
+        f"where {where}, the code raises ({raised.error.what.removeprefix(_FAILED)}; at "
+        f"{raised.error.line}): a device refuses such a step",
+        stacklevel=6,
+    )
+
+
+def _refusing(like: Trace, given: Mapping[str, Tensor], env: Sizes) -> dict[str, Tensor]:
+    """The outputs of a way that raises, of no value: state as it was, the rest zeros."""
+    env.needed[sympy.Integer(-1)] = None
+    ends = list(like.graph.graph.nodes)[-1].args[0]
+    found: dict[str, Tensor] = {}
+    for name, end in zip(like.outputs, ends, strict=True):
+        made = end.meta["val"]
+        state = "state." + name.removeprefix("new.")
+        sizes = [_size(expression(size), env) for size in made.shape]
+        found[name] = (
+            given[state].clone()
+            if name.startswith("new.") and state in given
+            else torch.zeros(sizes, dtype=made.dtype)
+        )
+    return found
+
+
+def _size(size: sympy.Expr, env: Sizes) -> Any:
+    """A size of another recording's, in this one; 0 where data decide it there."""
+    if size.is_number:
+        return int(size)
+    if not size.free_symbols <= env.backed_var_to_val.keys():
+        return 0
+    return torch.SymInt(SymNode(size, env, int, None))
+
+
+def _otherwise(questions: Sequence[Question], given: int) -> list[tuple[bool, ...]]:
+    """The answers of the recordings that differ from one by one of those not given to it."""
+    answers = tuple(question.answer for question in questions)
     return [(*answers[:number], False) for number in range(given, len(answers))]
 
 
@@ -182,16 +292,13 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
             module.__dict__.update(attributes)
 
 
-def _recorded(
-    function: NamedFunction,
-    inputs: Mapping[str, Spec],
-    axes: Axes,
-    model: nn.Module,
-    answers: Sequence[bool],
-    selections: Selections,
-) -> Trace:
+def _recorded(recorder: _Recorder, answers: Sequence[bool], like: Trace | None) -> Trace:
+    function, inputs = recorder.function, recorder.inputs
+    axes, model = recorder.axes, recorder.model
     origins = Origins()
-    env = Sizes(origins, answers, selections)
+    env = Sizes(origins, answers, recorder.selections)
+    env.most_rounds = recorder.most_rounds
+    env.held = {n: recorder.held[name] for n, name in enumerate(inputs) if name in recorder.held}
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     # To look for results of equal operands takes as long as to find shapes anew, or longer.
     mode.cache_enabled = False
@@ -214,15 +321,33 @@ def _recorded(
 
     def flat(*tensors: Tensor) -> list[Tensor]:
         origins.watch(_code_of(flat))
-        results = function(dict(zip(inputs, tensors, strict=True)))
+        given = dict(zip(inputs, tensors, strict=True))
+        try:
+            results = function(given)
+        except Exception as error:
+            if not env.questions or not _is_the_authors(error):
+                raise
+            if like is None:
+                origin = origins.of_error(error)
+                said = _explained(error, symbols, env).at(origin.module, origin.line)
+                raise _Raised(said, list(env.questions)) from error
+            results = _refusing(like, given, env)
         names.extend(results)
         return list(results.values())
 
     try:
-        with mode, enable_python_dispatcher(), _plain_convolution(), origins.inside(model):
+        with (
+            mode,
+            enable_python_dispatcher(),
+            _plain_convolution(),
+            _no_tracebacks(),
+            origins.inside(model),
+        ):
             graph = _graph(flat, fakes)
             _refuse_kept_tensors(graph, model)
             graph = _without_shared_writes(graph, fakes, env)
+    except _Raised:
+        raise
     except ExportError as error:
         origin = origins.of_error(error)
         raise error.at(origins.module, origin.line) from error
@@ -244,7 +369,7 @@ def _graph(function: Callable[..., Any], fakes: Mapping[str, Tensor]) -> fx.Grap
         tracing_mode="real",
         _disable_torch_fn_metadata_mode=True,
     )
-    with patched(_NOT_NOTED), _use_lazy_graph_module(True):
+    with patched(_NOT_NOTED), use_lazy_graph_module(True):
         return recording(*fakes.values())
 
 
@@ -371,6 +496,21 @@ def _without_shared_writes(
     return plain
 
 
+def _is_the_authors(error: Exception) -> bool:
+    """Whether code raises where torch would as well, and not for being recorded."""
+    kind, text = type(error).__name__, str(error)
+    of_recording = ("DataDependent", "DynamicOutputShape", "UnsupportedOperator")
+    return not (
+        isinstance(error, (ExportError, NotImplementedError))
+        or any(each in kind for each in of_recording)
+        or "is not implemented" in text
+        or ".numpy() is not supported" in text
+    )
+
+
+_FAILED = "tracing failed: "
+
+
 def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str], env: Sizes) -> ExportError:
     kind = type(error).__name__
     text = str(error).strip().splitlines()
@@ -407,7 +547,7 @@ def _explained(error: Exception, symbols: Mapping[sympy.Symbol, str], env: Sizes
             f"size=x.shape[2:]); or {named[0]!r} not dynamic",
         )
     return ExportError(
-        f"tracing failed: {kind}: {first}",
+        f"{_FAILED}{kind}: {first}",
         instead=f"sizes taken from tensors (x.shape[0]) where {named[0]!r} is dynamic, and "
         f"embeddings of torch.arange(n) in place of a fixed table's slice (table[:n])"
         if named

@@ -21,7 +21,6 @@ import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.load import CheckedGraph
@@ -29,6 +28,7 @@ from device_sdk.artifact.onnx_reader import read_onnx
 from export.arguments import changed
 from export.errors import ExportError
 from export.in_place import BOUNDS
+from export.insides import TorchDispatchMode
 from export.layout import LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.passing import passing_over
@@ -576,12 +576,17 @@ class _Beside:
         self, inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]
     ) -> tuple[dict[str, np.ndarray], ...]:
         """What torch, float64 torch and the graph make of a step's inputs."""
-        single, exact = (
-            _finite(_reference(each, inputs), sizes) for each in (self._problem, self._double)
-        )
-        first = next(iter(self._sessions.values())).step(inputs)
-        if _way(first) and not np.isfinite(first["guard"]):
-            self.ways |= _way(first)
+        opened = next(iter(self._sessions.values()))
+        try:
+            single, exact = (
+                _finite(_reference(each, inputs), sizes) for each in (self._problem, self._double)
+            )
+        except _Unfit:
+            with suppress(ExportError):  # both refuse a way in which the code raises
+                self._refused(opened.step(inputs))
+            raise
+        first = opened.step(inputs)
+        if self._refused(first):
             raise _Unfit(
                 ExportError(
                     "the step refuses rows of the example batch: with them it takes a way in which "
@@ -591,6 +596,12 @@ class _Beside:
                 )
             )
         return single, exact, first
+
+    def _refused(self, got: Mapping[str, np.ndarray]) -> bool:
+        """Whether a step took a way that a device refuses, which counts as seen."""
+        refused = bool(_way(got)) and not np.isfinite(got["guard"])
+        self.ways |= _way(got) if refused else set()
+        return refused
 
     def differs(self, sizes: dict[str, int]) -> str:
         """The first tensor of a step at these sizes that differs from torch's, "" if none does.

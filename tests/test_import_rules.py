@@ -62,7 +62,7 @@ METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/le
 # What both ends agree on: the aggregator may import no more of the device than this.
 _CONTRACT = frozenset(
     {f"device_sdk.{name}" for name in ("artifact", "evaluation", "fields", "link", "system")}
-    | {"device_sdk.wire"}
+    | {"device_sdk.tables", "device_sdk.wire"}
     | {f"device_sdk.methods.{name}" for name in ("labels", "registry", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
@@ -101,6 +101,7 @@ RULES = (
     Rule("device_sdk/fields.py", frozenset()),
     _device("artifact", "fields"),
     _device("system", ""),
+    _device("tables", "system"),
     _device("link", "system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.waiting import NEVER_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
 TESTS = Path(__file__).parent
 HELD = """
@@ -39,6 +39,7 @@ ENDING = {
 }
 """Where rounds have to end by real deadlines, and why it is the same which of them do."""
 
+_PATIENCE = re.compile(r"(?i)patience_seconds(?:: float)?\s*=\s*([\d_.]+)")
 _DEADLINE = re.compile(r"""(?<!least_)deadline_seconds["']?(?:: float)?\s*[=:]\s*([\d_.]+)""")
 
 
@@ -86,6 +87,15 @@ def test_no_round_of_a_test_ends_because_the_machine_is_busy() -> None:
 def test_no_device_of_a_test_gives_up_enrolling_because_the_machine_is_busy() -> None:
     found = {name: lines for name, source in sources() if (lines := hasty_enrolments(source))}
     assert found == {}, "give them timeout_seconds=PATIENCE_SECONDS"
+
+
+def test_no_wait_of_a_test_ends_because_the_machine_is_busy() -> None:
+    waits = {
+        name: found
+        for name, source in sources()
+        if (found := [each for each in _PATIENCE.findall(source) if float(each) < PATIENCE_SECONDS])
+    }
+    assert waits == {}, "wait for PATIENCE_SECONDS"
 
 
 @pytest.mark.parametrize(

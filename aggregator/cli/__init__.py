@@ -38,6 +38,7 @@ examples: a fleet in five steps
         "revoke": "send a device away for good",
         "rotate": "replace the serving keys, the root key or the group key",
         "release": "let a round go on that is held",
+        "broker": "say where the broker is, or move the fleet to another one",
         "store": "say where everything is kept, or move it into a PostgreSQL database",
         "task": "add, replace, pause or retire a task, check a task file",
         "simulate": "try a task out on virtual devices, before there is a fleet",

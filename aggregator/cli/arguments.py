@@ -53,7 +53,7 @@ def named_store(home: AggregatorHome) -> str | None:
     """The URL that the task file gives as ``store`` under ``[cluster]``; None for none, or for a
     file that cannot be read, of which the command says itself what is wrong."""
     try:
-        table = tomllib.loads(home.task_file.read_text(encoding="utf-8")).get("cluster", {})
+        table = tomllib.loads(home.task_file.read_text(encoding="utf-8-sig")).get("cluster", {})
     except (OSError, ValueError, RecursionError):
         return None
     url = table.get("store") if isinstance(table, dict) else None

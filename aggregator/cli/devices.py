@@ -21,7 +21,7 @@ from aggregator.cli.arguments import (
     labels_of,
     tasks_of,
 )
-from aggregator.cli.shown import short_id
+from aggregator.cli.shown import CLASH_SHOWN_SECONDS, short_id
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
@@ -79,9 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         chosen = {row.name for row in tasks_of(store, arguments)}
         tasks = [_Task(store, row) for row in store.tasks.all()]
-        seen_unix = store.devices.seen()
+        seen_unix, clashes = store.devices.seen(), store.devices.clashes()
         devices = [
-            _SeenDevice(row, tasks, chosen, seen_unix.get(row.device_id))
+            _SeenDevice(
+                row, tasks, chosen, seen_unix.get(row.device_id), clashes.get(row.device_id)
+            )
             for row in store.devices.all()
         ]
         tried = store.tokens.tried_by_strangers()
@@ -174,10 +176,13 @@ class _Part:
         """With the reason; empty where it never said."""
         if self.report is None:
             return ""
-        return ": ".join(each for each in (self.report.outcome.value, self.report.reason) if each)
+        said = ": ".join(each for each in (self.report.outcome.value, self.report.reason) if each)
+        items = None if self.details is None else self.details.items
+        return said if items is None or not items.unknown else f"{said}, {items}"
 
     def as_json(self) -> dict[str, object]:
         row, report, details = self.row, self.report, self.details
+        items = None if details is None else details.items
         return {
             "task": self.task,
             "round": row.round,
@@ -187,6 +192,8 @@ class _Part:
             "option": self.option or None,
             "train_seconds": None if details is None else details.seconds,
             "received_bytes": None if details is None else details.received_bytes,
+            "items": None if items is None else items.recorded,
+            "unknown_items": None if items is None else items.unknown,
             "counted_unix_seconds": row.counted_unix_seconds,
             "k": row.width,
         }
@@ -202,8 +209,10 @@ class _SeenDevice:
         tasks: Sequence[_Task],
         chosen: Collection[str | None],
         seen_unix_seconds: int | None,
+        clash_unix_seconds: int | None,
     ) -> None:
         self.row = row
+        self.clash_unix_seconds = clash_unix_seconds
         active = row.revoked_unix_seconds is None
         parts = [
             _Part(task.name, task.participations.get(row.device_id, LastParticipation()))
@@ -217,6 +226,13 @@ class _SeenDevice:
         self.seen_unix_seconds = seen_unix_seconds
         self.parts = [each for each in parts if each.task in chosen]
 
+    def _state(self, now: float) -> str:
+        if self.row.revoked_unix_seconds is not None:
+            return "revoked"
+        clash = self.clash_unix_seconds
+        is_two = clash is not None and now - clash < CLASH_SHOWN_SECONDS
+        return "on two machines" if is_two else "active"
+
     def lines(self, now: float, several: bool) -> Iterator[dict[str, str]]:
         """One for each task, named where there are several."""
         row, details = self.row, self.details
@@ -225,7 +241,7 @@ class _SeenDevice:
                 "device": short_id(row),
                 "name": printable(row.name or "-"),
                 "labels": printable(_told(self.labels) or "-"),
-                "state": "active" if row.revoked_unix_seconds is None else "revoked",
+                "state": self._state(now),
                 "joined": ago(row.enrolled_unix_seconds, now),
                 "seen": ago(self.seen_unix_seconds, now),
                 "sdk": "-" if details is None else printable(details.sdk),
@@ -246,6 +262,7 @@ class _SeenDevice:
             "first_round": row.first_round,
             "revoked_unix_seconds": row.revoked_unix_seconds,
             "last_seen_unix_seconds": self.seen_unix_seconds,
+            "on_two_machines_unix_seconds": self.clash_unix_seconds,
             "sdk": None if details is None else details.sdk,
             "runtime": None if details is None else details.runtime,
             "platform": None if details is None else details.platform,

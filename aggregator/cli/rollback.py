@@ -6,10 +6,12 @@ import argparse
 from dataclasses import dataclass
 
 from aggregator.cli.arguments import add_home, add_task, home_of, served_task_of, task_of
+from aggregator.cli.task import go_back
 from aggregator.errors import AggregatorError
-from aggregator.rounds.replacement import require_return
+from aggregator.home import AggregatorHome
+from aggregator.rounds.replacement import misfit
 from aggregator.store import TaskStore
-from aggregator.store.tasks import TaskRow
+from aggregator.task.request import ReplaceRequest
 from device_sdk.system.command_line import natural
 from device_sdk.system.printable import printable
 
@@ -17,8 +19,9 @@ DESCRIPTION = """\
 Asks serve to make an older version's model the next version, between two rounds: at once where none
 is open, else when the open one has closed and its updates are part of a version. Devices notice
 nothing but one more version. What is kept on the server beside the model, an optimizer's momenta
-and how far its rate has decayed, begins anew; devices keep what is theirs. A version of before
-another model took the task over (task replace) is refused where it does not fit the present one."""
+and how far its rate has decayed, begins anew; devices keep what is theirs. With a version of before
+another model took the task over (task replace), which does not fit the present one, the task file
+of then comes back: it is kept (task show NAME --version N)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,10 @@ class Rollback:
     @classmethod
     def of(cls, store: TaskStore) -> Rollback:
         """A task's."""
-        return cls(store.versions.awaited(), store.facts.dropped_rollback)
+        request = store.fleet.tasks.find(store.number).request
+        back_to = None if request is None else ReplaceRequest.read(request).back_to
+        awaited = store.versions.awaited()
+        return cls(back_to if awaited is None else awaited, store.facts.dropped_rollback)
 
     @property
     def said(self) -> str | None:
@@ -65,34 +71,47 @@ def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     store = home.open_store()
     try:
-        number = task_of(store, arguments).number
-        own = store.task(number)
-        # What serve does at the same time comes before all of this, or after it.
-        with store.database.transaction():
-            task = store.tasks.find(number)
-            if arguments.cancel:
-                print(_cancel(own, task))
-                return 0
-            row = own.versions.named(str(arguments.to), None)
-            if task.request is not None:
-                raise AggregatorError(f"task {task.name} waits to be replaced: go back after that")
-            if row.version < own.facts.judged_from:
-                require_return(own, served_task_of(home, store, task), row.version)
-            own.versions.ask_for(row.version)
+        own = store.task(task_of(store, arguments).number)
+        if arguments.cancel:
+            print(_cancel(own))
+        else:
+            _ask(home, own, arguments.to)
     finally:
         store.database.close()
-    print(
-        f"version {row.version}'s model becomes the next version of task {task.name} when serve is "
-        "between two rounds"
-    )
     return 0
 
 
-def _cancel(store: TaskStore, task: TaskRow) -> str:
-    awaited, dropped = store.versions.awaited(), store.facts.dropped_rollback
-    if awaited is None and dropped is None:
-        raise AggregatorError("no rollback waits for its turn")
-    store.versions.ask_for(None)
-    if awaited is None:
-        return f"task {task.name} no longer says that {dropped}"
-    return f"task {task.name} does not go back to version {awaited}"
+def _ask(home: AggregatorHome, store: TaskStore, version: int) -> None:
+    tasks, versions = store.fleet.tasks, store.versions
+    # What serve does at the same time comes before all of this, or after it.
+    with store.database.transaction():
+        task = tasks.find(store.number)
+        versions.named(str(version), None)
+        if task.request is not None:
+            raise AggregatorError(f"task {task.name} waits to be replaced: go back after that")
+        fits = version >= store.facts.judged_from or not misfit(
+            store, served_task_of(home, store.fleet, task), version
+        )
+        if fits:
+            versions.ask_for(version)
+    if fits:
+        print(
+            f"version {version}'s model becomes the next version of task {task.name} when serve is "
+            "between two rounds"
+        )
+    else:
+        go_back(home, store.fleet, task, version)
+
+
+def _cancel(store: TaskStore) -> str:
+    tasks = store.fleet.tasks
+    with store.database.transaction():
+        task, seen = tasks.find(store.number), Rollback.of(store)
+        if seen.version is None and seen.dropped is None:
+            raise AggregatorError("no rollback waits for its turn")
+        if store.versions.awaited() is None and seen.version is not None:
+            tasks.set_request(store.number, None)
+        store.versions.ask_for(None)
+    if seen.version is None:
+        return f"task {task.name} no longer says that {seen.dropped}"
+    return f"task {task.name} does not go back to version {seen.version}"

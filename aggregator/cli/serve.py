@@ -17,12 +17,12 @@ import numpy as np
 from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
-from aggregator.serve.assembly import World, assemble
+from aggregator.serve.alone import serve_alone
+from aggregator.serve.assembly import World
 from aggregator.serve.live import LiveView, PlainView, View
-from aggregator.serve.metrics import serve_metrics
+from aggregator.serve.metrics import Snapshot, serve_metrics
 from aggregator.serve.service import Service
-from aggregator.store import Store
-from aggregator.task.file import read_task
+from aggregator.task.file import Task, read_task
 from device_sdk.system.clock import awake_clock
 
 # Python's garbage collector in a process that serves: less often, and past what stays for good.
@@ -31,7 +31,7 @@ _YOUNG_OBJECTS = 20_000
 
 
 def ease_collector() -> None:
-    """To be called once by a server's process, when everything long-lived has been made.
+    """To be called by a server's process when everything long-lived has been made.
 
     The registry of a large fleet is never garbage; looking through it again and again costs a
     twentieth of the rate of ingestion. Nothing in the path of an update makes cycles, so the
@@ -120,11 +120,6 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
         _tell_elsewhere(home)
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
 
-        def ready(service: Service) -> None:
-            ease_collector()
-            if task.fleet.metrics_port:
-                stack.enter_context(serve_metrics(task.fleet.metrics_port, service.last_snapshot))
-
         workers = len(task.fleet.cluster.slots())
         cores = max(os.cpu_count() or 1, workers)
         joined = JoinedRay(arguments.address, cores, log_to_driver=True)
@@ -139,23 +134,10 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
             join=joined.join,
             on_round=view.round_event,
             on_turn=view.show,
-            on_ready=ready,
+            on_ready=_Ready(stack, task),
         )
     logging.getLogger(__name__).info("stopped")
     return 0
-
-
-def begin_alone(store: Store) -> None:
-    """End what is left of a cluster. Raises AggregatorError while one serves the fleet, and where
-    a round has sums of its workers, which one process alone would leave out."""
-    with store.database.transaction():
-        store.end_cluster()
-        for task in store.tasks.all():
-            if store.task(task.number).shares.summed():
-                raise AggregatorError(
-                    f"task {task.name} has sums of a cluster's workers that are in no version yet: "
-                    "let its round end under serve --cluster ray first"
-                )
 
 
 def _tell_elsewhere(home: AggregatorHome) -> None:
@@ -173,21 +155,37 @@ def _run_alone(arguments: argparse.Namespace) -> int:
         task = read_task(arguments.task or home.task_file)
         stack.enter_context(view)
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
-        store = home.open_store()
         _tell_elsewhere(home)
-        begin_alone(store)
-        parts = assemble(home, store, task, world)
-        service = Service(parts, view.round_event)
-        ease_collector()
-        if task.fleet.metrics_port:
-            stack.enter_context(serve_metrics(task.fleet.metrics_port, service.last_snapshot))
-        parts.link.start()
-        try:
-            service.run(stopping.is_set, lambda: view.show(service))
-        finally:
-            service.stop()
+        serve_alone(
+            home,
+            task,
+            world,
+            stopping.is_set,
+            on_round=view.round_event,
+            on_turn=view.show,
+            on_ready=_Ready(stack, task),
+        )
     logging.getLogger(__name__).info("stopped")
     return 0
+
+
+class _Ready:
+    """Called when a service has been made: with the first one, and with each that follows where the
+    store was away."""
+
+    def __init__(self, stack: ExitStack, task: Task) -> None:
+        self._stack, self._task = stack, task
+        self._service: Service | None = None
+
+    def __call__(self, service: Service) -> None:
+        is_first, self._service = self._service is None, service
+        ease_collector()
+        metrics = self._task.fleet.metrics
+        if is_first and metrics.port:
+            self._stack.enter_context(serve_metrics(metrics, self._last))
+
+    def _last(self) -> Snapshot | None:
+        return None if self._service is None else self._service.last_snapshot()
 
 
 class _Flag:

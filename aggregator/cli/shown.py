@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from aggregator.store.devices import DeviceRow
 from device_sdk.system.printable import printable
 
+CLASH_SHOWN_SECONDS = 86_400
+"""For so long it is shown that two machines had one device's identity."""
 _DIGITS = 12
 _MOST_NAMED = 8
 

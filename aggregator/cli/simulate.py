@@ -6,13 +6,13 @@ import argparse
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aggregator.errors import AggregatorError
-from device_sdk.system.clock import MonotonicClock
+from device_sdk.system.clock import Clock, MonotonicClock
 from device_sdk.system.command_line import (
     INTERRUPTED,
     natural,
@@ -20,9 +20,11 @@ from device_sdk.system.command_line import (
     positive_int,
 )
 from device_sdk.system.printable import printable
+from device_sdk.tables.options import add_reading
 
 if TYPE_CHECKING:
-    from aggregator.simulate.record import Recorder
+    from aggregator.simulate.record import SimulationRecord
+    from aggregator.simulate.run import Simulated
 
 DESCRIPTION = """\
 Runs a task file's rounds over virtual devices on this machine: the methods and learners of the
@@ -33,14 +35,24 @@ replaced: where NAME is taken, a number follows it. Ctrl-C keeps the rounds that
 
 --data names a function of yours, function(devices, rng), that returns the data of each device: for
 a method on arrays a device_sdk.LocalData, for a method with a catalogue the items of the device's
-user, oldest first. The same seed gives the same model, bit for bit."""
+user, oldest first; or a table of interactions, of whose users each has a device. The same seed
+gives the same model, bit for bit.
+
+--set changes a setting of the task for the run, by its name in the file: TABLE.KEY=VALUE, as TOML
+has it or a text without quotes; KEY= leaves it out. --run NAME KEY=VALUE... is one of several runs
+in one call, with settings and options (dropout=0.2) of its own; they end in one table. A task that
+recommends is shown beside what the most popular items alone reach."""
 EXAMPLES = """\
 examples:
   tessera-aggregator simulate --example films     write films/ with a task and made-up data
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --devices 500
   tessera-aggregator simulate films/task.toml --data films/data.py:devices --devices 500 \\
       --rounds 50 --seeds 5 --speeds k:4,8,16 --dropout 0.2 --name weak
+  tessera-aggregator simulate films/task.toml --data ratings.csv --devices 600
   tessera-aggregator compare runs/films.json runs/weak.json
+  tessera-aggregator simulate films/task.toml --data films/data.py:devices --seeds 3 \\
+      --set round.share=0.3 --csv all.csv --run narrow scatter.columns=8 \\
+      --run wide scatter.columns=64 --run away dropout=0.3
 
 a file of classes for --speeds:
   [[class]]
@@ -70,13 +82,31 @@ def run_name(text: str) -> str:
     return text
 
 
+_FATES = {
+    "dropout": "it is away",
+    "crash": "it dies in its training",
+    "late": "its update comes after the deadline",
+    "nan": "its update holds NaN",
+}
+_RUN_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "data": str,
+    "devices": positive_int,
+    "rounds": positive_int,
+    "speeds": str,
+    "pace": positive_float,
+    **dict.fromkeys(_FATES, chance),
+}
+"""Options that a run of several may have for itself, and what reads them."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("task", nargs="?", type=Path, metavar="TASK.toml", help="as serve reads it")
-    parser.set_defaults(spare="task")
     parser.add_argument("--example", type=Path, metavar="DIR", help="write one, and run nothing")
     parser.add_argument(
-        "--data", metavar="MODULE:FUNCTION", help="what the devices have, or FILE.py:FUNCTION"
+        "--data",
+        metavar="MODULE:FUNCTION",
+        help="what the devices have, or FILE.py:FUNCTION, or the FILE of a table of interactions",
     )
     parser.add_argument(
         "--devices", type=positive_int, default=100, metavar="N", help="how many (default: 100)"
@@ -105,12 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="virtual seconds for 1,000 samples of the whole model at speed 1 (default: 1)",
     )
-    for name, does in (
-        ("dropout", "it is away"),
-        ("crash", "it dies in its training"),
-        ("late", "its update comes after the deadline"),
-        ("nan", "its update holds NaN"),
-    ):
+    for name, does in _FATES.items():
         virtual.add_argument(
             f"--{name}", type=chance, default=0.0, metavar="P", help=f"how likely in a round {does}"
         )
@@ -118,6 +143,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name",
         type=run_name,
         help="of the run (default: the task's), and a number where it is taken",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="another value for a setting of the task, such as round.share=0.2; may be repeated",
+    )
+    parser.add_argument(
+        "--run",
+        dest="runs",
+        action="append",
+        default=[],
+        nargs="+",
+        metavar=("NAME", "KEY=VALUE"),
+        help="one of several runs, and what is its own: settings as with --set, and "
+        f"{', '.join(_RUN_OPTIONS)}; may be repeated",
+    )
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="also a line for each round of each run and seed"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="for files (default: runs)"
@@ -132,6 +177,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=positive_int, metavar="N", help="with --cluster (default: its CPU cores)"
     )
 
+    add_reading(parser, "a table of --data")
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
@@ -141,6 +188,7 @@ def run(arguments: argparse.Namespace) -> int:
         command = write_example(arguments.example)
         print(f"wrote {printable(str(arguments.example))}; now try\n\n  {printable(command)}\n")
         return 0
+    _take_task(arguments)
     for name, wanted in (("TASK.toml", arguments.task), ("--data", arguments.data)):
         if wanted is None:
             raise AggregatorError(
@@ -152,39 +200,116 @@ def run(arguments: argparse.Namespace) -> int:
         )
     # It needs what trains on a device, which no other command loads.
     from aggregator.simulate.run import prepare
-    from aggregator.simulate.shown import rounds_table, runs_table
+    from aggregator.simulate.shown import differences, rounds_table, runs_table, write_csv
 
-    simulated = prepare(arguments, MonotonicClock())
-    recorder, interrupted = simulated.recorder, False
-    try:
-        with _progress() as show:
-            simulated.play(show)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        path = recorder.write()
-    if path is None:
+    if arguments.csv is not None:
+        arguments.csv.parent.mkdir(parents=True, exist_ok=True)
+        if arguments.csv.is_dir():
+            raise AggregatorError(f"--csv: {arguments.csv} is a folder; expected a file to write")
+    clock = MonotonicClock()
+    # All of them are looked at before the first is played.
+    simulations = [_prepared(prepare, each, clock) for each in _runs(arguments)]
+    played, interrupted = [], False
+    for simulated in simulations:
+        several = f"{simulated.recorder.name}: " if len(simulations) > 1 else ""
+        try:
+            with _progress(several) as show:
+                simulated.play(show)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            path = simulated.recorder.write()
+        if path is not None:
+            played.append((simulated, path))
+        if interrupted:
+            break
+    if not played:
         print("interrupted before a round was over: nothing is recorded", file=sys.stderr)
         return INTERRUPTED
-    record = recorder.made()
-    print(rounds_table(record))
-    print()
-    print(runs_table([record]))
-    for line in simulated.remarks():
-        print(f"\n{printable(line)}", end="")
-    print(f"\n{printable(str(path))} {_pictured(recorder, path)}")
+    records = [simulated.recorder.made() for simulated, _ in played]
+    if len(simulations) == 1:
+        print(f"{rounds_table(records[0])}\n")
+    print(runs_table(records))
+    if len(records) > 1:
+        print(f"\n{differences(records)}")
+    for simulated, _ in played:
+        for line in simulated.remarks():
+            about = f"{simulated.recorder.name}: " if len(simulations) > 1 else ""
+            print(f"\n{about}{printable(line)}", end="")
+    if arguments.csv is not None:
+        write_csv(arguments.csv, records)
+        print(f"\n{printable(str(arguments.csv))} holds each round as a line", end="")
+    print(f"\n{_recorded(records, [path for _, path in played])}")
     return INTERRUPTED if interrupted else 0
 
 
-def _pictured(recorder: Recorder, path: Path) -> str:
+def _take_task(arguments: argparse.Namespace) -> None:
+    """What stands behind a ``--run`` without a value is the task's file."""
+    words = [each for _, *said in arguments.runs for each in said if "=" not in each]
+    words += [] if arguments.task is None else [str(arguments.task)]
+    if len(words) > 1:
+        raise AggregatorError(f"{words[0]!r} is no KEY=VALUE, such as round.share=0.2")
+    arguments.task = Path(words[0]) if words else None
+    arguments.runs = [
+        [each for each in run if "=" in each or each == run[0]] for run in arguments.runs
+    ]
+
+
+def _runs(arguments: argparse.Namespace) -> list[argparse.Namespace]:
+    """The arguments of each run: one, or as many as there are ``--run``."""
+    if not arguments.runs:
+        return [arguments]
+    if arguments.name is not None:
+        raise AggregatorError("--name is for one run; each --run has a name of its own")
+    names = [name for name, *_ in arguments.runs]
+    if len(set(names)) < len(names):
+        raise AggregatorError(f"--run: two runs are named {max(names, key=names.count)!r}")
+    return [_run(arguments, name, said) for name, *said in arguments.runs]
+
+
+def _run(arguments: argparse.Namespace, name: str, said: list[str]) -> argparse.Namespace:
+    own = argparse.Namespace(**{**vars(arguments), "name": name, "set": [*arguments.set]})
+    try:
+        run_name(name)
+        for each in said:
+            key, _, value = each.partition("=")
+            if key in _RUN_OPTIONS:
+                setattr(own, key, _RUN_OPTIONS[key](value))
+            else:
+                own.set.append(each)
+    except argparse.ArgumentTypeError as error:
+        raise AggregatorError(f"--run {name}: {error}") from None
+    return own
+
+
+def _prepared(
+    prepare: Callable[[argparse.Namespace, Clock], Simulated],
+    arguments: argparse.Namespace,
+    clock: Clock,
+) -> Simulated:
+    for each in arguments.set:
+        if (key := each.partition("=")[0]) in _RUN_OPTIONS:
+            raise AggregatorError(f"--set is for settings of the task; {key} is an option: --{key}")
+    try:
+        return prepare(arguments, clock)
+    except AggregatorError as error:
+        raise AggregatorError(
+            f"--run {arguments.name}: {error}" if arguments.runs else str(error)
+        ) from None
+
+
+def _recorded(records: Sequence[SimulationRecord], paths: Sequence[Path]) -> str:
+    """Where the records lie, and their picture, which is drawn here."""
     from aggregator.simulate.shown import draw
 
-    picture = path.with_suffix(".png")
+    one = len(paths) == 1
+    picture = paths[0].with_suffix(".png") if one else paths[0].with_name("compared.png")
+    held = f"{printable(' '.join(map(str, paths)))} {'holds the run' if one else 'hold the runs'}"
     try:
-        draw([recorder.made()], picture)
+        draw(records, picture)
     except ImportError:
-        return f"holds the run. {NO_PICTURE}"
-    return f"holds the run, {printable(picture.name)} shows it"
+        return f"{held}. {NO_PICTURE}"
+    return f"{held}, {printable(picture.name)} shows {'it' if one else 'them'}"
 
 
 NO_PICTURE = (
@@ -194,13 +319,13 @@ NO_PICTURE = (
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def _progress(before: str = "") -> Iterator[Callable[[str], None]]:
     """One line on standard error, rewritten on a terminal; nothing elsewhere."""
     live = sys.stderr.isatty()
 
     def show(text: str) -> None:
         if live:
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{before if text else ''}{text}", end="", file=sys.stderr, flush=True)
 
     try:
         yield show

@@ -6,18 +6,21 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
+from aggregator.cli.broker import move_lines
 from aggregator.cli.rollback import Rollback
-from aggregator.cli.shown import called_all
+from aggregator.cli.shown import CLASH_SHOWN_SECONDS, called, called_all
 from aggregator.cli.waiting_round import WaitingRound
+from aggregator.errors import StoreUnreached
 from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
+from aggregator.serve.reach import Reach, read_reach
 from aggregator.store import Store, TaskStore
 from aggregator.store.devices import DeviceRow
 from aggregator.store.reports import KEPT_ROUNDS
@@ -31,7 +34,8 @@ from device_sdk.system.printable import ago, printable, span
 DESCRIPTION = """\
 Shows each task's version and last rounds, how these ended on the devices, why and on which ones,
 whom the open round waits for, what was refused and why, and anything that waits for the operator.
-Reads the database; works whether serve runs or not. devices has each device's newest round."""
+Reads the database; works whether serve runs or not, and says whether serve is connected to its
+broker, and since when. devices has each device's newest round."""
 
 EXAMPLES = """\
 examples:
@@ -52,18 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
-    store = home.open_store()
+    now, reach = time.time(), read_reach(home.live_file)
     try:
-        now, serves = time.time(), is_served(home) or store.lease.is_held()
+        store = home.open_store()
+    except StoreUnreached:
+        if reach is not None and not arguments.json:
+            print(f"serve        {printable(reach.words(now))}", flush=True)
+        raise
+    try:
+        serves = reach is not None or is_served(home) or store.lease.is_held()
         registry = Registry(store.devices)
         tasks = [
             _SeenTask(store.task(row.number), row, registry, arguments.rounds, now)
             for row in tasks_of(store, arguments)
         ]
         if arguments.json:
-            print(json.dumps(_as_json(store, tasks, now, serves), indent=2))
+            print(json.dumps(_as_json(store, tasks, now, serves, reach), indent=2))
         else:
-            _print(store, tasks, now, serves)
+            _print(store, tasks, now, serves, reach)
     finally:
         store.database.close()
     return 0
@@ -92,6 +102,7 @@ class _SeenTask:
         self.evaluated = store.evaluations.latest()
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
+        self.unknown_items = store.reports.unknown_items()
         self.not_trained = {
             (each.outcome, each.reason): _known(registry, each.device_ids)
             for each in store.reports.not_trained()
@@ -153,13 +164,22 @@ def _known(registry: Registry, device_ids: Iterable[bytes]) -> list[DeviceRow]:
     return [each for each in found if each is not None]
 
 
-def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> None:
+def _print(
+    store: Store, tasks: list[_SeenTask], now: float, serves: bool, reach: Reach | None
+) -> None:
     devices = list(store.devices.all())
     revoked = sum(1 for row in devices if row.revoked_unix_seconds is not None)
     several = len(tasks) > 1
     if not several:
         _print_head(tasks[0])
-    print(f"serve        {'runs' if serves else 'does not run: no round opens or closes'}")
+    if reach is not None:
+        print(f"serve        {printable(reach.words(now))}")
+    elif serves:
+        print("serve        runs on another machine: status there says what it is connected to")
+    else:
+        print("serve        does not run: no round opens or closes")
+    for line in move_lines(store, None, now):
+        print(line)
     _print_cluster(store)
     if serves and (problem := store.facts.clock_problem):
         print(f"problem      {printable(problem)}")
@@ -172,6 +192,11 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
         )
     print(f"devices      {len(devices) - revoked} active, {revoked} revoked")
     print(f"codes        {store.tokens.unused(int(now))} unused")
+    for row, seen in _clashes(store, devices, now):
+        print(
+            f"problem      two machines have the identity of {called(row)} (seen "
+            f"{ago(seen, now)}): its home was copied. Let one join anew, with a code from invite"
+        )
     for task in tasks:
         if several:
             print()
@@ -186,6 +211,8 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
             )
         if task.row.problem is not None:
             print(f"problem      {printable(task.row.problem)}")
+        if problem := task.store.facts.no_room:
+            print(f"problem      no round opens: {printable(problem)}")
         if task.row.request is not None:
             print("waiting      it is replaced when serve runs and its open round has ended")
         if task.shut_out:
@@ -215,6 +242,17 @@ def _print(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> No
         )
     for task in tasks:
         _print_waiting(task)
+
+
+def _clashes(
+    store: Store, devices: Iterable[DeviceRow], now: float
+) -> Iterator[tuple[DeviceRow, int]]:
+    """The devices that were on two machines of late, and when that showed."""
+    seen = store.devices.clashes()
+    for row in devices if seen else ():
+        last = seen.get(row.device_id, -CLASH_SHOWN_SECONDS)
+        if row.revoked_unix_seconds is None and now - last < CLASH_SHOWN_SECONDS:
+            yield row, last
 
 
 def _print_cluster(store: Store) -> None:
@@ -259,6 +297,12 @@ def _print_rounds(task: _SeenTask, now: float) -> None:
                 disable_numparse=True,  # ids may look like numbers
                 colalign=("left", "right", "right", "left"),
             )
+        )
+    if task.unknown_items.unknown:
+        told = task.unknown_items
+        print(
+            f"\nitems        {told.unknown} of {told.recorded} items unknown to the catalogue, on "
+            f"{told.devices} of {told.told} devices"
         )
     if task.open is not None:
         print()
@@ -313,7 +357,9 @@ def _took(row: RoundRow) -> str:
     return "-" if row.took_seconds is None or row.threshold == 0 else span(row.took_seconds)
 
 
-def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> dict[str, object]:
+def _as_json(
+    store: Store, tasks: list[_SeenTask], now: float, serves: bool, reach: Reach | None
+) -> dict[str, object]:
     first = _task_as_json(tasks[0])
     return {
         "task": first["task"],
@@ -324,8 +370,12 @@ def _as_json(store: Store, tasks: list[_SeenTask], now: float, serves: bool) -> 
         "refusals": store.refusals.all(),
         "unpublished": first["unpublished"],
         "serves": serves,
+        "serve": None if reach is None else asdict(reach),
         "clock_problem": store.facts.clock_problem,
         "keys_problem": store.facts.keys_problem,
+        "on_two_machines": [
+            row.device_id.hex() for row, _ in _clashes(store, list(store.devices.all()), now)
+        ],
         "chunk_store_problem": store.facts.mirror_problem,
         "coordinator": _lease_as_json(store),
         "workers": [asdict(each) for each in store.workers.all()],
@@ -365,12 +415,13 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "only": seen.only or None,
         "eligible_devices": seen.eligible,
         "wait_for_devices": seen.wait_for_devices,
-        "problem": seen.row.problem,
+        "problem": seen.row.problem or seen.store.facts.no_room,
         "shut_out": seen.shut_out,
         "rollback": asdict(seen.rollback),
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
+        "unknown_items": seen.unknown_items._asdict(),
         "not_trained": [
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}
             for (outcome, reason), devices in seen.not_trained.items()

@@ -7,7 +7,7 @@ import json
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.artifacts import rehearsed, require_harmless
-from aggregator.task.check import NEXT_ROUND, changes, taken_in
+from aggregator.task.check import NEXT_ROUND, changes, put_in, taken_in, without_fleet
 from aggregator.task.file import (
     FLEET_TABLES,
     Task,
@@ -31,10 +31,12 @@ from aggregator.task.file import (
     read_task,
     served_cohort,
     shipped_folder,
+    understood_catalogue,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
-from device_sdk.artifact import read_manifest
+from device_sdk.artifact import ArtifactError, read_manifest
+from device_sdk.system.command_line import natural
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import require_name
 
@@ -54,7 +56,10 @@ task check [FILE]    what is wrong with a task file, and what each change of it 
                      --replace: what replace would change, keep and begin anew, by tensor
 task replace NAME    with the artifact, method or settings of FILE; no device enrols again. The
                      open round ends first, or is given up with --now. What FILE leaves out of the
-                     fleet's tables, and of the task's name and cohort, stays as it is
+                     fleet's tables, and of the task's name and cohort, stays as it is. The file of
+                     before is kept: rollback finds it
+task show NAME       its file as it is served; with --version N that under which version N was made,
+                     without the fleet's tables
 
 serve takes all of it up within a quarter of a second, and what is edited in a task file between two
 rounds."""
@@ -66,6 +71,7 @@ examples:
   tessera-aggregator task check wider.toml --replace air --home fleet
   tessera-aggregator task replace air --from wider.toml --warm-start best --home fleet
 """
+_MOST_NAMED = 8
 _WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _STEP_SECONDS = 30.0
@@ -78,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="of the task; of check, the file to look at"
     )
-    parser.set_defaults(spare="name")
     parser.add_argument(
         "--from", dest="file", type=Path, metavar="FILE", help="of add and replace: the task file"
     )
@@ -100,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--now",
         action="store_true",
         help="of replace: give the open round up; what was counted in it is part of no version",
+    )
+    parser.add_argument(
+        "--version",
+        type=natural,
+        metavar="N",
+        help="of show: the file that it was made under",
     )
     parser.add_argument(
         "--step-seconds",
@@ -138,6 +149,7 @@ def _refuse_options(arguments: argparse.Namespace, action: str) -> None:
         "--now": (arguments.now, ("replace",)),
         "--data": (arguments.data is not None, ("check",)),
         "--json": (arguments.json, ("list", "check")),
+        "--version": (arguments.version is not None, ("show",)),
     }
     for option, (given, actions) in meant.items():
         if given and action not in actions:
@@ -201,7 +213,7 @@ def _add(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> i
     text = taken_in(arguments.file or path)
     task = parse_task(text, path, first.fleet)
     buildable(store, task)
-    _require_harmless(task, arguments)
+    _require_harmless(task, arguments.step_seconds)
     with store.database.transaction():
         known = _require_new(store, first.name, name)  # another command may have added it meanwhile
         number = store.tasks.add(name, str(path.relative_to(home.folder)), text)
@@ -269,7 +281,7 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
     names, new = _successor(home, store, row, arguments.file)
     warm_start = _warm_start(arguments)
     planned = plan(store.task(row.number), names, new, warm_start)
-    _require_harmless(new, arguments)
+    _require_harmless(new, arguments.step_seconds)
     if planned.inherits is not None and planned.inherits.anew:
         print(begins_anew(planned.inherits))
     if not planned.same_model:
@@ -277,25 +289,64 @@ def _replace(home: AggregatorHome, store: Store, arguments: argparse.Namespace) 
             "versions of the model so far are compared with no later one, and are dropped as new "
             f"ones come: models --task {row.name} --pin N keeps one"
         )
-    request = ReplaceRequest(new.text, warm_start, arguments.now, file_digest(_file(home, row)))
+    _ask(home, store, row, ReplaceRequest(new.text, warm_start, arguments.now))
+    return 0
+
+
+def go_back(home: AggregatorHome, store: Store, row: TaskRow, version: int) -> None:
+    """Ask for a task to be replaced by its file of a version of another model, beginning with that.
+
+    Raises AggregatorError where that cannot be.
+    """
+    try:
+        text = file_of(home, store, row, version)
+        names, new = _successor(home, store, row, _file(home, row), text)
+        plan(store.task(row.number), names, new, str(version))
+        _require_harmless(new, _STEP_SECONDS)
+    except (AggregatorError, ArtifactError) as error:
+        raise AggregatorError(
+            f"version {version} is of a model that task {row.name} had before, and the task file "
+            f"of then (task show {row.name} --version {version}) cannot be served: {error}"
+        ) from None
+    print(
+        f"version {version} is of a model that task {row.name} had before version "
+        f"{store.task(row.number).facts.judged_from}: the task file of then comes back with it"
+    )
+    _ask(home, store, row, ReplaceRequest(new.text, str(version), back_to=version))
+
+
+def file_of(home: AggregatorHome, store: Store, row: TaskRow, version: int) -> str:
+    """The task file that a version's model was made under, without the fleet's tables, which are
+    those of now: with what its paths are relative to. Raises AggregatorError."""
+    served = store.task(row.number).facts.file_of(version) or row.served
+    if served is None:
+        raise AggregatorError(f"task {row.name} was never served: see {_file(home, row)}")
+    return put_in(without_fleet(served), _file(home, row))
+
+
+def _ask(home: AggregatorHome, store: Store, row: TaskRow, request: ReplaceRequest) -> None:
+    """Have the task replaced, and say when that is."""
+    request = replace(request, file=file_digest(_file(home, row)))
     with store.database.transaction():
-        _row(store, arguments.name)  # another command may have retired it meanwhile
+        _row(store, str(row.name))  # another command may have retired it meanwhile
+        if request.back_to is not None:
+            store.task(row.number).versions.ask_for(None)  # what was asked for last counts
         store.tasks.set_request(row.number, request.write())
         store.tasks.set_problem(row.number, None)
     latest = store.task(row.number).rounds.latest()
     # A round that rests, with nobody in it, need not end first.
     open_round = bool(latest and latest[0].unfinished and latest[0].threshold)
-    if open_round and not arguments.now:
-        print(f"task {row.name} is replaced when round {latest[0].round} has ended (or with --now)")
-        return 0
+    if open_round and not request.now:
+        how = " (or with --now)" if request.back_to is None else ""
+        print(f"task {row.name} is replaced when round {latest[0].round} has ended{how}")
+        return
     _tell(
         home,
         store,
         row.number,
-        lambda row: row.request is None and row.served == new.text,
+        lambda row: row.request is None and row.served == request.text,
         f"task {row.name} is replaced",
     )
-    return 0
 
 
 def _warm_start(arguments: argparse.Namespace) -> str | None:
@@ -308,15 +359,20 @@ def _warm_start(arguments: argparse.Namespace) -> str | None:
 
 
 def _successor(
-    home: AggregatorHome, store: Store, row: TaskRow, file: Path
+    home: AggregatorHome, store: Store, row: TaskRow, file: Path, content: str | None = None
 ) -> tuple[tuple[str, str], Task]:
-    """Name and cohort of a task, and what ``file`` would make of it. Raises AggregatorError."""
+    """Name and cohort of a task, and what ``file`` would make of it; ``content``: what is in it,
+    where that is another than now. Raises AggregatorError."""
     path, first = _file(home, row), read_task(_file(home, store.tasks.find(FIRST)))
     if row.served is None:
         raise AggregatorError(f"task {row.name} was never served: edit {path} instead")
     names = {"name": str(row.name), "cohort": served_cohort(row.served)}
     is_first = row.number == FIRST
-    text = taken_in(file, names, first.text if is_first else "")
+    fleet = first.text if is_first else ""
+    if content is None:
+        text = taken_in(file, names, fleet)
+    else:
+        text = put_in(content, file, names, fleet)
     new = parse_task(text, path, None if is_first else first.fleet, file)
     if is_first and new.fleet != first.fleet:
         raise AggregatorError(
@@ -428,26 +484,28 @@ def _as_successor(
     }
 
 
-def _require_harmless(task: Task, arguments: argparse.Namespace) -> None:
+def _require_harmless(task: Task, step_seconds: float) -> None:
     """Raises AggregatorError for an artifact that devices could not run. The one that is installed
     with them is known to them too."""
     ours = shipped_folder().resolve()
     folders = dict.fromkeys([*task.artifacts, *task.companions])
     strange = [each for each in folders if not each.resolve().is_relative_to(ours)]
-    require_harmless(strange, arguments.step_seconds)
+    require_harmless(strange, step_seconds)
 
 
 def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
-    _require_harmless(task, arguments)
+    _require_harmless(task, arguments.step_seconds)
     shows = rehearsed(task, arguments.step_seconds, arguments.data or "")
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
     notes = [note for note in (task.binding.note, alike) if note]
     problems = [each.problem for each in shows if each.problem is not None]
+    understood = None if task.catalogue is None else understood_catalogue(task.catalogue)[1]
     return {
         **said,
         "problem": f"{path}: {problems[0]}" if problems else None,
         "note": "; ".join(notes) or None,
+        "catalogue": understood,
         "rehearsal": [line for each in shows for line in each.lines],
     }
 
@@ -461,6 +519,8 @@ def _print_checked(said: dict[str, Any]) -> None:
     lines = [f"{said['file']}: task {said['task']}, {said['method']}: right"]
     if said["note"] is not None:
         lines.append(f"  note: {said['note']}")
+    if said["catalogue"] is not None:
+        lines.append(f"  catalogue: {said['catalogue']}")
     lines += [f"  {line}" for line in said.get("rehearsal", ())]
     found = said.get("changes")
     for each in found or []:
@@ -506,7 +566,7 @@ def _name_in(path: Path) -> tuple[str, bool]:
     """The task that a file is of: its ``task.name``, or the file's own; and whether it has tables
     that the first task's alone has."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         found = values.get("task", {}).get("name")
     except (OSError, ValueError, RecursionError, AttributeError):
         return path.stem, False
@@ -548,6 +608,21 @@ def _tell(
     print(f"{said} as soon as serve runs")
 
 
+def _show(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
+    row = _row(store, arguments.name)
+    versions = store.task(row.number).versions
+    version: int | None = arguments.version
+    if version is None:
+        path = _file(home, row)
+        print(path.read_text(encoding="utf-8") if row.served is None else row.served, end="")
+        return 0
+    if versions.find(version) is None:
+        known = ", ".join(str(each.version) for each in versions.all()[:_MOST_NAMED]) or "none yet"
+        raise AggregatorError(f"task {row.name} has no version {version}; the newest are {known}")
+    print(file_of(home, store, row, version), end="")
+    return 0
+
+
 _ACTIONS: dict[str, Callable[[AggregatorHome, Store, argparse.Namespace], int]] = {
     "list": _list,
     "add": _add,
@@ -556,4 +631,5 @@ _ACTIONS: dict[str, Callable[[AggregatorHome, Store, argparse.Namespace], int]] 
     "retire": _retire,
     "check": _check,
     "replace": _replace,
+    "show": _show,
 }

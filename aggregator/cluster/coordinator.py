@@ -10,16 +10,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aggregator.cluster.cell_links import CellLinks
 from aggregator.cluster.gathering import Fetch, GatheredAggregation, from_store
 from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
 from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
 from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.cell_links import CellLinks
 from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
@@ -28,7 +29,7 @@ from aggregator.store.cluster import ShareRow
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import RoundSettings, SharedSettings
-from device_sdk.link.broker_url import BrokerUrl
+from device_sdk.link.broker_url import BrokerUrl, BrokerWay
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
@@ -67,16 +68,22 @@ class Coordinating(Whole):
         return CommittedAttendance(store, settings)
 
     def links(
-        self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
+        self,
+        shared: Shared,
+        settings: LinkSettings,
+        rngs: list[np.random.Generator],
+        ways: Sequence[BrokerWay],
     ) -> BrokerLinks:
-        links = []
+        links: list[BrokerLinks] = []
         root_fingerprint = shared.store.facts.root_fingerprint
         for place, cell in enumerate(self._cells, 1):
             of_cell = replace(shared, settings=in_cell(shared.settings, cell.broker))
             each = [rng.spawn(1)[0] for rng in rngs]
             links.append(
                 BrokerLinks(
-                    of_cell, settings, each, Hears((), client=client_name(root_fingerprint, -place))
+                    *(of_cell, settings, each),
+                    Hears((), client=client_name(root_fingerprint, -place)),
+                    links[0].nudge if links else None,
                 )
             )
         # What a service asks of a link, both answer.
@@ -135,7 +142,8 @@ def in_cell(settings: SharedSettings, broker: BrokerUrl | None) -> SharedSetting
     """The fleet's settings with the broker of a cell, if it has one of its own."""
     if broker is None:
         return settings
-    return replace(settings, broker=replace(settings.broker, url=broker))
+    fleet = settings.broker
+    return replace(settings, broker=replace(fleet, way=fleet.way.at(broker)))
 
 
 class Runtime(Protocol):
@@ -224,6 +232,15 @@ class Crew:
         )
 
 
+def _at_hand(settings: SharedSettings) -> SharedSettings:
+    """With today's password, for machines that lack its file. Raises AggregatorError."""
+    broker = settings.broker
+    try:
+        return replace(settings, broker=replace(broker, way=broker.way.read()))
+    except ValueError as error:
+        raise AggregatorError(f"the way to the broker: {error}") from None
+
+
 def posts(
     home: AggregatorHome, store: Store, cluster: Cluster, settings: SharedSettings
 ) -> list[Post]:
@@ -238,7 +255,7 @@ def posts(
             where,
             store.database.identity,
             told,
-            replace(in_cell(settings, slot.cell.broker), cluster=told),
+            replace(_at_hand(in_cell(settings, slot.cell.broker)), cluster=told),
             store.facts.root_fingerprint,
         )
         for slot in cluster.slots()

@@ -21,19 +21,19 @@ class Lease:
     """Held from :meth:`take` on by a thread with a connection of its own: a round that takes long
     to close costs no lease. It is renewed while :meth:`alive` is called now and then.
 
-    ``open_store`` makes a connection; ``holder`` and ``program`` are for people. ``clock`` gives
-    monotonic seconds; ``ending`` is what it waits on, and is set by :meth:`end`.
+    ``store``: a connection of its own, which it closes; ``holder`` and ``program`` are for people.
+    ``clock`` gives monotonic seconds; ``ending`` is what it waits on, and is set by :meth:`end`.
     """
 
     def __init__(
         self,
-        open_store: Callable[[], Store],
+        store: Store,
         holder: str,
         program: str,
         clock: Callable[[], float],
         ending: threading.Event,
     ) -> None:
-        self._store = open_store()
+        self._store = store
         self._holder, self._program = holder, program
         self._clock = clock
         self._alive_seconds = clock()

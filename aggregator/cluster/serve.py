@@ -7,18 +7,22 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
 from aggregator.cluster.coordinator import Coordinating, Crew, Runtime, posts
 from aggregator.cluster.lease import Lease
 from aggregator.cluster.orders import Post
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, StoreAway
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.folder import read_serving_keys
 from aggregator.rounds.machine import RoundEvent
 from aggregator.rounds.replacement import buildable
+from aggregator.serve.alone import run_service
 from aggregator.serve.assembly import World, assemble
+from aggregator.serve.reach import Reaching
 from aggregator.serve.service import Service
+from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed
 from aggregator.store.tasks import FIRST
 from aggregator.task.artifacts import read_artifacts
@@ -78,11 +82,15 @@ def coordinate(
     asked to end meanwhile. Raises AggregatorError, and Deposed where another process took the
     lease.
     """
-    cluster = task.fleet.cluster
     _require_not_served(home)
     with ExitStack() as stack:
+        reach = Reaching(home.live_file, world.unix_clock, world.sleep, stopping)
+        stack.callback(reach.close)
         holder = f"{socket.gethostname()}, process {os.getpid()}"
-        lease = Lease(home.open_store, holder, __version__, world.clock, threading.Event())
+        first = reach.await_store(home.open_store)
+        if first is None:
+            return
+        lease = Lease(first, holder, __version__, world.clock, threading.Event())
         stack.callback(lease.end)
         if standby:
             require_servable(home, task, world.unix_clock)
@@ -92,36 +100,80 @@ def coordinate(
             return
         _require_not_served(home)  # it looks for the lease once it has the home: one of us sees
         _LOG.info("coordinating, term %d", lease.term)
-        store = home.open_store()
+        store = reach.await_store(home.open_store)
+        if store is None:
+            return
+        stack.callback(store.database.close)
         store.database.guard = lambda: lease.require(store)
+        coordination = _Coordination(home, task, world, store, lease, reach, stopping, start)
+        while not stopping():
+            coordination.one_life(on_round, on_turn, on_ready)
+
+
+@dataclass
+class _Coordination:
+    """A coordinator that has the lease: lives of a service, one after another where the store went
+    away in the midst of something, with the same workers."""
+
+    home: AggregatorHome
+    task: Task
+    world: World
+    store: Store
+    lease: Lease
+    reach: Reaching
+    stopping: Callable[[], bool]
+    start: Callable[[list[Post]], Runtime]
+    runtime: Runtime | None = None
+
+    def __post_init__(self) -> None:
+        def waits(problem: str) -> bool:
+            self.lease.alive()
+            return self.reach.waits(problem)
+
+        self.store.database.waits = waits
+
+    def one_life(
+        self,
+        on_round: Callable[[RoundEvent], None] | None,
+        on_turn: Callable[[Service], None],
+        on_ready: Callable[[Service], None],
+    ) -> None:
+        """Until we are asked to end, or the store went away. Raises Deposed, AggregatorError."""
+        service: Service | None = None
         try:
+            cluster = self.task.fleet.cluster
             role = Coordinating(cluster)
-            parts = assemble(home, store, task, world, role=role)
-            runtime = start(posts(home, store, cluster, task.fleet))
-            role.fetch = runtime.shares
-        except BaseException:
-            store.database.close()
-            raise
-        crew = Crew(runtime, home, parts)
-        service = Service(parts, on_round, crew.complete)
-        on_ready(service)
+            parts = assemble(self.home, self.store, self.task, self.world, role=role)
+            if self.runtime is None:
+                self.runtime = self.start(posts(self.home, self.store, cluster, self.task.fleet))
+            role.fetch = self.runtime.shares
+            crew = Crew(self.runtime, self.home, parts)
+            service = Service(parts, on_round, crew.complete)
 
-        def tend() -> None:
-            lease.alive()
-            crew.tend()
-            on_turn(service)
+            def tend(service: Service) -> None:
+                self.lease.alive()
+                crew.tend()
+                on_turn(service)
 
-        parts.link.start()
-        try:
-            service.run(stopping, tend)
-        except Deposed:
-            parts.link.stop()
-            runtime.leave()
-            store.database.close()
-            raise
-        except BaseException:
-            runtime.stop()
+            run_service(service, self.reach, self.stopping, tend, on_ready)
+            self.runtime.stop()
             service.stop()
+        except StoreAway as error:
+            self.reach.waits(str(error))
+            if service is not None:
+                service.abandon()
+            if self.stopping() and self.runtime is not None:
+                self.runtime.stop()
+        except Deposed:
+            if service is not None:
+                service.abandon()
+            if self.runtime is not None:
+                self.runtime.leave()
             raise
-        runtime.stop()
-        service.stop()
+        except BaseException:
+            if self.runtime is not None:
+                self.runtime.stop()
+            if service is not None:
+                with suppress(*STORE_FAILURES):
+                    service.stop()
+            raise

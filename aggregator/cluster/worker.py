@@ -16,6 +16,7 @@ from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
 from aggregator.cluster.marks import StoredMarks
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
+from aggregator.errors import StoreAway
 from aggregator.keys.registry import HeldRegistry, revoke
 from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator, option_name
@@ -224,16 +225,20 @@ class Worker:
         _LOG.info("worker %s serves its shards, epoch %d", slot, self._epoch)
 
     def _work(self, parts: WorkerParts) -> None:
-        """One turn. A store that fails for a moment costs no session."""
+        """One turn. A store that is away is waited for, and costs no session; one that will not do
+        for a minute ends this worker."""
         try:
             parts.turn()
             self._take_orders(parts)
         except STORE_FAILURES as error:
             now = self._world.clock()
-            self._failing_seconds = self._failing_seconds or now
-            if now - self._failing_seconds > _PATIENCE_SECONDS:
+            since = self._failing_seconds
+            self._failing_seconds = since or now
+            is_away = isinstance(error, StoreAway)
+            if not is_away and now - self._failing_seconds > _PATIENCE_SECONDS:
                 raise
-            _LOG.warning("the store: %s", error)
+            if not (is_away and since):  # said once, however long it is away
+                _LOG.warning("the store: %s", error)
             self._world.sleep(_RETRY_SECONDS)
         else:
             self._failing_seconds = 0.0
@@ -302,7 +307,9 @@ class WorkerParts:
         self._placements = Placements(
             shared,
             self.table,
-            lambda device_id: replace(placement_of(device_id), mirror=chunks),
+            lambda device_id: replace(
+                placement_of(device_id), mirror=chunks, packet_bytes=self.link.packet_bytes or 0
+            ),
             slot.cell.name,
             always=store.facts.mirrored,
         )

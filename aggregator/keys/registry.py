@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -14,6 +15,8 @@ from device_sdk.wire.publish.manifest import selected
 from device_sdk.wire.publish.topics import UpTopic
 from device_sdk.wire.seal.placement import FIRST_SHARD, shard_of
 from device_sdk.wire.seal.session_table import RegisteredDevice
+
+_LOG = logging.getLogger(__name__)
 
 # Revoking a device: from the registry, and from what is published next.
 
@@ -44,6 +47,7 @@ class Registry:
         self._by_id: dict[bytes, DeviceRow] = {}
         self._revoked: dict[bytes, bytes] = {}  # handle to device id
         self._moved: dict[bytes, int] = {}  # device id to shard, not in the table yet
+        self._clashed: dict[bytes, int] = {}
         self._seen: dict[bytes, int] = {}  # device id to Unix seconds, likewise
         self._seen_written: dict[bytes, int] = {}
         self.revision = 0
@@ -154,6 +158,17 @@ class Registry:
         # Either way: a clock may be set back.
         if abs(now - self._seen_written.get(device_id, 0)) >= _SEEN_SECONDS:
             self._seen[device_id] = now
+
+    def clashed(self, device_id: bytes, unix_seconds: float) -> None:
+        """Two machines have a device's identity: each opened a session after the other had."""
+        if device_id not in self._clashed:
+            _LOG.warning(
+                "two machines have the identity of device %s: its home was copied. One of them is "
+                "counted a round. Let one join anew (invite), or send both away (revoke)",
+                device_id.hex(),
+            )
+        self._clashed[device_id] = int(unix_seconds)
+        self._devices.note_clashes({device_id: int(unix_seconds)})
 
     def save_seen(self) -> None:
         """Write down who was seen. To be called every second or so: one that says something all

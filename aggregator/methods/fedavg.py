@@ -48,7 +48,6 @@ from aggregator.methods.sums import (
     UnlikeSum,
 )
 from device_sdk.artifact import Artifact
-from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
@@ -460,11 +459,6 @@ class FedAvgBinding(Binding[FedAvgSettings]):
     __slots__ = ()
     settings_class = FedAvgSettings
     artifacts = range(1, 2)
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Their own with layers of their own alone."""
-        return STAGES if self.settings.training.personal_names else ("global",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -136,7 +136,7 @@ def _arrays(found: object) -> State:
 # A state is full if the method can go on from it, and nothing is missing that it had before. No
 # other is ever committed: the version before it would be lost.
 
-_MOST_KEPT_BYTES = 1 << 28
+_MOST_KEPT_BYTES = 1 << 29
 """Of a state, for the method that it is tried on to be kept: to build one takes a while, and a
 large one memory."""
 _Form = tuple[np.dtype[Any], int, bool]

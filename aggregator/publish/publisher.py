@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.shared import TaskShared
 from aggregator.store import TaskStore
 from aggregator.store.publications import (
+    PACKET_HEAD_BYTES,
     AttachmentBook,
     CohortKey,
     PublishedContent,
@@ -25,7 +26,12 @@ from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.publish.content import SHARED, ContentKind, seal_content
-from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_manifest
+from device_sdk.wire.publish.manifest import (
+    CHUNK_BYTES,
+    RoundManifest,
+    seal_chunks,
+    write_manifest,
+)
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
     TaskTerms,
@@ -36,6 +42,49 @@ from device_sdk.wire.publish.topics import ChunkTopic, ManifestTopic, Topics
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
+
+# How what is published is cut so that the broker takes it.
+
+_CHUNK_AROUND_BYTES = 54
+"""Head and tag of a chunk."""
+_TOPIC_BYTES = 128
+LEAST_PACKET_BYTES = 6144
+"""Sessions, enrolments and the descriptor take up to 4,096 bytes each, and their topics."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the broker's largest packet has room for; ``packet_bytes`` None: any message of ours."""
+
+    packet_bytes: int | None
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Plaintext bytes of each chunk. Raises PacketsTooSmall where nothing can be sent."""
+        if self.packet_bytes is None:
+            return CHUNK_BYTES
+        if self.packet_bytes < LEAST_PACKET_BYTES:
+            raise PacketsTooSmall(
+                f"the broker takes packets of at most {self.packet_bytes:,} bytes, and a session "
+                f"needs {LEAST_PACKET_BYTES:,}: raise its limit (Mosquitto: max_packet_size)"
+            )
+        around = PACKET_HEAD_BYTES + _TOPIC_BYTES + _CHUNK_AROUND_BYTES
+        return min(CHUNK_BYTES, self.packet_bytes - around)
+
+    def require(self, what: str, messages: Iterable[tuple[str, bytes]]) -> None:
+        """Raises PacketsTooSmall where one of them, with its topic, does not fit."""
+        most = self.packet_bytes
+        if most is None:
+            return
+        sizes = (PACKET_HEAD_BYTES + len(topic) + len(each) for topic, each in messages)
+        largest = max(sizes, default=0)
+        if largest > most:
+            raise PacketsTooSmall(
+                f"the broker takes packets of at most {most:,} bytes, and {what} has one of "
+                f"{largest:,}, which names its chunks: raise the broker's limit (Mosquitto: "
+                "max_packet_size), or make the model smaller"
+            )
+
 
 # Attachments of a round's broadcast, sealed as contents of their own, once for as long as they
 # stay the same.
@@ -93,7 +142,9 @@ class Attachments:
         offers = []
         for name, attachment in sorted(broadcast.attachments.items()):
             cohort = cohorts.get(attachment.cohort)
+            chunk_bytes = self._room().chunk_bytes
             under = f"{key.epoch} {signer} {'' if cohort is None else cohort.drawn_for}"
+            under += f" {chunk_bytes}"
             content_id = self._content_id(book.secret, attachment)
             known = sealed.get(content_id.hex()) or book.sealed.get(content_id.hex())
             if known is None or known.sealed_under != under:
@@ -147,15 +198,20 @@ class Attachments:
         signing: Ed25519PrivateKey,
     ) -> int:
         content = write_attachment(attachment.tensors, self.codec, self.rng)
-        messages = seal_content(publication, signing, ContentKind.ATTACHMENT, content_id, content)
-        self.store.publications.replace(
-            ATTACHMENT_PART + content_id.hex(),
-            [
-                (self.topics.write(ChunkTopic(content_id, index)), message)
-                for index, message in enumerate(messages)
-            ],
+        room = self._room()
+        sealed = seal_content(
+            *(publication, signing, ContentKind.ATTACHMENT, content_id, content, room.chunk_bytes)
         )
+        messages = [
+            (self.topics.write(ChunkTopic(content_id, index)), message)
+            for index, message in enumerate(sealed)
+        ]
+        room.require("an attachment", messages)
+        self.store.publications.replace(ATTACHMENT_PART + content_id.hex(), messages)
         return len(content)
+
+    def _room(self) -> Room:
+        return Room(self.store.fleet.facts.packet_bytes)
 
 
 class Publisher:
@@ -223,7 +279,8 @@ class Publisher:
         serving = self._keys()
         signing = serving.signing
         catalogue = None if self._task.catalogue is None else self._store.facts.catalogue
-        self._seal_contents(key, signing, catalogue)
+        room = Room(self._store.fleet.facts.packet_bytes)
+        self._seal_contents(key, signing, catalogue, room)
         self._drop_keys(key)
         publication = self._publication(key)
         if row.threshold == 0:
@@ -236,7 +293,7 @@ class Publisher:
             plaintext = write_broadcast(broadcast, terms, self._task.broadcast_codec, self._rng)
         except ValueError as error:
             raise _unsendable(error) from None
-        chunks, digests = seal_chunks(publication, plaintext)
+        chunks, digests = seal_chunks(publication, plaintext, room.chunk_bytes)
         manifest = RoundManifest(
             root_fingerprint=serving.descriptor.root_fingerprint,
             task=self._task.name,
@@ -262,8 +319,10 @@ class Publisher:
         ]
         # Last, so that whoever sees it finds what it names.
         sealed = publication.seal_manifest(write_manifest(manifest), signing)
-        topic = ManifestTopic(self._task.name, self._task.cohort)
-        self._store.publications.replace("round", [*messages, (self._topics.write(topic), sealed)])
+        topic = self._topics.write(ManifestTopic(self._task.name, self._task.cohort))
+        messages.append((topic, sealed))
+        room.require("the round's broadcast", messages)
+        self._store.publications.replace("round", messages)
 
     def _current_key(self) -> GroupKey:
         fleet = self._store.fleet
@@ -285,7 +344,7 @@ class Publisher:
         fleet.secrets.drop_group_keys(epochs - needed)
 
     def _seal_contents(
-        self, key: GroupKey, signing: Ed25519PrivateKey, catalogue: bytes | None
+        self, key: GroupKey, signing: Ed25519PrivateKey, catalogue: bytes | None, room: Room
     ) -> None:
         """Publish what the broker does not have, or has for other keys or readers."""
         store, published = self._store, self._store.fleet.contents
@@ -301,14 +360,18 @@ class Publisher:
             before = known.get(name, PublishedContent((), 0, ""))
             tasks = tuple(sorted({*before.tasks, store.number}))
             names = (self._task.name, self._task.cohort) if len(tasks) == 1 else SHARED
-            made = PublishedContent(tasks, key.epoch, " ".join((signer, *names)))
+            sealed_as = " ".join((signer, *names, str(room.chunk_bytes)))
+            made = PublishedContent(tasks, key.epoch, sealed_as)
             if replace(made, tasks=before.tasks) != before:
                 publication = Publication(key, *names, self._random_bytes)
-                sealed = seal_content(publication, signing, kind, content_id, content)
+                sealed = seal_content(
+                    *(publication, signing, kind, content_id, content, room.chunk_bytes)
+                )
                 messages = [
                     (self._topics.write(ChunkTopic(content_id, index)), message)
                     for index, message in enumerate(sealed)
                 ]
+                room.require(f"the task's {kind.value}", messages)
             if made != before:
                 published.put(name, made, messages)
         published.keep(store.number, {each.hex() for each in wanted})

@@ -1,18 +1,26 @@
-"""What the aggregator tells everybody at all times: descriptor, tasks and presence."""
+"""What the aggregator tells everybody at all times: descriptor, tasks and presence, and where the
+fleet moves to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic, TasksTopic, Topics
+from device_sdk.wire.publish.topics import (
+    DescriptorTopic,
+    PresenceTopic,
+    SuccessorTopic,
+    TasksTopic,
+    Topics,
+)
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.presence import Presence, sign_presence
+from device_sdk.wire.seal.successor import Successor, sign_successor
 from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 
 
 class Announcements:
     """``names`` gives task and cohort of each task that is served, ``keys`` the serving keys of the
-    descriptor in force."""
+    descriptor in force; ``successor``: the broker that the fleet moves to, if any."""
 
     def __init__(
         self,
@@ -20,17 +28,27 @@ class Announcements:
         life: Presence,
         names: Callable[[], Iterable[tuple[str, str]]],
         keys: Callable[[], ServingKeys],
+        successor: Successor | None = None,
     ) -> None:
         self._topics = topics
         self._life = life
         self._names = names
         self._keys = keys
+        self._successor = successor
         self._served = ServedTasks(life.incarnation, 0, tuple(sorted(names())))
 
     def standing(self) -> list[tuple[str, bytes]]:
-        """Topics and messages of descriptor, tasks and presence."""
+        """Topics and messages of all of them."""
         descriptor = self._keys().descriptor.message
-        return [(self._topics.write(DescriptorTopic()), descriptor), self.tasks(), self.presence()]
+        found = [(self._topics.write(DescriptorTopic()), descriptor), self.tasks(), self.presence()]
+        if self._successor is not None:
+            found.append(self._word_of_successor(self._successor))
+        return found
+
+    def _word_of_successor(self, successor: Successor) -> tuple[str, bytes]:
+        keys = self._keys()
+        message = sign_successor(successor, keys.descriptor, keys.signing)
+        return self._topics.write(SuccessorTopic()), message
 
     def tasks(self) -> tuple[str, bytes]:
         """Topic and message of the tasks served: sent before the presence, on which devices act."""

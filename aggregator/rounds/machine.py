@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from aggregator.errors import MethodFault
+from aggregator.errors import MethodFault, PacketsTooSmall
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, asked_share
@@ -94,6 +94,10 @@ class RoundMachine:
         self._times = RoundTimes(self._clock, self._unix_clock)
         self._earliest_close_seconds = self._earliest_open_seconds = -math.inf
         self._lacked = 0  # devices to wait for, as was said
+        self._begins_anew = False  # what it published does not fit the broker any more
+        self._no_room_at: int | None = (
+            None  # the largest packet at which nothing could be published
+        )
         self._counted_at = -1
         self._eligible = 0
         self._played = self._store.rounds.played(self._store.facts.replaced_at)
@@ -143,6 +147,9 @@ class RoundMachine:
             return self._open(now) if self._may_open() else None
         if row.held is not None:
             return None
+        if self._begins_anew:
+            self._begins_anew = False
+            return self._close(row, now)
         if _rests(row):
             # Nobody takes part in it; it ends when rounds may go on, or for another version.
             ends = self._may_go_on() or self._aggregation.goes_back
@@ -161,6 +168,11 @@ class RoundMachine:
         full = self._aggregation.full and self._aggregation.participants >= self._settings.quorum
         enough = self._attendance.enough
         return self._close(row, now) if everyone_came or over or full or enough else None
+
+    def begin_anew(self) -> None:
+        """What the current round, if any, has published does not fit the broker's packets: it ends,
+        what came for it goes into the next, and that is cut to fit."""
+        self._begins_anew = self.current is not None
 
     @property
     def stopped(self) -> bool:
@@ -283,6 +295,10 @@ class RoundMachine:
             return False
         if self._clock() < self._earliest_open_seconds:
             return False
+        if self._no_room_at is not None:
+            if self._no_room_at == self._store.fleet.facts.packet_bytes:
+                return False
+            self._no_room_at = None
         enrolled, wanted = self.eligible, self._settings.wait_for_devices
         lacked = wanted if enrolled < wanted else 0
         if lacked and lacked != self._lacked:
@@ -302,7 +318,7 @@ class RoundMachine:
         most = self._settings.most_rounds
         return (not most or self._played < most) and not self.stopped
 
-    def _open(self, now: float) -> RoundOpened | RoundHeld:
+    def _open(self, now: float) -> RoundOpened | RoundHeld | None:
         number = self.next_number()
         if self._may_go_on():
             threshold = self._threshold()
@@ -329,8 +345,13 @@ class RoundMachine:
                 self._store.rounds.add(row)
                 self._store.fleet.facts.openings = row.opening
                 self._seal_round(row, broadcast)
+                if self._store.facts.no_room is not None:
+                    self._store.facts.no_room = None
         except (MethodFault, *STORE_FAILURES):
             raise
+        except PacketsTooSmall as error:
+            self._wait_for_room(str(error))
+            return None
         except Exception as error:
             return self._hold(row, f"it could not be published: {error}", error)
         self.current = row
@@ -341,6 +362,12 @@ class RoundMachine:
         self._aggregation.carry_over(row)
         self.reload_hold()
         return RoundOpened(row, self._aggregation.participants)
+
+    def _wait_for_room(self, why: str) -> None:
+        _LOG.error("no round opens: %s", why)  # once for each limit
+        self._no_room_at = self._store.fleet.facts.packet_bytes
+        self._store.facts.no_room = why
+        self._aggregation.resume(None)
 
     def _hold(self, row: RoundRow, why: str, error: Exception) -> RoundHeld:
         # What was committed stays, and so does the service: it says what is wrong, and waits.
@@ -365,7 +392,7 @@ class RoundMachine:
         if participants >= self._settings.quorum:
             try:
                 summary = self._aggregation.close_round(self._registry.revoked_ids())
-            except MethodFault:
+            except (MethodFault, *STORE_FAILURES):
                 raise
             except Exception as error:
                 return self._hold(row, f"the method could not close it: {error}", error)

@@ -123,6 +123,9 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
             store.versions.drop_request("the task was replaced by another model before its turn")
         store.evaluations.forget(replacement.method.version)
         tasks = store.fleet.tasks
+        before = tasks.find(store.number).served
+        if before is not None:
+            facts.keep_file(replacement.method.version, before)
         tasks.set_unwritten(store.number, task.text)
         tasks.set_served(store.number, task.text)
         tasks.set_request(store.number, None)
@@ -176,22 +179,16 @@ def fits(store: TaskStore, task: Task) -> bool:
     return True
 
 
-def require_return(store: TaskStore, served: Task, version: int) -> None:
-    """Raises AggregatorError where a version of a model that the task had before does not fit the
-    present one, so that it cannot be gone back to. ``served``: the task as it is."""
+def misfit(store: TaskStore, served: Task, version: int) -> str | None:
+    """Why a version of a model that the task had before does not fit the present one; None where
+    it does. ``served``: the task as it is."""
     known = served_catalogue(store, served)
     method = _built(store.fleet, served, 0 if known is None else len(known))
     try:
         method.adopt(store.versions.model(version))
     except ModelMismatch as error:
-        name = served.name
-        raise AggregatorError(
-            f"version {version} is of a model that task {name} had before version "
-            f"{store.facts.judged_from}, and does not fit the present one: {error}. To go back to "
-            f"that model as well, replace the task by its file of then (task replace {name} --from "
-            "FILE), and go back after that; to have both, add a task with warm_start = "
-            f'"task:{name}@{version}"'
-        ) from None
+        return str(error)
+    return None
 
 
 def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:

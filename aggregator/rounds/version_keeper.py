@@ -10,6 +10,7 @@ from aggregator.methods.method import Method
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking, VersionRow
 from aggregator.task.file import ModelsSettings
+from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart, item_ids
 from device_sdk.artifact import Artifact
 
@@ -72,6 +73,8 @@ class VersionKeeper:
         versions, settings = self.store.versions, self.settings
         # First, so that the new model is written into the room that an old one leaves.
         last = settings.keep_last - (model is not None)
-        versions.prune(last, settings.keep_best, self.ranking, before=version)
+        request = self.store.fleet.tasks.find(self.store.number).request
+        wanted = None if request is None else ReplaceRequest.read(request).version
+        versions.prune(last, settings.keep_best, self.ranking, before=version, wanted=wanted)
         versions.add(row, model)
         self.store.evaluations.forget(version)

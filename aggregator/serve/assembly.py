@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,20 @@ from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.serve.broker_links import BrokerLinks
+from aggregator.serve.cell_links import CellLinks
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.placements import PlacementOf, Placements
 from aggregator.serve.service import Parts
 from aggregator.serve.standings import Standings
+from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import RoundSettings, Task, served_catalogue
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
@@ -123,10 +126,21 @@ class Whole:
         return Attendance(KnownHabits(store.habits), settings, store.fleet.devices.seen_among)
 
     def links(
-        self, shared: Shared, settings: LinkSettings, rngs: list[np.random.Generator]
+        self,
+        shared: Shared,
+        settings: LinkSettings,
+        rngs: list[np.random.Generator],
+        ways: Sequence[BrokerWay],
     ) -> BrokerLinks:
-        """To the broker."""
-        return BrokerLinks(shared, settings, rngs)
+        """To the broker, or to two while the fleet moves."""
+        links: list[BrokerLinks] = []
+        for way in ways:
+            at = replace(shared.settings, broker=replace(shared.settings.broker, way=way))
+            each = rngs if len(ways) == 1 else [rng.spawn(1)[0] for rng in rngs]
+            nudge = links[0].nudge if links else None
+            links.append(BrokerLinks(replace(shared, settings=at), settings, each, nudge=nudge))
+        # What a service asks of a link, both answer.
+        return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]
 
     def changed(self, store: Store) -> Callable[[], bool]:
         """What tells whether the operator did something since it was asked last."""
@@ -213,7 +227,8 @@ def assemble(
     )
 
     def told(device_id: bytes) -> Placement:
-        return replace(placement_of(device_id), mirror=settings.cluster.chunks)
+        most = link.packet_bytes or 0
+        return replace(placement_of(device_id), mirror=settings.cluster.chunks, packet_bytes=most)
 
     if settings.cluster.chunks and not store.facts.mirrored:
         store.facts.mirrored = True
@@ -221,7 +236,8 @@ def assemble(
     if place and "://" not in place:
         place = str(home.folder / Path(place).expanduser())
     mirror = ChunkMirror(place, clock) if place else None
-    link = role.links(shared, link_settings, link_rngs)
+    watch = WatchMove(store, settings.broker.way, unix_clock)
+    link = role.links(shared, link_settings, link_rngs, watch.ways)
     return Parts(
         **vars(shared),
         link=link,
@@ -229,7 +245,10 @@ def assemble(
         uplink=Uplink(shared, table, reassembler, enrolment, repeats, keys.group_keys),
         inbox=inbox,
         tasks=board,
-        announcements=Announcements(shared.topics, presence, lambda: board.names, keys.current),
+        announcements=Announcements(
+            shared.topics, presence, lambda: board.names, keys.current, watch.announced
+        ),
+        move=watch,
         standings=Standings(shared, board, table),
         placements=Placements(shared, table, told, always=store.facts.mirrored),
         outgoing=Outgoing(link, store.retained, mirror),

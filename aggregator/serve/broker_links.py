@@ -14,6 +14,7 @@ import numpy as np
 
 from aggregator.shared import Shared
 from device_sdk.link.events import (
+    PACKET_TOO_LARGE,
     Connected,
     ConnectRefused,
     Delivery,
@@ -22,11 +23,12 @@ from device_sdk.link.events import (
     Message,
     Outcome,
     PublishRefused,
+    ServerLimits,
     Subscribed,
     SubscribeRefused,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.outbound import LinkError
+from device_sdk.link.outbound import LinkError, packet_bytes
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import (
@@ -37,6 +39,7 @@ from device_sdk.wire.publish.topics import (
     UpTopic,
 )
 from device_sdk.wire.seal.admission import Clock, TokenBucket, TokenBuckets
+from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 
 # Notices a broker that acknowledges messages and does not deliver them.
 
@@ -120,6 +123,74 @@ class LossProbe:
             self.lost += 1
 
 
+# The largest packet that a broker takes.
+
+_LARGEST_BYTES = MAX_MESSAGE_BYTES + 512
+"""Of any packet of ours."""
+_SMALLEST_BYTES = 1024
+_LOSSES = 2
+
+
+class SizeProbe:
+    """Finds it by sending messages to nobody in particular, before anything that matters is sent.
+
+    A broker may say its limit when it accepts a connection (MQTT 5), may refuse what exceeds it, or
+    end the connection. Where it takes the largest, there is none. ``send`` publishes at QoS 1.
+    """
+
+    def __init__(self, send: Callable[[bytes], Delivery | None], topic: str) -> None:
+        self._send = send
+        self._around = packet_bytes(topic, b"")
+        self._size = self._below = self._most = _LARGEST_BYTES
+        self._delivery: Delivery | None = None
+        self._losses = 0
+        self._done = False
+
+    @property
+    def packet_bytes(self) -> int | None:
+        """The largest packet that it takes, as far as is known; None: any of ours."""
+        return None if self._most >= _LARGEST_BYTES else self._most
+
+    def connected(self, limits: ServerLimits) -> None:
+        """There is a connection."""
+        self._most = limits.maximum_packet_bytes or _LARGEST_BYTES
+        self._size = min(self._below, self._most)
+        self._delivery, self._done = None, False
+
+    def turn(self) -> bool:
+        """To be called often, while it stands: whether it is known now."""
+        if self._done:
+            return True
+        if self._delivery is None:
+            self._delivery = self._send(bytes(max(0, self._size - self._around)))
+        elif self._delivery.outcome is Outcome.ACKNOWLEDGED:
+            self._found(self._size)
+        elif self._delivery.outcome is Outcome.REFUSED:
+            if self._delivery.code != PACKET_TOO_LARGE:
+                self._done = True  # its rules do not let us ask
+            else:
+                self._halve()
+        return self._done
+
+    def interrupted(self) -> None:
+        """The connection ended; in the midst of a question twice, the question did it."""
+        if self._delivery is not None and not self._done:
+            self._losses += 1
+            if self._losses >= _LOSSES:
+                self._halve()
+        self._delivery = None
+
+    def _halve(self) -> None:
+        self._losses, self._delivery = 0, None
+        self._size = self._below = max(_SMALLEST_BYTES, self._size // 2)
+        if self._size == _SMALLEST_BYTES:
+            self._found(self._size)
+
+    def _found(self, size: int) -> None:
+        self._most, self._losses, self._done = size, 0, True
+        self._below = _LARGEST_BYTES  # the next connection may be to a broker that takes more
+
+
 # How many messages a topic may bring, decided before anything is done with one.
 
 
@@ -161,6 +232,7 @@ class TopicLimits:
     ) -> None:
         self._owner_of = owner_of
         self._crowded = crowded
+        self._limit, self._packet_bytes = each, MAX_MESSAGE_BYTES
         self._each = TokenBuckets(each.burst, each.per_second, clock)
         self._others = TokenBucket(others.burst, others.per_second, clock)
         self._each_other = TokenBuckets(OTHER_LIMIT.burst, OTHER_LIMIT.per_second, clock)
@@ -170,6 +242,17 @@ class TopicLimits:
         self._shut_seconds = 1.0 / each.per_second
         self._lock = threading.Lock()
         self._refused: Counter[bytes] = Counter()
+
+    def packets_of(self, most_bytes: int) -> None:
+        """The broker lets messages through of so many bytes at most: an owner may send as many
+        bytes as before, in more of them."""
+        most_bytes = max(_SMALLEST_BYTES, min(MAX_MESSAGE_BYTES, most_bytes))
+        if most_bytes != self._packet_bytes:
+            self._packet_bytes = most_bytes
+            times = MAX_MESSAGE_BYTES / most_bytes
+            burst, per_second = times * self._limit.burst, times * self._limit.per_second
+            self._each = TokenBuckets(burst, per_second, self._clock)
+            self._shut_seconds = 1.0 / per_second
 
     def admits(self, topic: bytes) -> bool:
         """Whether to take one more message of this topic."""
@@ -249,6 +332,8 @@ class BrokerLinks:
     * what **anybody** may send: enrolment requests;
     * what **we** send. Nothing comes on this connection but the broker's acknowledgements.
 
+    ``nudge``: called when there is something to take, where another's :meth:`events` is waited for.
+
     To the service they are one link: :meth:`events` brings ``Connected`` when the devices' topics
     are subscribed to and ours can be sent, and ``Disconnected`` when ours cannot be sent any more.
     """
@@ -259,9 +344,10 @@ class BrokerLinks:
         settings: LinkSettings,
         rngs: list[np.random.Generator],
         hears: Hears = Hears(),
+        nudge: Callable[[], None] | None = None,
     ) -> None:
         broker, topics, clock = shared.settings.broker, shared.topics, shared.clock
-        self.broker = str(broker.url)
+        self.broker = str(broker.way)
         """Which it is, for people."""
         self._parse = lru_cache(maxsize=_MOST_TOPICS)(topics.parse)
         self._registry = shared.registry
@@ -273,10 +359,13 @@ class BrokerLinks:
         )
         if broker.proxy is not None:
             settings = replace(settings, proxy=broker.proxy)
-        link = partial(Link, broker.url, clock=clock, tls=broker.tls, settings=settings)
+        link = partial(Link, broker.way, clock=clock, settings=settings)
         ids = [f"{hears.client}{kind}" if hears.client else None for kind in "dso"]
-        self._devices = link(rng=rngs[0], admits=self._device_limits.admits, client_id=ids[0])
-        nudge = self._devices.nudge
+        self._devices = link(
+            rng=rngs[0], admits=self._device_limits.admits, client_id=ids[0], on_event=nudge
+        )
+        self.nudge = nudge = nudge or self._devices.nudge
+        """Lets :meth:`events` return, where it waits."""
         self._strangers = link(
             rng=rngs[1], admits=self._enrolment_limit.admits, on_event=nudge, client_id=ids[1]
         )
@@ -295,15 +384,23 @@ class BrokerLinks:
         self._probe_topic = topics.write(ProbeTopic())
         self._devices.subscribe(self._probe_topic, qos=hears.qos)
         self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
+        self._sizes = SizeProbe(self._send_probe, self._probe_topic)
         self._granted: set[str] = set()
         self._unsaid: Connected | None = None
         self._said_small = False
         self._said_loss = False
+        self.problem = ""
+        """Why there is no connection, for people; of the last try. Empty where none failed."""
 
     @property
     def connected(self) -> bool:
         """Whether devices can be heard and answered."""
         return self._devices.connected and self._own.connected
+
+    @property
+    def packet_bytes(self) -> int | None:
+        """The largest packet that the broker takes; None: any of ours."""
+        return self._sizes.packet_bytes
 
     @property
     def lost(self) -> int:
@@ -341,8 +438,10 @@ class BrokerLinks:
             self._of_strangers(event, events)
         for event in self._own.events(timeout_seconds=0.0):
             self._of_ours(event, events)
-        if self._unsaid is not None and self._up_granted:
+        if self._unsaid is not None and self._up_granted and self._sizes.turn():
+            self.problem = ""
             _LOG.info("connected to %s", self.broker)
+            self._device_limits.packets_of(self.packet_bytes or MAX_MESSAGE_BYTES)
             events.append(self._unsaid)
             self._unsaid = None
         if self.connected and self._up_granted:
@@ -379,6 +478,7 @@ class BrokerLinks:
             case Disconnected() | ConnectRefused():
                 self._granted.clear()
                 self._probe.interrupted()
+                self.problem = event.detail
                 self._tell_of(event, "devices cannot be heard")
             case Subscribed() | SubscribeRefused() if event.topic_filter == self._probe_topic:
                 return  # then nothing comes back, and nothing is judged
@@ -403,10 +503,13 @@ class BrokerLinks:
         match event:
             case Connected():
                 self._unsaid = event
+                self._sizes.connected(event.limits)
                 self._look_at(event.limits.receive_maximum)
             case Disconnected() | ConnectRefused():
                 self._unsaid = None
                 self._probe.interrupted()
+                self._sizes.interrupted()
+                self.problem = event.detail
                 _LOG.warning(
                     "no connection to %s (%s); next try in %.1f s",
                     self.broker,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from aggregator.evaluation.figures import Figure
 from aggregator.evaluation.words import part_name
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
+from aggregator.task.file import MetricsSettings
 
 # What there is to see of a running aggregator, for the live view, the log and the metrics.
 
@@ -209,8 +211,11 @@ def _written(labels: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def serve_metrics(port: int, snapshot: Callable[[], Snapshot | None]) -> Iterator[int]:
-    """Serve ``GET /metrics`` on 127.0.0.1; the port. Raises AggregatorError when it is taken."""
+def serve_metrics(
+    settings: MetricsSettings, snapshot: Callable[[], Snapshot | None]
+) -> Iterator[int]:
+    """Serve ``GET /metrics``; the port. Raises AggregatorError when it is taken, and for an address
+    that is none of this machine's."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -228,10 +233,16 @@ def serve_metrics(port: int, snapshot: Callable[[], Snapshot | None]) -> Iterato
         def log_message(self, format: str, *arguments: object) -> None:
             return  # a scrape every few seconds is no news
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
+
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        server = Server((settings.address, settings.port), Handler)
     except OSError as error:
-        raise AggregatorError(f"metrics.port {port} cannot be used: {error}") from None
+        raise AggregatorError(
+            f"metrics.port {settings.port} at metrics.address {settings.address} cannot be used: "
+            f"{error}"
+        ) from None
     thread = threading.Thread(target=server.serve_forever, name="tessera-metrics", daemon=True)
     thread.start()
     try:

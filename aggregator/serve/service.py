@@ -21,6 +21,7 @@ from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.placements import Placements
 from aggregator.serve.standings import Standings
+from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared
@@ -115,6 +116,7 @@ class Parts(Shared):
     housekeeping: Housekeeping
     sleep: Callable[[float], None]
     life: Presence
+    move: WatchMove
     changed: Callable[[], bool]
     """Whether the operator did something since the last call."""
 
@@ -225,6 +227,11 @@ class Service:
 
     def stop(self) -> None:
         """Send what is decided, and close."""
+        self.end()
+        self._parts.store.database.close()
+
+    def end(self) -> None:
+        """As :meth:`stop`, and leave the store open."""
         parts = self._parts
         for task in parts.tasks.served:
             self._commit(task)
@@ -235,7 +242,17 @@ class Service:
                 task.ingest.save_seen()
             parts.refusals.save(parts.store.refusals)
             parts.registry.save_seen()
-        parts.store.database.close()
+
+    def abandon(self) -> None:
+        """End without a word, and leave the store: what was not committed is forgotten here, and
+        comes again."""
+        self._parts.link.stop()
+        self._parts.outgoing.stop()
+
+    @property
+    def link(self) -> BrokerLinks:
+        """To the broker."""
+        return self._parts.link
 
     def snapshot(self) -> Snapshot:
         parts = self._parts
@@ -259,6 +276,7 @@ class Service:
             case Message():
                 self._receive(event)
             case Connected():
+                self._fit(parts.link.packet_bytes)
                 parts.outgoing.connection_lost()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
@@ -269,6 +287,16 @@ class Service:
                 self._listening.was_refused(event)
             case PublishRefused():
                 _LOG.error("the broker refused a message to %s: %s", event.topic, event.detail)
+
+    def _fit(self, packet_bytes: int | None) -> None:
+        """The broker's largest packet may be another than what is published was cut for."""
+        store = self._parts.store
+        if packet_bytes == store.facts.packet_bytes:
+            return
+        store.facts.packet_bytes = packet_bytes
+        if packet_bytes is not None and store.retained.largest_bytes() > packet_bytes:
+            for task in self._parts.tasks.served:
+                task.rounds.begin_anew()
 
     def _receive(self, message: Message) -> None:
         parts = self._parts
@@ -377,6 +405,7 @@ class Service:
     def _look_again(self) -> None:
         """The operator changed something: revoked, rotated, asked for a task or version."""
         parts = self._parts
+        parts.move.require_same()
         for device_id in parts.registry.refresh():
             parts.store.devices.forget_told(device_id)  # what came while it was being revoked
             parts.table.end(device_id)
@@ -402,6 +431,7 @@ class Service:
         now = self._parts.clock()
         if now >= self._next_look_seconds:
             self._next_look_seconds = now + _LOOK_SECONDS
+            self._parts.move.require_time()
             self._parts.tasks.look_at_files()
 
 

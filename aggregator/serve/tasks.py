@@ -444,6 +444,10 @@ class TaskBoard:
             file = str(task.path.relative_to(self._home.folder))
         if (row.served, row.problem, row.file) != (task.text, problem, file):
             with self._store.database.transaction():
+                if row.served not in (None, task.text):
+                    version = self._store.task(number).checkpoints.get("version")
+                    next_version = 0 if version is None else version.version + 1
+                    self._store.task(number).facts.keep_file(next_version, row.served)
                 self._store.tasks.set_served(number, task.text)
                 self._store.tasks.set_problem(number, problem)
                 self._store.tasks.set_file(number, file)

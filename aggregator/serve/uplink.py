@@ -121,6 +121,8 @@ class Uplink:
                 reply = self._table.accept_open(known, message.payload, keys)
                 self._registry.moved(device, topic.shard)
                 self._registry.saw(device.device_id, self._unix_clock())
+                if self._table.take_clashed(device.device_id):
+                    self._registry.clashed(device.device_id, self._unix_clock())
                 down = self._topics.write(DownTopic(topic.handle))
                 return Answer(down, reply, device.device_id)
             if self._repeats.exhausted(device.device_id):

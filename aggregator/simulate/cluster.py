@@ -16,6 +16,7 @@ from typing import Any
 
 from aggregator.cluster.joined_ray import JoinedRay
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import DeviceReport
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.traffic import PublishedRound
 
@@ -57,8 +58,14 @@ class _Worker:
             ) from None
         self._devices = settings.make()
 
+    def understood(self) -> tuple[str, ...]:
+        return self._devices.understood
+
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> list[DeviceAnswer]:
         return list(self._devices.round(published, chosen))
+
+    def popularity(self) -> list[DeviceReport]:
+        return self._devices.popularity()
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
         self._devices.settle(number, counted)
@@ -81,6 +88,7 @@ class RayDevices(VirtualDevices):
             self._workers = [kind.remote() for _ in range(count)]
             here = str(Path.cwd())
             self._got([worker.begin.remote(settings, here) for worker in self._workers])
+            self.understood = self._got(self._workers[0].understood.remote())
         except BaseException:
             self.close()
             raise
@@ -99,6 +107,11 @@ class RayDevices(VirtualDevices):
             if not waiting:
                 return
             yield from self._got(waiting.popleft())
+
+    def popularity(self) -> list[DeviceReport]:
+        # Each worker has all of the data, though it trains a part of the devices.
+        found: list[DeviceReport] = self._got(self._workers[0].popularity.remote())
+        return found
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
         by_worker: list[dict[int, bool]] = [{} for _ in self._workers]

@@ -5,6 +5,8 @@ entry a device, in a sequence or any other iterable; entries of a sequence may b
 asked for. An entry is, for a method on arrays, what ``Device.open(data=...)`` takes; for a
 method with a catalogue, the items that the device's user touched, oldest first, as ids or rows of
 the catalogue, or a mapping from several users' names to such items.
+
+A table of interactions gives the same without a function: each of its users has a device.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.interactions import Interactions, read_interactions
 from device_sdk.local_data import LocalData
 from device_sdk.system.printable import printable
+from device_sdk.tables.text import Reading, TableError
 from device_sdk.train.evaluate import HeldOutItem
 from device_sdk.train.scatter import without_latest
+from device_sdk.wire.publish.report import ItemCount
 
 Rows = NDArray[np.int64]
 Entries = Sequence[Any]
@@ -40,6 +45,36 @@ class DataError(AggregatorError):
     """The function that gives the data, or what it gave, cannot be used."""
 
 
+class TableEntries(list[list[str]]):
+    """Of each of a table's first users the items, oldest first.
+
+    ``understood``: what the table was taken for, in lines for people. ``users``: their names.
+    """
+
+    def __init__(self, found: Interactions, devices: int) -> None:
+        ids = found.item_ids
+        super().__init__(
+            [ids[item] for item in found.items_of(user).tolist()] for user in range(devices)
+        )
+        self.understood, self.users = found.understood, found.user_ids[:devices]
+
+
+def _table_entries(path: Path, devices: int, reading: Reading) -> TableEntries:
+    try:
+        found = read_interactions(path, reading)
+    except TableError as error:
+        raise DataError(f"--data: {error}") from None
+    except OSError as error:
+        raise DataError(f"--data: {path} cannot be read: {error.strerror}") from None
+    users = len(found.user_ids)
+    if users < devices:
+        raise DataError(
+            f"{path} has {users} users, each of whom has a device; {devices} were asked for: "
+            f"--devices {users}"
+        )
+    return TableEntries(found, devices)
+
+
 def find_function(said: str) -> DataFunction:
     """The function that ``module:function``, or ``path/file.py:function``, names. Raises DataError.
 
@@ -47,7 +82,9 @@ def find_function(said: str) -> DataFunction:
     """
     source, colon, name = said.rpartition(":")
     if not colon or not source or not name.isidentifier():
-        raise DataError(f"--data is {said!r}; expected module:function or file.py:function")
+        raise DataError(
+            f"--data is {said!r}; expected module:function, file.py:function, or a table's file"
+        )
     try:
         module = _from_file(Path(source)) if source.endswith(".py") else _by_name(source)
     except DataError:
@@ -72,6 +109,9 @@ def find_function(said: str) -> DataFunction:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise DataError(f"--data names {path}, which is no file")
+    # As if Python ran it: what lies beside it can be imported.
+    if (beside := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, beside)
     # Found again by that name: a process of a cluster imports it too.
     name = f"_tessera_data_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
@@ -89,9 +129,17 @@ def _by_name(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def entries_of(said: str, devices: int, rng: np.random.Generator) -> Entries:
-    """The entries of so many devices. Raises DataError, naming the function, where it fails or
-    returns anything else."""
+def entries_of(
+    said: str, devices: int, rng: np.random.Generator, reading: Reading | None = None
+) -> Entries:
+    """The entries of so many devices: of the function that ``said`` names, or of the table, read as
+    ``reading`` says. Raises DataError, naming the function, where it fails or returns anything
+    else."""
+    path = Path(said)
+    if path.suffix != ".py" and path.is_file():
+        return _table_entries(path, devices, reading or Reading())
+    if reading is not None and reading != Reading():
+        raise DataError(f"--columns and its like are for a table; --data is {said!r}")
     function = find_function(said)
     try:
         inspect.signature(function).bind(devices, rng)
@@ -180,28 +228,33 @@ def interactions_of(
     device: int,
     catalogue: Mapping[str, int],
     evaluation: EvaluationTerms | None,
-) -> tuple[tuple[Rows, ...], list[HeldOutItem]]:
+) -> tuple[tuple[Rows, ...], list[HeldOutItem], ItemCount]:
     """Per user of a device the rows to train on, rising, and what is held out of them where the
-    task evaluates. Items that the catalogue does not have are left out, as on a device.
+    task evaluates. Items that the catalogue does not have are left out, as on a device, and
+    counted.
 
     Raises DataError.
     """
     entry = entry_of(entries, device)
     rows, latest = [], []
+    recorded: set[Any] = set()
     for items in (_listed(each, device) for each in _by_user(entry)):
         if len(items) == 0:
             continue  # a device knows of a user by what the user touched
         own = _rows(items, device, catalogue)
+        recorded.update(items.tolist() if isinstance(items, np.ndarray) else items)
         rows.append(np.unique(own))
         # An item that is recorded again stays where it was.
         first = np.unique(own, return_index=True)[1]
         latest.append(own[first.max()] if len(own) else -1)
     positives = tuple(rows)
+    unknown = sum(isinstance(each, str) and each not in catalogue for each in recorded)
+    count = ItemCount(len(recorded), unknown)
     if evaluation is None:
-        return positives, []
+        return positives, [], count
     numbers = np.array([len(each) for each in positives], dtype=np.int64)
     kept, held, _ = without_latest(positives, np.array(latest, dtype=np.int64), numbers, _NOTHING)
-    return kept, held
+    return kept, held, count
 
 
 def require_known(entries: Entries, devices: int, catalogue: Mapping[str, int]) -> None:
@@ -220,7 +273,15 @@ def require_known(entries: Entries, devices: int, catalogue: Mapping[str, int]) 
         raise DataError(
             f"the catalogue has none of the items of the first {looked_at} devices, such as "
             f"{printable(repr(listed[0]))}; it has items such as {printable(repr(known))}"
+            f"{_swapped(entries, catalogue)}"
         )
+
+
+def _swapped(entries: Entries, catalogue: Mapping[str, int]) -> str:
+    names = entries.users if isinstance(entries, TableEntries) else ()
+    if not any(each in catalogue for each in names):
+        return ""
+    return ", as which it knows the table's users: --columns user=COLUMN,item=COLUMN swaps them"
 
 
 def _by_user(entry: Any) -> list[Any]:

@@ -6,10 +6,11 @@ groups, the processes and the rounds that went wrong before.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import DeviceReport
 from aggregator.rounds.evaluator import option_name
 from aggregator.simulate.data import (
     DataError,
     Entries,
+    Rows,
+    TableEntries,
     arrays_of,
     entries_of,
     interactions_of,
@@ -41,6 +45,7 @@ from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.least_squares import items_of
 from device_sdk.methods.state import State
+from device_sdk.tables.text import Reading
 from device_sdk.train.arrays import evaluate_received
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation, RoundEvaluation
 from device_sdk.train.job import learner_class
@@ -50,6 +55,7 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update, encode_update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in
+from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms
 
 _FAILURES = (LearnerError, Declined, DeviceError, WireError, ValueError, MemoryError)
@@ -77,6 +83,7 @@ class DeviceAnswer(NamedTuple):
         detail: likewise, in words.
         evaluation: what it found out about the model, as reports have it; empty for nothing.
         fetched_bytes: of the attachments that it wanted.
+        items: how many it has, and how many of them the catalogue does not know; None without one.
     """
 
     device: int
@@ -87,10 +94,16 @@ class DeviceAnswer(NamedTuple):
     detail: str = ""
     evaluation: bytes = b""
     fetched_bytes: int = 0
+    items: ItemCount | None = None
 
 
 class VirtualDevices(ABC):
-    """The devices of a run, or a part of them. One round after another."""
+    """The devices of a run, or a part of them. One round after another.
+
+    ``understood``: what the table that their data is of was taken for, in lines for people.
+    """
+
+    understood: tuple[str, ...] = ()
 
     @abstractmethod
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
@@ -98,6 +111,11 @@ class VirtualDevices(ABC):
 
         What a device is to keep of its training is kept when its answer is given.
         """
+
+    def popularity(self) -> list[DeviceReport]:
+        """What each device would say of a model that recommends what most devices train on. Here:
+        nothing, since the task recommends nothing."""
+        return []
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:  # noqa: B027
         """The verdicts on the updates of a round, by device. Here: no matter."""
@@ -110,17 +128,19 @@ class VirtualDevices(ABC):
 class DeviceSettings:
     """All that virtual devices are made from, in this process or another.
 
-    ``data``: as :func:`aggregator.simulate.data.find_function` takes it.
+    ``data``, ``reading``: as :func:`aggregator.simulate.data.entries_of` takes them.
     """
 
     task: Task
     data: str
     fleet: VirtualFleet
+    reading: Reading = field(default_factory=Reading)
 
     def entries(self) -> Entries:
         """Every device's data. Raises DataError."""
         fleet = self.fleet
-        return entries_of(self.data, fleet.devices, stream(fleet.seed, StreamPurpose.DATA))
+        rng = stream(fleet.seed, StreamPurpose.DATA)
+        return entries_of(self.data, fleet.devices, rng, self.reading)
 
     def make(self) -> VirtualDevices:
         """The devices, as installed packages train the task's method. Raises AggregatorError."""
@@ -193,15 +213,28 @@ def _failed(device: int, error: Exception, fetched_bytes: int = 0) -> DeviceAnsw
 # Scatter: interactions, and k columns.
 
 
-@dataclass(slots=True)
-class _Prepared:
-    chosen: Chosen
+class _Known(NamedTuple):
+    """What is known of a device from one round to the next."""
+
     learner: ScatterLearner
     held: list[HeldOutItem]
     triples: int
+    items: ItemCount
+
+
+@dataclass(slots=True)
+class _Prepared:
+    chosen: Chosen
+    known: _Known
     streams: _Streams
     evaluation: RoundEvaluation | None = None
     ranks: RankEvaluation | None = None
+
+    @property
+    def trains(self) -> bool:
+        """As on a real device, which declines where the catalogue knows none of its items."""
+        items = self.known.items
+        return self.chosen.trains and not 0 < items.recorded == items.unknown
 
 
 class _FixedRows:
@@ -226,9 +259,11 @@ class ScatterDevices(VirtualDevices):
         self._evaluation = None if task.evaluation is None else task.evaluation.terms
         self._step = factor_step(task.artifacts[0] if task.artifacts else packaged_artifact())
         self._entries = settings.entries()
+        if isinstance(self._entries, TableEntries):
+            self.understood = self._entries.understood
         require_known(self._entries, self._fleet.devices, self._catalogue)
         self._states = StateStore()
-        self._kept: OrderedDict[int, tuple[ScatterLearner, list[HeldOutItem], int]] = OrderedDict()
+        self._kept: OrderedDict[int, _Known] = OrderedDict()
         self._room = kept_bytes
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
@@ -236,11 +271,34 @@ class ScatterDevices(VirtualDevices):
         self._fleet.require_width(items_of(broadcast.tensors).shape[1])
         for group in groups(chosen, most_in_a_group(broadcast)):
             prepared = [self._prepared(published, terms, broadcast, each) for each in group]
-            training = [each for each in prepared if each.chosen.trains]
-            trained = train_many([each.learner for each in training], broadcast)
+            training = [each for each in prepared if each.trains]
+            trained = train_many([each.known.learner for each in training], broadcast)
             updates = {each.chosen.device: one for each, one in zip(training, trained, strict=True)}
             for each in prepared:
                 yield self._answer(terms, broadcast, each, updates.get(each.chosen.device))
+
+    def popularity(self) -> list[DeviceReport]:
+        """A model of one column: an item's is how many users are trained on it, and all users like
+        it alike. Its ranks are made and ties count as those of any model."""
+        asked, items = self._evaluation, len(self._catalogue)
+        if asked is None:
+            return []
+        counts = np.zeros((items, 1), dtype=np.float32)
+        for device in range(self._fleet.devices):
+            for trained in self._data(device)[0]:
+                counts[trained] += 1
+        found = []
+        for device in range(self._fleet.devices):
+            rows, held, _ = self._data(device)
+            streams = _Streams(self._fleet.seed, 0, device)
+            evaluation = streams.evaluation(asked, math.inf)
+            alike = np.ones((len(rows), 1), dtype=np.float32)
+            RankEvaluation(evaluation, held).stage("global", alike, counts)
+            found.append(DeviceReport("", evaluation.report))
+        return found
+
+    def _data(self, device: int) -> tuple[tuple[Rows, ...], list[HeldOutItem], ItemCount]:
+        return interactions_of(self._entries, device, self._catalogue, self._evaluation)
 
     def _answer(
         self,
@@ -249,56 +307,62 @@ class ScatterDevices(VirtualDevices):
         each: _Prepared,
         found: Update | LearnerError | None,
     ) -> DeviceAnswer:
-        device, learner, items = each.chosen.device, each.learner, items_of(broadcast.tensors)
-        self._keep(device, learner, each.held, each.triples)
+        device, learner, items = each.chosen.device, each.known.learner, items_of(broadcast.tensors)
+        count = each.known.items
+        self._keep(device, each.known)
+        if each.chosen.trains and not each.trains:
+            declined = Declined(str(count), Reason.UNKNOWN_ITEMS)
+            return _failed(device, declined)._replace(items=count)
         if isinstance(found, LearnerError):
             return _failed(device, found)
         option = f"k={learner.columns}"
         if found is None:
-            return DeviceAnswer(device, option, evaluation=_written(each.evaluation))
+            return DeviceAnswer(device, option, evaluation=_written(each.evaluation), items=count)
         width = items.shape[1]
         body = encode_scatter_update(found, width, terms.update_codec, each.streams.rng)
         if each.ranks is not None and learner.personalises(broadcast):
             each.ranks.stage("personal", learner.vectors(broadcast), items)
-        seconds = self._fleet.seconds(device, each.triples, learner.columns / width)
-        return DeviceAnswer(device, option, seconds, body, evaluation=_written(each.evaluation))
+        seconds = self._fleet.seconds(device, each.known.triples, learner.columns / width)
+        evaluation = _written(each.evaluation)
+        return DeviceAnswer(device, option, seconds, body, evaluation=evaluation, items=count)
 
     def _prepared(
         self, published: PublishedRound, terms: TaskTerms, broadcast: Broadcast, chosen: Chosen
     ) -> _Prepared:
         device, items = chosen.device, items_of(broadcast.tensors)
-        learner, held, triples = self._learner(device)
+        known = self._known(device)
+        learner = known.learner
         streams = _Streams(self._fleet.seed, published.manifest.round, device)
         learner.rng = streams.rng
-        learner.columns = self._fleet.columns(device, triples, items.shape[1], terms.train_seconds)
-        each = _Prepared(chosen, learner, held, triples, streams)
+        learner.columns = self._fleet.columns(
+            device, known.triples, items.shape[1], terms.train_seconds
+        )
+        each = _Prepared(chosen, known, streams)
         if terms.evaluation is not None and _evaluates(published, terms, chosen):
             each.evaluation = streams.evaluation(terms.evaluation, terms.train_seconds)
-            each.ranks = RankEvaluation(each.evaluation, held)
+            each.ranks = RankEvaluation(each.evaluation, known.held)
             each.ranks.stage("global", learner.vectors(broadcast), items)
         return each
 
-    def _learner(self, device: int) -> tuple[ScatterLearner, list[HeldOutItem], int]:
+    def _known(self, device: int) -> _Known:
         kept = self._kept.pop(device, None)
         if kept is not None:
-            self._room += _kept_bytes(kept[2])
+            self._room += _kept_bytes(kept.triples)
             return kept
-        rows, held = interactions_of(self._entries, device, self._catalogue, self._evaluation)
+        rows, held, items = self._data(device)
         learner = ScatterLearner(_FixedRows(rows), self._step, 1, np.random.default_rng(0))
         state = self._states.get(device)
         if state is not None:
             learner.restore(state)
-        return learner, held, max(1, sum(map(len, rows)))
+        return _Known(learner, held, max(1, sum(map(len, rows))), items)
 
-    def _keep(
-        self, device: int, learner: ScatterLearner, held: list[HeldOutItem], triples: int
-    ) -> None:
+    def _keep(self, device: int, known: _Known) -> None:
         """As it is where there is room, and else what it has to remember."""
-        if self._room >= _kept_bytes(triples):
-            self._room -= _kept_bytes(triples)
-            self._kept[device] = (learner, held, triples)
+        if self._room >= _kept_bytes(known.triples):
+            self._room -= _kept_bytes(known.triples)
+            self._kept[device] = known
         else:
-            self._states.put(device, learner.state())
+            self._states.put(device, known.learner.state())
 
 
 def _kept_bytes(triples: int) -> int:

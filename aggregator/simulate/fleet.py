@@ -133,7 +133,7 @@ class Speeds:
 
 def _read_classes(path: Path) -> tuple[CapabilityClass, ...]:
     try:
-        root = TomlTable(tomllib.loads(path.read_text(encoding="utf-8")))
+        root = TomlTable(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"cannot be read as TOML: {error}") from None
     tables = root.array("class", _MOST_CLASSES)

@@ -1,6 +1,6 @@
 """The record of a simulation: one JSON file with all that was asked for, and every round's figures.
 
-Format ``tessera-simulation``, version 1. Nothing in it but ``took`` and ``made_with`` depends on
+Format ``tessera-simulation``, version 2. Nothing in it but ``took`` and ``made_with`` depends on
 the machine: a seed repeats the rest, and ``model_sha256`` says so of the model.
 """
 
@@ -12,7 +12,7 @@ import math
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from aggregator.errors import AggregatorError
 from aggregator.evaluation.figures import FLEET, Figure
 from aggregator.evaluation.words import as_json, figure_name
 from aggregator.simulate.fleet import Failures, Speeds
+from aggregator.simulate.settings import settings_of
 from aggregator.simulate.task_rounds import PlayedRound
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task
@@ -31,7 +32,7 @@ from device_sdk.system.files import write_atomically
 from device_sdk.system.printable import printable
 from device_sdk.system.version import __version__
 
-FORMAT, FORMAT_VERSION = "tessera-simulation", 1
+FORMAT, FORMAT_VERSION = "tessera-simulation", 2
 FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early"
 _WRITE_EVERY_SECONDS = 10.0
 _WRITE_SHARE = 50
@@ -50,6 +51,7 @@ class Asked:
         speeds: as it was said; empty for devices that are alike.
         failures: how often what goes wrong.
         pace_seconds: see :class:`aggregator.simulate.fleet.VirtualFleet`.
+        changes: settings that are other than in the task file, by dotted name.
     """
 
     data: str
@@ -59,6 +61,7 @@ class Asked:
     speeds: str
     failures: Failures
     pace_seconds: float
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Recorder:
@@ -87,6 +90,7 @@ class Recorder:
                 "method": task.binding.method_name,
                 "file": task.path.name,
                 "text": task.text,
+                "settings": settings_of(task),
             },
             "asked": {**asdict(asked), "classes": [asdict(each) for each in speeds.classes]},
             "best_by": None if ranking is None else asdict(ranking),
@@ -96,9 +100,16 @@ class Recorder:
         }
         self._runs: list[dict[str, Any]] = self._record["runs"]
 
-    def begin(self, seed: int) -> None:
-        """A run begins."""
-        self._runs.append({"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []})
+    @property
+    def name(self) -> str:
+        """Of the run; with the number that it got where it is written."""
+        return str(self._record["name"])
+
+    def begin(self, seed: int, popularity: Iterable[Figure] = ()) -> None:
+        """A run begins. ``popularity``: what the most popular items alone would reach."""
+        figures = [as_json(each) for each in popularity]
+        run = {"seed": seed, "state": INTERRUPTED, "rounds": [], "took": []}
+        self._runs.append({**run, "popularity": {"figures": figures}})
 
     def add(self, played: PlayedRound) -> None:
         """A round of the run was played."""
@@ -220,6 +231,19 @@ class SimulationRecord:
         rounds: Sequence[Mapping[str, Any]] = self.runs[run]["rounds"]
         return rounds
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that was asked for and may make a run another, by name."""
+        asked, task = self._values["asked"], self._values["task"]
+        more = {key: value for key, value in asked.items() if key not in ("changes", "failures")}
+        with_what = self._values.get("made_with", {})
+        return {
+            **task["settings"],
+            **more,
+            **asked.get("failures", {}),
+            **{f"made with {name}": version for name, version in with_what.items()},
+        }
+
     @staticmethod
     def figures_of(held: Mapping[str, Any]) -> dict[str, float]:
         """The fleet's, by name, of a round or of a run's newest version."""
@@ -228,6 +252,11 @@ class SimulationRecord:
             for each in held["figures"]
             if each["part"] in (None, FLEET) and each["value"] is not None
         }
+
+    def popularity(self, metric: str) -> list[float]:
+        """What the most popular items alone reach of a figure, by run; none where nobody asked."""
+        found = (self.figures_of(run.get("popularity", {"figures": []})) for run in self.runs)
+        return [each[metric] for each in found if metric in each]
 
     @property
     def metrics(self) -> list[str]:
@@ -268,13 +297,20 @@ def _require_sound(root: _Fields) -> None:
     """Whether there is all that is shown of a record. Raises AggregatorError, naming the key."""
     root.text("name", 100)
     root.text("state", 100)
-    _Fields(root.mapping("task"), "task").text("method", 100)
-    _Fields(root.mapping("asked"), "asked").integer("devices", Within(1, 2**62))
+    task = _Fields(root.mapping("task"), "task")
+    task.text("method", 100)
+    task.mapping("settings")
+    asked = _Fields(root.mapping("asked"), "asked")
+    asked.integer("devices", Within(1, 2**62))
+    for held, key in ((asked, "failures"), (root, "made_with")):
+        if held.take(key, None) is not None:
+            held.mapping(key)
     if root.take("best_by") is not None:
         best = _Fields(root.mapping("best_by"), "best_by")
         best.text("metric", 100)
         best.boolean("higher_is_better")
     for run in _maps(root, "runs"):
+        run.integer("seed", _COUNT)
         for each in _maps(run, "rounds"):
             for name in _COUNTS:
                 each.integer(name, _COUNT)
@@ -285,8 +321,9 @@ def _require_sound(root: _Fields) -> None:
                 for reason in counts.names():
                     counts.integer(reason, _COUNT)
             _require_figures(each)
-        if run.take("newest", None) is not None:
-            _require_figures(_Fields(run.mapping("newest"), run.name("newest")))
+        for key in ("newest", "popularity"):
+            if run.take(key, None) is not None:
+                _require_figures(_Fields(run.mapping(key), run.name(key)))
 
 
 def _require_figures(held: _Fields) -> None:

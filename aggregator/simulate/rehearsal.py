@@ -74,7 +74,7 @@ class Rehearsal:
         chosen = Speeds((CapabilityClass("rehearsed", artifact=name),))
         self._task, self._artifacts, self._cases = task, artifacts, found
         fleet = VirtualFleet(len(found), 0, chosen)
-        self._devices = ArrayDevices(_Settings(task, "", fleet, found), kind)
+        self._devices = ArrayDevices(_Settings(task, "", fleet, cases=found), kind)
         self._terms = terms_of(task, artifacts)
         self._rounds = _ROUNDS + int(getattr(training_of(task), "warm_up_rounds", 0))
         self._number = 0

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation.figures import DeviceReport
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
 from aggregator.simulate.record import FINISHED, STOPPED_EARLY, Asked, Recorder
+from aggregator.simulate.settings import changed_task, read_change
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
-from aggregator.task.file import Task, read_task
+from aggregator.task.file import Task
 from device_sdk.system.clock import Clock
+from device_sdk.tables.options import reading_of
+from device_sdk.wire.publish.report import ItemCount
 
 Show = Callable[[str], None]
 _SHOWN_EVERY_SECONDS = 0.5
@@ -42,6 +46,8 @@ class Simulated:
     clock: Clock
     _failure: str = ""
     _counted: int = 0
+    _understood: tuple[str, ...] = ()
+    _items: dict[int, ItemCount] = field(default_factory=dict)
 
     def play(self, show: Show) -> None:
         """Play every run; ``show`` is told where it is, in a line. What was played is recorded even
@@ -50,6 +56,7 @@ class Simulated:
             settings = replace(self.settings, fleet=replace(self.settings.fleet, seed=seed))
             show(f"seed {seed}: the devices' data")
             devices = WatchedDevices(self.make(settings), show, self.clock)
+            self._understood, self._items = devices.understood, devices.items
             try:
                 self._play(TaskSimulation(settings, devices), seed, devices.say)
             finally:
@@ -57,7 +64,8 @@ class Simulated:
         self.recorder.finish()
 
     def _play(self, simulation: TaskSimulation, seed: int, show: Show) -> None:
-        self.recorder.begin(seed)
+        show(f"seed {seed}: what the most popular items reach")
+        self.recorder.begin(seed, simulation.popularity())
         rounds, version = simulation.most_rounds(self.asked.rounds), 0
         show(f"seed {seed}: round 1 of {rounds}")
         for played in simulation.rounds(rounds):
@@ -74,6 +82,14 @@ class Simulated:
 
     def remarks(self) -> Iterator[str]:
         """What whoever reads the table should know."""
+        yield from self._understood
+        unknown = [each for each in self._items.values() if each.unknown]
+        if unknown:
+            yield (
+                f"{sum(each.unknown for each in unknown):,} of "
+                f"{sum(each.recorded for each in self._items.values()):,} items are unknown to the "
+                f"catalogue, on {len(unknown):,} of {len(self._items):,} devices that took part"
+            )
         if self._failure:
             yield f"the first device without an update, {self._failure}"
         if self.task.evaluation is None:
@@ -93,6 +109,9 @@ class WatchedDevices(VirtualDevices):
     def __init__(self, devices: VirtualDevices, show: Show, clock: Clock) -> None:
         self._devices, self._show, self._clock = devices, show, clock
         self._heading = ""
+        self.understood = devices.understood
+        self.items: dict[int, ItemCount] = {}
+        """Of the devices that answered, where their task has a catalogue."""
         self._show_at = 0.0
 
     def say(self, heading: str) -> None:
@@ -107,10 +126,15 @@ class WatchedDevices(VirtualDevices):
             if now >= self._show_at:
                 self._show_at = now + _SHOWN_EVERY_SECONDS
                 self._show(f"{self._heading}, device {number:,} of {len(chosen):,}")
+            if answer.items is not None:
+                self.items[answer.device] = answer.items
             yield answer
 
     def settle(self, number: int, counted: Mapping[int, bool]) -> None:
         self._devices.settle(number, counted)
+
+    def popularity(self) -> list[DeviceReport]:
+        return self._devices.popularity()
 
     def close(self) -> None:
         self._devices.close()
@@ -126,7 +150,8 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
 
     Nothing is played yet; the data is asked for once, so that what is wrong is told first.
     """
-    task = read_task(Path(arguments.task))
+    changes = dict(map(read_change, arguments.set))
+    task = changed_task(Path(arguments.task), changes)
     try:
         failures = Failures(arguments.dropout, arguments.crash, arguments.late, arguments.nan)
     except ValueError as error:
@@ -134,22 +159,37 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
     speeds = Speeds.read(arguments.speeds) if arguments.speeds else Speeds()
     first: int = arguments.seed
     asked = Asked(
-        data=arguments.data,
+        data=said_data(arguments),
         devices=arguments.devices,
         rounds=arguments.rounds,
         seeds=tuple(range(first, first + arguments.seeds)),
         speeds=arguments.speeds,
         failures=failures,
         pace_seconds=arguments.pace,
+        changes=changes,
     )
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
     return Simulated(
         task,
-        DeviceSettings(task, arguments.data, fleet),
+        DeviceSettings(task, arguments.data, fleet, reading_of(arguments)),
         asked,
         Recorder(arguments.name or task.name, task, asked, speeds, arguments.out, clock),
         _maker(arguments),
         clock,
+    )
+
+
+def said_data(arguments: argparse.Namespace) -> str:
+    """``--data``, and how it is read, as a run's settings have it."""
+    columns: Mapping[str, str] = arguments.columns or {}
+    options = {
+        "columns": ",".join(f"{role}={column}" for role, column in sorted(columns.items())),
+        "separator": arguments.separator,
+        "encoding": arguments.encoding,
+        "time-format": arguments.time_format,
+    }
+    return " ".join(
+        [arguments.data, *(f"--{name} {said}" for name, said in options.items() if said)]
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,16 @@ from tabulate import tabulate
 from aggregator.evaluation.words import shown
 from aggregator.simulate.intervals import interval
 from aggregator.simulate.record import SimulationRecord
+from device_sdk.system.printable import printable
 
+_KEPT = {
+    "round": "number",
+    **{key: key for key in ("selected", "counted", "late", "silent", "crashed")},
+    **{key: key for key in ("down_bytes", "up_bytes", "began_seconds", "seconds")},
+}
+"""Columns of a CSV file, by the names in a record."""
+_OF_A_ROUND = (*_KEPT, "failed", "refused")
+_MOST_SPELT = 40
 _MOST_LINES = 24
 _MOST_COLUMNS = 4
 
@@ -29,6 +40,12 @@ def rounds_table(record: SimulationRecord) -> str:
         newest[metric] = _mean([each for each in values if each is not None])
     if metrics and any(newest[metric] != "-" for metric in metrics):
         lines.append(newest)
+    popular = {"round": "popular"}
+    for metric in metrics:
+        found = record.popularity(metric)
+        popular[metric] = _mean(found)
+    if any(popular[metric] != "-" for metric in metrics):
+        lines.append(popular)
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
 
 
@@ -77,6 +94,8 @@ def runs_table(records: Sequence[SimulationRecord]) -> str:
             line["figure"] = ranking.metric
             line["last"] = _mean([y[-1] for _, y in curves if y])
             line["best"] = _mean([pick(y) for _, y in curves if y])
+            if any(each.popularity(each.ranking.metric) for each in records if each.ranking):
+                line["popular"] = _mean(record.popularity(ranking.metric))
             line["best after"] = _mean([float(x[y.index(pick(y))]) for x, y in curves if y])
         lines.append({**line, **_costs(record)})
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
@@ -100,6 +119,46 @@ def _costs(record: SimulationRecord) -> dict[str, str]:
     }
 
 
+def differences(records: Sequence[SimulationRecord]) -> str:
+    """In which settings, options and versions records differ, a line each."""
+    settings = [each.settings for each in records]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    lines = []
+    for name in names:
+        said = [_spelt(each[name]) if name in each else "-" for each in settings]
+        if len(set(said)) > 1:
+            lines.append([printable(name), *map(printable, said)])
+    if not lines:
+        return "They differ in no setting: the same task, options, seeds and versions."
+    head = ["what differs", *(each.name for each in records)]
+    return tabulate(lines, headers=head, tablefmt="plain", disable_numparse=True)
+
+
+def _spelt(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_SPELT else f"{text[: _MOST_SPELT - 3]}..."
+
+
+def write_csv(path: Path, records: Sequence[SimulationRecord]) -> None:
+    """A line for each round of each run and seed; behind them those of the newest version, whose
+    round is called ``after``, and of the most popular items, ``popular``."""
+    metrics = list(dict.fromkeys(metric for each in records for metric in each.metrics))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.DictWriter(file, ["run", "seed", *_OF_A_ROUND, *metrics])
+        lines.writeheader()
+        for record in records:
+            for place, run in enumerate(record.runs):
+                begin = {"run": record.name, "seed": run["seed"]}
+                for each in record.rounds(place):
+                    held = {name: each[key] for name, key in _KEPT.items()}
+                    counts = {key: sum(each[key].values()) for key in ("failed", "refused")}
+                    lines.writerow({**begin, **held, **counts, **record.figures_of(each)})
+                for name, key in (("after", "newest"), ("popular", "popularity")):
+                    found = record.figures_of(run.get(key, {"figures": []}))
+                    if found:
+                        lines.writerow({**begin, "round": name, **found})
+
+
 def draw(records: Sequence[SimulationRecord], path: Path) -> None:
     """The figures of all records over each other, and what each cost. Raises ImportError where
     matplotlib is missing."""
@@ -115,6 +174,10 @@ def draw(records: Sequence[SimulationRecord], path: Path) -> None:
     for axis, metric in zip(axes, metrics, strict=False):
         for number, record in enumerate(records):
             _draw_curve(axis, record, metric, f"C{number}")
+        popular = [each for record in records for each in record.popularity(metric)]
+        if popular:
+            axis.axhline(np.mean(popular), color="0.5", linestyle=":", label="popular")
+            axis.annotate("popular", (0, np.mean(popular)), color="0.4", fontsize=8)
         axis.set(xlabel="rounds played", ylabel=metric)
     for number, record in enumerate(records):
         runs = [record.rounds(run) for run in range(len(record.runs))]

@@ -270,6 +270,14 @@ class TaskSimulation:
             self._note(answer)
         return self._figures(manifest.version)
 
+    def popularity(self) -> tuple[Figure, ...]:
+        """What the most popular items alone would reach, of all devices and users. Empty for a task
+        that recommends nothing, or evaluates nothing."""
+        asked = self._task.evaluation
+        if asked is None:
+            return ()
+        return tuple(each for each in summarise(self._devices.popularity(), asked.rules))
+
     @property
     def model_sha256(self) -> str:
         """Of the newest model's arrays, or of all that the method keeps where devices have theirs:

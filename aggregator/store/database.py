@@ -31,6 +31,11 @@ class Database(ABC):
     """Called first in each transaction, to hold what gives this process the right to write. Where
     it raises, nothing is written."""
 
+    waits: Callable[[str], bool] | None = None
+    """Asked, with what is wrong, while the store is away, between two tries to reach it: whether to
+    wait on. None: for half a minute. So a process that serves waits however long, says so, and ends
+    when it is asked to. Of a file there is nothing to wait for."""
+
     where: str
     """Its place, for people: without a password."""
 

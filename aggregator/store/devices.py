@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aggregator.store.database import Table
+from aggregator.store.schema import or_replace
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 
@@ -115,6 +116,16 @@ class Devices(Table):
             "THEN excluded.seen_unix ELSE sightings.seen_unix END",
             sorted(seen.items()),
         )
+
+    def note_clashes(self, seen: Mapping[bytes, int]) -> None:
+        """When it showed that two machines have a device's identity, in Unix seconds."""
+        self._database.execute_many(
+            f"INSERT INTO clashes VALUES (?, ?) {or_replace('clashes')}", sorted(seen.items())
+        )
+
+    def clashes(self) -> dict[bytes, int]:
+        """What was noted so last, by the device's id."""
+        return dict(self._database.rows("SELECT device_id, seen_unix FROM clashes"))
 
     def seen_among(self, device_ids: Sequence[bytes]) -> set[bytes]:
         """Those of them that ever proved that they are there."""

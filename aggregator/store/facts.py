@@ -13,6 +13,10 @@ from aggregator.store.database import Database, Table
 Value = TypeVar("Value")
 
 
+_FILE_BEFORE = "file before version "
+"""What the name of a replaced task file begins with, in ``task_facts``."""
+
+
 class Named(Table, ABC):
     """Named values, each an attribute of its own."""
 
@@ -72,6 +76,10 @@ class Facts(Named):
     """How the calendar differs from the time that ``serve`` goes by; None: it does not."""
     keys_problem = Fact[str | None](str, None)
     """Why devices refuse this aggregator's keys, or will soon; None: they do not."""
+    successor = Fact[str](str, "")
+    """The move to another broker that was asked for last; see ``aggregator.serve.successor``."""
+    packet_bytes = Fact[int | None](int, None)
+    """The largest packet that the brokers took at the last connection; None: any of ours."""
     contents = Fact[str](str, "")
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")
@@ -110,6 +118,9 @@ class TaskFacts(Named):
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, or what the last one sent out did harm, so that
     none opens before the operator looked; None: nothing stands in its way."""
+    no_room = Fact[str | None](str, None)
+    """Why no round can be published at the broker, by its largest packet; None: one can. Rounds go
+    on by themselves at one that takes larger ones."""
     failed = Fact[bool](bool, False)
     """Whether it is held because the code of its method failed, which the next life tries again."""
     stopped_at = Fact[int | None](int, None)
@@ -138,6 +149,21 @@ class TaskFacts(Named):
     def generation(self) -> int:
         """Unix time of when it was made or replaced, or of the fleet's last restore."""
         return max(self._fleet.generation, self.own_generation)
+
+    def keep_file(self, version: int, text: str) -> None:
+        """Keep the text of the task file that was in force before this version: another one took
+        its place with it, or in the end several after each other, of which none made a version."""
+        if self.get(f"{_FILE_BEFORE}{version}") is None:
+            self.put(f"{_FILE_BEFORE}{version}", text)
+
+    def file_of(self, version: int) -> str | None:
+        """The text of the task file that this version was made under; None where that is the
+        present one."""
+        query = "SELECT name FROM task_facts WHERE task = ? AND name LIKE ?"
+        names = self._database.rows(query, (self._task, f"{_FILE_BEFORE}%"))
+        later = (int(name.removeprefix(_FILE_BEFORE)) for (name,) in names)
+        until = min((each for each in later if each > version), default=None)
+        return None if until is None else str(self.get(f"{_FILE_BEFORE}{until}"))
 
     def clear(self) -> None:
         """Forget all of them."""

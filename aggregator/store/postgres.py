@@ -10,7 +10,13 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
-from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
+from aggregator.errors import (
+    AggregatorError,
+    OutcomeUnknown,
+    StoreAway,
+    StoreError,
+    StoreUnreached,
+)
 from aggregator.store.database import (
     ALONE_WITHIN_SHARED,
     HELD_OUTSIDE,
@@ -83,9 +89,10 @@ class PostgresDatabase(Database):
     sees what was committed before it (``READ COMMITTED``): behind that lock nothing weaker is seen.
 
     **A lost connection.** Reading, and beginning a transaction, waits and tries again for half a
-    minute; a statement within a transaction fails, and all of the transaction with it. A commit
-    without an answer is looked up: each transaction leaves its number in its writer's row of
-    ``tessera_commits``, and that row can be held once the lost transaction is over.
+    minute, or for as long as :attr:`~Database.waits` says; a statement within a transaction fails,
+    and all of the transaction with it. A commit without an answer is looked up: each transaction
+    leaves its number in its writer's row of ``tessera_commits``, and that row can be held once the
+    lost transaction is over.
 
     **Changes.** Transactions that were alone notify the others; the socket tells
     :meth:`changed_elsewhere`.
@@ -119,7 +126,8 @@ class PostgresDatabase(Database):
         try:
             self._session = self._connect()
         except psycopg.Error as error:
-            raise AggregatorError(f"{self.where} {_not_connected(error)}") from None
+            kind = AggregatorError if _is_let_down(error) else StoreUnreached
+            raise kind(f"{self.where} {_not_connected(error)}") from None
         try:
             self._require_server()
             if fill is not None:
@@ -135,7 +143,8 @@ class PostgresDatabase(Database):
             ) from None
         except psycopg.Error as error:
             self.close()
-            raise AggregatorError(f"{self.where} cannot be used: {_told(error)}") from None
+            kind = StoreUnreached if self._is_away(error) else AggregatorError
+            raise kind(f"{self.where} cannot be used: {_told(error)}") from None
         except (AggregatorError, *STORE_FAILURES):
             self.close()
             raise
@@ -321,19 +330,19 @@ class PostgresDatabase(Database):
             ).fetchone()
             identity, number = row or ("", None)
             if identity != self.identity:
-                raise StoreError(
+                raise StoreAway(
                     f"{self.where} holds another store than this process began with: have the "
                     "store's URL lead to the right server"
                 )
             if number is None or number < self._committed:
-                raise StoreError(
+                raise StoreAway(
                     f"{self.where} is an older copy of the store, which lacks what was committed: "
                     "have the store's URL lead to the newer one. If that is lost, stop all "
                     "processes and run tessera-aggregator restored"
                 )
         except psycopg.errors.UndefinedTable:
             connection.close()
-            raise StoreError(f"{self.where} holds no aggregator's store any more") from None
+            raise StoreAway(f"{self.where} holds no aggregator's store any more") from None
         except BaseException:
             connection.close()
             raise
@@ -580,8 +589,18 @@ class PostgresDatabase(Database):
                     self._reconnect()
                 return ask()
             except psycopg.Error as error:
-                if not self._lost(error) or time.monotonic() >= until_seconds:
-                    raise self._failure(error) from None
+                failure = self._failure(error)
+                if not self._lost(error) and (self.waits is None or not self._is_away(error)):
+                    raise failure from None
+                if self.waits is None and time.monotonic() >= until_seconds:
+                    raise failure from None
+                self._connection.close()  # what it had begun, if anything, is given up
+            except StoreAway as error:
+                if self.waits is None:
+                    raise
+                failure = error
+            if self.waits is not None and not self.waits(str(failure)):
+                raise failure
             time.sleep(wait_seconds)
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
 
@@ -592,10 +611,17 @@ class PostgresDatabase(Database):
             self._connection.close()
         return self._connection.closed
 
+    def _is_away(self, error: psycopg.Error) -> bool:
+        """Whether it is the server's state, and no fault of the statement's."""
+        state = error.sqlstate or ""
+        lost = self._session.closed or isinstance(error, psycopg.InterfaceError)
+        return lost or not state or state in _ENDINGS or state.startswith(_PASSING)
+
     def _failure(self, error: psycopg.Error) -> StoreError:
+        kind = StoreAway if self._is_away(error) else StoreError
         if error.sqlstate == _LOCK_NOT_AVAILABLE:
-            return StoreError(f"{self.where}: another process has been writing to it for long")
-        return StoreError(f"{self.where}: {_told(error)}")
+            return kind(f"{self.where}: another process has been writing to it for long")
+        return kind(f"{self.where}: {_told(error)}")
 
     def _notified(self, elsewhere: bool) -> None:
         self._changed |= elsewhere
@@ -604,6 +630,10 @@ class PostgresDatabase(Database):
 _APPLICATION = "tessera store "
 _ENDINGS = ("57P01", "57P02", "57P03", "57P05", "25P03")
 _LOCK_NOT_AVAILABLE = "55P03"
+# Of statements that nothing is wrong with: no connection, rolled back for another, no room or no
+# memory, waits for somebody, ended by whoever runs the server, its disk; and a server that only
+# reads, as a standby does.
+_PASSING = ("08", "40", "53", "55", "57", "58", "25006", "25P03")
 
 
 class _Int(Int8BinaryDumper):
@@ -652,9 +682,15 @@ def _told(error: psycopg.Error) -> str:
     return " ".join(told.split())
 
 
+def _is_let_down(error: psycopg.Error) -> bool:
+    """Whether a server was reached that asked for a password."""
+    connection = error.pgconn
+    return connection is not None and bool(connection.needs_password or connection.used_password)
+
+
 def _not_connected(error: psycopg.Error) -> str:
-    """Why, and what to do: a server that asks for a password was reached."""
-    asked = error.pgconn is not None and (error.pgconn.needs_password or error.pgconn.used_password)
+    """Why, and what to do."""
+    asked = _is_let_down(error)
     told = re.sub(r"\s*Is the server running [^?]*\?", "", _told(error))
     if asked:
         return (

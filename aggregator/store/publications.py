@@ -10,6 +10,9 @@ from aggregator.store.database import Database, Table, TableOfTask
 from aggregator.store.facts import Facts, TaskFacts
 from aggregator.store.schema import or_replace
 
+PACKET_HEAD_BYTES = 10
+"""The most that a packet has beside topic and message."""
+
 # What is retained on the broker, as it was sealed, to be sent again byte for byte.
 
 
@@ -75,6 +78,15 @@ class Retained(Table):
         query = "SELECT message FROM publications WHERE topic = ?"
         row = self._database.row(query, (topic,))
         return None if row is None else row[0]
+
+    def largest_bytes(self) -> int:
+        """Of the packets that they make, about."""
+        query = (
+            "SELECT coalesce(max(length(message) + length(topic)), 0) FROM publications "
+            "WHERE message IS NOT NULL"
+        )
+        row = self._database.row(query)
+        return 0 if row is None else int(row[0]) + PACKET_HEAD_BYTES
 
     def superseded(self) -> list[str]:
         """Topics that still hold what is out of date."""

@@ -29,15 +29,19 @@ class StoredReport(NamedTuple):
     option: str | None
     seconds: float | None
     received_bytes: int | None
+    items: int | None = None
+    unknown_items: int | None = None
 
     @classmethod
     def of(cls, generation: int, number: int, device_id: bytes, report: Report) -> StoredReport:
         """What a device told of one round."""
         told = report.details
-        details: tuple[Any, ...] = (None,) * 6
+        details: tuple[Any, ...] = (None,) * 8
         if told is not None:
             details = (told.sdk, told.runtime, told.platform, told.option, told.seconds)
+            known = told.items
             details += (told.received_bytes,)
+            details += (None, None) if known is None else (known.recorded, known.unknown)
         head = (generation, number, device_id, report.outcome.value, report.reason)
         return cls._make((*head, *details))
 
@@ -49,6 +53,17 @@ class OutcomeCount(NamedTuple):
     outcome: str
     reason: str
     devices: int
+
+
+class UnknownItems(NamedTuple):
+    """What devices told of the items that they recorded: how many ``devices`` have some that the
+    task's catalogue does not know, of how many ``told`` it; ``unknown`` of ``recorded`` items, the
+    same one on several devices counted on each."""
+
+    devices: int
+    told: int
+    unknown: int
+    recorded: int
 
 
 class NotTrained(NamedTuple):
@@ -96,6 +111,19 @@ class Reports(TableOfTask):
             "AND reason != '' GROUP BY reason"
         )
         return dict(self._database.rows(query, (self._task, generation, number)))
+
+    def unknown_items(self) -> UnknownItems:
+        """By the newest of the reports kept of each device."""
+        query = (
+            "SELECT coalesce(sum(CASE WHEN unknown_items > 0 THEN 1 ELSE 0 END), 0), count(*), "
+            "coalesce(sum(unknown_items), 0), coalesce(sum(items), 0) FROM reports AS own "
+            "WHERE task = ? AND items IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reports AS later "
+            "WHERE later.task = own.task AND later.device_id = own.device_id "
+            "AND later.round > own.round AND later.items IS NOT NULL)"
+        )
+        row = self._database.row(query, (self._task,))
+        assert row is not None  # sums of nothing are one row too
+        return UnknownItems(*map(int, row))
 
     def not_trained(self) -> list[NotTrained]:
         """Who trained in one of the rounds kept no update, and why."""

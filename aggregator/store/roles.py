@@ -74,6 +74,7 @@ WORKER: Mapping[str, Rights] = {
     "shares": _rights(_READ, _ADD, _CHANGE),
     "late_arrivals": _rights(_READ, _ADD, _CHANGE),
     "sightings": _rights(_READ, _ADD, _CHANGE),
+    "clashes": _rights(_READ, _ADD, _CHANGE),
     "refusals": _rights(_READ, _ADD, _CHANGE),
     "freshness": _rights(_READ, _ADD, _CHANGE),
     "lease": _rights(_READ),

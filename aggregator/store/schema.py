@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # is a new version, with a step that brings an older store to it: one that both engines understand,
 # since PostgreSQL began with version 5.
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -117,6 +117,8 @@ CREATE TABLE reports (                   -- of the last rounds, see Reports
     option TEXT,                         -- columns or artifact that was trained
     seconds REAL,
     received_bytes INTEGER,
+    items INTEGER,                       -- recorded on the device, each once; NULL: no catalogue
+    unknown_items INTEGER,               -- of them, to the task's catalogue
     PRIMARY KEY (task, generation, round, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE participations (            -- each device's newest, in each task
@@ -138,6 +140,10 @@ CREATE TABLE habits (                    -- when devices' updates come, see Habi
     PRIMARY KEY (task, device_id)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE sightings (                 -- when a device proved last that it was there
+    device_id BLOB PRIMARY KEY,
+    seen_unix INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE clashes (                   -- when two machines had one device's identity, last
     device_id BLOB PRIMARY KEY,
     seen_unix INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -448,6 +454,8 @@ ALTER TABLE rounds DROP COLUMN arrivals;
 ALTER TABLE rounds ADD COLUMN took_seconds REAL;
 UPDATE rounds SET took_seconds = closed_unix - opened_unix;
 """,
+    # What devices told of the last rounds: the next ones tell it anew.
+    10: "DROP TABLE reports;\n" + _table_of("reports") + _table_of("clashes"),
 }
 """By the version that a file has, what makes it one of the next version."""
 

@@ -174,9 +174,17 @@ class Versions(TableOfTask):
             (int(pinned), self._task, version),
         )
 
-    def prune(self, last: int, best: int, ranking: Ranking | None, before: int) -> int:
-        """Drop all models but the ``last`` newest, the ``best`` ones, the pinned and the awaited;
-        how many. To make room for version ``before``: one of that number will be replaced.
+    def prune(
+        self,
+        last: int,
+        best: int,
+        ranking: Ranking | None,
+        before: int,
+        wanted: int | None = None,
+    ) -> int:
+        """Drop all models but the ``last`` newest, the ``best`` ones, the pinned, the awaited and
+        the ``wanted``; how many. To make room for version ``before``: one of that number will be
+        replaced.
 
         While a model that took the task over has fewer than ``best`` figures, the best versions of
         before it stay in the places that are left.
@@ -197,8 +205,8 @@ class Versions(TableOfTask):
         older = [row for row in rows if row.version < judged_from]
         ranked = _ranked(present, ranking) + _ranked(older, ranking)
         stay |= {row.version for row in ranked[:best]}
-        awaited = self.awaited()
-        gone = [row for row in rows if row.version not in stay and row.version != awaited]
+        stay |= {each for each in (self.awaited(), wanted) if each is not None}
+        gone = [row for row in rows if row.version not in stay]
         self._database.execute_many(
             "UPDATE versions SET model = NULL WHERE task = ? AND version = ?",
             [(self._task, row.version) for row in gone],

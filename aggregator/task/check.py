@@ -181,10 +181,17 @@ def taken_in(path: Path, names: Mapping[str, str] | None = None, fleet: str = ""
     Raises TaskError where it cannot be read, or where something cannot be put into it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
+        return put_in(path.read_text(encoding="utf-8-sig"), path, names, fleet)
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path} is not TOML: {error}") from None
+
+
+def put_in(text: str, path: Path, names: Mapping[str, str] | None = None, fleet: str = "") -> str:
+    """As :func:`taken_in` does, of the text of the file at ``path``."""
+    try:
+        values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{path} is not TOML: {error}") from None
     task = values.get("task", {})
@@ -205,7 +212,7 @@ def taken_in(path: Path, names: Mapping[str, str] | None = None, fleet: str = ""
         for name, table in tomllib.loads(fleet).items()
         if name in FLEET_TABLES and name not in values
     }
-    text = text.rstrip("\n") + "\n" + _tables(fleet, missing)
+    text = text.rstrip("\n") + "\n" + _lines(fleet, missing.__contains__)
     try:
         if tomllib.loads(text) == {**values, **missing, "task": {**task, **put}}:
             return text
@@ -218,11 +225,22 @@ def taken_in(path: Path, names: Mapping[str, str] | None = None, fleet: str = ""
     )
 
 
-def _tables(text: str, names: Mapping[str, object]) -> str:
-    """The lines of some tables of a TOML file."""
-    lines, inside = [], False
+def without_fleet(text: str) -> str:
+    """A task file without the fleet's tables, or as it is where these cannot be told apart."""
+    left = _lines(text, lambda table: table not in FLEET_TABLES)
+    wanted = {key: value for key, value in tomllib.loads(text).items() if key not in FLEET_TABLES}
+    try:
+        return left if tomllib.loads(left) == wanted else text
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _lines(text: str, wanted: Callable[[str], bool]) -> str:
+    """The lines of the tables of a TOML file that are wanted; those before the first one are of the
+    table ""."""
+    lines, inside = [], wanted("")
     for line in text.splitlines(keepends=True):
         if match := _ANY_HEADER.match(line):
-            inside = match[1] in names
+            inside = wanted(match[1])
         lines += [line] if inside else []
     return "".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from aggregator.tables import TomlTable
@@ -178,5 +178,4 @@ def broker_of(cell: CellTable, fleet: BrokerUrl) -> BrokerUrl:
     table says; with the fleet's user and password where it says none. Raises ValueError."""
     if cell.broker is None:
         return fleet.at(*split_cell(cell.name))
-    url = parse_broker_url(cell.broker)
-    return url if url.user is not None else replace(url, user=fleet.user, password=fleet.password)
+    return parse_broker_url(cell.broker)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +20,11 @@ from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
-from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
+from device_sdk.tables.columns import Columns, catalogue_columns, names_a_catalogue
+from device_sdk.tables.text import UNREADABLE, TableError, TextTable, open_table
 from device_sdk.wire.codec.message import require_name
 from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
@@ -45,7 +49,7 @@ class TaskTable:
         artifact: a folder made by tessera-export, or shipped:mf.
         artifacts: several of them, smallest first.
         companions: artifacts that go with them, one for each or none at all (attention's).
-        catalogue: one item a line, append only: id, or id<TAB>title.
+        catalogue: one item a line, append only: id, or id<TAB>title, or a table with such a header.
         folder: what relative paths are relative to (default: this file's folder).
         broadcast_codec: how the model's numbers travel to devices.
         update_codec: how those of updates travel back.
@@ -78,6 +82,7 @@ class BrokerTable:
         ca_file: with mqtts:// and an authority of your own.
         certificate_file: with a broker that asks for one.
         key_file: the certificate's.
+        client_id_prefix: what client ids begin with, where the broker asks for that.
     """
 
     url: str = "mqtt://127.0.0.1:1883"
@@ -88,6 +93,7 @@ class BrokerTable:
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    client_id_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,8 @@ class RoundSettings:
             open their sessions anew; one that never opened any is waited for as long (default: no
             longer than the deadline).
         pause_seconds: between the end of a round and the next one.
-        most_rounds: stop after this many since the task began, or was replaced; 0: never.
+        most_rounds: stop after this many since the task began, or was replaced, those without a
+            quorum too; 0: never.
         train_seconds: devices pick a k, or a model, that fits this (default: half the deadline).
         abort_share: no further round opens where so many of the devices that took a round failed
             for a reason that the task is to blame for, or fell silent when it was replaced.
@@ -222,19 +229,21 @@ class MetricsSettings:
     """The table ``[metrics]``.
 
     Attributes:
-        port: Prometheus on 127.0.0.1; 0: none.
+        port: for Prometheus; 0: none.
+        address: of this machine, on which it is asked; nobody is asked who he is.
     """
 
     port: Annotated[int, Within(0, 65_535)] = 0
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Where the broker is, with what the named files hold."""
+    """The way to the broker. Its files were readable when the task file was read, and are read
+    again at each dial."""
 
-    url: BrokerUrl
+    way: BrokerWay
     prefix: str
-    tls: TlsFiles | None
     proxy: str | None = None
     """As of :class:`~device_sdk.link.settings.LinkSettings`."""
 
@@ -247,8 +256,7 @@ class SharedSettings:
     descriptor_seconds: int
     """What a renewed descriptor holds for."""
     admission: AdmissionSettings
-    metrics_port: int
-    """On the loopback interface; 0 for none."""
+    metrics: MetricsSettings
     cluster: Cluster = field(default_factory=Cluster)
 
 
@@ -301,7 +309,7 @@ def read_task(path: Path, fleet: SharedSettings | None = None) -> Task:
     after its task. Raises TaskError, which names the file and the key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TaskError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -322,9 +330,16 @@ def parse_task(
     except (ValueError, RecursionError) as error:
         raise TaskError(f"{said} is not TOML: {error}") from None
     try:
-        return _task(TomlTable(values), path, text, fleet)
+        return task_of(values, path, text, fleet)
     except TaskError as error:
         raise TaskError(f"{said}: {error}") from None
+
+
+def task_of(
+    values: dict[str, Any], path: Path, text: str, fleet: SharedSettings | None = None
+) -> Task:
+    """What a task file's values make of it; ``text`` is kept as the file's. Raises TaskError."""
+    return _task(TomlTable(values), path, text, fleet)
 
 
 def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
@@ -333,8 +348,8 @@ def _fleet(root: TomlTable, folder: Path) -> SharedSettings:
         broker=broker,
         descriptor_seconds=root.table("keys").read(KeySettings).descriptor_days * _DAY_SECONDS,
         admission=root.table("admission").read(AdmissionSettings),
-        metrics_port=root.table("metrics").read(MetricsSettings).port,
-        cluster=read_cluster(root.table("cluster"), broker.url),
+        metrics=root.table("metrics").read(MetricsSettings),
+        cluster=read_cluster(root.table("cluster"), broker.way.url),
     )
 
 
@@ -475,14 +490,8 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
         raise table.error("proxy", f"is not usable: {error}") from None
     if named.user is not None:
         url = replace(url, user=named.user)
-    if named.password_file is not None:
-        if url.user is None:
-            raise table.error("password_file", "is given without broker.user")
-        try:
-            password = (folder / named.password_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise table.error("password_file", f"cannot be read: {error}") from None
-        url = replace(url, password=password)
+    if named.password_file is not None and url.user is None:
+        raise table.error("password_file", "is given without broker.user")
     files = {
         key: _existing(table, key, value, folder)
         for key in ("ca_file", "certificate_file", "key_file")
@@ -497,28 +506,72 @@ def _broker(table: TomlTable, folder: Path) -> BrokerSettings:
     tls = None
     if files:
         tls = TlsFiles(files.get("ca_file"), files.get("certificate_file"), files.get("key_file"))
-    return BrokerSettings(url, named.prefix, tls, named.proxy)
+    password_file = None
+    if named.password_file is not None:
+        password_file = (folder / named.password_file).absolute()
+    try:
+        way = BrokerWay(url, password_file, tls, named.client_id_prefix)
+    except ValueError as error:
+        raise table.error("client_id_prefix", f"is not usable: {error}") from None
+    try:
+        way.password()
+    except ValueError as error:
+        raise table.error("password_file", f"cannot be read: {error}") from None
+    return BrokerSettings(way, named.prefix, named.proxy)
 
 
-# The operator's list of items: a text file with one item a line, ``id`` or ``id<TAB>title``.
+# The operator's list of items: a table with one item a row, and its title where it has one.
 
 
 def read_catalogue_file(path: Path) -> Catalogue:
-    """Row 0 is the first line. Raises AggregatorError, naming the line."""
+    """Row 0 is the file's first item. Raises AggregatorError, naming the line."""
+    return understood_catalogue(path)[0]
+
+
+def understood_catalogue(path: Path) -> tuple[Catalogue, str]:
+    """The same, and what was understood of the file, for people. Raises AggregatorError.
+
+    Titles are one line: white space in them, line breaks too, becomes a space.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        table = open_table(path, one_column=names_a_catalogue)
+        columns = catalogue_columns(table)
+        rows = list(islice(table.rows(), bool(columns.header), None))
+    except TableError as error:
+        raise AggregatorError(f"the catalogue {error}") from None
     except (OSError, ValueError) as error:
         raise AggregatorError(f"the catalogue {path} cannot be read: {error}") from None
-    parts = [line.partition("\t") for line in lines]
+    while rows and not any(map(str.strip, rows[-1])):
+        del rows[-1]  # empty lines at the end
+    items, titles = (
+        tuple(_cell(row, places, table, columns) for row in rows)
+        for places in columns.places.values()
+    )
     try:
-        return Catalogue(
-            tuple(item.strip() for item, _, _ in parts),
-            tuple(title.strip() for _, _, title in parts),
-        )
+        if table.damaged and any(UNREADABLE in each for each in items):
+            raise ValueError("ids hold bytes that are not UTF-8")
+        found = Catalogue(items, tuple(" ".join(each.split()) for each in titles))
     except ValueError as error:
+        first = 1 + table.skipped + bool(columns.header)
         raise AggregatorError(
-            f"the catalogue {path} is not usable: {error} (row 0 is line 1)"
+            f"the catalogue {path} is not usable: {error} (row 0 is line {first})"
         ) from None
+    titled = sum(map(bool, found.titles))
+    return found, f"{len(found):,} items, {titled:,} with titles; {columns.said(table.width)}"
+
+
+def _cell(row: Sequence[str], places: Sequence[int], table: TextTable, columns: Columns) -> str:
+    """A row's item, or its title, which takes the cells that a row has too many: a title holds the
+    separator more likely than an id does."""
+    if not places:
+        return ""
+    (place,), surplus = places, max(0, len(row) - table.width)
+    title = columns.places["title"]
+    if surplus and title and place > title[0]:
+        place += surplus
+    if places != title or not surplus:
+        return row[place].strip() if place < len(row) else ""
+    return table.separator.join(row[place : place + 1 + surplus]).strip()
 
 
 def stored_catalogue(store: TaskStore) -> Catalogue | None:

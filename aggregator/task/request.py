@@ -24,12 +24,20 @@ class ReplaceRequest:
     :meth:`~aggregator.task.warm_start.WarmStart.read` takes it; None for one of its own. ``now``:
     not after the open round has ended. ``file``: a digest of the task's own file when that was
     asked (:func:`file_digest`): what is edited in it later would be overwritten. Empty: unknown.
+    ``back_to``: the version that is gone back to by it, if one is.
     """
 
     text: str
     warm_start: str | None = None
     now: bool = False
     file: str = ""
+    back_to: int | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The task's own version that it begins with, where one is named by its number."""
+        said = self.warm_start
+        return int(said) if said is not None and said.isdecimal() else None
 
     def write(self) -> str:
         """As it is stored."""

@@ -54,6 +54,9 @@ _OTHERS = """\
 # Methods on the devices' own arrays (fedavg, teacher_logits, mutual, prototypes, attention) have no
 # catalogue: tessera-aggregator init --method fedavg writes a file for one of them.
 """
+_BPR_ALONE = """\
+# For the loss "bpr" alone: least squares, the default, trains no graph, and refuses an artifact.
+"""
 _COLUMN = 31
 _WIDTH = 100
 
@@ -80,8 +83,7 @@ def task_template(method: str = "scatter") -> str:
     examples: dict[str, object]
     if kind.needs_catalogue:
         live = {"task.catalogue": "items.tsv"}
-        below = {"task.catalogue": _ONLY + _OTHERS}
-        # Of BPR alone: least squares trains no graph.
+        below = {"task.catalogue": _ONLY + _OTHERS, "task.artifact": _BPR_ALONE}
         examples = {"task.artifact": "shipped:mf", "evaluation.best_by": "ndcg10_all"}
         examples["evaluation.metrics"] = ["hr10_all", "ndcg10_all"]
     else:

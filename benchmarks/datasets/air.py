@@ -7,8 +7,6 @@ the stations of one city, so they differ less.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from device_sdk.tables.text import open_table
 
 HOURS = 48
 """Length of a window."""
@@ -109,9 +109,8 @@ def without_features(
 
 
 def _station(file: Path, ahead: int) -> AirStation:
-    with gzip.open(file, "rt", encoding="utf-8", newline="") as lines:
-        reader = csv.reader(lines)
-        table = dict(zip(next(reader), zip(*reader, strict=True), strict=True))
+    rows = open_table(file).rows()
+    table = dict(zip(next(rows), zip(*rows, strict=True), strict=True))
     values = np.stack([_numbers(table[name]) for name in _NUMBERS], axis=1)
     particles = values[:, 0].copy()
     for index, name in enumerate(_NUMBERS):

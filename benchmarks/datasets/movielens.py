@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.tables.text import open_table
+
 GENRES = (
     *("Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary"),
     *("Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi"),
@@ -40,11 +42,10 @@ class MovieLens:
 def read_1m(root: Path) -> MovieLens:
     """Read ``ml-1m`` below ``root``; raises FileNotFoundError, naming the file."""
     names = ("ratings_no_timestamp.dat", "users.dat", "movies.dat")
-    ratings, users, movies = _texts(root / "ml-1m", names, "MovieLens 1M", "1m")
-    people = [line.split("::") for line in users.splitlines()]
-    listed = [line.split("::") for line in movies.splitlines()]
+    ratings, users, movies = _files(root / "ml-1m", names, "MovieLens 1M", "1m")
+    people, listed = open_table(users).rows(), open_table(movies).rows()
     return MovieLens(
-        np.fromstring(ratings.replace("::", " "), dtype=np.int64, sep=" ").reshape(-1, 3),
+        _numbers(ratings, 3),
         _people([(p[0], p[1], AGES.index(int(p[2])), int(p[3])) for p in people]),
         *_movies([(m[0], _titled_year(m[1]), m[2].split("|")) for m in listed]),
     )
@@ -56,19 +57,18 @@ def read_100k(root: Path) -> MovieLens:
     Ages are put into MovieLens 1M's groups, and its genre "unknown" is none.
     """
     names = ("u.data", "u.user", "u.item", "u.occupation")
-    ratings, users, movies, jobs = _texts(root / "ml-100k", names, "MovieLens 100K", "100k")
-    people = [line.split("|") for line in users.splitlines()]
-    listed = [line.split("|") for line in movies.splitlines()]
-    job = {name: place for place, name in enumerate(jobs.split())}
+    ratings, users, movies, jobs = _files(root / "ml-100k", names, "MovieLens 100K", "100k")
+    people, listed = list(open_table(users).rows()), open_table(movies).rows()
+    job = {name: place for place, name in enumerate(jobs.read_text(encoding="ascii").split())}
     group = [int(np.searchsorted(AGES, int(p[1]), side="right")) - 1 for p in people]
     return MovieLens(
-        np.fromstring(ratings, dtype=np.int64, sep=" ").reshape(-1, 4)[:, :3],
+        _numbers(ratings, 4)[:, :3],
         _people([(p[0], p[2], age, job[p[3]]) for p, age in zip(people, group, strict=True)]),
         *_movies([(m[0], _dated_year(m[2]), _flagged(m[5:])) for m in listed]),
     )
 
 
-def _texts(folder: Path, names: tuple[str, ...], title: str, page: str) -> list[str]:
+def _files(folder: Path, names: tuple[str, ...], title: str, page: str) -> list[Path]:
     for name in names:
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -76,7 +76,13 @@ def _texts(folder: Path, names: tuple[str, ...], title: str, page: str) -> list[
                 f"(https://grouplens.org/datasets/movielens/{page}/) there, or point TESSERA_DATA "
                 "elsewhere"
             )
-    return [(folder / name).read_text(encoding="latin-1") for name in names]
+    return [folder / name for name in names]
+
+
+def _numbers(path: Path, columns: int) -> NDArray[np.int64]:
+    """A file of nothing but whole numbers, as the publisher separates them."""
+    text = path.read_text(encoding="ascii").replace("::", " ")
+    return np.fromstring(text, dtype=np.int64, sep=" ").reshape(-1, columns)
 
 
 def _people(rows: list[tuple[str, str, int, int]]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.export_survey.steps import subjects
 from benchmarks.export_survey.subject import Subject
 from benchmarks.export_survey.survey import Outcome, Run, Settings, measure, sources
-from benchmarks.export_survey.table import page, report
+from benchmarks.export_survey.table import page, report, verdict
 from benchmarks.harness import RESULTS, StoredRuns, progress_line, suite_parser
 
 _REQUIREMENTS = "benchmarks/export_survey/requirements.txt"
@@ -26,7 +26,7 @@ loaded. Where not one of the models that were asked for could be run, the exit s
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is to be measured, print the table and write it into the page.
 
-    2 where nothing could be run, else 0.
+    2 where nothing could be run, 1 where a model that was asked for is not right, else 0.
     """
     options = _parser().parse_args(arguments)
     settings = Settings(
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report(chosen, found, against=settings.against is not None))
     if not (options.quick or options.against or options.unverified):
         page(options.page, everything, found)
-    return 0
+    run = [one for one in chosen if not one.missing]
+    return int(any(verdict(one, found) != "right" for one in run))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,8 +10,8 @@ from device_sdk.system.command_line import Program
 main = Program(
     name="tessera-device",
     description="""\
-Runs on the device. join, run, status, recommend, leave and trust belong to a fleet: the device
-learns with others and sends them sealed updates, never its data. bench and train work alone:
+Runs on the device. join, run, status, recommend, broker, leave and trust belong to a fleet: the
+device learns with others and sends them sealed updates, never its data. bench and train work alone:
 nothing leaves the machine.""",
     examples="""\
 examples:
@@ -21,7 +21,7 @@ examples:
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
                                   the largest model that trains an epoch within half a second
   tessera-device train --interactions views.csv --recommend 10 --user anna
-                                  learn from a file of user,item lines and recommend
+                                  learn from a file of interactions and recommend
   tessera-device bench --help     all options of a command
 """,
     package="device_sdk.cli",
@@ -30,6 +30,7 @@ examples:
         "run": "take part in rounds",
         "status": "show a device's rounds, outbox and data",
         "recommend": "recommend items to a local user",
+        "broker": "show or change the way to the fleet's broker",
         "leave": "leave the fleet for good",
         "trust": "believe another root key, on the operator's word",
         "bench": "measure how large a model this device can train in time",

@@ -53,6 +53,28 @@ def add_providers(parser: argparse._ActionsContainer) -> None:
 # The way to the broker.
 
 
+def add_broker(parser: argparse._ActionsContainer) -> None:
+    """Add what says who a device is to the broker, and whom it trusts there."""
+    parser.add_argument(
+        "--ca",
+        "--ca-file",
+        dest="ca_file",
+        metavar="PEM",
+        help="trust the authorities in this file (default: the system's)",
+    )
+    parser.add_argument(
+        "--certificate-file", metavar="PEM", help="client certificate, if asked for"
+    )
+    parser.add_argument("--key-file", metavar="PEM", help="its private key")
+    parser.add_argument("--user", help="user name at the broker")
+    parser.add_argument("--password-file", metavar="FILE", help="file with the password, one line")
+    parser.add_argument(
+        "--client-id-prefix",
+        metavar="TEXT",
+        help="what client ids begin with, where the broker asks for that",
+    )
+
+
 def add_proxy(parser: argparse._ActionsContainer) -> None:
     """Add ``--proxy``."""
     parser.add_argument(
@@ -119,8 +141,7 @@ _VISIBLE = (
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:
-    """Add ``CODE``, which may stand behind the options too, and ``--code-file``."""
-    parser.set_defaults(spare="code")
+    """Add ``CODE`` and ``--code-file``."""
     parser.add_argument(
         "code",
         metavar="CODE",
@@ -146,7 +167,7 @@ def code_of(arguments: argparse.Namespace, stdin: TextIO, stderr: TextIO) -> str
         if code != "-":
             raise CommandError("the code is given twice: leave out CODE, or --code-file")
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 return _first_line(file, f"--code-file {path}")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error

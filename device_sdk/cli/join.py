@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from urllib.parse import quote
 
 from device_sdk.cli.arguments import (
     CommandError,
+    add_broker,
     add_code,
     add_home,
     add_proxy,
@@ -17,7 +16,7 @@ from device_sdk.cli.arguments import (
     log_to_stderr,
 )
 from device_sdk.device import Device
-from device_sdk.link.broker_url import TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.proxy import parse_proxy_url
 from device_sdk.system.command_line import positive_float
 
@@ -25,7 +24,8 @@ DESCRIPTION = """\
 Enrols this device with a fleet's aggregator, through the fleet's MQTT broker. The identity is made
 here and never leaves the home folder. The code is asked for, without showing it, or read from the
 first line of standard input. A code works once; a call that failed for want of an answer may be
-made again with the same code and home."""
+made again with the same code and home. The home keeps where certificates and password lie, and no
+copy: they are read again at each connection."""
 
 EXAMPLES = """\
 examples:
@@ -50,17 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_code(parser)
     add_home(parser)
     broker = parser.add_argument_group("the broker")
-    broker.add_argument(
-        "--ca-file", type=Path, metavar="PEM", help="trust this authority (default: the system's)"
-    )
-    broker.add_argument(
-        "--certificate-file", type=Path, metavar="PEM", help="client certificate, if asked for"
-    )
-    broker.add_argument("--key-file", type=Path, metavar="PEM", help="its private key")
-    broker.add_argument("--user", help="user name at the broker")
-    broker.add_argument(
-        "--password-file", type=Path, metavar="FILE", help="file with the password, one line"
-    )
+    add_broker(broker)
     add_proxy(broker)
     fleet = parser.add_argument_group("the fleet")
     fleet.add_argument("--prefix", default="tessera", help="topic prefix (default: tessera)")
@@ -80,12 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     log_to_stderr()
     files = (arguments.ca_file, arguments.certificate_file, arguments.key_file)
     try:
-        tls = TlsFiles(*files) if any(files) else None
         device = Device.enrol(
-            _with_user(arguments),
+            arguments.url,
             code_of(arguments, sys.stdin, sys.stderr),
             arguments.home,
-            tls=tls,
+            user=arguments.user,
+            password_file=arguments.password_file,
+            tls=TlsFiles(*files) if any(files) else None,
+            client_id_prefix=arguments.client_id_prefix or "",
             prefix=arguments.prefix,
             task=arguments.task,
             cohort=arguments.cohort,
@@ -109,23 +101,3 @@ def _way(proxy: str | None) -> str:
     known = parse_proxy_url(proxy)
     login = "" if known.user is None else " (and its user and password)"
     return f" --proxy {known}{login}"
-
-
-def _with_user(arguments: argparse.Namespace) -> str:
-    """The URL with user and password in it, percent-encoded."""
-    url: str = arguments.url
-    if arguments.user is None:
-        if arguments.password_file is not None:
-            raise CommandError("--password-file needs --user")
-        return url
-    if parse_broker_url(url).user is not None:
-        raise CommandError("the URL names a user already: leave --user out")
-    login = quote(arguments.user, safe="")
-    if arguments.password_file is not None:
-        try:
-            password = arguments.password_file.read_text().strip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"--password-file: {error}") from error
-        login += ":" + quote(password, safe="")
-    scheme, rest = url.split("://", 1)
-    return f"{scheme}://{login}@{rest}"

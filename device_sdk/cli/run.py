@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import argparse
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from device_sdk.cli.arguments import (
     CommandError,
+    ProgressLine,
     add_home,
     add_providers,
     add_proxy,
     link_settings,
     log_to_stderr,
 )
+from device_sdk.cli.tables import read_file
 from device_sdk.conditions import on_mains_power, when_idle
 from device_sdk.device import Device
-from device_sdk.interactions import InteractionsError, read_pairs
 from device_sdk.status import DeviceStatus
 from device_sdk.system.command_line import positive_float, positive_int, slowdown
 from device_sdk.system.printable import printable
+from device_sdk.tables.options import add_reading, reading_of
+from device_sdk.tables.text import Reading
 from device_sdk.world import TrainingOptions
 
 DESCRIPTION = """\
@@ -32,7 +36,9 @@ EXAMPLES = """\
 examples:
   tessera-device run --home ./device-1
   tessera-device run --home ./device-1 --interactions views.csv
-                          first record a file's user,item lines as if the app had
+                          first record what a file holds as if the app had
+  tessera-device run --home ./device-1 --interactions log.tsv --columns user=1,item=3,time=2
+                          the same of a file that does not say what its columns are
   tessera-device run --home ./device-1 --task clicks --task air
                           of the fleet's tasks these two, whatever was named when joining
   tessera-device run --home ./device-1 --on-mains-power --when-idle 300
@@ -51,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interactions",
         type=Path,
         metavar="FILE",
-        help="CSV or TSV, one interaction a line, oldest first: user, item, ...; recorded before "
-        "the start",
+        help="a table of interactions, one a row: user, item, time, ...; recorded before the "
+        "start, each user's in the order of time",
     )
     parser.add_argument(
         "--k", type=positive_int, help="columns to train (default: measure what fits)"
@@ -103,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_proxy(parser)
     add_providers(parser)
+    add_reading(parser, "--interactions")
     parser.add_argument(
         "--for",
         type=positive_float,
@@ -133,9 +140,11 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise CommandError(f"--task: {error}") from error
     with opened as device:
+        if arguments.interactions is None and reading_of(arguments) != Reading():
+            raise CommandError("--columns and its like are for the file of --interactions")
         if arguments.interactions is not None:
             one = arguments.task[0] if arguments.task and len(arguments.task) == 1 else None
-            _record(device, arguments.interactions, one)
+            _record(device, arguments, one)
         before = [
             (number, signal.signal(number, lambda *_: stop.set()))
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -160,15 +169,20 @@ def _only_when(arguments: argparse.Namespace) -> Callable[[], bool] | None:
     return (lambda: all(each() for each in conditions)) if conditions else None
 
 
-def _record(device: Device, path: Path, task: str | None) -> None:
+def _record(device: Device, arguments: argparse.Namespace, task: str | None) -> None:
+    found = read_file(arguments, "--interactions")
+    before = device.status(task=_names(device)[0]).interactions
+    line = ProgressLine(sys.stderr)
+    line.show(f"recording {len(found):,} interactions ...")
     try:
-        found = read_pairs(path)
-    except (InteractionsError, OSError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise CommandError(f"--interactions {path}: {why}") from error
-    # In the file's order: a user's last item is the one that an evaluation holds back.
-    news = device.record_all(((item, user) for user, item in found), task=task)
-    print(f"recorded {news} new of {len(found)} interactions", flush=True)
+        # Oldest first: a user's last item is the one that an evaluation holds back.
+        news = device.record_all(((item, user) for user, item in found.pairs()), task=task)
+    except ValueError as error:
+        raise CommandError(f"--interactions: {error}") from None
+    finally:
+        line.clear()
+    after = f", as newer than the {before} that were here" if before and news else ""
+    print(f"recorded {news} new of {len(found)} interactions{after}", flush=True)
 
 
 def _watch(device: Device, stop: threading.Event, for_seconds: float | None) -> None:
@@ -217,6 +231,8 @@ def status_line(status: DeviceStatus) -> str:
     if status.outcome != "trained":
         return f"{line} ({status.detail})" if status.detail else line
     line += f" with k = {status.k} on version {status.version}"
+    if status.unknown_items:
+        line += f", {status.unknown_items} of {status.items} items unknown"
     if status.receipted_round == status.round:
         return f"{line}; {status.verdict}{f' ({status.reason})' if status.reason else ''}"
     return f"{line}; update of {status.outbox_bytes:,} bytes on its way"

@@ -70,7 +70,7 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
         ("broker", status.broker),
         ("task", status.task + (" (this device has left)" if status.left else "")),
         ("now", _now(status)),
-        ("local data", f"{status.users} users, {status.interactions} interactions"),
+        ("local data", local_data(status)),
         ("newest round", _round(status)),
         ("last trained", _trained(status)),
         ("model here", "none yet" if status.version is None else f"version {status.version}"),
@@ -83,6 +83,14 @@ def _rows(status: DeviceStatus) -> list[tuple[str, str]]:
         what = "model" if status.artifact else "k"
         rows.insert(8, (f"{what} chosen because", status.k_reason))
     return rows
+
+
+def local_data(status: DeviceStatus) -> str:
+    """How much there is to learn from, and what the task's catalogue does not know of it."""
+    said = f"{status.users} users, {status.interactions} interactions"
+    if not status.unknown_items:
+        return said
+    return f"{said}; {status.unknown_items} of {status.items} items unknown to the catalogue"
 
 
 def _now(status: DeviceStatus) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 
 from device_sdk.capability import choose_latent_dimension
 from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers
+from device_sdk.cli.tables import read_file
 from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
-from device_sdk.interactions import Interactions, InteractionsError, read_interactions
+from device_sdk.interactions import Interactions, InteractionsError
 from device_sdk.system.command_line import (
     add_out,
     natural,
@@ -23,14 +24,15 @@ from device_sdk.system.command_line import (
 )
 from device_sdk.system.files import replaceable
 from device_sdk.system.printable import printable, text_table
+from device_sdk.tables.options import add_reading
 
 _DEFAULT_K = 16
 _LINES = 10
 
 DESCRIPTION = """\
 Learns user and item vectors from a file of interactions, on this machine alone, and recommends what
-a user has not seen yet. The file has one interaction a line: user, item, and any further columns,
-which are ignored; separated by tabs, commas, semicolons or `::`, with or without a header."""
+a user has not seen yet. The file is a table with an interaction a row, your own or as MovieLens,
+Amazon, Last.fm and their like are published; what was understood of it is printed."""
 
 EXAMPLES = """\
 examples:
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="CSV or TSV, one interaction a line: user, item, ...",
+        help="a table of interactions, one a row: user, item, ...",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--k", type=positive_int, help=f"latent dimension (default: {_DEFAULT_K})")
@@ -85,18 +87,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=positive_int, default=1, help="default: 1")
     add_providers(parser)
+    add_reading(parser, "--interactions")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, train, save, recommend."""
-    interactions = _read(arguments.interactions)
+    interactions = read_file(arguments, "--interactions")
     user = 0 if arguments.user is None else _user_row(interactions, arguments.user)
     if arguments.out is not None:
         _require_writable(arguments.out)
-    print(
-        f"{len(interactions)} interactions, {len(interactions.user_ids)} users, "
-        f"{len(interactions.item_ids)} items from {arguments.interactions}"
-    )
     artifact = packaged_artifact() if arguments.artifact is None else arguments.artifact
     model = LocalFactorisation(
         artifact,
@@ -133,15 +132,6 @@ def _require_writable(path: Path) -> None:
         raise CommandError(f"--out: {path} cannot be written: {error.strerror}") from None
     if not folder.is_dir():
         raise CommandError(f"--out: the folder {folder} does not exist")
-
-
-def _read(path: Path) -> Interactions:
-    try:
-        return read_interactions(path)
-    except InteractionsError as error:
-        raise CommandError(str(error)) from None
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _user_row(interactions: Interactions, user_id: str) -> int:

@@ -25,7 +25,7 @@ from device_sdk.wire.arrays.tensors import (
 )
 from device_sdk.wire.codec.errors import WireError
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
@@ -75,7 +75,12 @@ CREATE TABLE membership (
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
     cell TEXT NOT NULL DEFAULT '',
-    mirror TEXT NOT NULL DEFAULT '');
+    mirror TEXT NOT NULL DEFAULT '',
+    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT '');
+CREATE TABLE successor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
+    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
+    reached INTEGER NOT NULL);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (
@@ -92,6 +97,7 @@ CREATE TABLE participation (
     number INTEGER PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
     round INTEGER NOT NULL, version INTEGER NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
     k INTEGER, train_seconds REAL, verdict TEXT, reason TEXT, artifact TEXT,
+    items INTEGER, unknown_items INTEGER,
     UNIQUE (task, generation, round));
 CREATE TABLE outbox (
     digest BLOB PRIMARY KEY, task TEXT NOT NULL, generation INTEGER NOT NULL,
@@ -157,6 +163,16 @@ ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT '';
 ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
 """,
     7: _TRIAL,
+    8: """
+ALTER TABLE participation ADD COLUMN items INTEGER;
+ALTER TABLE participation ADD COLUMN unknown_items INTEGER;
+ALTER TABLE membership ADD COLUMN password_file TEXT;
+ALTER TABLE membership ADD COLUMN client_id_prefix TEXT NOT NULL DEFAULT '';
+CREATE TABLE successor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
+    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
+    reached INTEGER NOT NULL);
+""",
 }
 
 

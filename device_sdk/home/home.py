@@ -42,11 +42,19 @@ class Home:
         folder: made, mode 0700, with ``create``.
         create: for enrolment; else a missing folder raises :class:`NotEnrolled`.
         read_only: no lock is taken and nothing is written, so a running device is not disturbed.
+        beside: no lock is taken, and single rows are written that a running device looks at.
 
     Raises :class:`HomeLocked`, :class:`HomeBroken`, :class:`NotEnrolled`.
     """
 
-    def __init__(self, folder: Path, *, create: bool = False, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        beside: bool = False,
+    ) -> None:
         self.folder = folder
         self.read_only = read_only
         if create:
@@ -61,7 +69,7 @@ class Home:
             )
         self._lock: FileLock | None = None
         try:
-            self._lock = None if read_only else _hold(folder)
+            self._lock = None if read_only or beside else _hold(folder)
             self.database = HomeDatabase(folder / _DATABASE, read_only=read_only)
         except (OSError, HomeError) as error:
             self._release()

@@ -79,6 +79,11 @@ class InteractionStore(HomeStore):
         )
         return [item for (item,) in found]
 
+    def recorded(self, names: Collection[str] = ("",)) -> list[str]:
+        """The outside ids of the items in what was recorded under ``names``, each once."""
+        query = f"SELECT DISTINCT item FROM interaction WHERE task IN {_marks(names)}"
+        return [item for (item,) in self._database.rows(query, *names)]
+
     def positives(
         self, rows: Mapping[str, int], names: Collection[str] = ("",)
     ) -> tuple[NDArray[np.int64], ...]:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from device_sdk.system.lock import FileLock
+from device_sdk.system.live_file import LiveFile, read_live_file
 
 _FILE = "running.json"
-_MOST_BYTES = 1 << 16
-_LOOKS, _PAUSE_SECONDS = 3, 0.01
-_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,75 +43,29 @@ class Live:
         return self.problem or next(iter(self.problems.values()), "")
 
 
-class LiveFile:
-    """Written by the running process, which holds a lock on it as long as it runs.
-
-    The system lets go of that lock when the process dies, however it does, so what one left behind
-    is known for what it is. Nothing is flushed to the disk: after a crash it means nothing.
-    ``unix_clock``: Unix seconds. Failures to write are swallowed: this is for looking only.
-    """
+class LiveHome:
+    """Tells what a running device is at, see :class:`~device_sdk.system.live_file.LiveFile`.
+    ``unix_clock``: Unix seconds."""
 
     def __init__(self, folder: Path, unix_clock: Callable[[], float]) -> None:
-        self._path, self._unix_clock = folder / _FILE, unix_clock
-        self._lock: FileLock | None = None
+        self._file, self._unix_clock = LiveFile(folder / _FILE), unix_clock
         self._last: Live | None = None
 
     def tell(self, live: Live) -> None:
         """Write ``live``, if it is another than before."""
-        if live == self._last:
-            return
-        self._last = live
-        told = asdict(live) | {"process": os.getpid(), "unix_seconds": int(self._unix_clock())}
-        try:
-            if self._lock is None:
-                self._lock = _held(self._path)
-            if self._lock is not None:
-                self._lock.write(json.dumps(told).encode())
-        except OSError:
-            return
+        if live != self._last:
+            self._last = live
+            self._file.tell(asdict(live) | {"unix_seconds": int(self._unix_clock())})
 
     def close(self) -> None:
         """The process does not run the device any more."""
-        if self._lock is not None:
-            with suppress(OSError):
-                self._lock.write(b"")
-            self._lock.close()
-        self._lock = self._last = None
+        self._file.close()
+        self._last = None
 
 
 def read_live(folder: Path) -> Live | None:
     """What a running process says; None where none runs, or it cannot be known."""
-    path = folder / _FILE
-    found = None
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_PAUSE_SECONDS)
-        try:
-            if not path.is_file():
-                return None
-            lock = FileLock(path)
-            try:
-                # Another reader may hold it for a moment, too: only what is held for longer runs.
-                if lock.try_acquire():
-                    return None
-            finally:
-                lock.close()
-            with path.open("rb") as file:
-                found = parse_live(file.read(_MOST_BYTES))
-        except OSError:
-            return None
-    return found
-
-
-def _held(path: Path) -> FileLock | None:
-    """The file's lock. Readers take it for a moment to see whether anybody holds it."""
-    lock = FileLock(path)
-    for _ in range(_TRIES):
-        if lock.try_acquire():
-            return lock
-        time.sleep(_PAUSE_SECONDS)
-    lock.close()
-    return None
+    return parse_live(read_live_file(folder / _FILE))
 
 
 def parse_live(data: bytes) -> Live | None:

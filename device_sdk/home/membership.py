@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from device_sdk.home.database import HomeStore
-from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import Placement, split_cell
+from device_sdk.wire.seal.successor import Successor
 
 # The counter of this device's requests to the aggregator: enrolments and opens.
 
 _LIMIT = 2**63 - 1
 _STEP_DOUBLINGS = 4
 _MOST_DOUBLINGS = 32
+_LEAPS = 3
 
 
 class RequestCounter(HomeStore):
@@ -41,21 +43,46 @@ class RequestCounter(HomeStore):
             )
         return highest
 
+    def leap(self) -> None:
+        """Somebody else may count here, too: pass what he has counted, as far as a few requests of
+        his may have come. Raises ``sqlite3.Error``."""
+        for _ in range(_LEAPS):
+            self.next()
+
     def answered(self) -> None:
         """The last request was answered: the next step is 1 again. Raises ``sqlite3.Error``."""
         with self._database.transaction() as sql:
             sql.execute("UPDATE request_counter SET unanswered = 0")
 
 
+SUCCESSOR = ">"
+"""In the place of a cell: the broker that the aggregator announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSuccessor:
+    """The newest announcement that this device heeds.
+
+    Attributes:
+        announced: what it says.
+        serial: of the descriptor whose key signed it.
+        reached: whether the aggregator was found there, by a session.
+    """
+
+    announced: Successor
+    serial: int
+    reached: bool = False
+
+
 @dataclass(frozen=True)
 class Membership:
     """One device's place in one fleet."""
 
-    url: str = field(repr=False)  # may hold a password
+    way: BrokerWay
+    """To the broker that the device enrolled at, or was told by its owner."""
     prefix: str
     task: str
     cohort: str
-    tls: TlsFiles | None
     root_fingerprint: bytes
     """Of the root that is trusted now; it changes when the root in force hands over."""
     grant: Grant
@@ -69,10 +96,17 @@ class Membership:
     mirror: str = field(default="", repr=False)
     """The URL of the fleet's mirror, as the newest placement told it."""
 
-    def broker(self, cell: str) -> BrokerUrl:
-        """A cell's broker, reached as the one that this device enrolled at; empty: that one."""
-        enrolled_at = parse_broker_url(self.url)
-        return enrolled_at.at(*split_cell(cell)) if cell else enrolled_at
+    successor: KnownSuccessor | None = None
+    """Where the fleet moves to; None where it does not."""
+
+    def broker(self, cell: str) -> BrokerWay:
+        """A cell's broker, or the successor, reached as the one that this device enrolled at;
+        empty: that one."""
+        if cell == SUCCESSOR:
+            if self.successor is None:
+                return self.way
+            return self.way.at(parse_broker_url(self.successor.announced.url))
+        return self.way.at(self.way.url.at(*split_cell(cell))) if cell else self.way
 
 
 class MembershipStore(HomeStore):
@@ -83,43 +117,83 @@ class MembershipStore(HomeStore):
         row = self._database.row(
             "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
             "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
-            "has_left, cell, mirror "
+            "has_left, cell, mirror, password_file, client_id_prefix "
             "FROM membership"
         )
         if row is None:
             return None
-        files = [None if name is None else Path(name) for name in row[4:7]]
-        tls = TlsFiles(*files) if any(files) else None
         url, prefix, task, cohort = row[:4]
+        tls = TlsFiles(*row[4:7]) if any(row[4:7]) else None
         root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
         grant = Grant(device_id, handle, admission_key, shard, row[15])
         wish, left = map(bool, row[13:15])
         mirror = row[16]
+        password_file = None if row[17] is None else Path(row[17])
+        way = BrokerWay(parse_broker_url(url), password_file, tls, row[18])
         return Membership(
-            *(url, prefix, task, cohort, tls, root_fingerprint, grant, least_serial, wish, left),
-            mirror,
+            *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left),
+            *(mirror, self._successor()),
         )
+
+    def _successor(self) -> KnownSuccessor | None:
+        row = self._database.row(
+            "SELECT revision, url, until_unix_seconds, serial, reached FROM successor"
+        )
+        if row is None or not row[1]:
+            return None
+        return KnownSuccessor(Successor(*row[:3]), row[3], bool(row[4]))
+
+    def announced(self, successor: Successor, serial: int) -> bool:
+        """Keep an announcement, signed under the descriptor of this serial; whether it is newer
+        than the one that was heeded last. One that names this device's own broker leads nowhere."""
+        known = self.load()
+        with self._database.transaction() as sql:
+            row = self._database.row("SELECT revision, given_url FROM successor")
+            if row is not None and successor.revision <= row[0]:
+                return False
+            given = "" if row is None else row[1]
+            url = successor.url
+            if known is not None and url and parse_broker_url(url).address == known.way.url.address:
+                url = ""
+            sql.execute(
+                "INSERT OR REPLACE INTO successor VALUES (1, ?, ?, ?, ?, ?, 0)",
+                (
+                    *(given, successor.revision, url),
+                    *(successor.until_unix_seconds, serial),
+                ),
+            )
+        return True
+
+    def reached_successor(self) -> None:
+        """The aggregator was found at the announced broker."""
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE successor SET reached = 1")
+
+    def moved(self) -> None:
+        """The announced broker is this device's from now on, and the one before is forgotten."""
+        known = self.load()
+        if known is None or known.successor is None:
+            return
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE successor SET url = '', "
+                "given_url = CASE WHEN given_url = '' THEN ? ELSE given_url END",
+                (known.way.url.text,),
+            )
+            self._set_way(known.broker(SUCCESSOR))
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
         """Store the outcome of an enrolment, once. ``unix_seconds``: no later time falls below."""
-        tls = membership.tls if membership.tls is not None else TlsFiles()
-        files = [
-            None if file is None else str(Path(file).absolute())
-            for file in (tls.ca_file, tls.certificate_file, tls.key_file)
-        ]
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership (one, url, prefix, task, cohort, ca_file, "
-                "certificate_file, key_file, root_fingerprint, device_id, handle, admission_key, "
-                "shard, least_serial, is_wish, cell) "
-                "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO membership (one, url, prefix, task, cohort, root_fingerprint, "
+                "device_id, handle, admission_key, shard, least_serial, is_wish, cell) "
+                "VALUES (1, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    membership.url,
                     membership.prefix,
                     membership.task,
                     membership.cohort,
-                    *files,
                     membership.root_fingerprint,
                     grant.device_id,
                     grant.handle,
@@ -130,8 +204,35 @@ class MembershipStore(HomeStore):
                     grant.cell,
                 ),
             )
+            self._set_way(membership.way)
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
+
+    def give_way(self, way: BrokerWay) -> None:
+        """Reach the fleet's broker so, as the device's owner says; nothing changes where that is
+        what was said last. Files are kept by their paths."""
+        known = self.load()
+        row = self._database.row("SELECT given_url FROM successor")
+        if known is None or way == known.way:
+            return
+        if row is not None and row[0] and way == replace(known.way, url=parse_broker_url(row[0])):
+            return
+        with self._database.transaction() as sql:
+            sql.execute("UPDATE successor SET url = '', given_url = ''")
+            self._set_way(way)
+
+    def _set_way(self, way: BrokerWay) -> None:
+        tls = way.tls if way.tls is not None else TlsFiles()
+        files = [
+            None if file is None else str(Path(file).absolute())
+            for file in (way.password_file, tls.ca_file, tls.certificate_file, tls.key_file)
+        ]
+        with self._database.transaction() as sql:
+            sql.execute(
+                "UPDATE membership SET url = ?, client_id_prefix = ?, password_file = ?, "
+                "ca_file = ?, certificate_file = ?, key_file = ?",
+                (way.url.text, way.client_id_prefix, *files),
+            )
 
     def place(self, placement: Placement) -> None:
         """Where this device belongs from now on."""

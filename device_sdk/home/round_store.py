@@ -18,6 +18,7 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     with_report,
 )
+from device_sdk.wire.publish.report import ItemCount
 
 _KEPT_ROUNDS = 1000
 _OUTBOX = "digest, task, generation, round, body, report"
@@ -60,6 +61,8 @@ class Participation:
     reason: str = ""
     artifact: str = ""
     """Name of the artifact that was trained, where the task offers several."""
+    items: ItemCount | None = None
+    """What was recorded for it, and is in its catalogue; None where that was not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,13 @@ class RoundStore(HomeStore):
         took = sorted(part.train_seconds for part in found if part.train_seconds is not None)
         return took[(len(took) - 1) // 2] if took else None
 
+    def item_count(self, task: str) -> ItemCount | None:
+        """Of the newest round that looked at what was recorded."""
+        found = self._participations(
+            "WHERE task = ? AND items IS NOT NULL ORDER BY number DESC LIMIT 1", task
+        )
+        return found[0].items if found else None
+
     def newest(self) -> int:
         """A number that grows with each round concluded here; 0 before the first."""
         row = self._database.row("SELECT coalesce(max(number), 0) FROM participation")
@@ -186,7 +196,8 @@ class RoundStore(HomeStore):
         with self._database.transaction() as sql:
             sql.execute(
                 "INSERT INTO participation (task, generation, round, version, outcome, detail, k, "
-                "train_seconds, artifact) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "train_seconds, artifact, items, unknown_items) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     part.task,
                     part.generation,
@@ -197,6 +208,8 @@ class RoundStore(HomeStore):
                     part.k,
                     part.train_seconds,
                     part.artifact or None,
+                    None if part.items is None else part.items.recorded,
+                    None if part.items is None else part.items.unknown,
                 ),
             )
             sql.execute(
@@ -291,7 +304,7 @@ class RoundStore(HomeStore):
     def _participations(self, tail: str, *values: object) -> list[Participation]:
         rows = self._database.rows(
             "SELECT task, generation, round, version, outcome, detail, k, "
-            "train_seconds, verdict, reason, artifact "
+            "train_seconds, verdict, reason, artifact, items, unknown_items "
             f"FROM participation {tail}",
             *values,
         )
@@ -308,6 +321,7 @@ class RoundStore(HomeStore):
                 verdict=None if row[8] is None else Verdict(row[8]),
                 reason=row[9] or "",
                 artifact=row[10] or "",
+                items=None if row[11] is None else ItemCount(row[11], row[12]),
             )
             for row in rows
         ]

@@ -1,4 +1,4 @@
-"""Where the broker is and how to prove who we are to it."""
+"""The way to a broker: where it is, and how to prove who we are to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 _EXAMPLE = (
@@ -17,6 +17,8 @@ _EXAMPLE = (
 _USUAL_PATH = "/mqtt"
 # Of what stands in the first lines of an HTTP request: no space and no line's end.
 _VISIBLE = re.compile(r"[!-~]+")
+_MOST_PREFIX_BYTES = 64
+_MOST_PASSWORD_BYTES = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,21 @@ class BrokerUrl:
     def at(self, host: str, port: int | None) -> BrokerUrl:
         """The same way to another broker; ``port``: None for the same."""
         return replace(self, host=host, port=self.port if port is None else port)
+
+    @property
+    def address(self) -> str:
+        """The whole address, without user and password."""
+        return f"{self.scheme}://{self.authority}{self.path or ''}"
+
+    @property
+    def text(self) -> str:
+        """What :func:`parse_broker_url` reads as this."""
+        if self.user is None:
+            return self.address
+        login = quote(self.user, safe="")
+        if self.password is not None:
+            login += f":{quote(self.password, safe='')}"
+        return self.address.replace("://", f"://{login}@", 1)
 
     def __str__(self) -> str:
         """The address without user, password and query, fit for a log."""
@@ -140,3 +157,96 @@ class TlsFiles:
             given = [str(f) for f in (self.ca_file, self.certificate_file, self.key_file) if f]
             raise ValueError(f"cannot use the TLS files {', '.join(given)}: {error}") from error
         return context
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerWay:
+    """How a broker is reached, and as whom.
+
+    It says where things stand, and holds none of them: certificates and the password are read from
+    their files at each dial, so whatever renews a file need tell nobody.
+
+    Attributes:
+        url: where; with the user and, unless a file has it, the password.
+        password_file: holds the password, in one line. It comes before one in the URL.
+        tls: with ``mqtts://`` and ``wss://``; the system's authorities when None.
+        client_id_prefix: what client ids begin with, where the broker asks for that: up to 64
+            visible ASCII characters.
+
+    Raises ValueError for parts that do not go together. Nothing is read before it is asked for.
+    """
+
+    url: BrokerUrl
+    password_file: Path | None = None
+    tls: TlsFiles | None = None
+    client_id_prefix: str = ""
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        user: str | None = None,
+        password_file: str | os.PathLike[str] | None = None,
+        tls: TlsFiles | None = None,
+        client_id_prefix: str = "",
+    ) -> BrokerWay:
+        """From a URL as text, see :func:`parse_broker_url`. Raises ValueError."""
+        parsed = parse_broker_url(url)
+        if user is not None:
+            if parsed.user is not None:
+                raise ValueError("the broker URL names a user already: leave the other one out")
+            parsed = replace(parsed, user=user)
+        path = None if password_file is None else Path(password_file).expanduser().absolute()
+        return cls(parsed, path, tls, client_id_prefix)
+
+    def __post_init__(self) -> None:
+        url = self.url
+        if self.password_file is not None and url.user is None:
+            raise ValueError("a password file is given without a user")
+        if self.tls is not None and not url.tls:
+            raise ValueError(
+                f"TLS files are given, but the URL starts with {url.scheme}://; use {url.scheme}s://"
+            )
+        prefix = self.client_id_prefix
+        if prefix and (not _VISIBLE.fullmatch(prefix) or len(prefix) > _MOST_PREFIX_BYTES):
+            raise ValueError(
+                f"the client id prefix {prefix!r} is none: up to {_MOST_PREFIX_BYTES} visible "
+                "ASCII characters"
+            )
+
+    def at(self, url: BrokerUrl) -> BrokerWay:
+        """The same files and client ids at another broker, over TLS or not as ``url`` says; the
+        same user and password, unless it has its own."""
+        tls = self.tls if url.tls else None
+        if url.user not in (None, self.url.user) or url.password not in (None, self.url.password):
+            return replace(self, url=url, password_file=None, tls=tls)
+        same = replace(url, user=self.url.user, password=self.url.password)
+        return replace(self, url=same, tls=tls)
+
+    def password(self) -> str | None:
+        """The one of today. Raises ValueError where its file cannot be read, unless the URL has one
+        (as for a worker on another machine, whose coordinator read it)."""
+        if self.password_file is None:
+            return self.url.password
+        try:
+            with self.password_file.open(encoding="utf-8") as file:
+                return file.read(_MOST_PASSWORD_BYTES).strip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            if self.url.password is not None:
+                return self.url.password
+            why = getattr(error, "strerror", None) or error
+            raise ValueError(f"the password file {self.password_file}: {why}") from None
+
+    def context(self) -> ssl.SSLContext | None:
+        """With the certificates of today; None where there is no TLS. Raises ValueError."""
+        return (self.tls or TlsFiles()).context() if self.url.tls else None
+
+    def read(self) -> BrokerWay:
+        """With today's password in the URL, for a machine that may lack its file. Raises ValueError
+        where a file cannot be used."""
+        self.context()
+        return replace(self, url=replace(self.url, password=self.password()))
+
+    def __str__(self) -> str:
+        return str(self.url)

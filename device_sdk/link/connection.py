@@ -26,7 +26,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from device_sdk.link.broker_url import BrokerUrl
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.buffered_client import Admits, BufferedClient
 from device_sdk.link.dial import Stream, dial, unseen
 from device_sdk.link.events import Message, MqttVersion, ServerLimits
@@ -59,12 +59,11 @@ class ConnectionEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerWay:
-    """How a link reaches its broker. ``clock``: monotonic seconds; ``admits``: see
-    :class:`~device_sdk.link.link.Link`."""
+class Dialling:
+    """What each connection of a link is made from. ``client_id``: behind the way's prefix;
+    ``clock``: monotonic seconds; ``admits``: see :class:`~device_sdk.link.link.Link`."""
 
-    url: BrokerUrl
-    tls: ssl.SSLContext | None
+    broker: BrokerWay
     client_id: str
     settings: LinkSettings
     clock: Callable[[], float]
@@ -75,11 +74,12 @@ class BrokerWay:
 class Connection:
     """Connects, then moves packets one ``step`` at a time until ``end`` is set."""
 
-    def __init__(self, way: BrokerWay, version: MqttVersion, sink: Sink) -> None:
+    def __init__(self, way: Dialling, version: MqttVersion, sink: Sink) -> None:
         self._way, self._settings, self._clock = way, way.settings, way.clock
         self._version = version
         self._sink = sink
         self._socket: Any = None
+        self._tls: ssl.SSLContext | None = None
         self.limits: ServerLimits | None = None
         """Set by the broker's acceptance."""
         self.end: ConnectionEnd | None = None
@@ -88,7 +88,16 @@ class Connection:
         self._client = self._make_client()
 
     def open(self) -> None:
-        """Make the TCP connection, do the TLS handshake, send CONNECT. Sets ``end`` on failure."""
+        """Read the files that the way names, make the TCP connection, do the TLS handshake, send
+        CONNECT. Sets ``end`` on failure."""
+        broker = self._way.broker
+        try:
+            if broker.url.user is not None:
+                self._client.username_pw_set(broker.url.user, broker.password())
+            self._tls = broker.context()
+        except ValueError as error:
+            self._finish(ConnectionEnd("files", str(error)))
+            return
         properties = None
         clean_start: bool | Literal[3] = (
             MQTT_CLEAN_START_FIRST_ONLY  # what paho wants to see on 3.1.1
@@ -100,8 +109,8 @@ class Connection:
             properties.MaximumPacketSize = self._settings.maximum_packet_bytes
         try:
             self._client.connect(
-                self._way.url.host,
-                self._way.url.port,
+                broker.url.host,
+                broker.url.port,
                 self._settings.keepalive_seconds,
                 clean_start=clean_start,
                 properties=properties,
@@ -169,7 +178,7 @@ class Connection:
         five = self._version is MqttVersion.V5
         client = BufferedClient(
             CallbackAPIVersion.VERSION2,
-            client_id=way.client_id,
+            client_id=way.broker.client_id_prefix + way.client_id,
             clean_session=None if five else True,
             protocol=MQTTProtocolVersion.MQTTv5 if five else MQTTProtocolVersion.MQTTv311,
             reconnect_on_failure=False,
@@ -181,8 +190,6 @@ class Connection:
         )
         # The link bounds what is in flight; paho's own window would only add a hidden queue.
         client.max_inflight_messages_set(65_535)
-        if way.url.user is not None:
-            client.username_pw_set(way.url.user, way.url.password)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -194,7 +201,8 @@ class Connection:
 
     def _dial(self) -> Stream:
         way = self._way
-        return dial(way.url, way.tls, way.proxy, way.settings.connect_timeout_seconds, self._clock)
+        url = way.broker.url
+        return dial(url, self._tls, way.proxy, way.settings.connect_timeout_seconds, self._clock)
 
     def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
         sock = self._socket

@@ -8,6 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+PACKET_TOO_LARGE = 149
+"""A broker's reason code, for a message that its limits forbid and its CONNACK allowed."""
+
+TAKEN_OVER = 142
+"""A broker's reason code, to a client whose id another client has connected with."""
+
 # Which version of MQTT to try next: 5 where the broker speaks it, else 3.1.1.
 
 
@@ -83,9 +89,9 @@ class Connected:
 class Disconnected:
     """There is no connection, or a try to make one failed. The next comes in ``retry_seconds``.
 
-    ``reason`` is a slug: ``unreachable``, ``tls``, ``timeout``, ``no-connack``, ``version``,
-    ``closed``, ``server`` (the broker said why), ``stalled``, ``consumer-stalled``, ``protocol``,
-    ``moved`` (to another broker, as we wished).
+    ``reason`` is a slug: ``files`` (those of the way cannot be used), ``unreachable``, ``tls``,
+    ``timeout``, ``no-connack``, ``version``, ``closed``, ``server`` (the broker said why),
+    ``stalled``, ``consumer-stalled``, ``protocol``, ``moved`` (to another broker, as we wished).
     ``code`` is the broker's reason code where it sent one.
     """
 
@@ -185,6 +191,8 @@ class Delivery:
     done: threading.Condition
     outcome: Outcome | None = None
     detail: str = ""
+    code: int | None = None
+    """The broker's, where it refused it."""
     silent_seconds: float = 0.0
     """How long the broker owed this acknowledgement, and sent no other meanwhile."""
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.buffered_client import Admits
-from device_sdk.link.connection import BrokerWay
+from device_sdk.link.connection import Dialling
 from device_sdk.link.events import Delivery, Event, ServerLimits
 from device_sdk.link.loop import LinkLoop
 from device_sdk.link.outbound import LinkError
@@ -24,11 +24,11 @@ class Link:
     """A connection to a broker that is made again whenever it breaks.
 
     Args:
-        url: ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://``, see :func:`parse_broker_url`.
+        way: to the broker, whose files are read at each dial; or its URL.
         rng: draws the client id and the back-off's jitter. Used on the link's thread only.
         clock: monotonic seconds.
-        tls: files for ``mqtts://`` and ``wss://``; the system's authorities when None.
-        client_id: a random one when None.
+        tls: with a URL, files for ``mqtts://`` and ``wss://``; the system's authorities when None.
+        client_id: behind the way's prefix; a random one when None.
         settings: limits and times.
         admits: asked on the link's thread for the topic of each publication that arrives, before
             anything is done with it; what it refuses is acknowledged and dropped. None: all.
@@ -37,12 +37,13 @@ class Link:
     Sessions are clean: subscriptions are made anew at each connection, and nothing is expected of
     the broker's queues. All public methods may be called from any thread; ``events`` from one at a
     time. The thread starts with :meth:`start` and waits without polling while nothing happens.
-    Raises ValueError for a bad URL, the proxy's too, or TLS files that cannot be read.
+    Raises ValueError for a bad URL, the proxy's too. Files that cannot be used are told by
+    ``Disconnected``, and read again at the next dial.
     """
 
     def __init__(
         self,
-        url: str | BrokerUrl,
+        way: str | BrokerWay,
         *,
         rng: np.random.Generator,
         clock: Callable[[], float],
@@ -52,20 +53,15 @@ class Link:
         admits: Admits | None = None,
         on_event: Callable[[], None] | None = None,
     ) -> None:
-        parsed = parse_broker_url(url) if isinstance(url, str) else url
-        if tls is not None and not parsed.tls:
-            raise ValueError(
-                f"TLS files are given, but the URL starts with {parsed.scheme}://; use "
-                f"{parsed.scheme}s://"
-            )
-        context = (tls or TlsFiles()).context() if parsed.tls else None
+        if isinstance(way, str):
+            way = BrokerWay.parse(way, tls=tls)
         # 22 letters and digits: within what every 3.1.1 broker must take.
         self.client_id = client_id if client_id is not None else rng.bytes(11).hex()
         settings = settings or LinkSettings()
         self._proxy = settings.proxy
-        proxy = proxy_for(parsed, settings.proxy)
-        way = BrokerWay(parsed, context, self.client_id, settings, clock, admits, proxy)
-        self._loop = LinkLoop(way, rng, on_event)
+        proxy = proxy_for(way.url, settings.proxy)
+        dialling = Dialling(way, self.client_id, settings, clock, admits, proxy)
+        self._loop = LinkLoop(dialling, rng, on_event)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -92,12 +88,16 @@ class Link:
         thread.join(timeout_seconds)
         return not thread.is_alive()
 
-    def redirect(self, url: BrokerUrl) -> None:
-        """Be connected to this broker from now on, with the same TLS files, client id and
-        subscriptions; what is not sent yet goes there. Raises ValueError for another scheme."""
-        if url.scheme != self._loop.way.url.scheme:
-            raise ValueError(f"the link speaks {self._loop.way.url.scheme}, not {url.scheme}")
-        self._loop.redirect(replace(self._loop.way, url=url, proxy=proxy_for(url, self._proxy)))
+    def contested(self, value: bool) -> None:
+        """Somebody else is known to connect with this client id, or not any more: a connection that
+        ends meanwhile is made again after a long wait, whatever the broker says of its end."""
+        self._loop.contested = value
+
+    def redirect(self, way: BrokerWay) -> None:
+        """Be connected there from now on, with the same client id and subscriptions; what is not
+        sent yet goes there."""
+        proxy = proxy_for(way.url, self._proxy)
+        self._loop.redirect(replace(self._loop.way, broker=way, proxy=proxy))
 
     @property
     def connected(self) -> bool:

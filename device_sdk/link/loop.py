@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from device_sdk.link.connection import BrokerWay, Connection, ConnectionEnd
+from device_sdk.link.connection import Connection, ConnectionEnd, Dialling
 from device_sdk.link.events import (
+    TAKEN_OVER,
     Connected,
     ConnectRefused,
     Delivery,
@@ -108,7 +109,7 @@ class LinkLoop:
     """
 
     def __init__(
-        self, way: BrokerWay, rng: np.random.Generator, on_event: Callable[[], None] | None
+        self, way: Dialling, rng: np.random.Generator, on_event: Callable[[], None] | None
     ) -> None:
         self.way, self._settings, self._clock = way, way.settings, way.clock
         self._used = way  # by the connection of the moment
@@ -120,6 +121,14 @@ class LinkLoop:
             most_seconds=settings.backoff_most_seconds,
         )
         self._backoff = make_backoff()
+        self._yields = Backoff(
+            rng,
+            first_seconds=settings.yield_seconds,
+            most_seconds=max(settings.yield_seconds, settings.most_yield_seconds),
+        )
+        self.contested = False
+        """Whether somebody else connects with our client id, as far as is known otherwise than by
+        the broker's word. Set from any thread."""
         self.waker = WakeUp()
         self.done = threading.Condition(threading.Lock())
         self.subscriptions = Subscriptions(make_backoff)
@@ -161,7 +170,7 @@ class LinkLoop:
         # A link that sleeps between two connections takes no notice of work, only of its end.
         self.waker.wake(again=True)
 
-    def redirect(self, way: BrokerWay) -> None:
+    def redirect(self, way: Dialling) -> None:
         """Connect that way from now on, at once, from any thread."""
         self.way = way
         self.waker.wake(again=True)
@@ -192,6 +201,7 @@ class LinkLoop:
         if code < _FAILURE:
             settle([entry[0]], Outcome.ACKNOWLEDGED, "")
         else:
+            entry[0].code = code
             settle([entry[0]], Outcome.REFUSED, detail)
             self.events.put(PublishRefused(entry[0].topic, code, detail))
 
@@ -227,13 +237,22 @@ class LinkLoop:
                 unsuited = end.reason in _VERSION_FAILURES and self._never_accepted
                 if unsuited and self._versions.rejected():
                     continue
-                retry_seconds = self._backoff.next_seconds() if not self._is_redirected() else 0.0
+                retry_seconds = 0.0 if self._is_redirected() else self._retry_seconds(end)
                 self._report(end, retry_seconds)
                 self.waker.sleep(
                     retry_seconds, self._clock, lambda: self._stopping or self._is_redirected()
                 )
         finally:
             self.close()
+
+    def _retry_seconds(self, end: ConnectionEnd) -> float:
+        """Whoever has our client id too, and took our place, has it for a while: else the two would
+        throw each other out all the time."""
+        retry_seconds = self._backoff.next_seconds()
+        if end.code == TAKEN_OVER or self.contested:
+            least = self._settings.yield_seconds / 2
+            retry_seconds = max(retry_seconds, least, self._yields.next_seconds())
+        return retry_seconds
 
     def _is_redirected(self) -> bool:
         return self.way is not self._used

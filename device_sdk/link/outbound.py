@@ -53,7 +53,10 @@ class SendQueue:
 
     def _unfit(self, delivery: Delivery) -> LinkError | None:
         size = len(delivery.payload)
-        if size > _MOST_MQTT_BYTES - _MOST_HEAD_BYTES and packet_bytes(delivery) > _MOST_MQTT_BYTES:
+        if (
+            size > _MOST_MQTT_BYTES - _MOST_HEAD_BYTES
+            and packet_bytes(delivery.topic, delivery.payload) > _MOST_MQTT_BYTES
+        ):
             return LinkError("too-large", "MQTT carries at most 256 MiB a message")
         if self._closed:
             return LinkError("stopped", "the link was stopped")
@@ -82,15 +85,15 @@ class SendQueue:
         return sum(map(len, self._waiting))
 
 
-def packet_bytes(delivery: Delivery) -> int:
+def packet_bytes(topic: str, payload: bytes) -> int:
     """An upper bound of the PUBLISH packet: header 5, topic length 2, packet id 2, properties 1."""
-    return 10 + len(delivery.topic.encode()) + len(delivery.payload)
+    return 10 + len(topic.encode()) + len(payload)
 
 
 def refusal(delivery: Delivery, limits: ServerLimits) -> str | None:
     """Why the broker's limits forbid this publication, or None."""
     most = limits.maximum_packet_bytes
-    size = packet_bytes(delivery)
+    size = packet_bytes(delivery.topic, delivery.payload)
     if most is not None and size > most:
         return f"a packet of {size} bytes; the broker takes at most {most}"
     if delivery.retain and not limits.retain_available:

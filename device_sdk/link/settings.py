@@ -22,6 +22,10 @@ class LinkSettings:
     3.1.1 say nothing at all."""
     backoff_first_seconds: float = 1.0
     backoff_most_seconds: float = 60.0
+    yield_seconds: float = 30.0
+    """Whoever is thrown out by another client of the same id waits up to so long, and half of it at
+    least, each further time longer, up to ``most_yield_seconds``."""
+    most_yield_seconds: float = 600.0
     settled_seconds: float = 10.0
     """A connection that lasted this long starts the back-off anew."""
     in_flight: int = 64
@@ -29,7 +33,7 @@ class LinkSettings:
     filters_in_packet: int = 8
     """The most subscriptions that one packet asks for: AWS IoT Core takes no more. Whoever has
     thousands is at no such broker, and asks for more of them at once."""
-    send_queue_messages: int = 1024
+    send_queue_messages: int = 8192
     send_queue_bytes: int = 16 << 20
     event_queue_messages: int = 4096
     event_queue_bytes: int = 32 << 20
@@ -54,6 +58,7 @@ class LinkSettings:
             "version_probe_seconds",
             "backoff_first_seconds",
             "settled_seconds",
+            "yield_seconds",
             "send_queue_messages",
             "send_queue_bytes",
             "event_queue_messages",

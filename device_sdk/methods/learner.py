@@ -11,7 +11,7 @@ import numpy as np
 
 from device_sdk.methods.state import State as State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.publish.report import ItemCount, Reason
 
 if TYPE_CHECKING:
     # It loads onnxruntime, which an app that only records and recommends never needs.
@@ -37,9 +37,13 @@ class Declined(Exception):
     """The device takes no part in this round; the message says why, to its owner, and ``reason`` to
     the aggregator's operator."""
 
-    def __init__(self, message: str, reason: Reason = Reason.NOT_NOW) -> None:
+    def __init__(
+        self, message: str, reason: Reason = Reason.NOT_NOW, items: ItemCount | None = None
+    ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.items = items
+        """What the device knows of the task's catalogue; None for what has none to do with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +184,9 @@ class Learner(ABC):
         return self.adopt(broadcast)
 
     def personalises(self, broadcast: Broadcast) -> bool:
-        """Whether the device's model after its training is one of its own, to be evaluated too.
-
-        Here: no, for the training only contributes to the next model of all.
-        """
-        return False
+        """Whether the device's model after its training is evaluated too. Here: yes, for that is
+        what ``Device.predict`` uses, whatever becomes of it at the aggregator."""
+        return True
 
     def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
         """What either end may do in this round or a later one; None where there is none.

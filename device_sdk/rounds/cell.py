@@ -1,13 +1,16 @@
-"""Which broker to be at: that of the device's cell, or the one that it enrolled at."""
+"""Which broker to be at: that of the device's cell, the announced successor, or the one that it
+enrolled at."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from device_sdk.home.membership import SUCCESSOR
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.seal.placement import Placement
+from device_sdk.wire.seal.successor import Successor
 from device_sdk.world import DeviceWorld
 
 _SHORT_ANSWERS = 3
@@ -27,13 +30,21 @@ class CellChoice:
       still no session to be had; to another, at once.
     * Moves that it is told soon after each other come after waits that grow as much: the tables of
       two workers may differ.
+    * A successor that the aggregator announced is tried by each device at a moment of its own,
+      within a quarter of the grace. Without a session there it comes back, and tries again after
+      waits that grow. With one it stays, and comes back by turns as from a cell. The broker of
+      before is forgotten once the grace is over and a session there was had under a newer
+      descriptor than the one that announced it.
     * What was sent and not answered is sent again wherever it is: sessions end with the move.
     """
 
     def __init__(self, world: DeviceWorld, sessions: SessionKeeper) -> None:
         self._clock, self._rng, self._pace = world.clock, world.rng, world.pace
         self._sessions = sessions
-        self.here = sessions.placement.cell
+        self._store = world.home.membership
+        self._successor = world.membership.successor
+        reached = self._successor is not None and self._successor.reached
+        self.here = sessions.placement.cell or (SUCCESSOR if reached else "")
         """Where the device is connected, or tries to be; empty: where it enrolled."""
         self._connected = False
         self._fled = ""
@@ -43,6 +54,7 @@ class CellChoice:
         self._moved_seconds = -math.inf  # when it was last told to
         self._leave_seconds = math.inf  # if there is no session until then
         self._move_seconds = math.inf  # even with one
+        self._tries = self._new_backoff(self._pace.cell_seconds)
 
     def connected(self, value: bool) -> None:
         """The broker's connection came or went."""
@@ -51,18 +63,59 @@ class CellChoice:
     def session_opened(self) -> None:
         """There is a session here."""
         placement = self._sessions.placement
-        if self.here:
+        if self.here == SUCCESSOR:
+            self._reached_successor()
+        elif self.here:
             self._fled = ""
             self._returns.reset()
         elif placement.cell:
             self._fled = placement.cell
             self._sessions.place(replace(placement, cell=""))
+        elif self._successor is not None:
+            wait_seconds, left_seconds = self._tries.next_seconds(), self._grace_left_seconds()
+            if left_seconds > 0:
+                wait_seconds = min(wait_seconds, max(self._pace.answer_seconds, left_seconds / 8))
+            self._move_seconds = self._clock() + wait_seconds
+
+    def announced(self, successor: Successor, serial: int) -> None:
+        """The aggregator announced where the fleet moves to, signed under the descriptor of this
+        serial. Raises ``sqlite3.Error``."""
+        if not self._store.announced(successor, serial):
+            return
+        now = self._store.load()
+        self._successor = None if now is None else now.successor
+        self._tries.reset()
+        soon = 0.0
+        if self.here != SUCCESSOR:
+            most = max(0.0, min(self._pace.cell_seconds, self._grace_left_seconds() / 4))
+            soon = float(self._rng.uniform(0.0, most))
+        self._move_seconds = self._clock() + soon
+
+    def _reached_successor(self) -> None:
+        known, descriptor = self._successor, self._sessions.descriptor
+        if known is None or descriptor is None:
+            return
+        if self._grace_left_seconds() <= 0 and descriptor.serial > known.serial:
+            self._store.moved()
+            self._successor, self.here = None, ""
+        elif not known.reached:
+            self._store.reached_successor()
+            self._successor = replace(known, reached=True)
+
+    def _grace_left_seconds(self) -> float:
+        now = self._sessions.time.now()
+        if self._successor is None or now is None:
+            return math.inf
+        return self._successor.announced.until_unix_seconds - now
 
     def told(self, placement: Placement) -> None:
         """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
-        if placement == self._sessions.placement:
+        before = self._sessions.placement
+        if placement == before:
             return
         self._sessions.place(placement)
+        if placement.cell == before.cell == "":
+            return
         self._move_seconds = math.inf
         if placement.cell != self.here:
             returns = placement.cell and placement.cell == self._fled
@@ -71,7 +124,7 @@ class CellChoice:
 
     def tick(self) -> bool:
         """Do what is due; whether the device goes to another broker, ``here``, now."""
-        now, cell = self._clock(), self._sessions.placement.cell
+        now, cell = self._clock(), self._elsewhere()
         if self._is_served():
             self._leave_seconds = math.inf
             return now >= self._move_seconds and self._go(cell)
@@ -93,10 +146,19 @@ class CellChoice:
         return self._connected and (self._sessions.is_settled or self._sessions.waits_as_told)
 
     def _has_choice(self) -> bool:
-        return bool(self.here or self._sessions.placement.cell)
+        return bool(self.here or self._elsewhere())
+
+    def _elsewhere(self) -> str:
+        """Where it is to be, if not where it enrolled."""
+        cell = self._sessions.placement.cell
+        return cell or (SUCCESSOR if self._successor is not None else "")
 
     def _stay_seconds(self) -> float:
         is_away = not self.here or self.here == self._fled
+        if self.here == SUCCESSOR and not (self._successor and self._successor.reached):
+            most = max(self._pace.answer_seconds, self._grace_left_seconds() / 4)
+            most = min(most, _SHORT_ANSWERS * self._pace.answer_seconds)
+            return float(most / 2 * self._rng.uniform(1.0, 2.0))
         first = _SHORT_ANSWERS * self._pace.answer_seconds if is_away else self._pace.cell_seconds
         return float(first * self._rng.uniform(1.0, 2.0))
 

@@ -31,7 +31,7 @@ from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
 from device_sdk.wire.publish.receipts import UpdateIdentity
-from device_sdk.wire.publish.report import Reason, ReportedOutcome
+from device_sdk.wire.publish.report import ItemCount, Reason, ReportedOutcome
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     find_group_key,
@@ -71,6 +71,7 @@ def commit_round(
                 k=result.k,
                 train_seconds=result.seconds,
                 artifact="" if result.artifact is None else result.artifact.name,
+                items=result.items,
             )
         )
         if result.evaluation is not None:
@@ -288,6 +289,8 @@ class CurrentRound:
         whatever anybody's calendar says later."""
         self.question: TrainingJob | None = None
         """A round that offers attachments: :meth:`wanted` or :meth:`ended` must follow."""
+        self.kept_back = ""
+        """Why the device's owner does not let it begin, though all is here."""
         self.job: TrainingJob | None = None
         """A round to train now: :meth:`trained` or :meth:`ended` must follow.
 
@@ -336,6 +339,14 @@ class CurrentRound:
         if self.job is not None:
             self._conclude(self.job.manifest, RoundOutcome.TOO_LATE, why, Reason.TOO_LATE)
 
+    def _too_late(self, manifest: RoundManifest, why: str) -> None:
+        """The round is over; where its device's owner kept it back, that is the reason."""
+        if self.kept_back and (self.job is not None or self.question is not None):
+            detail = f"not-now: {self.kept_back} until {why}"
+            self._conclude(manifest, RoundOutcome.DECLINED, detail, Reason.NOT_NOW)
+        else:
+            self._conclude(manifest, RoundOutcome.TOO_LATE, why, Reason.TOO_LATE)
+
     def drop(self) -> None:
         """The task is not for this device any more: the round is left as a crash would leave it."""
         self._close()
@@ -376,8 +387,7 @@ class CurrentRound:
                 return  # shown again, as after a reconnection
             if self.ready is not None:
                 self._turns.lose(self.task)
-            late = "the next round opened"
-            self._conclude(self._round.manifest, RoundOutcome.TOO_LATE, late, Reason.TOO_LATE)
+            self._too_late(self._round.manifest, "the next round opened")
         # Only for news: a broker that repeats a manifest must not shorten the waits.
         self._sessions.went_well()
         self.deadline_seconds = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
@@ -462,7 +472,7 @@ class CurrentRound:
                 if self.ready is not None:
                     detail = "another task was trained until the deadline"
                     self._turns.lose(self.task)
-                self._conclude(round_.manifest, RoundOutcome.TOO_LATE, detail, Reason.TOO_LATE)
+                self._too_late(round_.manifest, detail)
             elif self._connected and round_.fetches and round_.retry.due():
                 round_.ask_again()
         if self._intake.due():
@@ -518,10 +528,11 @@ class CurrentRound:
         outcome: RoundOutcome,
         detail: str,
         reason: Reason,
+        items: ItemCount | None = None,
     ) -> None:
         """The round ends here without an update; ``detail`` says why to this device's owner,
-        ``reason`` to the aggregator's operator."""
-        self._conclude(job.manifest, outcome, detail, reason)
+        ``reason`` to the aggregator's operator, and ``items`` to both what was recorded."""
+        self._conclude(job.manifest, outcome, detail, reason, items)
 
     def _over_budget(self, manifest: RoundManifest, why: OverBudget) -> None:
         self._conclude(manifest, RoundOutcome.OVER_BUDGET, str(why), Reason.OVER_BUDGET)
@@ -573,14 +584,23 @@ class CurrentRound:
         outcome: RoundOutcome,
         detail: str = "",
         reason: Reason | None = None,
+        items: ItemCount | None = None,
     ) -> None:
         """The round ended without an update: with a ``reason``, the aggregator is told."""
-        row = None if reason is None else self._note(manifest, outcome, reason)
+        row = None if reason is None else self._note(manifest, outcome, reason, items)
         self._close()
         task, generation = manifest.task, manifest.generation
         with self._home.database.transaction():
             self._home.rounds.conclude(
-                Participation(task, generation, manifest.round, manifest.version, outcome, detail)
+                Participation(
+                    task,
+                    generation,
+                    manifest.round,
+                    manifest.version,
+                    outcome,
+                    detail,
+                    items=items,
+                )
             )
             if row is not None:
                 self._home.rounds.post(row)
@@ -588,7 +608,11 @@ class CurrentRound:
             self._sender.add(row)
 
     def _note(
-        self, manifest: RoundManifest, outcome: RoundOutcome, reason: Reason
+        self,
+        manifest: RoundManifest,
+        outcome: RoundOutcome,
+        reason: Reason,
+        items: ItemCount | None,
     ) -> OutboxRow | None:
         """The report alone; None for a round that did not ask for this device, and for nobody who
         would read it, or has read what came before."""
@@ -600,6 +624,7 @@ class CurrentRound:
             ReportedOutcome.DECLINED if declined else ReportedOutcome.FAILED,
             reason,
             0 if self._round is None else self._round.received_bytes,
+            items=items,
         )
         return None if report is None else OutboxRow.of(_identity(device_id, manifest), b"", report)
 
@@ -610,6 +635,7 @@ class CurrentRound:
             for fetch in self._round.fetches.values():
                 fetch.stop()
         self._round = self.job = self.question = None
+        self.kept_back = ""
 
     def _settle(self) -> None:
         self._trains = False

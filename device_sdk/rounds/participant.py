@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.rounds.actions import Actions, MoveTo, Subscribe, Unsubscribe
 from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.cell import CellChoice
@@ -27,10 +28,12 @@ from device_sdk.wire.publish.topics import (
     DownTopic,
     ManifestTopic,
     PresenceTopic,
+    SuccessorTopic,
     TasksTopic,
     Topic,
 )
 from device_sdk.wire.seal.placement import read_placement
+from device_sdk.wire.seal.successor import read_successor
 from device_sdk.world import DeviceWorld
 
 # Bad input, counted by reason and logged once per reason.
@@ -120,16 +123,17 @@ class Participant:
             PresenceTopic(),
         ]
         # First, so that it has come when the session that it is judged by is open.
-        self.actions.append(Subscribe(self._topics.write(TasksTopic()), optional=True))
+        for topic in (TasksTopic(), SuccessorTopic()):
+            self.actions.append(Subscribe(self._topics.write(topic), optional=True))
         self.actions.extend(Subscribe(self._topics.write(topic)) for topic in topics)
 
-    def connected(self, value: bool) -> None:
-        """The broker's connection came or went."""
+    def connected(self, value: bool, most_packet_bytes: int | None = None) -> None:
+        """The broker's connection came or went; the largest packet that it takes, None for any."""
         self._is_connected = value
         self._resubscription.connected(value)
         self.sessions.connected(value)
         self.cell.connected(value)
-        self.sender.connected(value and self.farewell is None)
+        self.sender.connected(value and self.farewell is None, most_packet_bytes)
         for each in self.rounds.values():
             each.connected(value)
 
@@ -190,10 +194,26 @@ class Participant:
                     del self._early[topic_text]
                     self._heed_tasks()
                     self.sender.hurry()  # contributions wait for it
+                case SuccessorTopic():
+                    self._early[topic_text] = payload
+                    self._on_successor(payload)
+                    del self._early[topic_text]
                 case _:
                     raise WireError("bad-topic", "a topic that no device listens to")
         except WireError as error:
             self.refusals.count(what, error)
+
+    def _on_successor(self, payload: bytes) -> None:
+        descriptor = self.sessions.descriptor
+        if descriptor is None:
+            raise WireError("no-descriptor", "a successor before any descriptor")
+        successor = read_successor(payload, descriptor)
+        try:
+            if successor.url and parse_broker_url(successor.url).user is not None:
+                raise ValueError("a user is none of the aggregator's to tell")
+        except ValueError as error:
+            raise WireError("bad-field", f"no broker's URL: {error}") from error
+        self.cell.announced(successor, descriptor.serial)
 
     def not_mirrored(self, topic_text: str) -> None:
         """The fleet's mirror lacks the chunk that this topic retains: the broker is asked."""

@@ -16,6 +16,7 @@ from device_sdk.train.job import TrainedRound
 from device_sdk.wire.publish.report import (
     MOST_TEXT_BYTES,
     Details,
+    ItemCount,
     Reason,
     Report,
     ReportedOutcome,
@@ -39,8 +40,10 @@ class Reporter:
         reason: Reason | None = None,
         received_bytes: int = 0,
         result: TrainedRound | None = None,
+        items: ItemCount | None = None,
     ) -> bytes | None:
-        """A report's bytes; None for an aggregator that reads none."""
+        """A report's bytes; None for an aggregator that reads none. ``items``: what was recorded,
+        where there is no ``result`` that says it."""
         if not self._sessions.reads_reports:
             return None
         report = Report(outcome, "" if reason is None else reason.value)
@@ -49,12 +52,14 @@ class Reporter:
             report = Report(
                 outcome,
                 report.reason,
-                self._details(received_bytes, result),
+                self._details(received_bytes, result, items),
                 b"" if evaluation is None else write_evaluations(evaluation),
             )
         return write_report(report)
 
-    def _details(self, received_bytes: int, result: TrainedRound | None) -> Details:
+    def _details(
+        self, received_bytes: int, result: TrainedRound | None, items: ItemCount | None
+    ) -> Details:
         return Details(
             _fitting("sdk", __version__),
             _fitting("runtime", _runtime_version()),
@@ -64,6 +69,7 @@ class Reporter:
             None if result is None else float(np.float32(result.seconds)),
             min(received_bytes, _MOST_COUNT),
             self._options.labels,
+            items if result is None else result.items,
         )
 
 

@@ -11,7 +11,7 @@ from device_sdk.rounds.actions import Actions, Publish
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.chunks import PART_BYTES, split
+from device_sdk.wire.publish.chunks import LEAST_PART_BYTES, PART_BYTES, split
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -19,7 +19,11 @@ from device_sdk.wire.publish.receipts import (
     with_report,
     write_update,
 )
+from device_sdk.wire.seal.session import payload_within
 from device_sdk.world import DeviceWorld
+
+_MOST_AROUND_BYTES = 512
+"""What a packet has beside its message: its header, and the topic."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class Sender:
         self._sessions = sessions
         self._actions = actions
         self._connected = False
+        self._part_bytes = PART_BYTES
         self.waiting: dict[bytes, _Waiting] = {}
         """Updates without a receipt, by digest."""
         self.sent_bytes = 0
@@ -106,13 +111,31 @@ class Sender:
         )
         self._sessions.needed_within(self.left_seconds())
 
-    def connected(self, value: bool) -> None:
-        """The broker's connection came or went; after a new one everything is sent at once."""
+    def connected(self, value: bool, most_packet_bytes: int | None = None) -> None:
+        """The broker's connection came or went; after a new one everything is sent at once, in
+        packets of the size that this broker takes, None for any."""
         self._connected = value
+        if value:
+            most = PART_BYTES
+            if most_packet_bytes is not None:
+                most = min(most, payload_within(most_packet_bytes - _MOST_AROUND_BYTES))
+            self._part_bytes = max(LEAST_PART_BYTES, most)
         if value:
             for waiting in self.waiting.values():
                 waiting.backoff.reset()
                 waiting.repeated = False
+            self.hurry()
+
+    def _largest_part(self) -> int:
+        """What one envelope carries at this broker, by all that is known of it."""
+        found = self._sessions.placement.packet_bytes
+        told = payload_within(found - _MOST_AROUND_BYTES) if found else PART_BYTES
+        return max(LEAST_PART_BYTES, min(self._part_bytes, told))
+
+    def too_large(self) -> None:
+        """The broker refused a part for its size, which its word at the connection had allowed."""
+        if self._part_bytes > LEAST_PART_BYTES:
+            self._part_bytes = max(LEAST_PART_BYTES, self._part_bytes // 2)
             self.hurry()
 
     def session_opened(self) -> None:
@@ -194,12 +217,13 @@ class Sender:
             content, kind = with_report(row.report, row.body), RecordType.CONTRIBUTION
         payload = write_update(self._identity(row), content)
         try:
-            if len(payload) <= PART_BYTES:
+            part_bytes = self._largest_part()
+            if len(payload) <= part_bytes:
                 envelopes = [self._sessions.seal(kind, payload)]
             else:
                 envelopes = [
                     self._sessions.seal(kind, part, fragment)
-                    for fragment, part in split(payload, os.urandom(8))
+                    for fragment, part in split(payload, os.urandom(8), part_bytes)
                 ]
         except WireError:
             return True  # the session has just run out: the keeper opens another, the update waits

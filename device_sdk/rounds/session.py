@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,6 +20,7 @@ from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import RUN_BYTES
 from device_sdk.wire.seal.no_session import read_no_session
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.presence import PresenceWatch, read_presence
@@ -25,6 +28,12 @@ from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
 from device_sdk.world import DeviceWorld
 
+_log = logging.getLogger("tessera.device")
+CLASH = (
+    "another machine has the identity of this device, too: its home was copied, and the two take "
+    "each other's connection and sessions. Let one of them join anew, with a home of its own and a "
+    "code from tessera-aggregator invite"
+)
 _MOST_DRIFT = 0.02
 _FRESH_SECONDS = 60.0
 
@@ -155,6 +164,9 @@ class SessionKeeper:
         self._attempts = 0  # since the last reply
         self.opened = 0
         """Sessions opened since the process started."""
+        self.clash = False
+        """Whether another machine has this device's identity, as the aggregator said last."""
+        self._run = os.urandom(RUN_BYTES)
 
     @property
     def is_open(self) -> bool:
@@ -176,6 +188,8 @@ class SessionKeeper:
         """What keeps a session from being opened, for people; empty for nothing."""
         if self._outdated:
             return self._outdated_words()
+        if self.clash:
+            return CLASH
         if self.descriptor is None:
             return "no aggregator is known at this broker under this topic prefix"
         if self.time.largest_unix_seconds >= self.descriptor.expires_unix_seconds:
@@ -309,6 +323,9 @@ class SessionKeeper:
         self._sessions.install(opened.session)
         self.up_topic = self._opening_topic
         self.group_keys = opened.group_keys
+        if opened.clash and not self.clash:
+            _log.warning("%s", CLASH)
+        self.clash = opened.clash
         self._watch.session_opened(opened.incarnation)
         self.opened += 1
 
@@ -361,6 +378,12 @@ class SessionKeeper:
         self._sessions.close()
         self._opening, self._told_seconds = None, -math.inf
         self._wanted, self._next_seconds = True, self._clock()
+
+    def taken_over(self) -> None:
+        """The broker says that another client connected with this device's id. If another machine
+        has its identity, the aggregator finds out by an open of each, the one after the other."""
+        self._home.requests.leap()
+        self.reopen()
 
     def reopen(self) -> None:
         """Open a new session after a random wait; each further one comes after a longer wait."""
@@ -434,7 +457,9 @@ class SessionKeeper:
         assert self.descriptor is not None and life is not None
         freshness = Freshness(life, self._home.requests.next())
         self._attempts += 1
-        return SessionOpening(self._credential, self.descriptor, freshness, self._clock)
+        return SessionOpening(
+            self._credential, self.descriptor, freshness, self._clock, run=self._run
+        )
 
     def _new_backoff(self, first_seconds: float) -> Backoff:
         return Backoff(self._rng, first_seconds=first_seconds, most_seconds=self._pace.most_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
 import math
 import os
 import sys
@@ -61,10 +62,11 @@ class Program:
         ``argv``: without the program's name; ``sys.argv`` when None. ``--help``, ``--version`` and
         a wrong command line raise SystemExit, as argparse does.
         """
+        print_any_text()
         given = sys.argv[1:] if argv is None else argv
         try:
             try:
-                arguments = self._parsed(given)
+                arguments = self.parsed(given)
                 return int(arguments.run(arguments))
             finally:
                 # Here, and not when Python ends, where nobody could catch what it raises.
@@ -86,7 +88,11 @@ class Program:
         print(f"{self.name}: {said}", file=sys.stderr)
         return status
 
-    def _parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+    def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments of one command, whose options may stand anywhere behind its name.
+
+        Raises SystemExit as calling it does.
+        """
         whole = argparse.ArgumentParser(
             prog=self.name,
             description=self.description,
@@ -101,21 +107,15 @@ class Program:
             )
             for name, does in self.commands.items()
         }
-        chosen = next((word for word in argv if not word.startswith("-")), "")
-        if chosen in parsers:
-            self._fill(parsers[chosen], chosen)
-        arguments, left = whole.parse_known_args(argv)
-        if len(left) == 1 and not left[0].startswith("-"):
-            # argparse takes an argument that may be left out for left out as soon as options
-            # follow the one before it.
-            spare = getattr(arguments, "spare", None)
-            if spare is not None and getattr(arguments, spare) == parsers[chosen].get_default(
-                spare
-            ):
-                setattr(arguments, spare, left.pop())
-        if left:
-            parsers[arguments.command].error(f"unrecognized arguments: {' '.join(left)}")
-        return arguments
+        if not argv or argv[0] not in parsers:
+            early = argv[0] if argv and argv[0].startswith("-") else "--help"
+            if early not in ("-h", "--help", "--version") and not parsers.keys().isdisjoint(argv):
+                whole.error(f"options stand behind the COMMAND: {self.name} COMMAND {early} ...")
+            return whole.parse_args(argv)  # which says what there is
+        chosen, parser = argv[0], parsers[argv[0]]
+        self._fill(parser, chosen)
+        # Plain parse_args takes what stands behind an option for one argument too many.
+        return parser.parse_intermixed_args(argv[1:], argparse.Namespace(command=chosen))
 
     def _fill(self, parser: argparse.ArgumentParser, name: str) -> None:
         try:
@@ -136,6 +136,14 @@ class Program:
             if not _is_here(library):
                 return _how_to_install(library, self.extra)
         return ""
+
+
+def print_any_text() -> None:
+    """From now on a character that standard output or error cannot encode is written as an escape,
+    such as ``\\xe9``: where a terminal is not UTF-8, and for names of files that are no text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not what an app or a test has put there
+            stream.reconfigure(errors="backslashreplace")
 
 
 def how_to_mend(

@@ -60,6 +60,7 @@ class RoundEvaluation:
         stages: how many there are to be, each with an equal share of what is left.
         clock: times it.
         rng: draws the sample where time is too short for all.
+        how_to_hold_back: what the owner of a device does that holds back nothing.
         detail: in words, why something is missing; for this device's owner.
     """
 
@@ -69,6 +70,7 @@ class RoundEvaluation:
     clock: Clock
     rng: np.random.Generator
     slowdown: float = 1.0
+    how_to_hold_back: str = "give LocalData a test= or holdout="
     detail: str = ""
     _reason: str = ""
     _results: list[Evaluation] = field(default_factory=list)
@@ -138,11 +140,7 @@ class RoundEvaluation:
 
     def _require(self, count: int, budget: float, least: int) -> None:
         if count == 0:
-            raise Unmeasured(
-                "no-test-data",
-                "no data is held back: give LocalData a test= or holdout=, or record more than one "
-                "item for a user",
-            )
+            raise Unmeasured("no-test-data", f"no data is held back: {self.how_to_hold_back}")
         if count < self.terms.least_samples:
             raise Unmeasured(
                 "too-few-samples",
@@ -273,6 +271,9 @@ class RankEvaluation:
 
     def __init__(self, evaluation: RoundEvaluation, held: Sequence[HeldOutItem]) -> None:
         self._evaluation, self._held = evaluation, held
+        evaluation.how_to_hold_back = (
+            "of a user's items that the catalogue knows the latest is, where there are two or more"
+        )
         self._metrics = _known(
             evaluation,
             lambda name: isinstance(METRICS[name], RankMetric),

@@ -22,7 +22,7 @@ from device_sdk.train.evaluate import RoundEvaluation
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.manifest import RoundManifest, evaluates
-from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.world import DeviceWorld
 
@@ -68,6 +68,7 @@ class TrainedRound:
         evaluation: what was found out about the model; None where this device was not to evaluate
             in this round.
         evaluation_detail: why something of it is missing, for this device's owner.
+        items: how many were recorded, and how many of them the catalogue does not know.
     """
 
     k: int
@@ -79,6 +80,7 @@ class TrainedRound:
     model: Mapping[str, NDArray[Any]] | None = None
     evaluation: EvaluationReport | None = None
     evaluation_detail: str = ""
+    items: ItemCount | None = None
 
 
 class RoundTrainer(ABC):

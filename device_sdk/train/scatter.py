@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from device_sdk.system.watch import Watch
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast
-from device_sdk.wire.publish.report import Reason
+from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.world import DeviceWorld
 
 Rows = NDArray[np.int64]
@@ -89,6 +90,7 @@ class ScatterTrainer(RoundTrainer):
             )
         # Without a catalogue an item's outside id is its row.
         rows = {str(row): row for row in range(len(items))} if catalogue is None else catalogue.rows
+        count = self._count(job, rows)
         learner = self._load(job.artifacts[0].folder)
         state = self._state(job, len(items))
         untrained = state.pop(_UNTRAINED, _NOBODY)
@@ -120,6 +122,7 @@ class ScatterTrainer(RoundTrainer):
             seconds,
             evaluation=None if found is None else found.report,
             evaluation_detail="" if found is None else found.detail,
+            items=count,
         )
 
     def _load(self, artifact: Path) -> ScatterLearner:
@@ -128,6 +131,18 @@ class ScatterTrainer(RoundTrainer):
             self._learner = ScatterLearner(self._local, step, 1, self._rng, self._options.pool)
             self._loaded = artifact
         return self._learner
+
+    def _count(self, job: TrainingJob, rows: Mapping[str, int]) -> ItemCount:
+        """How much of what was recorded the catalogue knows; raises Declined for nothing of it: an
+        update of none of it would count, and what came of it were noise."""
+        interactions = self._home.interactions
+        recorded = interactions.recorded(self._home.record_names(job.manifest.task))
+        unknown = [item for item in recorded if item not in rows]
+        count = ItemCount(len(recorded), len(unknown))
+        if recorded and len(unknown) == len(recorded):
+            why = _why_none(unknown, rows, interactions.some_users(100))
+            raise Declined(f"{count}: {why}", Reason.UNKNOWN_ITEMS, count)
+        return count
 
     def _split(
         self, job: TrainingJob, rows: Mapping[str, int], untrained: Rows
@@ -185,6 +200,23 @@ class ScatterTrainer(RoundTrainer):
             placement=None, placed_size=None, misses=0, reason=choice.reason,
             p90_seconds=choice.p90_seconds,
         )  # fmt: skip
+
+
+def _why_none(unknown: Sequence[str], rows: Mapping[str, int], users: Sequence[str]) -> str:
+    """What may be the matter where a catalogue knows no item that was recorded."""
+    told = f"recorded are such as {unknown[0]!r}, the catalogue has such as {next(iter(rows))!r}"
+    if any(user in rows for user in users):
+        return f"{told}; it knows users' names, so users and items may be swapped"
+    plain = {_plain(item): item for item in rows}
+    alike = next((each for each in unknown if _plain(each) in plain), None)
+    if alike is not None:
+        return f"{told}; {alike!r} and {plain[_plain(alike)]!r} differ in spelling alone"
+    return told
+
+
+def _plain(item: str) -> str:
+    """Without capitals, accents' spelling and surrounding space."""
+    return unicodedata.normalize("NFKC", item).casefold().strip()
 
 
 def without_latest(

@@ -6,7 +6,6 @@ TiiS 5, 4, article 19. The data are for research; GroupLens forbids passing them
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import default_data_folder
 from device_sdk.interactions import Interactions
+from device_sdk.tables.text import TableError, open_table
 
 Rows = NDArray[np.int64]
 _TASTES = 64
@@ -51,8 +51,9 @@ class Ratings:
             )
 
     def interactions(self) -> Interactions:
-        """All of them, as implicit feedback."""
-        return Interactions(self.user, self.item, self.user_ids, self.item_ids)
+        """All of them, as implicit feedback, each user's oldest first."""
+        order = np.argsort(self.timestamp, kind="stable")
+        return Interactions(self.user[order], self.item[order], self.user_ids, self.item_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +84,7 @@ def leave_one_out(ratings: Ratings) -> Split:
             f"{ratings.name}: user {ratings.user_ids[int(per_user.argmin())]} has "
             f"{int(per_user.min())} interactions; leaving one out needs two"
         )
-    kept = np.ones(len(ratings.user), np.bool_)
-    kept[held_out] = False
+    kept = order[~last]
     train = Interactions(ratings.user[kept], ratings.item[kept], ratings.user_ids, ratings.item_ids)
     test_item = np.empty(len(ratings.user_ids), np.int64)
     test_item[ratings.user[held_out]] = ratings.item[held_out]
@@ -117,13 +117,12 @@ def _ratings(name: str, table: Rows, films: dict[int, str]) -> Ratings:
 
 
 def _table(path: Path) -> Rows:
-    """The file's integers [lines, 4]: user, item, rating, time."""
-    lines = _lines(path)
-    table = np.empty((0, 0), np.int64)
-    if lines:
-        with contextlib.suppress(ValueError):
-            table = np.loadtxt(lines, dtype=np.int64, delimiter="\t", comments=None, ndmin=2)
-    if table.ndim != 2 or table.shape[1] != 4 or len(table) == 0:
+    """The file's integers [rows, 4]: user, item, rating, time."""
+    try:
+        table = np.array(_rows(path), dtype=np.int64)
+    except ValueError:
+        table = np.empty((0, 0), np.int64)
+    if table.ndim != 2 or table.shape[1] != 4:
         raise DatasetError(
             f"{path} is not in GroupLens' format: expected lines of 4 integers, separated by tabs"
         )
@@ -131,23 +130,22 @@ def _table(path: Path) -> Rows:
 
 
 def _films(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(_lines(path), 1):
-        cells = line.split("|")
+    for number, cells in enumerate(_rows(path), 1):
         if len(cells) < 2 or not cells[0].isdigit():
             raise DatasetError(f"{path}, line {number}: expected a number and a title")
         yield int(cells[0]), cells[1].strip()
 
 
-def _lines(path: Path) -> list[str]:
+def _rows(path: Path) -> list[list[str]]:
     try:
-        text = path.read_text(encoding="latin-1")
+        return [row for row in open_table(path).rows() if row]
+    except TableError as error:
+        raise DatasetError(f"{error}; it is not in GroupLens' format") from None
     except OSError as error:
         raise DatasetError(
             f"{path} cannot be read ({error.strerror}): set TESSERA_DATA to the folder that "
             f"holds {path.parent.name}"
         ) from None
-    # Not splitlines: Latin-1 titles may hold bytes that it takes for line ends.
-    return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 
 def ml_100k_or_synthetic(

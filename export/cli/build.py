@@ -73,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_OWN = ("aggregator", "device_sdk", "export", "onnx", "torch")
+
+
 def _rehearse(artifact: Path) -> None:
     """Say what devices may bring that this artifact does not train on."""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,6 +90,12 @@ def _arguments_of(reference: str) -> dict[str, Any]:
     module_name, separator, function_name = reference.partition(":")
     if not separator or not module_name or not function_name:
         raise ExportError(f"{reference!r} is not PACKAGE.MODULE:FUNCTION")
+    if module_name.partition(".")[0] in _OWN:
+        raise ExportError(
+            f"{module_name!r} is the name of a package that comes with this command, which Python "
+            "would import in place of a file of yours",
+            instead=f"another name: my_{module_name}.py, and my_{reference}",
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -9,9 +9,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
+from export.insides import (
+    core_aten_decompositions,
+    get_decompositions,
+    get_proxy_mode,
+    get_proxy_slot,
+)
 from export.lowering import gamma_functions, orderings, registry
 
 aten = torch.ops.aten

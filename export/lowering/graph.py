@@ -13,10 +13,9 @@ import onnx
 import sympy
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch.utils._sympy import functions as torch_sympy
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from export.errors import ExportError
+from export.insides import SymT, symbol_is_type, torch_sympy
 
 # What can be asked of ONNX nodes: equality, names, and which of them are needed.
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from export.short_gradients import ShortGradient
+
 SCALE = 0.1
 """Standard deviation of initial embeddings."""
 
@@ -203,7 +205,7 @@ def _unit(vectors: Tensor) -> Tensor:
     return vectors * torch.rsqrt((vectors * vectors).sum(-1, keepdim=True) + _EPS)
 
 
-class _ChannelMean(torch.autograd.Function):
+class _ChannelMean(ShortGradient):
     """mean over c of softmax(widen_c * scores): scores [b, r], widen [m] to [b, r].
 
     The gradient in closed form has two products of whole tensors in place of eight. With

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import ExportError
+from export.hooks import refuse_changed
 from export.optimizers.adaptive import (
     Adadelta,
     Adagrad,
@@ -107,6 +108,7 @@ def _converted(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
         if chosen:
             ours.append(_equal(type(given), group))
             choices.append(chosen)
+    refuse_changed(given)
     if not ours:
         raise ExportError("optimizer holds no parameter of the model that requires a gradient")
     rest, *others = ours

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
@@ -92,7 +94,11 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_rate(lr: float, weight_decay: float = 0.0) -> None:
-    """Refuse a learning rate or a decay below 0."""
+    """Refuse a learning rate or a decay that is no number, or below 0."""
+    for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        require(number, f"{name} is {value!r}; expected a number")
+        require(value != math.inf, f"{name} is {value}; it must be finite")
     require(lr >= 0, f"lr is {lr}; it must be at least 0")
     require(weight_decay >= 0, f"weight_decay is {weight_decay}; at least 0")
 

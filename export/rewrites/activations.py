@@ -10,12 +10,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.rewrites import Equals
+from export.short_gradients import ShortGradient
 
 _HALF_ROOT = math.sqrt(0.5)
 _LOG_ROOT_PI = 0.5 * math.log(math.pi)
 
 
-class _Gelu(torch.autograd.Function):
+class _Gelu(ShortGradient):
     """x Phi(x), Phi the normal distribution (Hendrycks and Gimpel 2016, equation 1).
 
     With u = x / sqrt(2) Phi is (1 + erf(u)) / 2, and the slope Phi + u exp(-u^2) / sqrt(pi).
@@ -39,7 +40,7 @@ _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
 
 
-class _GeluByTanh(torch.autograd.Function):
+class _GeluByTanh(ShortGradient):
     """x sigmoid(z), z = 2 sqrt(2 / pi) (x + 0.044715 x^3): torch's approximation, as tanh is
     2 sigmoid(2 y) - 1. The slope is s (1 + (1 - s) x z'), s = sigmoid(z)."""
 

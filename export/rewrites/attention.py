@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.rewrites import Replacement
+from export.short_gradients import ShortGradient
 
 Shape = list[int]
 
@@ -31,7 +32,7 @@ def _scaled(product: Tensor, times: float) -> Tensor:
     return product if times == 1 else product * times
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(ShortGradient):
     """softmax(q k' + bias) v with its short gradient (Vaswani et al. 2017, equation 1).
 
     The gradient of the scores is weights * (gradient of weights - row's sum of weights * that);

@@ -15,6 +15,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.rewrites import Replacement
+from export.short_gradients import ShortGradient
 
 # Stands in for log 0: far below any sum of log probabilities, and no infinity, whose difference
 # from itself is no number.
@@ -63,7 +64,7 @@ def _log(mask: Tensor, like: Tensor) -> Tensor:
     return torch.where(mask, 0.0, NEVER).to(like.dtype)
 
 
-class _Ctc(torch.autograd.Function):
+class _Ctc(ShortGradient):
     """-log P(labels) [N] of log_probs [T, N, C], places' classes [N, S] and lengths [N].
 
     As in torch, the gradient is exp(log_probs) less the labels' share: that of what log_softmax
@@ -96,6 +97,10 @@ class _Ctc(torch.autograd.Function):
         ctx.zero_infinity = zero_infinity
         impossible = total < NEVER / 2
         return torch.where(impossible, 0.0 if zero_infinity else math.inf, -total)
+
+    @staticmethod
+    def only_once(*inputs: Any) -> str:
+        return "torch has none either"
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:

@@ -10,14 +10,17 @@ from torch import Tensor
 
 from export.errors import ExportError
 from export.rewrites import Equals
+from export.short_gradients import ShortGradient
 
 # From this many rows on torch takes distances from one matrix product, which saves the
 # differences [.., n, m, d] at the cost of digits where rows are close to each other.
 _ROWS = 25
 
 
-class _Euclidean(torch.autograd.Function):
+class _Euclidean(ShortGradient):
     """[.., n, d] and [.., m, d] to [.., n, m], by differences or by one product."""
+
+    plain = False
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, by_product: bool) -> Tensor:

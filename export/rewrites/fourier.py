@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import _disable_current_modes
 
 from export.errors import ExportError
+from export.insides import disable_current_modes
 
 # A matrix of a transform of this many points has 64 MiB.
 _LONGEST = 4096
@@ -187,7 +187,7 @@ def pair(value: Any) -> Pair:
     if isinstance(value, Tensor):
         if value.is_complex():
             # A constant of the model's: its parts are constants, too.
-            with _disable_current_modes():
+            with disable_current_modes():
                 parts = torch.view_as_real(value)
                 return Pair(parts[..., 0].clone(), parts[..., 1].clone())
         return Pair(value, torch.zeros_like(value))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from export.errors import ExportError
 from export.rewrites import Equals
+from export.short_gradients import ShortGradient
 
 _MOST = 64
 """Rows: a column is a dozen nodes of the graph."""
@@ -40,7 +41,7 @@ def _eliminated(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return work[..., n:], sign, log
 
 
-class _Inverse(torch.autograd.Function):
+class _Inverse(ShortGradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inverse, sign, log = _eliminated(a)
@@ -100,7 +101,7 @@ def solve_triangular(
     return inv(rows) @ B if left else B @ inv(rows)
 
 
-class _Cholesky(torch.autograd.Function):
+class _Cholesky(ShortGradient):
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> Tensor:
         n = a.shape[-1]
@@ -120,7 +121,7 @@ class _Cholesky(torch.autograd.Function):
         """Murray 2016, section 4.1: of a symmetric matrix, half to each of two places."""
         (lower,) = ctx.saved_tensors
         turned = lower.transpose(-1, -2)
-        inverse = _eliminated(lower)[0]
+        inverse = _Inverse.apply(lower)[0]  # type: ignore[no-untyped-call]
         inner = (turned @ grad).tril()
         inner = inner - 0.5 * inner.diagonal(dim1=-2, dim2=-1).diag_embed()
         share = inverse.transpose(-1, -2) @ inner @ inverse

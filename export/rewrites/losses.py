@@ -11,6 +11,7 @@ from torch import Tensor
 
 from export.errors import ExportError
 from export.rewrites import Replacement
+from export.short_gradients import ShortGradient
 
 
 def _refuse_deprecated(size_average: bool | None, reduce: bool | None, operator: str) -> None:
@@ -25,7 +26,7 @@ def _refuse_deprecated(size_average: bool | None, reduce: bool | None, operator:
 # Binary cross-entropy from logits by softplus, with its short gradient.
 
 
-class _Losses(torch.autograd.Function):
+class _Losses(ShortGradient):
     """softplus(x) - x * y = -(y log sigmoid(x) + (1 - y) log(1 - sigmoid(x))), elementwise."""
 
     @staticmethod
@@ -73,7 +74,7 @@ def binary_cross_entropy_with_logits(
 # step: such a label counts NaN times.
 
 
-class _OfLogits(torch.autograd.Function):
+class _OfLogits(ShortGradient):
     """share * -log softmax(logits)[class], with its short gradient; 0 where ``ignored``.
 
     logits [b, c, d...]; place int64, ignored bool and share [b, 1, d...] -> [b, 1, d...].

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from export.errors import ExportError
 from export.rewrites import Replacement
+from export.short_gradients import ShortGradient
 
 # Batch normalisation as plain operators that also give the new running statistics.
 
 
-class _BatchNormalise(torch.autograd.Function):
+class _BatchNormalise(ShortGradient):
     """(x - mean) / sqrt(var + eps) * weight + bias over all but axis 1, with its short gradient.
 
     Ioffe and Szegedy 2015, section 3. The two sums that the gradient needs are also the
@@ -125,7 +126,7 @@ def batch_norm_layer_forward(layer: Any, input: Tensor) -> Tensor:
 # Layer normalisation with its short gradient.
 
 
-class _LayerNormalise(torch.autograd.Function):
+class _LayerNormalise(ShortGradient):
     """(x - mean) / sqrt(var + eps) over the last axes (Ba et al. 2016, equation 4)."""
 
     @staticmethod

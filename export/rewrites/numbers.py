@@ -1,13 +1,14 @@
 """Python numbers that are made of tensors and of free sizes: each step makes them anew.
 
-``item()`` gives such a number. ``int()`` and ``float()`` cannot: Python's own have to return a
-number that is known. A recording that meets one of them ends, and begins again with equals of both
-in that file (``ReadInFile``); files that ask for none are left alone.
+``item()`` gives such a number. ``int()``, ``float()``, ``len()`` and ``range()`` cannot: Python's
+own take or return a number that is known. A recording that meets one of them ends, and begins again
+with equals of all in that file (``ReadInFile``); files that ask for none are left alone.
 """
 
 from __future__ import annotations
 
 import builtins
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -18,12 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
-from torch.fx.experimental.sym_node import SymNode
-from torch.utils._sympy import functions as torch_sympy
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from export.errors import ExportError
+from export.insides import SymNode, SymT, is_fake, symbol_is_type, torch_sympy
 from export.rewrites import Equals, Replacement
+from export.rewrites.constants import value_of
 
 File = dict[str, Any]
 """A module's globals."""
@@ -33,7 +33,7 @@ class ReadInFile(BaseException):
     """A file's code makes a number of what is known in a step only; no error that code catches."""
 
     def __init__(self, file: File) -> None:
-        super().__init__("int() or float() of what only a step knows")
+        super().__init__("a number of Python's of what only a step knows")
         self.file = file
 
 
@@ -56,8 +56,8 @@ class _ReadType(type):
         return hash(cls.own)
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
-        if len(given) == 1 and isinstance(given[0], (Tensor, *_SYMBOLIC)):
-            return cls.made(given[0])
+        if any(isinstance(each, (Tensor, *_SYMBOLIC)) for each in given):
+            return cls.made(*given)
         return cls.own(*given, **named)
 
 
@@ -65,14 +65,78 @@ def _whole(value: Any) -> Any:
     if isinstance(value, torch.SymFloat):
         return torch.sym_int(value)
     if isinstance(value, Tensor):
-        return value.detach().to(torch.int64).item()
+        return _item(value.detach().to(torch.int64))
     return value
 
 
 def _real(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().to(torch.promote_types(value.dtype, torch.float32)).item()
+        return _item(value.detach().to(torch.promote_types(value.dtype, torch.float32)))
     return torch.sym_float(value)
+
+
+def _item(tensor: Tensor) -> Any:
+    """``tensor.item()``: a number, where it is one in every step."""
+    known = value_of(tensor)
+    return tensor.item() if known is None else known.item()
+
+
+def _listed(tensor: Tensor) -> Any:
+    """``tensor.tolist()``."""
+    known = value_of(tensor)
+    return tensor.tolist() if known is None else known.tolist()
+
+
+def _is_true(value: Any) -> bool:
+    """Whether a number, or a tensor of one, is no zero."""
+    if isinstance(value, Tensor):
+        known = value_of(value)
+        return (
+            bool(value if value.dtype == torch.bool else value != 0)
+            if known is None
+            else (bool(known))
+        )
+    return bool(value != 0)
+
+
+def _rounds(*given: Any) -> Iterator[Any]:
+    """``range`` of ends that data may decide: the code asks before each round whether there is one.
+
+    A step of more rounds than are recorded is refused.
+    """
+    start, stop, step = (0, *given, 1) if len(given) == 1 else (*given, 1)[:3]
+    (shape_env,) = {each.node.shape_env for each in given if isinstance(each, torch.SymInt)}
+    if not isinstance(step, int):
+        raise ExportError(
+            "a range whose step data decide", operator="range", instead="a step that is a number"
+        )
+    for done in itertools.count():
+        at = start + done * step
+        if not shape_env.has_round(done, stop - at if step > 0 else at - stop):
+            return
+        yield at
+
+
+def _ranged(*given: Any) -> Any:
+    """``range``, also up to a number that only a step knows."""
+    ends = list(map(_whole, given))
+    return _rounds(*ends) if any(map(_is_read, ends)) else range(*ends)
+
+
+def _parts(own: Callable[..., Any]) -> Callable[..., Any]:
+    """``unbind``, also of as many rows as data decide: what iterating over a tensor takes."""
+
+    def parts(input: Tensor, dim: int = 0) -> Any:
+        if not _is_read(input.shape[dim]):
+            return own(input, dim)
+        return tuple(input.select(dim, place) for place in _rounds(input.shape[dim]))
+
+    return parts
+
+
+def _length(value: Any) -> Any:
+    """``len``, also of a tensor of as many rows as data decide."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)
 
 
 class _ReadInt(int, metaclass=_ReadType):
@@ -83,12 +147,16 @@ class _ReadFloat(float, metaclass=_ReadType):
     own, made = float, _real
 
 
-_EQUALS = {"int": _ReadInt, "float": _ReadFloat}
+class _ReadRange(metaclass=_ReadType):
+    own, made = range, _ranged
+
+
+_EQUALS = {"int": _ReadInt, "float": _ReadFloat, "range": _ReadRange, "len": _length}
 
 
 @contextmanager
 def read_in(files: list[File]) -> Iterator[None]:
-    """Inside, ``int()`` and ``float()`` in these files make numbers of what only a step knows.
+    """Inside, these files make numbers of what only a step knows, and count by them.
 
     So do functions of ``math`` that they import by name.
     """
@@ -129,6 +197,17 @@ def _of_tensor(own: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         return own(tensor)
 
     return converted
+
+
+def _length_of(tensor: Tensor) -> int:
+    if tensor.dim() and _is_read(tensor.shape[0]):
+        _ask_anew(_user(sys._getframe()))
+    return Tensor.__len__(tensor)
+
+
+def _index_of_size(size: torch.SymInt) -> int:
+    _ask_for_size(size, sys._getframe(1))
+    return int(_INDEX_OF_SIZE(size))
 
 
 def _int_of_size(size: torch.SymInt | torch.SymFloat) -> int:
@@ -196,14 +275,14 @@ def _text(value: Any, spec: str) -> str:
 
 def _equal(input: Tensor, other: Tensor) -> Any:
     """``torch.equal``."""
-    return input.shape == other.shape and (input == other).all().item()
+    return input.shape == other.shape and _item((input == other).all())
 
 
 def _allclose(
     input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Any:
     """``torch.allclose``."""
-    return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
+    return _item(torch.isclose(input, other, rtol, atol, equal_nan).all())
 
 
 def _of_number(name: str) -> Callable[..., Any]:
@@ -263,7 +342,15 @@ _FLOAT_OF_SIZE: dict[type, Any] = {
     torch.SymFloat: torch.SymFloat.__float__,
 }
 
+_INDEX_OF_SIZE = torch.SymInt.__index__
+
 EQUALS: Equals = {
+    Tensor.item: _item,
+    Tensor.tolist: _listed,
+    Tensor.__bool__: _is_true,
+    Tensor.__len__: _length_of,
+    Tensor.__index__: _of_tensor(Tensor.__index__),
+    **dict.fromkeys((torch.unbind, Tensor.unbind), _parts(torch.unbind)),
     Tensor.__int__: _of_tensor(Tensor.__int__),
     Tensor.__float__: _of_tensor(Tensor.__float__),
     _FORMAT: _text,
@@ -276,6 +363,8 @@ EQUALS: Equals = {
 REPLACED: tuple[Replacement, ...] = (
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
     (torch.SymFloat, "__float__", _float_of_size),
+    (torch.SymFloat, "__bool__", _is_true),
+    (torch.SymInt, "__index__", _index_of_size),
     *((kind, "__format__", _text) for kind in _SYMBOLIC),
     *((math, name, made) for name, made in _MATH.items()),
     (builtins, "max", _extreme(max, torch.sym_max)),

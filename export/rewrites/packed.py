@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from export.errors import ExportError
+from export.short_gradients import ShortGradient
 
 
 class _Longest:
@@ -94,7 +95,7 @@ def pad_packed(
     return padded.transpose(0, 1) if batch_first else padded, packing.lengths
 
 
-class _Turned(torch.autograd.Function):
+class _Turned(ShortGradient):
     """Each sequence of [T, F, B] from its own last step to its first; undone by itself."""
 
     @staticmethod

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from export.arguments import changed
 from export.errors import ExportError
+from export.insides import disable_current_modes
 from export.rewrites import Replacement
 
 _REDUCED = (torch.bfloat16, torch.float16)
@@ -94,7 +94,7 @@ def _wider(value: Any) -> Any:
 def _rounded(number: Any, dtype: torch.dtype) -> Any:
     if not isinstance(number, float):
         return number
-    with _disable_current_modes():
+    with disable_current_modes():
         return torch.tensor(number, dtype=dtype).item()
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from export.short_gradients import ShortGradient
+
 
 def _running(x: Tensor) -> Tensor:
     """Products along the last axis, up to each place: by doubling, or by a square of factors."""
@@ -21,7 +23,7 @@ def _running(x: Tensor) -> Tensor:
     return torch.where(place.unsqueeze(1) >= place, x.unsqueeze(-2), 1.0).prod(-1)
 
 
-class _Running(torch.autograd.Function):
+class _Running(ShortGradient):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)

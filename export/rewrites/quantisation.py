@@ -14,13 +14,16 @@ from torch.ao.quantization import FakeQuantize
 from torch.ao.quantization import observer as observers
 
 from export.errors import ExportError
+from export.short_gradients import ShortGradient
 
 # The smallest scale that torch's observers in C++ set.
 _LEAST_SCALE = 6.1e-5
 
 
-class _Rounded(torch.autograd.Function):
+class _Rounded(ShortGradient):
     """(clamp(round(x / scale) + zero) - zero) * scale; the gradient passes inside the range."""
+
+    plain = False
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int) -> Tensor:

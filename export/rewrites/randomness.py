@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from export.errors import ExportError
+from export.insides import TorchDispatchMode
 
 Size = Sequence[int]
 Number = int | float

@@ -21,6 +21,7 @@ from export.rewrites.recurrent_scans import (
     state_before,
     state_gradient_scan,
 )
+from export.short_gradients import ShortGradient
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,17 @@ def _input_gradient(weight: Tensor, flat: Tensor, x: Tensor) -> Tensor:
     return (weight.t() @ flat).reshape(features, steps, batch).transpose(0, 1)
 
 
+def _only_once(x: Tensor) -> str:
+    if isinstance(x.shape[0], int):
+        return ""
+    return "it is recorded step by step, and its number of steps is free"
+
+
 def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if grad is None else grad
 
 
-class _Rnn(torch.autograd.Function):
+class _Rnn(ShortGradient):
     """h_t = act(W x_t + b + U h_{t-1} + c), act tanh or relu."""
 
     @staticmethod
@@ -80,6 +87,10 @@ class _Rnn(torch.autograd.Function):
         ctx.save_for_backward(x, h0, weight, state_weight, h)
         ctx.settings = relu, backwards, bias is not None
         return h
+
+    @staticmethod
+    def only_once(*inputs: Any) -> str:
+        return _only_once(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,7 +114,7 @@ class _Rnn(torch.autograd.Function):
         )
 
 
-class _Gru(torch.autograd.Function):
+class _Gru(ShortGradient):
     """The equations of torch.nn.GRU for one layer and direction."""
 
     @staticmethod
@@ -140,6 +151,10 @@ class _Gru(torch.autograd.Function):
         return h
 
     @staticmethod
+    def only_once(*inputs: Any) -> str:
+        return _only_once(inputs[0])
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, h0, weight, state_weight, h, r, z, n, share = ctx.saved_tensors
         backwards, biased = ctx.settings
@@ -173,7 +188,7 @@ class _Gru(torch.autograd.Function):
         )
 
 
-class _Lstm(torch.autograd.Function):
+class _Lstm(ShortGradient):
     """The equations of torch.nn.LSTM for one layer and direction, without projection."""
 
     @staticmethod
@@ -211,6 +226,10 @@ class _Lstm(torch.autograd.Function):
         ctx.settings = backwards, bias is not None
         ctx.set_materialize_grads(False)
         return h, last_c
+
+    @staticmethod
+    def only_once(*inputs: Any) -> str:
+        return _only_once(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_c: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -2,7 +2,8 @@
 
 Each has a plain definition here (used to check gradients in double precision) and becomes one ONNX
 ``Scan``, or ONNX's own recurrent operator, in ``export.lowering.recurrent``. All that does not
-depend on the step before is computed outside, for all steps at once.
+depend on the step before is computed outside, for all steps at once. Where what they give is to be
+differentiated (a second derivative of the layer), the plain definitions are recorded, step by step.
 
 Layout: time first, features before batch, so that each step's product is ``weights @ state`` and
 onnxruntime never has to repack the weights. ``T`` steps, ``F`` features, ``H`` units, ``B``
@@ -11,36 +12,65 @@ sequences; ``backwards`` runs from the last step to the first, with results at t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+
+def _stacked(steps: Sequence[Tensor], backwards: bool) -> Tensor:
+    """Along time, of what was found in that order."""
+    return torch.stack([*reversed(steps)] if backwards else [*steps])
 
 
 def _order(steps: int, backwards: bool) -> Iterator[int]:
     return iter(range(steps - 1, -1, -1) if backwards else range(steps))
 
 
-def _shaped_as(operator: Any, *places: int) -> None:
-    """Tell torch the results' shapes: those of the operator's arguments at these places."""
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
-    def fake(*arguments: Any) -> Any:
-        results = tuple(torch.empty_like(arguments[place]) for place in places)
+
+def opaque(
+    *like: int, fake: Callable[_Given, _Result] | None = None
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Makes an operator of a definition, but where its gradient is recorded.
+
+    ``fake`` tells torch the results' shapes; else they are those of the arguments at the places
+    ``like``.
+    """
+
+    def shaped(*arguments: Any) -> Any:
+        results = tuple(torch.empty_like(arguments[place]) for place in like)
         return results if len(results) > 1 else results[0]
 
-    operator.register_fake(fake)
+    def made(definition: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        operator: Any = torch.library.custom_op(
+            f"tessera::{definition.__name__}", definition, mutates_args=()
+        )
+        operator.register_fake(fake or shaped)
+
+        @wraps(definition)
+        def called(*given: _Given.args, **named: _Given.kwargs) -> _Result:
+            use = definition if torch.is_grad_enabled() else operator
+            found: _Result = use(*given, **named)
+            return found
+
+        return called
+
+    return made
 
 
-@torch.library.custom_op("tessera::project", mutates_args=())
+def _of_project(weight: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty([x.shape[0], weight.shape[0], x.shape[2]])
+
+
+@opaque(fake=_of_project)
 def project(weight: Tensor, x: Tensor) -> Tensor:
     """weight [M, F] times each step of x [T, F, B]: [T, M, B]."""
     return torch.matmul(weight, x)
-
-
-@project.register_fake
-def _(weight: Tensor, x: Tensor) -> Tensor:
-    return x.new_empty([x.shape[0], weight.shape[0], x.shape[2]])
 
 
 @torch.library.custom_op("tessera::recurrent_layer", mutates_args=())
@@ -83,32 +113,26 @@ def _(
     return h, x.new_empty(shape), x.new_empty(shape)
 
 
-@torch.library.custom_op("tessera::state_before", mutates_args=())
+@opaque(0)
 def state_before(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
     """The state before each step, from all states [T, H, B] and the first [H, B]."""
     first = h0.unsqueeze(0)
     return torch.cat([h[1:], first]) if backwards else torch.cat([first, h[:-1]])
 
 
-_shaped_as(state_before, 0)
-
-
-@torch.library.custom_op("tessera::rnn_scan", mutates_args=())
+@opaque(0)
 def rnn_scan(x: Tensor, h0: Tensor, weight: Tensor, relu: bool, backwards: bool) -> Tensor:
     """h_t = act(x_t + weight h_{t-1}); x [T, H, B], h0 [H, B], weight [H, H] -> h [T, H, B]."""
-    h = torch.empty_like(x)
+    h: list[Tensor] = []
     state = h0
     for t in _order(x.shape[0], backwards):
         state = x[t] + weight @ state
         state = state.relu() if relu else state.tanh()
-        h[t] = state
-    return h
+        h.append(state)
+    return _stacked(h, backwards)
 
 
-_shaped_as(rnn_scan, 0)
-
-
-@torch.library.custom_op("tessera::gru_scan", mutates_args=())
+@opaque(*[1] * 5)
 def gru_scan(
     gates: Tensor,
     candidate: Tensor,
@@ -124,21 +148,35 @@ def gru_scan(
     biases; ``weight_gates`` [2H, H], ``weight_candidate`` [H, H], ``bias_candidate`` [H, 1].
     Returns h, r, z, n and the state's share of n, each [T, H, B].
     """
-    h, r, z, n, share = (torch.empty_like(candidate) for _ in range(5))
+    found: list[tuple[Tensor, ...]] = []
     state = h0
     for t in _order(candidate.shape[0], backwards):
-        r[t], z[t] = torch.sigmoid(gates[t] + weight_gates @ state).chunk(2)
-        share[t] = weight_candidate @ state + bias_candidate
-        n[t] = torch.tanh(candidate[t] + r[t] * share[t])
-        state = n[t] + z[t] * (state - n[t])
-        h[t] = state
-    return h, r, z, n, share
+        r, z = torch.sigmoid(gates[t] + weight_gates @ state).chunk(2)
+        share = weight_candidate @ state + bias_candidate
+        n = torch.tanh(candidate[t] + r * share)
+        state = n + z * (state - n)
+        found.append((state, r, z, n, share))
+    h, *others = (_stacked(each, backwards) for each in zip(*found, strict=True))
+    return h, others[0], others[1], others[2], others[3]
 
 
-_shaped_as(gru_scan, *[1] * 5)
+def _of_lstm_scan(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    weight_gates: Tensor,
+    weight_candidate: Tensor,
+    bias_gates: Tensor | None,
+    bias_candidate: Tensor | None,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    steps, _, batch = x.shape
+    h, i, f, o, g, kept, squashed = (x.new_empty([steps, h0.shape[0], batch]) for _ in range(7))
+    pairs = x.new_empty([steps, weight_gates.shape[1], batch])
+    return pairs, h, i, f, o, g, kept, squashed, torch.empty_like(c0)
 
 
-@torch.library.custom_op("tessera::lstm_scan", mutates_args=())
+@opaque(fake=_of_lstm_scan)
 def lstm_scan(
     x: Tensor,
     h0: Tensor,
@@ -157,42 +195,27 @@ def lstm_scan(
     [T, F + H, B]; h, i, f, o, g, what f keeps of the cell and tanh(c), each [T, H, B]; and the last
     c [H, B].
     """
-    steps, _, batch = x.shape
-    h, i, f, o, g, kept, squashed = (x.new_empty([steps, h0.shape[0], batch]) for _ in range(7))
-    pairs = x.new_empty([steps, weight_gates.shape[1], batch])
+    found: list[tuple[Tensor, ...]] = []
     state, cell = h0, c0
-    for t in _order(steps, backwards):
-        pairs[t] = torch.cat([x[t], state])
-        gates, candidate = weight_gates @ pairs[t], weight_candidate @ pairs[t]
+    for t in _order(x.shape[0], backwards):
+        pair = torch.cat([x[t], state])
+        gates, candidate = weight_gates @ pair, weight_candidate @ pair
         if bias_gates is not None and bias_candidate is not None:
             gates, candidate = gates + bias_gates, candidate + bias_candidate
-        i[t], f[t], o[t] = torch.sigmoid(gates).chunk(3)
-        g[t] = torch.tanh(candidate)
-        kept[t] = f[t] * cell
-        cell = kept[t] + i[t] * g[t]
-        squashed[t] = torch.tanh(cell)
-        state = o[t] * squashed[t]
-        h[t] = state
+        i, f, o = torch.sigmoid(gates).chunk(3)
+        g = torch.tanh(candidate)
+        kept = f * cell
+        cell = kept + i * g
+        squashed = torch.tanh(cell)
+        state = o * squashed
+        found.append((pair, state, i, f, o, g, kept, squashed))
+    pairs, h, i, f, o, g, kept, squashed = (
+        _stacked(each, backwards) for each in zip(*found, strict=True)
+    )
     return pairs, h, i, f, o, g, kept, squashed, cell.clone()
 
 
-@lstm_scan.register_fake
-def _(
-    x: Tensor,
-    h0: Tensor,
-    c0: Tensor,
-    weight_gates: Tensor,
-    weight_candidate: Tensor,
-    bias_gates: Tensor | None,
-    bias_candidate: Tensor | None,
-    backwards: bool,
-) -> tuple[Tensor, ...]:
-    steps, _, batch = x.shape
-    each = [x.new_empty([steps, h0.shape[0], batch]) for _ in range(7)]
-    return x.new_empty([steps, weight_gates.shape[1], batch]), *each, torch.empty_like(c0)
-
-
-@torch.library.custom_op("tessera::state_gradient_scan", mutates_args=())
+@opaque(0, 3, 1)
 def state_gradient_scan(
     grad: Tensor,
     last: Tensor,
@@ -209,21 +232,35 @@ def state_gradient_scan(
     ``backwards`` is the direction of the forward pass. Returns a [T, H, B], the blocks'
     gradients [T, K, H, B] and the gradient of the initial state [H, B].
     """
-    total, blocks = torch.empty_like(grad), torch.empty_like(slopes)
+    totals: list[Tensor] = []
+    blocks: list[Tensor] = []
     sent = last
     for t in _order(grad.shape[0], not backwards):
-        total[t] = grad[t] + sent
-        blocks[t] = slopes[t] * total[t]
-        sent = weight @ blocks[t].flatten(0, 1)
+        total = grad[t] + sent
+        block = slopes[t] * total
+        sent = weight @ block.flatten(0, 1)
         if keep is not None:
-            sent = sent + keep[t] * total[t]
-    return total, blocks, sent.clone()
+            sent = sent + keep[t] * total
+        totals.append(total)
+        blocks.append(block)
+    return _stacked(totals, not backwards), _stacked(blocks, not backwards), sent.clone()
 
 
-_shaped_as(state_gradient_scan, 0, 3, 1)
+def _of_cell_gradient_scan(
+    grad: Tensor,
+    last_h: Tensor,
+    last_c: Tensor,
+    slope: Tensor,
+    forget: Tensor,
+    slopes: Tensor,
+    weight: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_input = grad.new_empty([grad.shape[0], weight.shape[0] - last_h.shape[0], grad.shape[2]])
+    return torch.empty_like(slopes), of_input, torch.empty_like(last_h), torch.empty_like(last_c)
 
 
-@torch.library.custom_op("tessera::cell_gradient_scan", mutates_args=())
+@opaque(fake=_of_cell_gradient_scan)
 def cell_gradient_scan(
     grad: Tensor,
     last_h: Tensor,
@@ -246,28 +283,15 @@ def cell_gradient_scan(
     """
     units = last_h.shape[0]
     features = weight.shape[0] - units
-    blocks = torch.empty_like(slopes)
-    of_input = grad.new_empty([grad.shape[0], features, grad.shape[2]])
+    blocks: list[Tensor] = []
+    of_input: list[Tensor] = []
     sent_h, sent_c = last_h, last_c
     for t in _order(grad.shape[0], not backwards):
         total = grad[t] + sent_h
         cell = slope[t] * total + sent_c
-        blocks[t] = slopes[t] * torch.cat([cell, cell, cell, total])
-        of_input[t], sent_h = (weight @ blocks[t]).split([features, units])
+        blocks.append(slopes[t] * torch.cat([cell, cell, cell, total]))
+        inwards, sent_h = (weight @ blocks[-1]).split([features, units])
+        of_input.append(inwards)
         sent_c = forget[t] * cell
-    return blocks, of_input, sent_h.clone(), sent_c.clone()
-
-
-@cell_gradient_scan.register_fake
-def _(
-    grad: Tensor,
-    last_h: Tensor,
-    last_c: Tensor,
-    slope: Tensor,
-    forget: Tensor,
-    slopes: Tensor,
-    weight: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_input = grad.new_empty([grad.shape[0], weight.shape[0] - last_h.shape[0], grad.shape[2]])
-    return torch.empty_like(slopes), of_input, torch.empty_like(last_h), torch.empty_like(last_c)
+    of_gates, of_inputs = (_stacked(each, not backwards) for each in (blocks, of_input))
+    return of_gates, of_inputs, sent_h.clone(), sent_c.clone()

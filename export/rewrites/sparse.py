@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import Function
-from torch.autograd.function import BackwardCFunction, FunctionCtx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from export.errors import ExportError
+from export.insides import BackwardCFunction, FunctionCtx, disable_current_modes, is_fake
 from export.rewrites import Equals, Replacement, fourier
 
 # A dense product costs a multiplication an element, a sum by rows about as much as 16.
@@ -286,7 +284,7 @@ _REFLECTED: dict[Any, Any] = {
 @contextmanager
 def _known() -> Iterator[None]:
     """Inside, torch computes with constants, and nothing is recorded."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield
 
 

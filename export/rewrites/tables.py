@@ -21,9 +21,10 @@ from torch import Tensor
 from export.lowering.graph import expression, may_be_empty, never_negative
 from export.rewrites import Equals
 from export.rewrites.fourier import Pair, pair
+from export.short_gradients import ShortGradient
 
 
-class _NumberedRows(torch.autograd.Function):
+class _NumberedRows(ShortGradient):
     """Rows ``start`` to ``stop`` along one axis of a table of fixed length."""
 
     @staticmethod

@@ -8,17 +8,23 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from export.insides import disable_current_modes
 from export.rewrites import Replacement
-from export.rewrites.recurrent_scans import project
+from export.rewrites.recurrent_scans import opaque, project
+from export.short_gradients import ShortGradient
 
 _torchs_own: Callable[..., Tensor] = functional.interpolate
 _POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _SEPARABLE = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
 
 
-@torch.library.custom_op("tessera::repeat_nearest", mutates_args=())
+def _of_repeat(x: Tensor, factors: list[int]) -> Tensor:
+    sizes = [size * factor for size, factor in zip(x.shape[2:], factors, strict=True)]
+    return x.new_empty([*x.shape[:2], *sizes])
+
+
+@opaque(fake=_of_repeat)
 def repeat_nearest(x: Tensor, factors: list[int]) -> Tensor:
     """Each element of the last axes of x [n, c, sizes...] ``factors`` times."""
     for axis, factor in enumerate(factors, start=2):
@@ -26,13 +32,7 @@ def repeat_nearest(x: Tensor, factors: list[int]) -> Tensor:
     return x.clone()
 
 
-@repeat_nearest.register_fake
-def _(x: Tensor, factors: list[int]) -> Tensor:
-    sizes = [size * factor for size, factor in zip(x.shape[2:], factors, strict=True)]
-    return x.new_empty([*x.shape[:2], *sizes])
-
-
-class _Repeated(torch.autograd.Function):
+class _Repeated(ShortGradient):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factors: list[int]) -> Tensor:
         ctx.factors = factors
@@ -48,7 +48,7 @@ class _Repeated(torch.autograd.Function):
         return _POOLS[len(ctx.factors) - 1](grad, ctx.factors) * count, None
 
 
-class _Along(torch.autograd.Function):
+class _Along(ShortGradient):
     """weight [m, s] times each of x [n, s, r]."""
 
     @staticmethod
@@ -59,7 +59,8 @@ class _Along(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight, transposed = ctx.saved_tensors
-        return _product(grad, transposed, weight), None, None
+        turned: Tensor = _Along.apply(grad, transposed, weight)  # type: ignore[no-untyped-call]
+        return turned, None, None
 
 
 def _product(x: Tensor, weight: Tensor, transposed: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def interpolate(
     sizes = [n for n in input.shape[2:] if isinstance(n, int)]
     if mode not in _SEPARABLE or len(sizes) < rank or not 1 <= rank <= 3 or antialias:
         return _torchs_own(input, *given)
-    with _disable_current_modes():
+    with disable_current_modes():
         wanted = _torchs_own(torch.zeros(1, 1, *sizes), *given).shape[2:]
     factors = [after // before for before, after in zip(sizes, wanted, strict=True)]
     whole = [f * before for f, before in zip(factors, sizes, strict=True)] == list(wanted)
@@ -123,7 +124,7 @@ def _matrix(
     before: int, after: int, scale: float | None, mode: str, align_corners: bool | None
 ) -> Tensor:
     """[after, before]: what torch makes of each unit vector of an axis."""
-    with _disable_current_modes():
+    with disable_current_modes():
         units = torch.eye(before)
         # Bicubic exists for pictures alone: those of one row.
         flat = mode == "bicubic"

@@ -87,6 +87,8 @@ class StandInLink:
 
     lost = 0
     broker = "a simulated broker"
+    packet_bytes: int | None = None
+    problem = ""
 
     def __init__(self, broker: SimulatedBroker, filters: tuple[str, ...]) -> None:
         self._broker = broker

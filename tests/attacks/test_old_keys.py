@@ -25,6 +25,7 @@ from aggregator.keys.folder import (
 from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.errors import EnrolmentFailed, EnrolmentRefused
 from device_sdk.home.home import Home as DeviceHome
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Message
 from device_sdk.link.link import Link
 from device_sdk.wire.publish.topics import (
@@ -120,7 +121,7 @@ def _join(url: str, code: str, folder: Path, seconds: float = PATIENCE_SECONDS) 
     try:
         enrol(
             home,
-            FleetAddress(url),
+            FleetAddress(BrokerWay.parse(url)),
             code,
             clock=time.monotonic,
             rng=np.random.default_rng(2),

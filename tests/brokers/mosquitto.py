@@ -52,12 +52,12 @@ class Mosquitto:
     ) -> None:
         assert EXECUTABLE is not None
         self.port = port or free_port()
-        self._config = folder / f"mosquitto-{self.port}.conf"
+        self.configuration = folder / f"mosquitto-{self.port}.conf"
         # As root it would change to another user, who cannot read the test's folder.
         head = [f"listener {self.port} 127.0.0.1", "user root"]
         if not persistence:
             head.append("persistence false")
-        self._config.write_text("\n".join([*head, *lines, ""]))
+        self.configuration.write_text("\n".join([*head, *lines, ""]))
         self._log = folder / f"mosquitto-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,7 +74,7 @@ class Mosquitto:
         assert EXECUTABLE is not None
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [EXECUTABLE, "-c", str(self._config)], stdout=log, stderr=log
+                [EXECUTABLE, "-c", str(self.configuration)], stdout=log, stderr=log
             )
         try:
             wait_for_port(self.port)

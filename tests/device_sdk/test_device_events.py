@@ -21,7 +21,7 @@ from device_sdk.errors import HomeError
 from device_sdk.events import Callbacks
 from device_sdk.home.forget import forget
 from device_sdk.home.home import Home
-from device_sdk.home.live import Live, LiveFile, read_live
+from device_sdk.home.live import Live, LiveHome, read_live
 from device_sdk.local_data import LocalData
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
@@ -242,14 +242,20 @@ def test_a_round_that_waited_too_long_is_declined_and_the_next_one_is_not(
 def test_a_newer_round_takes_the_place_of_one_that_waits(
     make_reluctant: MakeReluctant, aggregator: SmallAggregator
 ) -> None:
-    yes = threading.Event()
-    with make_reluctant(yes.is_set) as device:
+    yes, asked = threading.Event(), threading.Event()
+
+    def may() -> bool:
+        asked.set()
+        return yes.is_set()
+
+    with make_reluctant(may) as device:
         device.start()
         aggregator.open_round()
-        aggregator.await_(lambda: device.status().working_on == 1)
+        aggregator.await_(asked.is_set)
         aggregator.open_round()
         aggregator.await_(lambda: device.status().working_on == 2)
-        assert (device.status().round, device.status().outcome) == (1, "too-late")
+        assert (device.status().round, device.status().outcome) == (1, "declined")
+        assert device.status().detail == "not-now: only_when said no until the next round opened"
         yes.set()
         await_receipt(aggregator, device, 2)
 
@@ -366,8 +372,8 @@ def make_device_of(make_device: MakeDevice, aggregator: SmallAggregator) -> Devi
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from device_sdk.home.live import Live, LiveFile
-file = LiveFile(Path(sys.argv[1]), lambda: 1234.5)
+from device_sdk.home.live import Live, LiveHome
+file = LiveHome(Path(sys.argv[1]), lambda: 1234.5)
 file.tell(Live(True, False, {"air": 7}, "something", {"air": "else"}))
 print("told", flush=True)
 time.sleep(60)
@@ -387,7 +393,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
         process.wait(PATIENCE_SECONDS)
     assert (tmp_path / "running.json").stat().st_size > 0
     assert read_live(tmp_path) is None
-    again = LiveFile(tmp_path, time.time)
+    again = LiveHome(tmp_path, time.time)
     again.tell(Live())
     found = read_live(tmp_path)
     assert found is not None and found.problem == ""
@@ -396,7 +402,7 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
 
 
 def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path: Path) -> None:
-    file = LiveFile(tmp_path, time.time)
+    file = LiveHome(tmp_path, time.time)
     file.tell(Live(True, True))
     for content in (b"", b"{", b"[1]", b"\xff", b'{"connected": 1}', b"[" * 100_000):
         (tmp_path / "running.json").write_bytes(content)

@@ -189,7 +189,7 @@ if __name__ == "__main__":
     found = context.Queue()
     child = context.Process(target=work, args=(home, found))
     child.start()
-    told = found.get(timeout=30)
+    told = found.get(timeout=300)
     child.join(30)
     assert child.exitcode == 0
     spawned = multiprocessing.get_context("spawn").Process(target=id, args=(device,))

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ from rich.console import Console
 
 from examples import demo
 from examples.datasets.movielens import DatasetError, draw_synthetic
+from examples.fleet import fleet
+from examples.fleet.aggregator import FleetSettings
 from examples.fleet.broker import mosquitto_path, running_broker
 from examples.fleet.errors import FleetError
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +56,10 @@ def test_a_small_fleet_learns_and_is_reported(
         raise DatasetError("no network in this test")
 
     monkeypatch.setattr(demo, "download_with_bar", offline)
+    # However busy this machine is, a round ends when everybody has answered.
+    endless = partial(FleetSettings, least_deadline_seconds=NEVER_SECONDS)
+    monkeypatch.setattr(fleet, "FleetSettings", endless)
+    monkeypatch.setattr(fleet, "deadline_seconds", lambda plan: NEVER_SECONDS)
     # What multiprocessing keeps for an earlier test of this process is no child of the demo's.
     before = psutil.Process().children(recursive=True)
     out = tmp_path / "out"

@@ -5,6 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -125,6 +129,32 @@ def test_nothing_is_wider_than_a_phone() -> None:
     assert "<svg width" not in text
     # Then their letters grow: 12 pixels in 400 would be 8 on 270.
     assert re.search(r"@container[^{]*\{ svg text \{ font-size: 15px", style)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
+def test_a_browser_lays_long_words_out_within_a_phone(tmp_path: Path) -> None:
+    found = filled()
+    word = "x" * 200
+    found.run = replace(found.run, data_name=word, data_origin=f"https://{word}", synthetic=True)
+    found.broker, found.stopped_early = f"mqtts://{word}:8883", f"see /{word}."
+    found.take(Trouble("device-2", f"cannot reach mqtts://{word}"))
+    found.take(UserShown(word, word, 8, (word, "Alien"), (word, "Up"), "Up"))
+    found.refused_by_aggregator[word] = 1
+    page = tmp_path / "outer.html"
+    # In a frame: a window has a least width of its own.
+    page.write_text(
+        f'<iframe width="390" height="5000" style="border:0" srcdoc="{escape(report_html(found))}">'
+        "</iframe><script>onload = () => { document.title = 'width ' + "
+        "document.querySelector('iframe').contentDocument.documentElement.scrollWidth }</script>",
+        encoding="utf-8",
+    )
+    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = subprocess.run(
+        [*browser, profile, page.as_uri()], capture_output=True, text=True, check=True, timeout=60
+    )
+    width = re.search(r"<title>width (\d+)</title>", shown.stdout)
+    assert width is not None and int(width[1]) <= 390
 
 
 def test_a_levels_name_lies_over_the_lines() -> None:

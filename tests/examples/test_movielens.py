@@ -79,10 +79,11 @@ def test_no_split_with_one_interaction() -> None:
     [
         ("u.data", "1\t2\n", "lines of 4 integers"),
         ("u.data", "a\tb\tc\td\n", "lines of 4 integers"),
-        ("u.data", "1\t1\t1\t1\n1\t1\n", "lines of 4 integers"),
-        ("u.data", "", "lines of 4 integers"),
+        ("u.data", "1\t1\t1\t1\n1\t1\n", "2 in 1, 4 in 1 of them; it is not in GroupLens'"),
+        ("u.data", "", "holds no rows"),
         ("u.data", "1\t99\t1\t1\n", "item 99 was rated but has no title"),
-        ("u.item", "Toy Story\n", "line 1: expected a number and a title"),
+        ("u.item", "Toy Story\n", "no columns found"),
+        ("u.item", "Toy Story|1995\n", "line 1: expected a number and a title"),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, file: str, text: str, message: str) -> None:

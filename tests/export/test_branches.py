@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ import export
 from device_sdk import Trainer
 from device_sdk.errors import DeviceError
 from export.lowering.graph import every_node
-from tests.export.recorded import assert_as_torch
+from tests.export.recorded import assert_as_torch, recorded, with_gradients
 
 PLACES = 6
 
@@ -415,3 +417,165 @@ def test_a_loss_of_no_gradient_in_any_way_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(export.ExportError, match="does not depend on any parameter"):
         _export(nn.Linear(4, 2), loss, torch.ones(3, 4), tmp_path / "none", verify=False)
+
+
+# Ways that raise, numbers as conditions, constants, and loops whose rounds data count.
+
+
+def _pieces(model: nn.Module, x: Tensor) -> list[Tensor]:
+    rows = model(x)
+    chosen = [x[:, 0] > 0, x[:, 1] > 0]
+    return [rows[each].exp().mean() for each in chosen if each.any()]
+
+
+def _of_a_mean(model: nn.Module, x: Tensor) -> Tensor:
+    found = _pieces(model, x)
+    return sum(found) / len(found)  # type: ignore[return-value]
+
+
+def _of_none(model: nn.Module, x: Tensor) -> Tensor:
+    """The first recording, in which all answers are yes, is the one that raises."""
+    loss = None
+    if not (x[:, 0] > 0).sum():
+        x = x * 2
+    else:
+        loss = model(x).exp().mean()
+    return loss + model(x).mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [_of_a_mean, lambda model, x: torch.stack(_pieces(model, x)).mean(), _of_none],
+    ids=["sum over length", "stack", "none"],
+)
+def test_a_way_in_which_the_code_raises_is_refused_by_the_device(loss: Any, tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 2), torch.tensor([[1.0, -1], [-1, -1]]).repeat(1, 2)
+    with pytest.warns(UserWarning, match=r"the code raises .*: a device refuses such a step"):
+        _export(model, loss, x, tmp_path / "made", verify=False)
+    trainer = Trainer(tmp_path / "made", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        _assert_trained(model, loss, optimizer, trainer, x)
+        before = trainer.state
+        with pytest.raises(DeviceError):
+            trainer.step({"x": -torch.ones(2, 4).numpy()})
+        for name, value in trainer.state.items():
+            np.testing.assert_array_equal(value, before[name])
+
+
+def test_code_that_raises_in_every_way_is_refused(tmp_path: Path) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y = model(x)
+        return (y.exp() if x.sum() > 0 else y).mean() * (1 / len([]))
+
+    with pytest.raises(export.ExportError, match="ZeroDivisionError"):
+        _export(nn.Linear(4, 2), loss, torch.ones(2, 4), tmp_path / "none", verify=False)
+
+
+def _of_truths(x: Tensor) -> Tensor:
+    count, share = (x > 0.5).sum(), (x > 0.8).float().mean().item()
+    y = x.exp() if count else x
+    if not torch.count_nonzero(x < 0):
+        y = y * 2
+    return y.tanh() if share else y
+
+
+def test_a_number_is_true_where_it_is_not_zero() -> None:
+    scale = {1: 1.0, 2: 0.1, 3: -1.0}
+    assert_as_torch(
+        _of_truths, lambda n: [torch.linspace(0.2, 1, 5) * scale.get(n, 1.0)], sizes=(1, 2, 3)
+    )
+
+
+class Chosen(nn.Module):
+    """Goes by constants: tensors of its own, a buffer that no step changes, and numbers."""
+
+    flags: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 3)
+        self.weights = torch.tensor([1.0, 0, 2, 0, 0, 3])
+        self.register_buffer("flags", torch.tensor([1, 0, 1, 1, 0, 1]))
+
+    def loss(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        total = y.mean()
+        for number, weight in enumerate(self.weights):
+            if weight and self.flags[number]:
+                total = total + (number + weight) * y.exp().mean()
+        for _ in range(int(self.flags.sum())):
+            total = total * 0.9
+        written = torch.zeros(3)
+        written[1] = 1
+        if written[1] > 0:
+            total = total + y[:, self.flags.tolist().index(0)].square().mean()
+        return total
+
+
+def test_branches_on_constants_are_no_branches_on_data(tmp_path: Path) -> None:
+    model, x = Chosen(), torch.randn(3, 4)
+    made = _export(model, Chosen.loss, x, tmp_path / "chosen")
+    graph = onnx.load(made.directory / "train.onnx").graph
+    assert sum(node.op_type == "If" for node in graph.node) == 1  # written[1], which is written to
+    trainer = Trainer(tmp_path / "chosen", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        _assert_trained(model, Chosen.loss, optimizer, trainer, x)
+
+
+def _of_counts(x: Tensor) -> Tensor:
+    total = x.mean()
+    for number in range(int((x > 1).sum())):
+        total = total + x[number].exp()
+    for row in x[x < -1]:
+        total = total * row
+    return total
+
+
+def test_loops_whose_rounds_data_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.trace.MOST_ROUNDS", (15, 2))
+    with pytest.warns(UserWarning, match="up to 2, and a device refuses one of more"):
+        model, trace = recorded(_of_counts, lambda n: [torch.zeros(4)])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for x in ([0, 0, 0, 0.5], [2, 0, 0, 0], [2, -2, 3, 0], [0, -2, 0, -3]):
+        expected = with_gradients(_of_counts, [torch.tensor(x, dtype=torch.float32)])
+        got = session.run(trace.outputs, {"batch.0": np.array(x, np.float32)})
+        for name, value in zip(trace.outputs, got, strict=True):
+            np.testing.assert_allclose(value, expected[name].numpy(), rtol=1e-5, err_msg=str(x))
+
+
+def test_a_step_of_more_rounds_than_are_recorded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("export.trace.MOST_ROUNDS", (4,))
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        y = model(batch["x"]).exp().sum(1)
+        total = y.mean()
+        for number in range(len(batch["on"].nonzero())):
+            total = total + y[number]
+        return total
+
+    model = nn.Linear(4, 2)
+    with pytest.warns(UserWarning, match=r"`test_branches.*up to 4, and a device refuses"):
+        export.train_step(
+            model, loss, {"x": torch.randn(3, 4), "on": torch.ones(3, dtype=torch.bool)},
+            optimizer=export.Sgd(0.01), dynamic={"x": {0: "rows"}, "on": {0: "rows"}},
+            directory=tmp_path / "made", verify=False,
+        )  # fmt: skip
+    trainer = Trainer(tmp_path / "made", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for rows, count in ((2, 2), (1, 0), (9, 4)):
+        batch = {"x": torch.randn(rows, 4), "on": torch.arange(rows) < count}
+        optimizer.zero_grad()
+        expected = loss(model, batch)
+        expected.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        got = trainer.step({name: each.numpy() for name, each in batch.items()})
+        assert got == pytest.approx(expected.item(), rel=1e-5)
+    with pytest.raises(DeviceError):
+        trainer.step({"x": np.ones((9, 4), np.float32), "on": np.arange(9) < 5})

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch.utils.checkpoint
 
+import export
 from export.errors import ExportError
+from export.insides import TAKEN, missing
 from export.rewrites.patch import patched
 from tests.fakes.child_environment import child_environment
 from tests.fakes.waiting import PATIENCE_SECONDS
@@ -54,6 +59,52 @@ def test_what_torch_has_no_more_is_told_in_a_sentence(
     assert said.endswith("pip install --upgrade 'tessera-edge[export]' installs what was")
     if use == COMMAND:
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_all_that_torch_has_no_more_is_told_at_once(tmp_path: Path) -> None:
+    hidden = """
+import sys, torch._subclasses.fake_tensor, torch.fx.experimental.symbolic_shapes
+del torch._subclasses.fake_tensor.is_fake
+del torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_expr
+del sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
+"""
+    done = run(hidden + LIBRARY, tmp_path)
+    said = done.stderr.splitlines()[-1]
+    assert (
+        f"torch {torch.__version__} has no torch._subclasses.fake_tensor.is_fake, "
+        "torch.fx.experimental.symbolic_shapes.ShapeEnv().evaluate_expr, "
+        "torch.optim.optimizer._global_optimizer_pre_hooks, which the exporter takes of it; "
+        "it supports torch>=2.13"
+    ) in said
+
+
+def _private(tree: ast.AST) -> Iterator[str]:
+    """Names of torch's insides: of its private modules, and with an underscore."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            private = re.search(r"\._|\.experimental|autograd\.function", node.module or "")
+            for alias in node.names:
+                if private or alias.name.startswith("_"):
+                    yield f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+            private = node.attr.startswith("_") and not node.attr.startswith("__")
+            if private and re.fullmatch(r"(torch|Tensor|functional|proxy_tensor|_VF)\..+", path):
+                yield path
+
+
+def test_what_is_taken_of_torchs_insides_stands_in_one_place() -> None:
+    """Other files import it from there; what they reach by a dotted name is looked for there."""
+    paths = [*TAKEN, *(name for names in TAKEN.values() for name in names)]
+    listed = {part.removesuffix("()") for path in paths for part in path.split(".")}
+    for file in sorted(Path(export.__file__).parent.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for name in _private(tree):
+            assert name.split(".")[-1] in {*listed, "functions"}, f"{file}: {name}"
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        if file.name != "insides.py":
+            assert not list(_private(ast.Module(imports, []))), file
+    assert not list(missing(TAKEN))
 
 
 def test_a_method_of_python_may_become_one_of_cplusplus(tmp_path: Path) -> None:

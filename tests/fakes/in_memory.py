@@ -13,6 +13,7 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.home.round_store import RoundOutcome
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Message
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -241,7 +242,12 @@ class Bench:
         self.broker.filters.clear()
         fingerprint = parse_code(code).root_fingerprint
         membership = Membership(
-            "mqtt://unused", "tessera", "default", "all", None, fingerprint, enrolled.grant
+            BrokerWay.parse("mqtt://unused"),
+            "tessera",
+            "default",
+            "all",
+            fingerprint,
+            enrolled.grant,
         )
         self.home.membership.save(
             membership, self.aggregator.descriptor, enrolled.time_unix_seconds

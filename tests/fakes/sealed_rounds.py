@@ -55,6 +55,8 @@ _DEADLINE_SECONDS = 300.0
 class HeldLink:
     """What a worker needs of its links: who holds it puts messages in, and takes what was sent."""
 
+    packet_bytes: int | None = None
+
     def __init__(self) -> None:
         self.came: deque[Event] = deque()
         self.sent: list[tuple[str, bytes]] = []

@@ -6,6 +6,7 @@ import numpy as np
 
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.local_data import DataSource
 from device_sdk.system.clock import Clock
 from device_sdk.wire.seal.enrolment_message import Grant
@@ -22,7 +23,9 @@ def world_of(
 ) -> DeviceWorld:
     """A member's of the task ``t``. ``options``: of the training."""
     grant = Grant(device_id, bytes(16), bytes(32), 0)
-    membership = Membership("mqtt://nowhere", "tessera", "t", "all", None, bytes(32), grant)
+    membership = Membership(
+        BrokerWay.parse("mqtt://nowhere"), "tessera", "t", "all", bytes(32), grant
+    )
     chosen = TrainingOptions(**options)  # type: ignore[arg-type]
     return DeviceWorld(
         home, membership, chosen, work_clock=work_clock, rng=rng, source=lambda: source

@@ -14,6 +14,7 @@ from aggregator.keys.folder import current_descriptor, initialise
 from aggregator.store.devices import DeviceRow
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import shard_of
 from tests.fakes.waiting import endless
@@ -163,7 +164,7 @@ def make_fleet(
             device_id = rng.bytes(16)
             grant = Grant(device_id, rng.bytes(16), rng.bytes(32), shard_of(device_id))
             mine.membership.save(
-                Membership(url, "tessera", "default", "all", None, fingerprint, grant),
+                Membership(BrokerWay.parse(url), "tessera", "default", "all", fingerprint, grant),
                 descriptor,
                 int(time.time()),
             )

@@ -27,11 +27,12 @@ from aggregator.home import AggregatorHome as AggregatorHome
 from device_sdk.agent import Agent
 from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.home.home import Home as DeviceHome
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.settings import LinkSettings
 from tests.brokers import mosquitto, nats_cluster
 from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.nats_cluster import NatsCluster
-from tests.fakes.waiting import NEVER_SECONDS
+from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 from tests.faults.aggregator_process import serve
 from tests.faults.broker_setups import Amqtt
 from tests.faults.counters import Counters
@@ -49,7 +50,7 @@ _UNDISTURBED, _AFTER_DEATH, _AFTER_REVOCATION = 4, 2, 2
 """Rounds in each part of the journey. The first one opens before the devices start."""
 _LAST_ROUND = 12
 _TRIES = 5
-_ENROL_SECONDS = 60.0
+_ENROL_SECONDS = PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class JourneySettings:
     round_trip_seconds: float = 0.0
     devices: int = 6
     brisk: bool = False
-    patience_seconds: float = 120.0
+    patience_seconds: float = PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
         if self.devices < 4:
@@ -242,7 +243,7 @@ class _Journey:
             try:
                 membership = enrol(
                     home,
-                    FleetAddress(self._urls[place % len(self._urls)]),
+                    FleetAddress(BrokerWay.parse(self._urls[place % len(self._urls)])),
                     codes[place],
                     clock=time.monotonic,
                     rng=np.random.default_rng(),

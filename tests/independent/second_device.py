@@ -112,6 +112,10 @@ def write_cbor(value: object) -> bytes:
     return cbor2.dumps(value, canonical=True)
 
 
+RUN = os.urandom(8)
+"""Who we are among those with our identity: drawn once, since this program starts once."""
+
+
 def read_cbor(data: bytes, /, **fields: type | int) -> dict[str, Any]:
     """A map with exactly these fields, each of a type, or a byte string of so many bytes."""
     try:
@@ -254,7 +258,7 @@ class Joining:
         return check_map(said["grant"], admission=32, device=16, handle=16, shard=int)
 
     def opening(self, grant: dict[str, Any], ephemeral: bytes, secret: bytes) -> bytes:
-        body = {"device": grant["device"], "ephemeral": ephemeral, "secret": secret}
+        body = {"device": grant["device"], "ephemeral": ephemeral, "run": RUN, "secret": secret}
         labels = "open, session open, session open admission"
         return self.request(5, b"", grant["admission"], labels, lambda _info: body)
 
@@ -267,7 +271,8 @@ class Joining:
         except (InvalidTag, ValueError):
             raise Refused("cannot-unseal") from None
         verify(self.by.sessions, "session reply", plain[:64], sha256(sent) + plain[64:])
-        fields = {"incarnation": 16, "keys": list, "secret": 32, "session": 8, "time": int}
+        fields = {"clash": bool, "incarnation": 16, "keys": list, "secret": 32, "session": 8}
+        fields |= {"time": int}
         said = read_cbor(plain[64:], **fields)
         keys = [check_map(each, epoch=int, key=32) for each in said["keys"]]
         check(self.by.expires > said["time"], "descriptor-expired")
@@ -679,7 +684,7 @@ def main() -> int:
     parser.add_argument("--cohort", default="all")
     parser.add_argument("--prefix", default="tessera")
     parser.add_argument("--patience", type=float, default=60, help="seconds for each connection")
-    names = parser.parse_args()
+    names = parser.parse_intermixed_args()
     try:
         receipt = take_part(read_code(sys.stdin.readline()), names)
     except Refused as refused:

@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; default: all")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="at once")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if unknown := set(arguments.groups) - GROUPS.keys():
         parser.error(f"no group {', '.join(sorted(unknown))}")
     explained = read_explanations(EXPLAINED)

@@ -86,6 +86,34 @@ def test_a_mistyped_option_is_answered_with_its_commands_usage(
     assert told.endswith("tessera-aggregator invite: error: unrecognized arguments: --cuont 2\n")
 
 
+@pytest.mark.parametrize(
+    ("module", "command", "words", "options"),
+    [
+        ("aggregator.cli", "devices", ["label", "3f2a", "a=b", "c="], ["--home", "H"]),
+        ("aggregator.cli", "devices", ["label", "3f2a", "a=-1"], ["--name=hall", "--home", "H"]),
+        ("aggregator.cli", "task", ["replace", "air"], ["--now", "--home", "H", "--from", "F"]),
+        ("aggregator.cli", "task", ["list"], ["--json"]),
+        ("aggregator.cli", "compare", ["a.json", "b.json", "c.json"], ["-o", "x.png"]),
+        ("aggregator.cli", "simulate", ["task.toml"], ["--data", "a.py:f", "--seeds", "2"]),
+        ("device_sdk.cli", "join", ["mqtt://b", "CODE"], ["--home", "H", "--timeout", "3"]),
+    ],
+)
+def test_options_stand_anywhere_among_the_words_of_a_command(
+    module: str, command: str, words: list[str], options: list[str]
+) -> None:
+    main = importlib.import_module(module).main
+    expected = main.parsed([command, *options, *words])
+    for place in range(len(words) + 1):
+        assert main.parsed([command, *words[:place], *options, *words[place:]]) == expected
+
+
+def test_an_option_before_the_command_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    main = importlib.import_module("aggregator.cli").main
+    with pytest.raises(SystemExit):
+        main(["--home", "fleet", "devices"])
+    assert "behind the COMMAND: tessera-aggregator COMMAND --home" in capsys.readouterr().err
+
+
 def test_the_version_is_the_installed_distributions() -> None:
     assert device_sdk.__version__ == importlib.metadata.version("tessera-edge")
     lazily = "import sys, device_sdk; sys.exit('importlib.metadata' in sys.modules)"

@@ -35,7 +35,14 @@ from device_sdk.wire.publish.receipts import (
     write_receipt,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Reason, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import (
+    Details,
+    ItemCount,
+    Reason,
+    Report,
+    ReportedOutcome,
+    write_report,
+)
 from device_sdk.wire.publish.standing import Standing, write_standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -129,7 +136,16 @@ REPORTS = {
     "trained": Report(
         ReportedOutcome.TRAINED,
         "",
-        Details("0.1.0", "1.22.0", "linux-aarch64", "k=8", 1.5, 40_960, {"site": "north"}),
+        Details(
+            "0.1.0",
+            "1.22.0",
+            "linux-aarch64",
+            "k=8",
+            1.5,
+            40_960,
+            {"site": "north"},
+            ItemCount(6, 5),
+        ),
         b"\xa0",
     ),
     "failed": Report(

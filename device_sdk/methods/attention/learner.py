@@ -226,10 +226,6 @@ class AttentionLearner(Learner):
         self._trainer.set_parameters(self._layout.unflatten(shared))
         return True
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
-
     def state(self) -> State:
         """``vector`` and ``scores.*`` once there are any, and the meta-trainer's, as ``meta.*``."""
         found: dict[str, NDArray[Any]] = {}

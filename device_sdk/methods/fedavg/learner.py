@@ -107,10 +107,6 @@ class FedAvgLearner(Learner):
             self._take(broadcast, layout)
         return True
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Where some of its layers are personal."""
-        return bool(FedAvgTraining.from_scalars(broadcast.settings, LearnerError).personal_names)
-
     def carries_over(self, broadcast: Broadcast) -> bool:
         """Where layers are personal, momenta go on, or a buffer that moves is not shared."""
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)

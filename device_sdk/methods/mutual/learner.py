@@ -142,10 +142,6 @@ class MutualLearner(Learner):
             metadata["mark"] = mark
         return Update(broadcast.round_id, tensors, metadata)
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
-
     def state(self) -> State:
         """The trainer's state tensors, as ``trainer.*``."""
         return trainer_state(self._trainer)

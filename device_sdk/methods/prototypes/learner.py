@@ -105,10 +105,6 @@ class PrototypesLearner(Learner):
         self._report = report
         return Update(broadcast.round_id, tensors)
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
-
     def state(self) -> State:
         """The trainer's state tensors as ``trainer.*``."""
         return trainer_state(self._trainer)

@@ -129,10 +129,6 @@ class TeacherLogitsLearner(Learner):
         self._report = report
         return Update(broadcast.round_id, tensors)
 
-    def personalises(self, broadcast: Broadcast) -> bool:
-        """Always: each device has a model of its own."""
-        return True
-
     def state(self) -> State:
         """The trainer's state tensors as ``trainer.*``, and what was sent in the last rounds."""
         return {**trainer_state(self._trainer), **self._sent.state()}

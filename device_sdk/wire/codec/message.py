@@ -33,6 +33,7 @@ class MessageType(IntEnum):
     CHUNK = 8
     TASKS = 9
     NO_SESSION = 10
+    SUCCESSOR = 11
 
 
 FIRST_ENVELOPE_TYPE = 16

@@ -1,7 +1,8 @@
-"""Messages above 96 KiB: cut into parts, and put together again within fixed memory.
+"""Messages too large for one: cut into parts, and put together again within fixed memory.
 
 Each part travels in an envelope of its own, whose fragment header (message id, index, total,
-length) belongs to the associated data. All parts but the last have ``PART_BYTES``.
+length) belongs to the associated data. All parts but the last are equally long: ``PART_BYTES``, or
+what the broker's largest message has room for. So each part shows how long the others are.
 """
 
 from __future__ import annotations
@@ -13,24 +14,46 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.session import MAX_PAYLOAD_BYTES, Fragment
 
 PART_BYTES = MAX_PAYLOAD_BYTES
+LEAST_PART_BYTES = 512
+"""Smaller ones would take more memory than they hold."""
 
 
-def split(message: bytes, message_id: bytes) -> list[tuple[Fragment, bytes]]:
-    """The parts of a message longer than ``PART_BYTES``; ``message_id``: 8 random bytes.
+def split(
+    message: bytes, message_id: bytes, part_bytes: int = PART_BYTES
+) -> list[tuple[Fragment, bytes]]:
+    """The parts of a message longer than ``part_bytes``; ``message_id``: 8 random bytes.
 
     Raises ValueError for a message that fits one envelope: it must not be cut, so that there is one
-    way to send it.
+    way to send it. Likewise for parts that nobody would take.
     """
-    if len(message) <= PART_BYTES:
+    if not LEAST_PART_BYTES <= part_bytes <= PART_BYTES:
+        raise ValueError(f"parts of {part_bytes} bytes; expected {LEAST_PART_BYTES} or more")
+    if len(message) <= part_bytes:
         raise ValueError(f"{len(message)} bytes fit one envelope: send them in one")
-    total = -(-len(message) // PART_BYTES)
+    total = -(-len(message) // part_bytes)
     return [
         (
             Fragment(message_id, index, total, len(message)),
-            message[index * PART_BYTES : (index + 1) * PART_BYTES],
+            message[index * part_bytes : (index + 1) * part_bytes],
         )
         for index in range(total)
     ]
+
+
+def _part_bytes(fragment: Fragment, part: bytes) -> int:
+    """How long all parts but the last one are. Raises ``WireError("bad-fragment")``."""
+    others = fragment.total - 1
+    size, rest = len(part), 0
+    if others and fragment.index == others:
+        size, rest = divmod(fragment.length - len(part), others)
+    last = fragment.length - others * size
+    if others and not rest and LEAST_PART_BYTES <= size <= PART_BYTES and 0 < last <= size:
+        return size
+    raise WireError(
+        "bad-fragment",
+        f"{fragment.length} bytes do not travel in {fragment.total} parts, of which part "
+        f"{fragment.index + 1} has {len(part)} bytes",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,7 @@ class ReassemblyLimits:
 class _Partial:
     total: int
     length: int
+    part_bytes: int
     touched_seconds: float
     parts: dict[int, bytes] = field(default_factory=dict)
     held_bytes: int = 0
@@ -100,13 +124,13 @@ class Reassembler:
         key = (sender, message_type, fragment.message_id)
         self.expire()
         try:
-            self._check(fragment, part, self._partials.get(key))
+            part_bytes = self._check(fragment, part, self._partials.get(key))
         except WireError:
             self._forget(key)
             raise
         partial = self._partials.get(key)
         if partial is None:
-            partial = _Partial(fragment.total, fragment.length, 0.0)
+            partial = _Partial(fragment.total, fragment.length, part_bytes, 0.0)
         elif fragment.index in partial.parts:
             return None  # a repeated part does not keep a message alive
         self._partials.pop(key, None)
@@ -130,28 +154,23 @@ class Reassembler:
                 return
             self._evict(key)
 
-    def _check(self, fragment: Fragment, part: bytes, partial: _Partial | None) -> None:
+    def _check(self, fragment: Fragment, part: bytes, partial: _Partial | None) -> int:
         if fragment.length > self._limits.most_message_bytes:
             raise WireError(
                 "too-large",
                 f"a message of {fragment.length} bytes, "
                 f"at most {self._limits.most_message_bytes} allowed",
             )
-        if fragment.length <= PART_BYTES or fragment.total != -(-fragment.length // PART_BYTES):
-            raise WireError(
-                "bad-fragment", f"{fragment.length} bytes do not travel in {fragment.total} parts"
-            )
-        last = fragment.index == fragment.total - 1
-        expected = fragment.length - fragment.index * PART_BYTES if last else PART_BYTES
-        if len(part) != expected:
-            raise WireError("bad-fragment", f"a part of {len(part)} bytes, expected {expected}")
+        part_bytes = _part_bytes(fragment, part)
         if partial is None:
-            return
-        if (partial.total, partial.length) != (fragment.total, fragment.length):
+            return part_bytes
+        known = (partial.total, partial.length, partial.part_bytes)
+        if known != (fragment.total, fragment.length, part_bytes):
             raise WireError("bad-fragment", "the parts of a message disagree about its length")
         held = partial.parts.get(fragment.index)
         if held is not None and held != part:
             raise WireError("bad-fragment", "two different parts with the same index")
+        return part_bytes
 
     def _of(self, sender: Hashable) -> list[tuple[Hashable, int, bytes]]:
         return [key for key in self._partials if key[0] == sender]

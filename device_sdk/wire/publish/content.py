@@ -24,7 +24,7 @@ from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     MAX_BODY_BYTES,
     MOST_CHUNKS,
-    chunk_count,
+    require_chunks,
     seal_chunks,
 )
 from device_sdk.wire.seal.broadcast import (
@@ -69,8 +69,7 @@ class ContentHead:
             raise ValueError(f"a content id has {CONTENT_ID_BYTES} bytes")
         if not 0 < self.length <= CHUNK_BYTES * MOST_CHUNKS:
             raise ValueError(f"a content has 1 to {CHUNK_BYTES * MOST_CHUNKS} bytes")
-        if len(self.chunks) != chunk_count(self.length):
-            raise ValueError(f"{len(self.chunks)} chunks for {self.length} bytes")
+        require_chunks(len(self.chunks), self.length)
         if any(len(digest) != 32 for digest in self.chunks):
             raise ValueError("each chunk's SHA-256 must be 32 bytes")
 
@@ -92,9 +91,10 @@ def seal_content(
     kind: ContentKind,
     content_id: bytes,
     content: bytes,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> list[bytes]:
     """The messages for topic indices 0, 1, ...: the head, then the chunks."""
-    messages, digests = seal_chunks(publication, content)
+    messages, digests = seal_chunks(publication, content, chunk_bytes)
     head = ContentHead(kind, content_id, len(content), digests)
     return [publication.seal_manifest(head.to_body(), signing), *messages]
 

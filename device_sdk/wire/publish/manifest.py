@@ -15,7 +15,8 @@ from device_sdk.wire.codec.message import MOST_NAME_BYTES, Record, read_name, re
 from device_sdk.wire.seal.broadcast import BroadcastKeys, Publication, open_chunk, read_chunk_index
 
 CHUNK_BYTES = 64 * 1024
-"""Plaintext bytes of each chunk of a broadcast but the last."""
+"""Plaintext bytes of each chunk of a broadcast but the last; fewer where the broker takes no such
+messages."""
 MAX_BODY_BYTES = 90 * 1024
 """Leaves room for seal, signature and clear fields within one message of 96 KiB."""
 MOST_CHUNKS = 2560
@@ -90,18 +91,23 @@ class RoundManifest:
                 raise ValueError(f"{name} is {value!r}; expected an integer from 0 to {limit}")
         if self.deadline_unix_seconds < self.opened_unix_seconds:
             raise ValueError("deadline_unix_seconds lies before opened_unix_seconds")
-        if len(self.chunks) != chunk_count(self.length):
-            raise ValueError(
-                f"{len(self.chunks)} chunks for {self.length} bytes; expected "
-                f"{chunk_count(self.length)}"
-            )
+        require_chunks(len(self.chunks), self.length)
         if any(not isinstance(digest, bytes) or len(digest) != 32 for digest in self.chunks):
             raise ValueError("each chunk's SHA-256 must be 32 bytes")
 
 
 def chunk_count(length: int) -> int:
-    """Chunks of a broadcast of ``length`` plaintext bytes; an empty one has none."""
+    """The least number of chunks of ``length`` plaintext bytes; of an empty one there are none."""
     return -(-length // CHUNK_BYTES)
+
+
+def require_chunks(count: int, length: int) -> None:
+    """Raises ValueError where ``length`` plaintext bytes cannot have so many chunks: each has 1 to
+    ``CHUNK_BYTES``. How many it is, is for the broker's largest message to say."""
+    if not chunk_count(length) <= count <= length:
+        raise ValueError(
+            f"{count} chunks for {length} bytes; expected {chunk_count(length)} or more"
+        )
 
 
 def write_manifest(manifest: RoundManifest) -> bytes:
@@ -217,12 +223,12 @@ def order(mark: Mark | None, manifest: RoundManifest, body: bytes) -> tuple[Orde
 
 
 def seal_chunks(
-    publication: Publication, plaintext: bytes
+    publication: Publication, plaintext: bytes, chunk_bytes: int = CHUNK_BYTES
 ) -> tuple[list[bytes], tuple[bytes, ...]]:
     """The chunk messages of ``plaintext``, in order, and the SHA-256 of each."""
     messages = [
-        publication.seal_chunk(plaintext[at : at + CHUNK_BYTES])
-        for at in range(0, len(plaintext), CHUNK_BYTES)
+        publication.seal_chunk(plaintext[at : at + chunk_bytes])
+        for at in range(0, len(plaintext), chunk_bytes)
     ]
     return messages, tuple(hashlib.sha256(message).digest() for message in messages)
 
@@ -242,8 +248,7 @@ class ChunkSet:
     _parts: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self._digests) != chunk_count(self._length):
-            raise ValueError(f"{len(self._digests)} chunks for {self._length} bytes")
+        require_chunks(len(self._digests), self._length)
 
     @property
     def missing(self) -> int:

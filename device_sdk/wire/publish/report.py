@@ -1,7 +1,7 @@
 """What a device tells of a round that it was selected for, beside its update or alone.
 
 Canonical CBOR of {outcome, reason}, and of ``details`` and ``evaluation`` where they are there. Of
-all but the evaluation at most 200 bytes. Details are an array, in the order of :class:`Details`.
+all but the evaluation at most 211 bytes. Details are an array, in the order of :class:`Details`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import Record, require_name
 from device_sdk.wire.publish.standing import require_labels
 
-MOST_OUTCOME_BYTES = 200
+MOST_OUTCOME_BYTES = 211
 MOST_EVALUATION_BYTES = 4096
 MOST_REPORT_BYTES = MOST_OUTCOME_BYTES + MOST_EVALUATION_BYTES + 14
 MOST_LABELS_BYTES = 56
-"""Of a device's own labels as CBOR: what 200 bytes leave beside all the rest at its longest."""
+"""Of a device's own labels as CBOR: what 211 bytes leave beside all the rest at its longest."""
 _MOST_REASON = 24
 MOST_TEXT_BYTES = {"sdk": 16, "runtime": 16, "platform": 18, "option": 16}
 _MOST_COUNT = 2**32 - 1
@@ -43,6 +43,8 @@ class Reason(Enum):
     NO_DATA = "no-data"
     TOO_FEW_SAMPLES = "too-few-samples"
     """Fewer than one step of the model needs."""
+    UNKNOWN_ITEMS = "unknown-items"
+    """None of the items that were recorded is in the task's catalogue."""
     BAD_DATA = "bad-data"
     """Samples of another shape or type than the model takes."""
     NOT_FINITE = "not-finite"
@@ -87,6 +89,22 @@ def known_reason(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemCount:
+    """How many items a device has recorded for a task, each of them once, and how many of these the
+    task's catalogue does not know: 0 to 2^32 - 1."""
+
+    recorded: int
+    unknown: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.unknown <= self.recorded <= _MOST_COUNT:
+            raise ValueError(f"{self.unknown} unknown of {self.recorded} items")
+
+    def __str__(self) -> str:
+        return f"{self.unknown} of {self.recorded} items unknown"
+
+
+@dataclass(frozen=True, slots=True)
 class Details:
     """What an app can switch off. Texts are cut to fit by whoever makes a report.
 
@@ -98,6 +116,7 @@ class Details:
         seconds: that the training took; None where there was none.
         received_bytes: of the messages that the round brought, at most 2^32 - 1.
         labels: what the device calls itself; at most ``MOST_LABELS_BYTES`` as CBOR.
+        items: what it knows of the catalogue; None for a task without one.
     """
 
     sdk: str
@@ -107,6 +126,7 @@ class Details:
     seconds: float | None = None
     received_bytes: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    items: ItemCount | None = None
 
     def __post_init__(self) -> None:
         for name, most in MOST_TEXT_BYTES.items():
@@ -144,6 +164,7 @@ class Report:
 
 
 _DETAILS = len(fields(Details))
+_COUNTS = [int, int]
 
 
 def require_own_labels(labels: Mapping[str, str]) -> None:
@@ -160,7 +181,7 @@ def require_own_labels(labels: Mapping[str, str]) -> None:
 
 
 def write_outcome(report: Report) -> bytes:
-    """The report without its evaluation: at most 200 bytes, by the bounds of its fields."""
+    """The report without its evaluation: at most 211 bytes, by the bounds of its fields."""
     return cbor.encode(_outcome(report))
 
 
@@ -213,18 +234,21 @@ def _packed(details: Details) -> cbor.CborValue:
         None if details.seconds is None else float(details.seconds),
         details.received_bytes,
         dict(details.labels),
+        None if details.items is None else [details.items.recorded, details.items.unknown],
     ]
 
 
 def _unpacked(values: Any) -> Details:
     if not isinstance(values, list) or len(values) != _DETAILS:
         raise WireError("bad-field", f"details are an array of {_DETAILS}")
-    sdk, runtime, platform, option, seconds, received_bytes, labels = values
+    sdk, runtime, platform, option, seconds, received_bytes, labels, items = values
     if not (
         type(sdk) is type(runtime) is type(platform) is type(option) is str
         and (seconds is None or isinstance(seconds, float))
         and type(received_bytes) is int
         and isinstance(labels, dict)
+        and (items is None or (isinstance(items, list) and list(map(type, items)) == _COUNTS))
     ):
         raise WireError("bad-field", "details of other types")
-    return Details(sdk, runtime, platform, option, seconds, received_bytes, labels)
+    count = None if items is None else ItemCount(*items)
+    return Details(sdk, runtime, platform, option, seconds, received_bytes, labels, count)

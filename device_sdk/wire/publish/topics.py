@@ -48,6 +48,11 @@ class TasksTopic:
 
 
 @dataclass(frozen=True, slots=True)
+class SuccessorTopic:
+    """The retained word on the broker that takes this one's place."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeTopic:
     """From the aggregator to itself, to see whether the broker delivers."""
 
@@ -86,6 +91,7 @@ Topic = (
     | DescriptorTopic
     | PresenceTopic
     | TasksTopic
+    | SuccessorTopic
     | ProbeTopic
     | ManifestTopic
     | ChunkTopic
@@ -145,6 +151,8 @@ class Topics:
                     return PresenceTopic()
                 case ["all", "tasks"]:
                     return TasksTopic()
+                case ["all", "successor"]:
+                    return SuccessorTopic()
                 case ["all", "probe"]:
                     return ProbeTopic()
                 case ["all", "manifest", task, cohort] if is_name(task) and is_name(cohort):
@@ -172,6 +180,8 @@ def _tail(topic: Topic) -> str:
             return "all/presence"
         case TasksTopic():
             return "all/tasks"
+        case SuccessorTopic():
+            return "all/successor"
         case ProbeTopic():
             return "all/probe"
         case ManifestTopic(task, cohort):

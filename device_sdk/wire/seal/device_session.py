@@ -17,6 +17,7 @@ from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.handshake import (
     ADMISSION_KEY_BYTES,
     DEVICE_ID_BYTES,
+    RUN_BYTES,
     OpenRequest,
     decode_reply,
     encode_open,
@@ -57,6 +58,8 @@ class OpenedSession:
     time_unix_seconds: int
     """The aggregator's time when it answered."""
     group_keys: tuple[GroupKey, ...]
+    clash: bool = False
+    """Whether another machine opened sessions with the same identity of late."""
 
 
 class SessionOpening:
@@ -76,12 +79,13 @@ class SessionOpening:
         freshness: Freshness,
         clock: Clock,
         *,
+        run: bytes = bytes(RUN_BYTES),
         random_bytes: RandomBytes = os.urandom,
         seal: hpke.Seal = hpke.seal,
     ) -> None:
         ephemeral_seed = draw(random_bytes, hpke.SEED_BYTES)
         secret = draw(random_bytes, SECRET_BYTES)
-        request = OpenRequest(credential.device_id, hpke.public_bytes(ephemeral_seed), secret)
+        request = OpenRequest(credential.device_id, hpke.public_bytes(ephemeral_seed), secret, run)
         self.message = encode_open(
             request, credential.identity, credential.admission_key, descriptor, freshness, seal
         )
@@ -116,4 +120,6 @@ class SessionOpening:
         self._descriptor.require_unexpired(max(reply.time_unix_seconds, signed_unix_seconds))
         keys = derive_session_keys(secret, reply.secret, self.message, reply_message)
         session = Session(reply.session_id, keys, End.DEVICE, self._clock)
-        return OpenedSession(session, reply.incarnation, reply.time_unix_seconds, reply.group_keys)
+        return OpenedSession(
+            session, reply.incarnation, reply.time_unix_seconds, reply.group_keys, reply.clash
+        )

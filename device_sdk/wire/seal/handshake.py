@@ -37,6 +37,7 @@ from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
 
 DEVICE_ID_BYTES = 16
 ADMISSION_KEY_BYTES = 32
+RUN_BYTES = 8
 MAX_OPEN_BYTES = 4096
 MAX_REPLY_BYTES = 4096
 
@@ -65,11 +66,18 @@ class OpenRequest:
     """HPKE public key for the reply, 1,216 bytes."""
     secret: bytes
     """s_d, 32 bytes."""
+    run: bytes = bytes(RUN_BYTES)
+    """8 bytes, drawn each time that the device starts: who asks, where two have one identity."""
 
     def to_body(self) -> bytes:
-        """Canonical CBOR {device, ephemeral, secret}."""
+        """Canonical CBOR {device, ephemeral, run, secret}."""
         return cbor.encode(
-            {"device": self.device_id, "ephemeral": self.ephemeral, "secret": self.secret}
+            {
+                "device": self.device_id,
+                "ephemeral": self.ephemeral,
+                "run": self.run,
+                "secret": self.secret,
+            }
         )
 
 
@@ -83,11 +91,14 @@ class SessionReply:
     incarnation: bytes
     time_unix_seconds: int
     group_keys: tuple[GroupKey, ...]
+    clash: bool = False
+    """Whether another machine opened sessions with the same identity of late."""
 
     def to_body(self) -> bytes:
-        """Canonical CBOR {incarnation, keys, secret, session, time}."""
+        """Canonical CBOR {clash, incarnation, keys, secret, session, time}."""
         return cbor.encode(
             {
+                "clash": self.clash,
                 "incarnation": self.incarnation,
                 "keys": group_keys_to_value(self.group_keys),
                 "secret": self.secret,
@@ -155,12 +166,13 @@ def decode_open(
     info = open_info(keys.descriptor, head.freshness)
     signed, body = _split(unseal(keys.hpke, info, message[_SEALED_AT:]))
     record = Record(
-        cbor.decode(body, limit_bytes=MAX_OPEN_BYTES), ("device", "ephemeral", "secret")
+        cbor.decode(body, limit_bytes=MAX_OPEN_BYTES), ("device", "ephemeral", "run", "secret")
     )
     request = OpenRequest(
         record.octets("device", DEVICE_ID_BYTES),
         record.octets("ephemeral", hpke.PUBLIC_KEY_BYTES),
         record.octets("secret", SECRET_BYTES),
+        record.octets("run", RUN_BYTES),
     )
     if request.device_id != device_id:
         raise WireError("wrong-device", "opened by another device than the topic's")
@@ -202,7 +214,7 @@ def decode_reply(
         open_digest + body,
         signed,
     )
-    fields = ("incarnation", "keys", "secret", "session", "time")
+    fields = ("clash", "incarnation", "keys", "secret", "session", "time")
     record = Record(cbor.decode(body, limit_bytes=MAX_REPLY_BYTES), fields)
     return SessionReply(
         record.octets("session", SESSION_ID_BYTES),
@@ -210,6 +222,7 @@ def decode_reply(
         record.octets("incarnation", INCARNATION_BYTES),
         record.unsigned("time", _TIME_LIMIT),
         group_keys_from_value(record.array("keys", MOST_KEYS)),
+        record.boolean("clash"),
     )
 
 

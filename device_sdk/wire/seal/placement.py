@@ -3,7 +3,7 @@
 A device has one of 4,096 shards for good. Which worker of an aggregator serves a shard, and at
 which broker, may change: a *cell* is a broker under a name that the operator resolves by DNS.
 A placement stands in the grant of an enrolment; a later one comes as a record in a session, as
-canonical CBOR of {cell, mirror, shard}, of which all but the last may be missing.
+canonical CBOR of {cell, mirror, packet, shard}, of which all but the last may be missing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FIRST_SHARD = 0
 """That of every device whose aggregator knew of no other."""
 MOST_CELL_BYTES = 259
 MOST_MIRROR_BYTES = 512
+MOST_PACKET_BYTES = 2**28 - 1
 _MOST_HOST_BYTES = 253
 _MOST_PORT = 65_535
 _MOST_BYTES = 1024
@@ -47,8 +48,10 @@ class Placement:
     """``host`` or ``host:port``, lower-case letters, digits, '-' and '.'; empty: the broker that
     the device enrolled at."""
     mirror: str = ""
-    """The URL under which a web server has the fleet's chunks; empty: none has. Not in grants,
-    which devices of before would refuse for it."""
+    """The URL under which a web server has the fleet's chunks; empty: none has. Not in grants."""
+    packet_bytes: int = 0
+    """The largest MQTT packet that the broker was found to take, whatever it says itself; 0: any.
+    Not in grants, and not kept: it is the broker's of now."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.shard <= SHARD_LIMIT:
@@ -57,11 +60,17 @@ class Placement:
             split_cell(self.cell)
         if self.mirror and not _MIRROR.fullmatch(self.mirror):
             raise ValueError(f"mirror {self.mirror!r:.300} is no URL of http:// or https://")
+        if not 0 <= self.packet_bytes <= MOST_PACKET_BYTES:
+            raise ValueError(f"packet_bytes is {self.packet_bytes}; expected up to 2^28 - 1")
 
     def fields(self) -> dict[str, cbor.CborValue]:
-        """As they stand in a record: cell and mirror where there are such."""
-        said: dict[str, cbor.CborValue] = {"cell": self.cell, "mirror": self.mirror}
-        return {"shard": self.shard} | {name: text for name, text in said.items() if text}
+        """As they stand in a record: all but the shard where there are such."""
+        said: dict[str, cbor.CborValue] = {
+            "cell": self.cell,
+            "mirror": self.mirror,
+            "packet": self.packet_bytes,
+        }
+        return {"shard": self.shard} | {name: value for name, value in said.items() if value}
 
 
 def split_cell(cell: str) -> tuple[str, int | None]:
@@ -89,8 +98,14 @@ def write_placement(placement: Placement) -> bytes:
 
 def read_placement(payload: bytes) -> Placement:
     """Parse a placement. Raises ``WireError``."""
-    record = Record(cbor.decode(payload, limit_bytes=_MOST_BYTES), ("shard",), ("cell", "mirror"))
+    optional = ("cell", "mirror", "packet")
+    record = Record(cbor.decode(payload, limit_bytes=_MOST_BYTES), ("shard",), optional)
     placement = placement_in(record)
+    if "packet" in record:
+        most = record.unsigned("packet", MOST_PACKET_BYTES)
+        if not most:
+            raise WireError("bad-field", "packets of no bytes")
+        placement = replace(placement, packet_bytes=most)
     if "mirror" not in record:
         return placement
     mirror = record.text("mirror", MOST_MIRROR_BYTES)

@@ -80,6 +80,15 @@ MAX_PAYLOAD_BYTES = _MAX_PADDED - 1
 """The most one envelope carries: 98,247 bytes. More goes in fragments."""
 
 
+def payload_within(message_bytes: int) -> int:
+    """The most that one envelope of at most so many bytes carries, as a fragment; 0 or less where
+    none is so small."""
+    room = min(_MAX_PADDED, message_bytes - HEADER_BYTES - FRAGMENT_BYTES - TAG_BYTES)
+    if room < _MAX_PADDED:
+        room -= room % (1 << max(0, room.bit_length() - 4)) if room >= LEAST_BYTES else room
+    return room - 1
+
+
 class Direction(IntEnum):
     """Which way an envelope travels: bound by the associated data, and keyed apart."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from device_sdk.wire.seal.session import (
 )
 
 PENDING_SECONDS = 300.0
+_CLASH_SECONDS = 3600.0
 _DENIALS_PER_SECOND = 0.5
 _DENIALS_SHARE = 0.5
 MOST_PENDING = 4
@@ -61,6 +63,25 @@ class _Pending:
 
 
 @dataclass(slots=True)
+class _Runs:
+    """Which starts of a device opened sessions: the newest, and the one before it."""
+
+    newest: bytes
+    before: bytes = b""
+    clashed_seconds: float = -math.inf
+
+    def opened(self, run: bytes, now_seconds: float) -> bool:
+        """A start opened a session; whether one did that another had followed: both are alive."""
+        if run == self.newest:
+            return False
+        clash = run == self.before
+        self.newest, self.before = run, self.newest
+        if clash:
+            self.clashed_seconds = now_seconds
+        return clash
+
+
+@dataclass(slots=True)
 class _Seat:
     """A device's place in the table."""
 
@@ -74,6 +95,10 @@ class SessionTable:
     An open is granted once: it names this life of the aggregator and a counter above those of the
     device's opens that were granted before. A granted session waits beside the live one and
     replaces it at its first valid envelope, so a lost reply costs the device no session.
+
+    A device draws a number at each start, which stands in its opens, sealed and signed. Counters
+    rise, so an earlier start never follows a later one, unless two machines have one identity: then
+    both are told so in their replies, for an hour, and :meth:`take_clashed` tells whoever serves.
 
     ``clock`` gives monotonic seconds, ``unix_clock`` Unix time in seconds. ``buckets`` bounds the
     opens of each device that cost public-key work, ``budget`` the work for all of them; half as
@@ -111,6 +136,8 @@ class SessionTable:
         self._seal = seal
         self._unseal = unseal
         self._seats: dict[bytes, _Seat] = {}
+        self._runs: dict[bytes, _Runs] = {}
+        self._clashed: set[bytes] = set()
         self._owners: dict[bytes, bytes] = {}  # session id -> device id, live and pending
 
     def replace_keyring(self, keyring: Keyring[HandshakeKeys]) -> None:
@@ -151,6 +178,7 @@ class SessionTable:
                 self._incarnation,
                 now_unix_seconds,
                 group_keys,
+                self._has_clash(device.device_id, request.run),
             )
             reply_message = encode_reply(
                 reply, digest, request.ephemeral, serving.sessions, self._seal
@@ -164,6 +192,23 @@ class SessionTable:
         self._seats[device.device_id] = seat
         self._wait(device.device_id, seat, _Pending(session, digest, reply_message, self._clock()))
         return reply_message
+
+    def take_clashed(self, device_id: bytes) -> bool:
+        """Whether its last open showed that two machines have its identity; said once for each."""
+        if device_id in self._clashed:
+            self._clashed.remove(device_id)
+            return True
+        return False
+
+    def _has_clash(self, device_id: bytes, run: bytes) -> bool:
+        now = self._clock()
+        runs = self._runs.get(device_id)
+        if runs is None:
+            self._runs[device_id] = _Runs(run)
+            return False
+        if runs.opened(run, now):
+            self._clashed.add(device_id)
+        return now - runs.clashed_seconds < _CLASH_SECONDS
 
     def receive(self, message: bytes, topic_device_id: bytes) -> Received:
         """The content of an envelope that came on the topic of ``topic_device_id``.
@@ -238,6 +283,7 @@ class SessionTable:
     def end(self, device_id: bytes) -> None:
         """End all sessions of a device at once, for good (it was revoked)."""
         self._marks.forget(device_id)
+        self._runs.pop(device_id, None)
         seat = self._seats.pop(device_id, None)
         if seat is not None:
             self._forget(seat.live)
@@ -255,6 +301,7 @@ class SessionTable:
                 seat.live = None
             if seat.live is None and not seat.pending:
                 del self._seats[device_id]
+                self._runs.pop(device_id, None)
 
     def __contains__(self, device_id: bytes) -> bool:
         """Whether a session of the device is live or waits."""

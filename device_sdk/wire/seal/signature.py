@@ -36,6 +36,7 @@ class Purpose(Enum):
     SESSION_REPLY = b"tessera/1 session reply"
     MANIFEST = b"tessera/1 manifest"
     NO_SESSION = b"tessera/1 no session"
+    SUCCESSOR = b"tessera/1 successor"
 
 
 def sign(key: Ed25519PrivateKey, purpose: Purpose, message: bytes) -> bytes:

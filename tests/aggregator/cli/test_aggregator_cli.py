@@ -240,6 +240,31 @@ def test_status_names_the_devices_on_which_rounds_fail(
     assert why["devices"][0] == {"device_id": "09" * 16, "name": "1e3"}
 
 
+def test_status_counts_the_items_that_the_catalogue_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By each device's newest report that tells of items."""
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    store = home.open_store()
+    unsaid = (None,) * 6
+    told = [(1, 1, (6, 6)), (2, 1, (6, 5)), (3, 1, ()), (2, 2, (4, 0)), (2, 3, ())]
+    with store.database.transaction():
+        for index in range(1, 4):
+            store.devices.add(device(index))
+        store.first.reports.add(
+            StoredReport(1, number, bytes([index]) * 16, "trained", "", *unsaid, *items)
+            for number, index, items in told
+        )
+    assert store.first.reports.unknown_items() == (1, 2, 5, 10)
+    store.database.close()
+    assert command(home, "status") == 0
+    said = "items        5 of 10 items unknown to the catalogue, on 1 of 2 devices"
+    assert said in capsys.readouterr().out.splitlines()
+    assert command(home, "status", "--json") == 0
+    counted = json.loads(capsys.readouterr().out)["tasks"][0]["unknown_items"]
+    assert counted == {"devices": 1, "told": 2, "unknown": 5, "recorded": 10}
+
+
 def test_rotation_needs_the_root_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     assert command(home, "rotate", "keys") == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -85,13 +87,73 @@ def test_the_record_says_all_and_repeats_but_for_what_the_machine_took(
         assert found[-1].pop("name") == name
     assert found[0] == found[1]
     record = found[0]
-    assert (record["format"], record["format_version"]) == ("tessera-simulation", 1)
+    assert (record["format"], record["format_version"]) == ("tessera-simulation", 2)
     assert record["asked"]["failures"] == {"dropout": 0, "crash": 0, "late": 0.2, "nan": 0}
     assert record["best_by"] == {"metric": "hr10_all", "higher_is_better": True}
     assert record["task"]["text"] == (folder / "films/task.toml").read_text()
     (run,) = record["runs"]
     assert len(run["model_sha256"]) == 64 and run["newest"]["version"] == 2
     assert {"numpy", "onnxruntime", "tessera"} <= record["made_with"].keys()
+
+
+def test_several_runs_in_one_call_end_in_one_table(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ["--run", "base", "--run", "narrow", "scatter.columns=8", "dropout=0.25"]
+    common = ["--set", "round.share=1.0", "--seeds", "2", "--csv", "out/all.csv"]
+    assert simulate(*common, *runs) == 0
+    out = capsys.readouterr().out
+    table = out.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table] == ["run", "base", "narrow"]
+    assert "popular" in table[0] and table[1].count("±") >= 3
+    assert "runs/base.json runs/narrow.json hold the runs, compared.png shows them" in out
+    assert re.search(r"^scatter.columns +32 +8$", out, re.MULTILINE)
+    assert re.search(r"^dropout +0.0 +0.25$", out, re.MULTILINE)
+    with (folder / "out/all.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    # For each run and seed: two rounds, the newest version, the most popular items.
+    assert [(each["run"], each["seed"], each["round"]) for each in lines] == [
+        (run, seed, line)
+        for run in ("base", "narrow")
+        for seed in "01"
+        for line in ("1", "2", "after", "popular")
+    ]
+    assert {each["selected"] for each in lines[:2]} == {"20"}  # the share of all runs
+    assert 0 <= float(lines[3]["hr10_all"]) <= 1 and lines[3]["up_bytes"] == ""
+    narrow = SimulationRecord.read(folder / "runs/narrow.json")
+    assert narrow.settings["scatter.columns"] == 8 and narrow.settings["round.share"] == 1.0
+    # What a file leaves out is compared by its default.
+    assert narrow.settings["round.deadline_margin"] == 2.0
+    assert main(["compare", "runs/base.json", "runs/base.json"]) == 0
+    assert "They differ in no setting" in capsys.readouterr().out
+
+
+def test_a_setting_is_changed_as_if_it_stood_in_the_file(folder: Path, example: str) -> None:
+    path = folder / "films/task.toml"
+    assert simulate("--set", "scatter.columns=16", "--set", "evaluation.metrics=['hr10_all']") == 0
+    path.write_text(
+        path.read_text()
+        .replace("columns = 32", "columns = 16")
+        .replace('["hr10_all", "ndcg10_all"]', '["hr10_all"]')
+    )
+    assert simulate("--name", "edited") == 0
+    one, two = (SimulationRecord.read(folder / f"runs/{name}.json") for name in ("films", "edited"))
+    assert one.runs[0]["model_sha256"] == two.runs[0]["model_sha256"]
+    assert one.settings == two.settings
+
+
+def test_the_most_popular_items_are_counted_and_ranked_as_a_model_is(
+    folder: Path, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Trained on: film 0 by all 20 users, 1 and 2 by the odd ones. Held back: the even ones' film 1,
+    # which 2 alone ties with, and the odd ones' film 399, which nobody has and all others tie with.
+    (folder / "films/few.py").write_text(
+        "def devices(count, rng):\n"
+        "    return [[0, 1, 2, 399] if each % 2 else [0, 1] for each in range(count)]\n"
+    )
+    assert simulate("--data", "films/few.py:devices", "--set", "round.quorum=1") == 0
+    popular = capsys.readouterr().out.split("\n\n")[0].splitlines()[-1].split()
+    assert popular[0] == "popular" and float(popular[1]) == 0.5
 
 
 def test_ctrl_c_keeps_what_was_played(
@@ -124,6 +186,21 @@ def test_ctrl_c_keeps_what_was_played(
         (["--devices", "4"], "round.quorum is 5"),
         (["--speeds", "k:4,999"], "'k=999' trains 999 columns; the task's model has 32"),
         (["--data", "films/idle.py:devices"], "none of the 20 devices has an item to train on"),
+        (["--set", "scatter.colums=4"], "no setting scatter.colums; did you mean scatter.columns"),
+        (["--set", "columns=4"], "no setting columns; did you mean scatter.columns?"),
+        (["--set", "share=1"], "did you mean round.share"),
+        (["--set", "foo.bar=1"], "of the tables task, round, scatter, evaluation"),
+        (["--set", "scatter.optimizer={}"], "is a table of settings: name one of them"),
+        (["--set", "scatter.columns=x"], "expected an integer from 1 to 4,096 (with scatter.col"),
+        (["--set", "task.method=nix"], "offers the method 'nix'"),
+        (["--set", "dropout=0.1"], "dropout is an option: --dropout"),
+        (["--set", "round.share"], "'round.share' is no KEY=VALUE"),
+        (["--run", "a", "b", "x=1"], "'b' is no KEY=VALUE"),
+        (["--run", "a", "dropout=2"], "--run a: '2' is not from 0 to 1"),
+        (["--run", "a", "round.shar=1"], "--run a: there is no setting round.shar"),
+        (["--run", "a", "--run", "a"], "two runs are named 'a'"),
+        (["--run", "a", "--name", "b"], "--name is for one run"),
+        (["--csv", "films"], "films is a folder"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -232,7 +309,7 @@ JSON = st.recursive(
 def test_a_record_with_something_else_in_it_is_refused_or_shown(
     tmp_path: Path, data: st.DataObject
 ) -> None:
-    from aggregator.simulate.shown import rounds_table, runs_table
+    from aggregator.simulate.shown import differences, rounds_table, runs_table, write_csv
 
     each = {
         "number": 1, "counted": 1, "selected": 2, "late": 0, "silent": 1, "crashed": 0,
@@ -241,8 +318,9 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
         "figures": [{"stage": "global", "metric": "hr10", "part": None, "value": 0.5}],
     }  # fmt: skip
     values: dict[str, Any] = {
-        "format": "tessera-simulation", "format_version": 1, "name": "n", "state": "finished",
-        "task": {"method": "scatter"}, "asked": {"devices": 3}, "runs": [{"rounds": [each]}],
+        "format": "tessera-simulation", "format_version": 2, "name": "n", "state": "finished",
+        "task": {"method": "scatter", "settings": {"round.share": 0.5}},
+        "asked": {"devices": 3, "failures": {}}, "runs": [{"seed": 0, "rounds": [each]}],
         "best_by": {"metric": "hr10", "higher_is_better": True},
     }  # fmt: skip
     inside = data.draw(st.sampled_from([values, values["task"], values["runs"][0], each]))
@@ -255,6 +333,8 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
         return
     rounds_table(record)
     runs_table([record])
+    differences([record, record])
+    write_csv(tmp_path / "run.csv", [record])
 
 
 SIMULATE = [sys.executable, "-m", "aggregator.cli", "simulate", "films/task.toml"]

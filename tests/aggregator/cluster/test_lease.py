@@ -28,7 +28,7 @@ class Coordinator:
     ) -> None:
         self._home, self._time, self._now = home, time, now
         self.ending: HeldEvent = time.event()
-        self.lease = Lease(self._opened, name, "1.0", time.now, self.ending)
+        self.lease = Lease(self._opened(), name, "1.0", time.now, self.ending)
         self._thread = threading.Thread(target=self._stand_by, daemon=True)
         self._thread.start()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aggregator.cli.serve import begin_alone
 from aggregator.cluster.serve import coordinate
 from aggregator.cluster.worker import Worker, WorkerParts
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.rounds.machine import RoundOpened
+from aggregator.serve.alone import begin_alone
 from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed
 from aggregator.store.rounds import RoundRow

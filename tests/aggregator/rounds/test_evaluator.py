@@ -66,10 +66,12 @@ class CrashingDatabase(SQLiteDatabase):
 class Fleet:
     """A serving home, its devices, and the clock of both."""
 
-    def __init__(self, folder: Path, evaluation: str, round_lines: str = ROUND) -> None:
+    def __init__(
+        self, folder: Path, evaluation: str, round_lines: str = ROUND, scatter: str = ""
+    ) -> None:
         # Two metrics: what most of these tests have devices say.
         asked = "" if "metrics" in evaluation else 'metrics = ["hr10", "ndcg10"]\n'
-        more = f"[evaluation]\n{asked}{evaluation}\n"
+        more = f"{scatter}\n[evaluation]\n{asked}{evaluation}\n"
         self.home = make_home(folder, "mqtt://127.0.0.1:1", round_lines, more)
         with self.store() as store, store.database.transaction():
             for name in DEVICES:

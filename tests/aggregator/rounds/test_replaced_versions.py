@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,7 +146,7 @@ def triples_body() -> bytes:
     return encode_scatter_update(Update(1, of_triples(range(4), range(8))), 8, "float32")
 
 
-def test_going_back_to_a_model_that_does_not_fit_is_refused_at_once(
+def test_the_task_file_that_was_replaced_comes_back_with_its_version(
     tmp_path: Path, run: Callable[..., str]
 ) -> None:
     fleet = Fleet(tmp_path, "")
@@ -155,24 +156,80 @@ def test_going_back_to_a_model_that_does_not_fit_is_refused_at_once(
     fleet.body = triples_body()
     fleet.play(hits(0.9))
     one = versions(fleet).model(2)["items"]
-    before = fleet.home.task_file.read_text()
+    first_file = run(fleet, "task", "show", "default", "--version", "0")
+    before = run(fleet, "task", "show", "default")
+    assert before == fleet.home.task_file.read_text() and 'loss = "bpr"' not in first_file
     wider(fleet, "--now")
-    said = run(fleet, "rollback", "--to", "2", fails=True)
-    assert "version 2 is of a model that task default had before version 3" in said
-    assert "[20, 12]" in said and "task replace default --from" in said
-    assert "task:default@2" in said
-    assert versions(fleet).awaited() is None
-    # As the message says: with the file of then, it is gone back to.
-    file = fleet.home.folder / "before.toml"
-    file.write_text(before)
-    run(fleet, "task", "replace", "default", "--from", str(file), "--now")
-    assert "waits to be replaced" in run(fleet, "rollback", "--to", "2", fails=True)
-    fleet.parts.tasks.look_again()
+    # The fleet's tables are those of now, whatever the file had; its paths are found from anywhere.
+    fleet.home.task_file.write_text(fleet.home.task_file.read_text() + "[metrics]\nport = 0\n")
+    kept = run(fleet, "task", "show", "default", "--version", "2")
+    assert WIDER[0] in kept and 'loss = "bpr"' in kept and "[broker]" not in kept
+    assert f'folder = "{fleet.home.folder}"' in kept
+    assert "has no version 9" in run(fleet, "task", "show", "default", "--version", "9", fails=True)
+    assert "the task file of then comes back" in run(fleet, "rollback", "--to", "2")
+    assert "version 2's model becomes the next" in run(fleet, "status")
+    assert "does not go back to version 2" in run(fleet, "rollback", "--cancel")
+    assert "no rollback waits" in run(fleet, "rollback", "--cancel", fails=True)
     run(fleet, "rollback", "--to", "2")
-    fleet.body = triples_body()
-    fleet.play(hits(0.5))
-    assert fleet.parts.first.aggregation.version == 6
-    np.testing.assert_array_equal(versions(fleet).model(6)["items"], one)
+    assert "waits to be replaced" in run(fleet, "rollback", "--to", "0", fails=True)
+    fleet.restart()
+    fleet.parts.tasks.look_again()
+    assert fleet.parts.first.task.binding.settings.columns == 8
+    assert WIDER[0] in fleet.home.task_file.read_text()
+    assert "[metrics]" in fleet.home.task_file.read_text()
+    number = fleet.parts.first.aggregation.version
+    np.testing.assert_array_equal(versions(fleet).model(number)["items"], one)
+    # And forth again, to the wider one.
+    assert "comes back" in run(fleet, "rollback", "--to", "3")
+
+
+def test_each_version_is_shown_with_the_file_that_it_was_made_under(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    fleet.play(hits(0.9))
+    fleet.play(hits(0.9))
+    text = fleet.home.task_file.read_text()
+    for seconds in (1, 2):  # edited in place: the first of them makes no version
+        changed = text.replace("grace_seconds = 0.0", f"grace_seconds = {seconds}.0")
+        assert changed != text
+        fleet.home.task_file.write_text(changed)
+        fleet.parts.tasks.between_rounds(fleet.parts.first)
+    fleet.play(hits(0.9))
+    shown = [
+        re.findall(
+            r"grace_seconds = (\d)", run(fleet, "task", "show", "default", "--version", str(each))
+        )
+        for each in (0, 2, 3)
+    ]
+    assert shown == [["0"], ["0"], ["2"]]
+
+
+def test_a_file_of_before_that_can_be_served_no_more_is_named(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    fleet = Fleet(tmp_path, "")
+    folder = fleet.home.folder
+    scatter = fleet.home.task_file.read_text()
+    linear_artifact(folder / "linear")
+    _, _, tables = scatter.partition("[broker]")
+    file = folder / "next.toml"
+    file.write_text(
+        '[task]\nmethod = "fedavg"\nartifacts = ["linear"]\n[broker]'
+        + tables.partition("[scatter")[0]
+    )
+    run(fleet, "task", "replace", "default", "--from", str(file), "--now")
+    fleet.parts.tasks.look_again()
+    file.write_text(scatter)
+    run(fleet, "task", "replace", "default", "--from", str(file), "--now")
+    fleet.parts.tasks.look_again()
+    (folder / "linear").rename(folder / "gone")
+    said = run(fleet, "rollback", "--to", "1", fails=True)
+    assert "linear" in said and "task show default --version 1" in said
+    (folder / "gone").rename(folder / "linear")
+    run(fleet, "rollback", "--to", "1")
+    fleet.parts.tasks.look_again()
+    assert fleet.parts.first.task.binding.method_name == "fedavg"
 
 
 def test_what_was_asked_for_first_is_done_first(tmp_path: Path, run: Callable[..., str]) -> None:

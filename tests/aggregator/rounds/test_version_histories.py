@@ -7,6 +7,7 @@ import io
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import Phase, settings
@@ -16,12 +17,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from aggregator.errors import AggregatorError
 from aggregator.store import TaskStore
 from aggregator.task.warm_start import WarmStart
-from tests.aggregator.rounds.test_evaluator import DEVICES, ROUND, Fleet, hits, ranked, update_body
+from device_sdk.methods.scatter.contract import encode_scatter_update
+from device_sdk.wire.arrays.exchange import Update
+from tests.aggregator.rounds.test_evaluator import DEVICES, ROUND, Fleet, hits, ranked
 from tests.fakes.homes import ITEMS, command
+from tests.fakes.scatter_updates import of_triples
 
 LAST, BEST = 2, 1
 SHARES = {share: hits(share) for share in (0.2, 0.5, 0.8)}
-BODIES = {width: update_body(width) for width in (8, 12)}
+# A loss whose models are of one width: of least squares a version of any width fits.
+LOSS = 'loss = "bpr"'
+BODIES = {
+    width: encode_scatter_update(Update(1, of_triples(range(4), range(width))), width, "float32")
+    for width in (8, 12)
+}
 
 
 @dataclass
@@ -29,6 +38,7 @@ class Made:
     """A version, as the model knows it. ``line``: how many models the task had before its own."""
 
     line: int
+    optimizer: str
     items: np.ndarray
     figure: float | None = None
     pinned: bool = False
@@ -42,13 +52,15 @@ class History(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         more = f"[models]\nkeep_last = {LAST}\nkeep_best = {BEST}"
-        self.fleet = Fleet(Path(self.folder.name), "best_by = 'hr10'\n" + more, ROUND)
+        self.fleet = Fleet(Path(self.folder.name), "best_by = 'hr10'\n" + more, ROUND, LOSS)
+        self.fleet.body = BODIES[8]
         self.drawn: dict[int, np.ndarray] = {}
         self.versions: list[Made] = []
         self.line, self.width, self.optimizer = 0, 8, "adam"
         self.awaited: int | None = None
         self.said: float | None = None  # of the newest version, which has its figure with the next
-        self.requested: tuple[int, str, bool] | None = None
+        # Width, optimizer, whether with the newest version, and the one that is gone back to.
+        self.requested: tuple[int, str, bool, int | None] | None = None
         self.made()
         self.drawn[8] = self.versions[0].items
         self.fleet.tick()
@@ -76,10 +88,12 @@ class History(RuleBasedStateMachine):
             items = np.empty((0, self.width), np.float32)
             if row.kept:
                 items = self.store.versions.model(row.version)["items"]
-        self.versions.append(Made(self.line, items))
+        self.versions.append(Made(self.line, self.optimizer, items))
         self.said = None
         numbers = [number for number, each in enumerate(self.versions) if each.kept]
         stay = {*numbers[-LAST:], *self.best()[:BEST], self.awaited}
+        if self.requested is not None:
+            stay.add(self.requested[3])
         for number in numbers:
             each = self.versions[number]
             each.kept = each.pinned or number in stay
@@ -99,8 +113,10 @@ class History(RuleBasedStateMachine):
             self.made(items)
             self.awaited = None
 
-    def replaced(self, width: int, optimizer: str, warm: bool) -> None:
+    def replaced(self, width: int, optimizer: str, warm: bool, back: int | None) -> None:
         items = self.versions[-1].items
+        if back is not None:
+            items, warm = self.versions[back].items, True
         same = width == self.width
         self.width, self.optimizer, self.requested = width, optimizer, None
         if not same:
@@ -146,10 +162,12 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
         number, each = self.draw(data)
-        allowed = each.kept and each.items.shape[1] == self.width and self.requested is None
+        allowed = each.kept and self.requested is None
         assert self.run("rollback", "--to", str(number)) == allowed
-        if allowed:
+        if allowed and each.items.shape[1] == self.width:
             self.awaited = number
+        elif allowed:  # the file of then comes back with it
+            self.awaited, self.requested = None, (each.items.shape[1], each.optimizer, True, number)
 
     @rule(width=st.sampled_from([8, 12]), name=st.sampled_from(["adam", "plain"]), data=st.data())
     def replace(self, width: int, name: str, data: st.DataObject) -> None:
@@ -157,7 +175,7 @@ class History(RuleBasedStateMachine):
         text = self.fleet.home.task_file.read_text()
         head, _, _ = text.partition("[scatter]")
         _, table, evaluation = text.partition("[evaluation]")
-        scatter = f"[scatter]\ncolumns = {width}\nleast_squares.most_columns = 0\n"
+        scatter = f"[scatter]\n{LOSS}\ncolumns = {width}\n"
         optimizer = f'[scatter.optimizer]\nname = "{name}"\n'
         file = self.fleet.home.folder / "next.toml"
         file.write_text(f"{head}{scatter}{optimizer}{table}{evaluation}")
@@ -165,7 +183,7 @@ class History(RuleBasedStateMachine):
         fits = not warm or width == self.width
         assert self.run("task", "replace", "default", "--from", str(file), *options) == fits
         if fits:
-            self.requested = (width, name, warm)
+            self.requested = (width, name, warm, None)
         if now and self.requested is not None and fits:
             self.fleet.parts.tasks.look_again()
             self.replaced(*self.requested)
@@ -204,6 +222,12 @@ class History(RuleBasedStateMachine):
         self.fleet.tick()
         if call_off:
             self.run("rollback", "--cancel")
+            if (
+                self.awaited is None
+                and self.requested is not None
+                and self.requested[3] is not None
+            ):
+                self.requested = None
             self.awaited = None
 
     # -- what holds --------------------------------------------------------------------------------
@@ -215,6 +239,8 @@ class History(RuleBasedStateMachine):
         assert checkpoint is not None
         assert checkpoint.version == self.fleet.parts.first.aggregation.version == newest
         np.testing.assert_array_equal(checkpoint.state["items"], self.versions[-1].items)
+        served: Any = self.fleet.parts.first.task.binding.settings
+        assert (served.columns, served.optimizer.name) == (self.width, self.optimizer)
         rows = store.versions.all()[::-1]
         assert [row.version for row in rows] == list(range(newest + 1))
         for row, each in zip(rows, self.versions, strict=True):

@@ -76,9 +76,10 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
                 "mae": np.abs(errors).mean(),
                 "rmse": np.sqrt(np.square(errors, dtype=np.float64).mean()),
             }
-            for figure in each.figures:
-                assert figure.stage == "global" and figure.devices == TWENTY
-                assert figure.samples == len(x)
+            # And what the devices predict with after their training.
+            assert [one.stage for one in each.figures] == 2 * ["global"] + 2 * ["personal"]
+            for figure in each.figures[:2]:
+                assert (figure.devices, figure.samples) == (TWENTY, len(x))
                 assert figure.value == pytest.approx(central[figure.metric], rel=1e-5)
         assert found[0].figures[0].value < found[-1].figures[0].value  # it learns
 

@@ -22,6 +22,7 @@ from aggregator.serve.live import describe, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, format_metrics, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
+from aggregator.task.file import MetricsSettings
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 NOW = time.time()
@@ -120,7 +121,7 @@ def test_events_in_words() -> None:
 
 
 def test_metrics_are_served_on_the_loopback_interface() -> None:
-    with serve_metrics(0, lambda: SEEN) as port:
+    with serve_metrics(MetricsSettings(), lambda: SEEN) as port:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_SECONDS
         ) as answer:
@@ -130,7 +131,7 @@ def test_metrics_are_served_on_the_loopback_interface() -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS)
         with (
             pytest.raises(AggregatorError, match=r"metrics\.port"),
-            serve_metrics(port, lambda: SEEN),
+            serve_metrics(MetricsSettings(port), lambda: SEEN),
         ):
             pass
     assert body == format_metrics(SEEN)

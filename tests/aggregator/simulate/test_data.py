@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from aggregator.simulate.data import (
     DataError,
+    TableEntries,
     arrays_of,
     entries_of,
     find_function,
@@ -16,6 +18,7 @@ from aggregator.simulate.data import (
     require_known,
 )
 from device_sdk.local_data import LocalData
+from device_sdk.tables.text import Reading
 
 CATALOGUE = {f"i{row}": row for row in range(5)}
 CODE = """
@@ -105,10 +108,11 @@ def test_the_latest_of_a_users_items_is_held_back_where_the_task_evaluates() -> 
     from device_sdk.evaluation.terms import EvaluationTerms
 
     entry = [{"anna": ["i3", "i1", "new", "i1", "i0"], "none": [], "bert": np.array([2])}]
-    kept, held = interactions_of(entry, 0, CATALOGUE, EvaluationTerms(("hr10",)))
+    kept, held, count = interactions_of(entry, 0, CATALOGUE, EvaluationTerms(("hr10",)))
+    assert (count.recorded, count.unknown) == (5, 1)
     assert [rows.tolist() for rows in kept] == [[1, 3], [2]]
     assert [(each.user, each.item) for each in held] == [(0, 0)]
-    kept, held = interactions_of(entry, 0, CATALOGUE, None)
+    kept, held, _ = interactions_of(entry, 0, CATALOGUE, None)
     assert [rows.tolist() for rows in kept] == [[0, 1, 3], [2]] and held == []
 
 
@@ -140,3 +144,35 @@ def test_arrays_come_as_a_device_takes_them() -> None:
     ):
         with pytest.raises(DataError, match=said):
             arrays_of([entry], 0)
+
+
+def test_a_file_imports_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_mine.py").write_text("ITEM = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "import beside_mine\ndef f(devices, rng):\n    return [[beside_mine.ITEM]] * devices\n"
+    )
+    assert entries_of(f"{tmp_path / 'mine.py'}:f", 1, np.random.default_rng(0)) == [[3]]
+
+
+def test_a_table_gives_each_of_its_users_a_device(tmp_path: Path) -> None:
+    path = tmp_path / "views.dat"
+    path.write_text("anna::i3::5::978300760\nbert::i1::4::978300761\nanna::i2::4::978300759\n")
+    rng = np.random.default_rng(0)
+    found = entries_of(str(path), 2, rng)
+    assert isinstance(found, TableEntries) and found == [["i2", "i3"], ["i1"]]
+    assert "time = column 4" in found.understood[0]
+    swapped = Reading({"user": "2", "item": "1"})
+    other = entries_of(str(path), 3, rng, swapped)
+    assert other == [["anna"], ["bert"], ["anna"]]
+    with pytest.raises(DataError, match=r"knows the table's users: --columns .* swaps them"):
+        require_known(other, 3, CATALOGUE)
+    with pytest.raises(DataError, match="--columns and its like are for a table"):
+        entries_of("some:function", 3, rng, swapped)
+    with pytest.raises(DataError, match=r"has 2 users.*--devices 2"):
+        entries_of(str(path), 3, rng)
+    path.write_text("nothing\n")
+    with pytest.raises(DataError, match=r"--data: .*views\.dat: no columns found"):
+        entries_of(str(path), 3, rng)

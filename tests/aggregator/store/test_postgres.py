@@ -553,7 +553,7 @@ def test_a_store_of_version_6_keeps_what_its_workers_have(url: str) -> None:
             "ALTER TABLE shares ADD COLUMN arrivals BYTEA NOT NULL DEFAULT ''",
             "ALTER TABLE workers DROP COLUMN connected",
             "ALTER TABLE verdicts DROP COLUMN seconds",
-            "DROP TABLE habits, sightings",
+            "DROP TABLE habits, sightings, clashes",
             "ALTER TABLE figures DROP COLUMN typical",
             "UPDATE tessera_store SET version = 6",
         ):

@@ -21,6 +21,8 @@ from tests.fakes.homes import make_home
 _URL = "mqtt://127.0.0.1:1"
 # What each version added, undone: the newest first.
 _UNDO = {
+    11: "ALTER TABLE reports DROP COLUMN items; ALTER TABLE reports DROP COLUMN unknown_items; "
+    "DROP TABLE clashes;",
     10: "CREATE TABLE arrivals (task INTEGER NOT NULL, round INTEGER NOT NULL, "
     "slot INTEGER NOT NULL, commits INTEGER NOT NULL, seconds BLOB NOT NULL, "
     "PRIMARY KEY (task, round, slot, commits)) STRICT; "

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,3 +188,29 @@ def test_a_share_of_devices_evaluates_in_some_rounds_and_others_train() -> None:
     assert not any(evaluates(MANIFEST, never, device) for device in devices[:50])
     everyone = EvaluationTerms(("loss",))
     assert all(evaluates(MANIFEST, everyone, device) for device in devices[:50])
+
+
+def test_the_page_says_what_a_report_takes() -> None:
+    page = (Path(__file__).parents[3] / "docs/evaluation.md").read_text(encoding="utf-8")
+    names = ("accuracy", "loss", "log_loss", "calibration", "auc")
+    head = ("held-out samples", *names, "all five", "both stages")
+    lines = [f"| {' | '.join(head)} |"]
+    lines.append("|---" * 8 + "|")
+    for count in (20, 200, 2000, 20_000):
+        rng = np.random.default_rng(0)
+        likely = rng.random(count).astype(np.float32)
+        right = (rng.random(count) < likely).astype(np.int64)
+        both = np.stack([1 - likely, likely], axis=1)
+        results = []
+        for name in names:
+            metric = METRICS[name]
+            if isinstance(metric, PredictionMetric):
+                found = metric.measure(both, right, "probabilities")
+            else:
+                found = np.array([count, 0.5 * count])
+            results.append(Evaluation("global", name, found))
+        own = [replace(each, stage="personal") for each in results]
+        reports = [*([each] for each in results), results, results + own]
+        sizes = [len(write_evaluations(EvaluationReport(tuple(each)))) for each in reports]
+        lines.append(f"| {' | '.join(f'{each:,}' for each in (count, *sizes))} |")
+    assert "\n".join(lines) in page

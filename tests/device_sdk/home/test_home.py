@@ -318,10 +318,20 @@ def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
             ",\n    is_wish INTEGER NOT NULL DEFAULT 1",
             ",\n    cell TEXT NOT NULL DEFAULT ''",
             ",\n    mirror TEXT NOT NULL DEFAULT ''",
+            ",\n    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT ''",
             ", method TEXT",
+            "\n    items INTEGER, unknown_items INTEGER,",
         ):
             statement = statement.replace(gone, "")
-        came_later = ("attachment", "request_counter", "task", "spent", "interaction", "trial")
+        came_later = (
+            "attachment",
+            "request_counter",
+            "task",
+            "spent",
+            "interaction",
+            "trial",
+            "successor",
+        )
         came_later += ("evaluation",)
         if statement.strip() and not any(f"TABLE {each} " in statement for each in came_later):
             old.execute(statement)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from device_sdk.cli import main
+from device_sdk.cli.run import status_line
 from device_sdk.device import Device
 from device_sdk.errors import NothingLearnt, UnknownUser
 from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.wire.publish.report import ItemCount
 from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator, small_catalogue
 
@@ -128,6 +130,77 @@ def test_a_file_is_recorded_in_its_order(make_device: MakeDevice, tmp_path: Path
         rows = {f"film-{row}": row for row in range(ITEMS)}
         latest, _ = reader._home.interactions.latest(rows)
         assert [latest[reader._home.interactions.place(user)] for user in ("bea", "cleo")] == [1, 3]
+
+
+def test_a_file_is_recorded_by_its_times(
+    make_device: MakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However its rows are sorted."""
+    device = make_device()
+    device.close()
+    rows = [(user, f"film-{n}", n) for n in range(1, 5) for user in ("bea", "cleo")]
+    rows = [(user, item, -n if user == "cleo" else n) for user, item, n in rows]
+    views = tmp_path / "views.csv"
+    views.write_text("user,item,timestamp\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
+    home = ["--home", str(device.home)]
+    assert main(["run", *home, "--interactions", str(views), "--for", "0.1"]) == 0
+    with Device.open(device.home, read_only=True) as reader:
+        store = reader._home.interactions
+        latest, _ = store.latest({f"film-{row}": row for row in range(ITEMS)})
+        assert [latest[store.place(user)] for user in ("bea", "cleo")] == [4, 1]
+    said = capsys.readouterr().out
+    assert "recorded 8 new of 8 interactions, as newer than the 6 that were here" in said
+    views.write_text(f"user,item\nbea,{'f' * 257}\n")
+    assert main(["run", *home, "--interactions", str(views), "--for", "0.1"]) == 1
+    assert "--interactions: the item 'fff" in capsys.readouterr().err
+    assert main(["run", *home, "--columns", "user=1,item=2"]) == 1
+    assert "are for the file of --interactions" in capsys.readouterr().err
+
+
+def test_items_that_the_catalogue_does_not_know_are_counted_on_both_ends(
+    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    device = make_device()
+    device.record_all([(f"FILM-{n}", "anna") for n in range(4)])
+    device.start()
+    aggregator.open_round()
+    await_receipt(aggregator, device, 1)
+    status = device.status()
+    assert (status.verdict, status.items, status.unknown_items) == ("counted", 10, 4)
+    (_, report), *_ = aggregator.seen.reports
+    assert report.details is not None and str(report.details.items) == "4 of 10 items unknown"
+    assert main(["status", "--home", str(device.home)]) == 0
+    assert "10 interactions; 4 of 10 items unknown to the catalogue" in capsys.readouterr().out
+    assert "4 of 10 items unknown" in status_line(status)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([("FILM-1 ", "ben"), ("x", "ben")], "'FILM-1 ' and 'film-1' differ in spelling alone"),
+        ([("ben", "film-1"), ("ben", "film-2")], "users and items may be swapped"),
+        ([("x", "ben")], "recorded are such as 'x', the catalogue has such as 'film-0'"),
+    ],
+)
+def test_a_device_that_knows_no_item_declines(
+    make_device: MakeDevice, aggregator: SmallAggregator, pairs: list[tuple[str, str]], why: str
+) -> None:
+    device = make_device()
+    device.forget(user="anna")
+    device.record_all(pairs)
+    device.start()
+    aggregator.open_round()
+    aggregator.await_(lambda: device.status().outcome == "declined")
+    status, count = device.status(), len({item for item, _ in pairs})
+    assert status.detail.startswith(f"{count} of {count} items unknown: ") and why in status.detail
+    assert (status.items, status.unknown_items) == (count, count)
+    aggregator.await_(lambda: bool(aggregator.seen.reports))
+    ((_, report),) = aggregator.seen.reports
+    assert (report.outcome.value, report.reason) == ("declined", "unknown-items")
+    assert report.details is not None and report.details.items == ItemCount(count, count)
+    assert not aggregator.seen.bodies
+    with pytest.raises(NothingLearnt):
+        device.recommend(3, user=pairs[0][1])
 
 
 def test_an_evaluation_is_shown_to_the_devices_owner(

@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=100, help="at most as many each")
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--here", action="store_true", help="try this code as it is")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.here:
         print(*search(options.seed, options.programs), sep="\t")
         return 0

@@ -204,3 +204,13 @@ def test_caller_is_told_which_array_does_not_fit() -> None:
             encode_tensors({"a": np.array([1.0], dtype=np.float32)}, codec)
     with pytest.raises(ValueError, match="name"):
         encode_tensors({"A": np.zeros(1, dtype=np.int8)}, Codec.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("codec", "total"),
+    [(Codec.FLOAT16, 474_386), (Codec.INT8, 244_614), (Codec.INT4, 126_022)],
+)
+def test_what_a_broadcast_of_a_matrix_takes(codec: Codec, total: int) -> None:
+    """Of ML-1M's items at K = 64, as docs/methods/scatter.md says."""
+    matrix = np.random.default_rng(0).standard_normal((3706, 64), dtype=np.float32)
+    assert len(encode_tensors({"items": matrix}, codec, np.random.default_rng(1))) == total

@@ -23,6 +23,7 @@ from device_sdk.wire.publish.report import (
     MOST_LABELS_BYTES,
     MOST_OUTCOME_BYTES,
     Details,
+    ItemCount,
     Reason,
     Report,
     ReportedOutcome,
@@ -44,6 +45,7 @@ def texts(most: int) -> st.SearchStrategy[str]:
     return st.text(max_size=most).filter(lambda text: len(text.encode()) <= most)
 
 
+COUNTS = st.integers(0, 2**31 - 1)
 DETAILS = st.builds(
     Details,
     texts(16),
@@ -53,6 +55,7 @@ DETAILS = st.builds(
     st.none() | st.floats(0, 1e9, width=32),
     st.integers(0, 2**32 - 1),
     LABELS,
+    st.none() | st.builds(lambda known, more: ItemCount(known + more, more), COUNTS, COUNTS),
 )
 EVALUATIONS = st.binary(max_size=40) | st.just(bytes(MOST_EVALUATION_BYTES))
 REPORTS = st.one_of(
@@ -80,7 +83,8 @@ def test_every_report_is_read_as_it_was_written_and_its_outcome_fits(report: Rep
 def test_the_longest_of_everything_fits() -> None:
     seconds = 1234.567
     labels = {"site": "n" * (MOST_LABELS_BYTES - 1 - 5 - 2)}
-    longest = Details("s" * 16, "r" * 16, "p" * 18, "o" * 16, seconds, 2**32 - 1, labels)
+    count = ItemCount(2**32 - 1, 2**32 - 1)
+    longest = Details("s" * 16, "r" * 16, "p" * 18, "o" * 16, seconds, 2**32 - 1, labels, count)
     report = Report(ReportedOutcome.DECLINED, "r" * 24, longest, bytes(MOST_EVALUATION_BYTES))
     assert len(write_outcome(report)) == MOST_OUTCOME_BYTES
     assert read_report(write_report(report)) == report
@@ -99,7 +103,7 @@ def test_mutated_reports_are_refused_or_canonical(data: st.DataObject) -> None:
     assert write_report(report) == bytes(sent)
 
 
-FULL = ["1", "", "linux", "", None, 0, {}]
+FULL: list[cbor.CborValue] = ["1", "", "linux", "", None, 0, {}, [6, 5]]
 
 
 @pytest.mark.parametrize(
@@ -121,18 +125,24 @@ FULL = ["1", "", "linux", "", None, 0, {}]
             ({"outcome": "trained", "reason": "", "details": details}, "bad-field")
             for details in (
                 {},
-                FULL[:6],
+                FULL[:7],
                 [*FULL, 1],
                 ["s" * 17, *FULL[1:]],
-                [*FULL[:4], -0.5, 0, {}],
-                [*FULL[:4], 1, 0, {}],
-                [*FULL[:5], -1, {}],
-                [*FULL[:5], True, {}],
-                [*FULL[:5], 2**32, {}],
-                [*FULL[:6], []],
-                [*FULL[:6], {"site": 1}],
-                [*FULL[:6], {"A site": "x"}],
-                [*FULL[:6], {"site": "n" * 60}],
+                [*FULL[:4], -0.5, *FULL[5:]],
+                [*FULL[:4], 1, *FULL[5:]],
+                [*FULL[:5], -1, *FULL[6:]],
+                [*FULL[:5], True, *FULL[6:]],
+                [*FULL[:5], 2**32, *FULL[6:]],
+                [*FULL[:6], [], None],
+                [*FULL[:6], {"site": 1}, None],
+                [*FULL[:6], {"A site": "x"}, None],
+                [*FULL[:6], {"site": "n" * 60}, None],
+                [*FULL[:7], 6],
+                [*FULL[:7], [6]],
+                [*FULL[:7], [6, True]],
+                [*FULL[:7], [5, 6]],
+                [*FULL[:7], [6, -1]],
+                [*FULL[:7], [2**32, 0]],
             )
         ),
     ],

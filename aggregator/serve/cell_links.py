@@ -1,4 +1,5 @@
-"""The coordinator's connections: to every cell's broker the same is said."""
+"""Connections to several brokers, to which the same is said: a coordinator's to every cell's, and
+those of a fleet that moves from one to another."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aggregator.serve.broker_links import BrokerLinks
-from device_sdk.link.events import Delivery, Event, Outcome
+from device_sdk.link.events import ConnectRefused, Delivery, Disconnected, Event, Outcome
 from device_sdk.link.outbound import LinkError
 
 
@@ -56,6 +57,18 @@ class CellLinks:
         )
 
     @property
+    def packet_bytes(self) -> int | None:
+        """The smallest that any of them takes."""
+        known = [each for link in self._links if (each := link.packet_bytes) is not None]
+        return min(known, default=None)
+
+    @property
+    def problem(self) -> str:
+        """Why one of them is away."""
+        away = [link for link in self._links if not link.connected and link.problem]
+        return "; ".join(f"{link.broker}: {link.problem}" for link in away)
+
+    @property
     def lost(self) -> int:
         return sum(link.lost for link in self._links)
 
@@ -85,10 +98,15 @@ class CellLinks:
                 link.publish_each(messages, qos=qos)
 
     def events(self, *, most: int = 256, timeout_seconds: float | None = None) -> list[Event]:
-        each = None if timeout_seconds is None else timeout_seconds / len(self._links)
-        return [
-            event for link in self._links for event in link.events(most=most, timeout_seconds=each)
-        ]
+        """The first one is waited for; what comes to the others wakes it. That one of several has
+        no connection stops nothing: it gets all anew when it has."""
+        events: list[Event] = []
+        for place, link in enumerate(self._links):
+            wait_seconds = timeout_seconds if place == 0 else 0.0
+            events += link.events(most=most, timeout_seconds=wait_seconds)
+        if self.connected:
+            return [each for each in events if not isinstance(each, Disconnected | ConnectRefused)]
+        return events
 
     def take_refused(self) -> Counter[bytes]:
         found: Counter[bytes] = Counter()

@@ -1,0 +1,160 @@
+"""``tessera-aggregator broker``: move the fleet to another broker."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from aggregator.cli.arguments import add_home, duration_seconds, home_of
+from aggregator.clock import moment_of
+from aggregator.errors import AggregatorError
+from aggregator.home import is_served
+from aggregator.serve.successor import (
+    Move,
+    ask_for_move,
+    find_move,
+    next_revision,
+    require_movable,
+)
+from aggregator.store import Store
+from aggregator.task.file import read_task
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
+from device_sdk.wire.seal.successor import Successor
+
+DESCRIPTION = """\
+Shows where the fleet's broker is, or moves the fleet to another one: broker move URL. Serve, which
+may run meanwhile, announces URL to all devices, signed, and is at both brokers until the grace is
+over. Devices go there by themselves, with the user, password, certificates and client id prefix
+that they have; one that cannot reach it comes back, and tries again. What was sent and not answered
+is sent again: nothing is lost or counted twice. Once the grace is over serve is at the new one
+alone, whatever the task file says: write the new URL there when you like. A device that slept all
+the while needs the old broker for a moment, or tessera-device broker set.
+
+broker stay calls it off: serve is at the old broker alone, and devices come back."""
+
+EXAMPLES = """\
+examples:
+  tessera-aggregator broker --home fleet
+  tessera-aggregator broker move mqtts://new.example:8883 --grace 7d --home fleet
+  tessera-aggregator broker move mqtts://new.example --own mqtt://127.0.0.1 --home fleet
+                                             which this machine itself reaches by another URL
+  tessera-aggregator broker stay --home fleet
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(spare="url")
+    parser.add_argument("action", nargs="?", choices=("show", "move", "stay"), default="show")
+    parser.add_argument(
+        "url", metavar="URL", nargs="?", default="", help="of move: as devices see it"
+    )
+    add_home(parser)
+    parser.add_argument(
+        "--grace",
+        type=duration_seconds,
+        default=7 * 86_400,
+        metavar="DURATION",
+        help="how long both brokers are served: 30m, 24h, 7d (default: 7d)",
+    )
+    own = parser.add_argument_group("how serve itself reaches it, where not as the broker before")
+    own.add_argument("--own", metavar="URL", help="(default: URL)")
+    own.add_argument("--user")
+    own.add_argument("--password-file", type=Path, metavar="FILE")
+    own.add_argument("--ca", "--ca-file", dest="ca_file", type=Path, metavar="PEM")
+    own.add_argument("--certificate-file", type=Path, metavar="PEM")
+    own.add_argument("--key-file", type=Path, metavar="PEM")
+    own.add_argument("--client-id-prefix", metavar="TEXT")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    home = home_of(arguments)
+    task = read_task(home.task_file)
+    named, cells = task.fleet.broker.way, len(task.fleet.cluster.cells)
+    store = home.open_store()
+    try:
+        if arguments.action == "move":
+            _move(store, named, cells, arguments)
+        elif arguments.action == "stay":
+            _stay(store, cells)
+        _show(store, named)
+    finally:
+        store.database.close()
+    if arguments.action != "show" and not is_served(home):
+        print("serve does not run: it is announced when it does")
+    return 0
+
+
+def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namespace) -> None:
+    require_movable(store, cells)
+    if not arguments.url:
+        raise AggregatorError("say where to: broker move URL")
+    now = time.time()
+    try:
+        told = parse_broker_url(arguments.url)
+        if told.user is not None:
+            raise ValueError(
+                "devices have users of their own: leave it out of the URL, and give --user"
+            )
+        new = _new_way(named, arguments)
+        new.read()
+    except ValueError as error:
+        raise AggregatorError(str(error)) from None
+    if new.url.address == named.url.address:
+        raise AggregatorError(f"serve is at {named} already")
+    revision, until = next_revision(store, now), int(now) + arguments.grace
+    with store.database.transaction():
+        ask_for_move(store, Move(Successor(revision, told.address, until), named, new))
+
+
+def _new_way(named: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
+    way = named.at(parse_broker_url(arguments.own or arguments.url))
+    url, password_file = way.url, way.password_file
+    if arguments.user is not None:
+        url, password_file = replace(url, user=arguments.user, password=None), None
+    if arguments.password_file is not None:
+        password_file = arguments.password_file.expanduser().absolute()
+        url = replace(url, password=None)
+    files = (arguments.ca_file, arguments.certificate_file, arguments.key_file)
+    tls = TlsFiles(*(each and each.absolute() for each in files)) if any(files) else way.tls
+    prefix = arguments.client_id_prefix
+    return BrokerWay(url, password_file, tls, way.client_id_prefix if prefix is None else prefix)
+
+
+def _stay(store: Store, cells: int) -> None:
+    require_movable(store, cells)
+    move, now = find_move(store), time.time()
+    if move is None or not move.announced.url:
+        raise AggregatorError("no move is under way")
+    if now >= move.until_unix_seconds:
+        raise AggregatorError(
+            f"the fleet has moved to {move.new}: to go back, move to the old broker's URL"
+        )
+    with store.database.transaction():
+        stays = Successor(next_revision(store, now), "", move.until_unix_seconds)
+        ask_for_move(store, replace(move, announced=stays))
+
+
+def _show(store: Store, named: BrokerWay) -> None:
+    move, now = find_move(store), time.time()
+    ways = (named,) if move is None else move.ways(named, now)
+    print(f"broker       {', '.join(map(str, ways))}")
+    for line in move_lines(store, named, now):
+        print(line)
+
+
+def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
+    """What an operator is told of a move, if there is one; ``named``: by the task file."""
+    move = find_move(store)
+    if move is None or not move.announced.url:
+        return []
+    told, until = move.announced.url, moment_of(move.until_unix_seconds)
+    if now < move.until_unix_seconds:
+        return [f"moves        to {told}: devices go there by themselves; both serve until {until}"]
+    if named is not None and named.url.address == move.old.url.address:
+        return [
+            f'moved        to {told}: write broker.url = "{move.new.url.address}" in the task '
+            "file, which still names the broker before"
+        ]
+    return []

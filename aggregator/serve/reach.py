@@ -1,0 +1,150 @@
+"""What a serving process reaches: its broker and its store, and since when. For ``status``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from aggregator.errors import StoreUnreached
+from device_sdk.system.live_file import LiveFile, read_live_file
+from device_sdk.system.printable import span
+
+_LOG = logging.getLogger(__name__)
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.25, 2.0
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """All times are Unix seconds by the machine's clock.
+
+    Attributes:
+        broker: which it is, for people.
+        connected, broker_since_unix_seconds: whether it is reached, and since when that is so.
+        broker_problem: why not; empty where it is.
+        store_problem, store_since_unix_seconds: why the store is waited for, and since when; empty
+            where it answers.
+        process: the process's number.
+    """
+
+    broker: str = ""
+    connected: bool = False
+    broker_since_unix_seconds: int = 0
+    broker_problem: str = ""
+    store_problem: str = ""
+    store_since_unix_seconds: int = 0
+    process: int = 0
+
+    def words(self, now_unix_seconds: float) -> str:
+        """One line for people."""
+        since = span(max(0.0, now_unix_seconds - self.broker_since_unix_seconds))
+        if not self.broker:
+            said = "runs"
+        elif self.connected:
+            said = f"runs, connected to {self.broker} for {since}"
+        else:
+            why = f": {self.broker_problem}" if self.broker_problem else ""
+            said = f"runs, not connected to its broker {self.broker} for {since}{why}"
+        if self.store_problem:
+            since = span(max(0.0, now_unix_seconds - self.store_since_unix_seconds))
+            said += f"; it waits for its store for {since}: {self.store_problem}"
+        return said
+
+
+class HasBroker(Protocol):
+    """See :class:`~aggregator.serve.broker_links.BrokerLinks`."""
+
+    @property
+    def broker(self) -> str: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def problem(self) -> str: ...
+
+
+class Reaching:
+    """Tells it, in the home's file, whenever it changes; and waits for a store that is away.
+
+    ``unix_clock``: Unix seconds; ``stopping``: whether the process is asked to end.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        unix_clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._file, self._unix_clock = LiveFile(path), unix_clock
+        self._sleep, self._stopping = sleep, stopping
+        self._said = Reach()
+        self._link: HasBroker | None = None
+        self._file.tell(asdict(self._said))
+
+    def serve(self, link: HasBroker | None) -> None:
+        """These are the connections from now on."""
+        self._link = link
+
+    def look(self) -> None:
+        """To be called often, after the store has answered."""
+        said = self._said
+        if said.store_problem:
+            since = max(0.0, self._unix_clock() - said.store_since_unix_seconds)
+            _LOG.info("the store is there again, after %s", span(since))
+        self._tell(store_problem="", store_since_unix_seconds=0)
+
+    def waits(self, problem: str) -> bool:
+        """The store is away: whether to wait on. See ``Database.waits``."""
+        said = self._said
+        since = said.store_since_unix_seconds or int(self._unix_clock())
+        if not said.store_problem:
+            _LOG.warning("the store is away: %s. Nothing is lost; serve waits for it", problem)
+        self._tell(store_problem=problem, store_since_unix_seconds=since)
+        return not self._stopping()
+
+    def await_store(self, open_store: Callable[[], Answer]) -> Answer | None:
+        """The store, once it can be opened; None where we were asked to end before."""
+        wait_seconds = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                return open_store()
+            except StoreUnreached as error:
+                if not self.waits(str(error)):
+                    return None
+            self._sleep(wait_seconds)
+            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+
+    def close(self) -> None:
+        """The process ends."""
+        self._file.close()
+
+    def _tell(self, **changed: Any) -> None:
+        said, link = replace(self._said, **changed), self._link
+        if link is not None:
+            connected = link.connected
+            since = said.broker_since_unix_seconds
+            if not since or connected != said.connected:
+                since = int(self._unix_clock())
+            said = replace(
+                said,
+                broker=link.broker,
+                connected=connected,
+                broker_since_unix_seconds=since,
+                broker_problem="" if connected else link.problem,
+            )
+        if said != self._said:
+            self._said = said
+            self._file.tell(asdict(said))
+
+
+def read_reach(path: Path) -> Reach | None:
+    """What a serve that runs on the file's home says; None where none does."""
+    try:
+        values = json.loads(read_live_file(path))
+        return Reach(**{each.name: values[each.name] for each in fields(Reach)})
+    except (ValueError, KeyError, TypeError):
+        return None

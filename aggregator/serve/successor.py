@@ -1,0 +1,137 @@
+"""The fleet's move to another broker: what the operator asked for, and where serve is meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aggregator.errors import AggregatorError
+from aggregator.store import Store
+from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
+from device_sdk.wire.seal.successor import Successor
+
+
+class BrokerMoved(Exception):
+    """This life's connections are not those that there are to be: another one begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From one broker to another.
+
+    Attributes:
+        announced: what devices are told.
+        old, new: how serve itself reaches them.
+    """
+
+    announced: Successor
+    old: BrokerWay
+    new: BrokerWay
+
+    @property
+    def until_unix_seconds(self) -> int:
+        """Up to when both are served."""
+        return self.announced.until_unix_seconds
+
+    def ways(self, named: BrokerWay, now_unix_seconds: float) -> tuple[BrokerWay, ...]:
+        """Where to be, the first one first, where the task file names ``named``: at both while the
+        grace lasts, then at the new one, whichever of the two the file has. A third is the
+        operator's newer word."""
+        places = {each.url.address: each for each in (self.old, self.new)}
+        if named.url.address not in places or not self.announced.url:
+            return (named,)
+        places[named.url.address] = named
+        old, new = places[self.old.url.address], places[self.new.url.address]
+        return (new, old) if now_unix_seconds < self.until_unix_seconds else (new,)
+
+
+def find_move(store: Store) -> Move | None:
+    """The one that was asked for last."""
+    said = store.facts.successor
+    if not said:
+        return None
+    values = json.loads(said)
+    return Move(
+        Successor(values["revision"], values["url"], values["until"]),
+        _way(values["old"]),
+        _way(values["new"]),
+    )
+
+
+def ask_for_move(store: Store, move: Move) -> None:
+    """Have serve announce it, and go there."""
+    announced = move.announced
+    store.facts.successor = json.dumps(
+        {
+            "revision": announced.revision,
+            "url": announced.url,
+            "until": announced.until_unix_seconds,
+            "old": _written(move.old),
+            "new": _written(move.new),
+        }
+    )
+
+
+def next_revision(store: Store, now_unix_seconds: float) -> int:
+    """Above all before it, in this home and in what it was put back from."""
+    last = find_move(store)
+    return max(int(now_unix_seconds), 0 if last is None else last.announced.revision + 1)
+
+
+class WatchMove:
+    """Whether serve is to be elsewhere than it is. ``named``: the task file's way."""
+
+    def __init__(self, store: Store, named: BrokerWay, unix_clock: Callable[[], float]) -> None:
+        self._store, self._named, self._unix_clock = store, named, unix_clock
+        self.move = find_move(store)
+        self.ways = self._ways(self.move)
+
+    @property
+    def announced(self) -> Successor | None:
+        """What to tell devices; None where there is nothing."""
+        return None if self.move is None else self.move.announced
+
+    def require_same(self) -> None:
+        """To be called where the operator may have changed something. Raises BrokerMoved."""
+        move = find_move(self._store)
+        if move != self.move or self._ways(move) != self.ways:
+            raise BrokerMoved
+
+    def require_time(self) -> None:
+        """To be called often. Raises BrokerMoved once the grace is over."""
+        if len(self.ways) > 1 and self._ways(self.move) != self.ways:
+            raise BrokerMoved
+
+    def _ways(self, move: Move | None) -> tuple[BrokerWay, ...]:
+        return (self._named,) if move is None else move.ways(self._named, self._unix_clock())
+
+
+def _written(way: BrokerWay) -> dict[str, str | None]:
+    tls = way.tls or TlsFiles()
+    files = (way.password_file, tls.ca_file, tls.certificate_file, tls.key_file)
+    names = ("password_file", "ca_file", "certificate_file", "key_file")
+    said = dict(zip(names, (None if each is None else str(each) for each in files), strict=True))
+    return {"url": way.url.text, "client_id_prefix": way.client_id_prefix, **said}
+
+
+def _way(said: Mapping[str, Any]) -> BrokerWay:
+    files = [said[name] for name in ("ca_file", "certificate_file", "key_file")]
+    password_file = said["password_file"]
+    return BrokerWay(
+        parse_broker_url(said["url"]),
+        None if password_file is None else Path(password_file),
+        TlsFiles(*files) if any(files) else None,
+        said["client_id_prefix"],
+    )
+
+
+def require_movable(store: Store, cells: int) -> None:
+    """Raises AggregatorError where brokers are cells, or workers have them."""
+    if cells > 1:
+        raise AggregatorError(
+            "this fleet has cells: devices are told theirs, and move when [[cluster.cells]] changes"
+        )
+    store.lease.require_free()

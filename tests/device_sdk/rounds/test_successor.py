@@ -1,0 +1,158 @@
+"""Whom a word on another broker moves, and for how long: the aggregator's; no thief's for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from device_sdk.home.membership import SUCCESSOR, Membership
+from device_sdk.link.broker_url import BrokerWay
+from device_sdk.link.events import Message
+from device_sdk.wire.publish.topics import SuccessorTopic
+from device_sdk.wire.seal.successor import Successor, sign_successor
+from tests.fakes.in_memory import Bench
+
+NEW, OTHER = "mqtts://new:8883", "mqtt://other:1"
+GRACE = 3600.0
+DAY = 86_400.0
+
+
+class Fleet(Bench):
+    """A bench whose aggregator announces another broker; at those in ``silent`` it is not."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.silent: set[str] = set()
+        take = self.aggregator._take
+
+        def take_where_it_is(message: Message) -> None:
+            if self.here not in self.silent:
+                take(message)
+
+        self.aggregator._take = take_where_it_is  # type: ignore[method-assign]
+
+    def announce(self, revision: int, url: str = NEW, seconds: float = GRACE) -> bytes:
+        until = int(self.aggregator.unix_seconds() + seconds)
+        keys = self.aggregator.descriptor, self.aggregator._signing
+        message = sign_successor(Successor(revision, url, until), *keys)
+        self.show(message)
+        return message
+
+    def show(self, message: bytes) -> None:
+        topic = self.aggregator.topics.write(SuccessorTopic())
+        self.broker.publish(topic, message, retain=True)
+
+    def rotate(self, days: int) -> None:
+        self.aggregator.rotate_descriptor(lifetime_seconds=int(days * DAY))
+        self.aggregator.forget_sessions()
+        self.aggregator.publish_standing()
+        self.run(60)
+
+    @property
+    def here(self) -> str:
+        return self.participant.cell.here
+
+    @property
+    def membership(self) -> Membership:
+        found = self.home.membership.load()
+        assert found is not None
+        return found
+
+    def take_part(self) -> None:
+        seen = len(self.aggregator.seen.bodies)
+        self.aggregator.open_round(deadline_seconds=3000)
+        self.run(60)
+        assert len(self.aggregator.seen.bodies) > seen and self.home.rounds.outbox() == []
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    made = Fleet(tmp_path / "home")
+    made.run(5)
+    return made
+
+
+def test_a_device_moves_within_the_grace_and_forgets_the_old_broker_once_newer_keys_say_so(
+    fleet: Fleet,
+) -> None:
+    fleet.announce(1)
+    fleet.run(GRACE / 4)
+    assert fleet.here == SUCCESSOR and fleet.membership.broker(SUCCESSOR).url.address == NEW
+    fleet.take_part()
+    fleet.restart()
+    fleet.run(5)
+    assert [fleet.here, len(fleet.moves)] == [SUCCESSOR, 1], "at once, after a restart"
+    fleet.run(1.5 * DAY)
+    assert fleet.membership.way.url.host == "unused", "the keys that announced it cannot confirm it"
+    fleet.rotate(30)
+    assert fleet.membership.way.url.address == NEW and fleet.membership.successor is None
+    given = BrokerWay.parse("mqtt://unused")
+    fleet.home.membership.give_way(given)
+    assert fleet.membership.way.url.address == NEW, "what an app gives at each start"
+    fleet.home.membership.give_way(BrokerWay.parse(OTHER))
+    assert fleet.membership.way.url.address == OTHER
+    fleet.take_part()
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_device_comes_back_from_a_broker_where_nobody_is_and_tries_again(
+    fleet: Fleet, is_away: bool
+) -> None:
+    (fleet.away if is_away else fleet.silent).add(SUCCESSOR)
+    fleet.announce(1)
+    fleet.run(GRACE / 2)
+    fleet.run(70)
+    tries = [at for at, place in fleet.moves if place == SUCCESSOR]
+    assert len(tries) >= 2 and fleet.here == ""
+    fleet.take_part()
+    fleet.away.clear()
+    fleet.silent.clear()
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR
+    fleet.take_part()
+
+
+def test_an_old_word_moves_nobody_and_a_newer_one_does(fleet: Fleet) -> None:
+    first = fleet.announce(1)
+    fleet.announce(2, OTHER)
+    fleet.run(GRACE)
+    assert fleet.membership.broker(fleet.here).url.address == OTHER
+    moves = len(fleet.moves)
+    fleet.show(first)
+    fleet.run(DAY)
+    assert len(fleet.moves) == moves
+    fleet.announce(3, "")
+    fleet.run(GRACE)
+    assert fleet.here == "" and fleet.membership.successor is None
+    fleet.take_part()
+
+
+def test_words_of_no_key_in_force_or_of_no_broker_are_refused(fleet: Fleet) -> None:
+    before = fleet.announce(1, seconds=-DAY)
+    fleet.participant.refusals._counts.clear()
+    fleet.rotate(30)
+    moves = len(fleet.moves)
+    fleet.show(before[:-1] + bytes((before[-1] ^ 1,)))
+    for url in ("nonsense", "mqtt://user:word@host", "mqtt://"):
+        fleet.announce(9, url)
+    fleet.run(60)
+    refused = fleet.participant.refusals.counts()
+    assert refused["bad-signature"] and refused["bad-field"] == 3
+    assert len(fleet.moves) == moves
+
+
+def test_a_thief_of_the_keys_in_force_has_devices_no_longer_than_these_hold(fleet: Fleet) -> None:
+    """He leads them to a broker of his own, and serves them there until the descriptor ends; the
+    aggregator, which has newer keys, is at the old one."""
+    fleet.rotate(1)
+    fleet.announce(1, OTHER, seconds=1)
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR
+    fleet.run(0.9 * DAY)
+    assert fleet.here == SUCCESSOR and len(fleet.moves) == 1, "with a session there"
+    fleet.silent.add(SUCCESSOR)  # what the keys that ended open is no session
+    fleet.rotate(30)
+    fleet.run(2 * GRACE)
+    assert "" in [place for _, place in fleet.moves[1:]]
+    fleet.take_part()

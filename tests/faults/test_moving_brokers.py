@@ -1,0 +1,134 @@
+"""A fleet that moves to another broker while it works: nothing is lost, nothing counted twice."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from aggregator.home import AggregatorHome
+from device_sdk import Device, Pace
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import QUICK
+from tests.brokers.mosquitto import free_port, password_file
+from tests.fakes.homes import ServeProcess, command, invite, make_home, open_store
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+
+ROUND = "quorum = 1\nleast_deadline_seconds = 0.1\npause_seconds = 0.1"
+PACE = Pace(
+    answer_seconds=1.0, reopen_seconds=0.2, fetch_seconds=2.0, most_seconds=5.0, cell_seconds=3.0
+)
+
+
+class Fleet:
+    """Serve in a process of its own, and devices in this one."""
+
+    def __init__(self, folder: Path, url: str, devices: int, stack: ExitStack) -> None:
+        self.home = make_home(folder, url, ROUND)
+        codes = invite(self.home, devices)
+        self.serve = ServeProcess(self.home)
+        self.serve.start()
+        stack.callback(self.serve.stop)
+        self.devices = []
+        for place, code in enumerate(codes):
+            device = stack.enter_context(
+                Device.enrol(
+                    url,
+                    code,
+                    folder / f"device-{place}",
+                    timeout_seconds=PATIENCE_SECONDS,
+                    link_settings=QUICK,
+                    pace=PACE,
+                )
+            )
+            device.record_all((f"item-{row}", "anna") for row in range(place, place + 5))
+            device.start()
+            self.devices.append(device)
+
+    def rounds(self) -> list[int]:
+        return [each.status().receipted_round or 0 for each in self.devices]
+
+    def await_rounds(self, more: int = 2) -> None:
+        before = self.rounds()
+        wait_until(
+            lambda: all(now >= was + more for now, was in zip(self.rounds(), before, strict=True)),
+            lambda: ([each.status().problem for each in self.devices], self.serve.log.read_text()),
+        )
+
+    def at(self, url: str) -> bool:
+        return all(each.status().broker == url for each in self.devices)
+
+
+def require_each_counted_once(home: AggregatorHome) -> None:
+    store = open_store(home)
+    (counted,) = store.database.row("SELECT count(*) FROM verdicts WHERE reason IS NULL") or ()
+    (closed,) = store.database.row("SELECT coalesce(sum(participants), 0) FROM rounds") or ()
+    assert counted == closed + store.first.log.last_seq() > 0
+    refused = store.database.row("SELECT count(*) FROM verdicts WHERE reason = 'conflict'")
+    store.database.close()
+    assert refused == (0,)
+
+
+def test_devices_move_by_themselves_and_the_old_broker_can_go(
+    tmp_path: Path, make_mosquitto: MakeMosquitto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A running fleet is told another broker; serve and devices are there, then the old one is
+    switched off. It holds over restarts of serve and of devices, and once the grace is over."""
+    old, new = make_mosquitto(), make_mosquitto()
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, old.url, 3, stack)
+        fleet.await_rounds()
+        assert command(fleet.home, "broker", "move", new.url, "--grace", "20s") == 0
+        assert f"moves        to {new.url}" in capsys.readouterr().out
+        wait_until(lambda: fleet.at(new.url), lambda: [d.status().problem for d in fleet.devices])
+        fleet.await_rounds()
+        old.stop()
+        fleet.await_rounds()
+        fleet.devices[0].stop()
+        fleet.devices[0].start()
+        fleet.serve.kill()
+        fleet.serve.start()
+        fleet.await_rounds()
+        log = fleet.serve.log
+        wait_until(
+            lambda: (
+                "to be another one, or two"
+                in log.read_text()[log.read_text().rfind("goes on with") :]
+            )
+        )
+        fleet.await_rounds()
+        command(fleet.home, "broker")
+        assert f"moved        to {new.url}: write broker.url" in capsys.readouterr().out
+        command(fleet.home, "status")
+        assert f"runs, connected to {new.url} for" in capsys.readouterr().out
+        for device in fleet.devices:
+            device.stop()
+    require_each_counted_once(fleet.home)
+
+
+def test_a_broker_that_cannot_be_reached_is_left_again(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    """Nobody listens at the first that is announced, the second lets no device in; the devices are
+    back at the old one each time, and rounds go on there. Then the move is called off."""
+    old = make_mosquitto()
+    closed = make_mosquitto(
+        "allow_anonymous false", f"password_file {password_file(tmp_path / 'words', {'a': 'b'})}"
+    )
+    (tmp_path / "word").write_text("b")
+    nowhere = f"mqtt://127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, old.url, 2, stack)
+        fleet.await_rounds()
+        user = ("--user", "a", "--password-file", str(tmp_path / "word"))
+        for url, *options in ((nowhere,), (closed.url, *user)):
+            assert command(fleet.home, "broker", "move", url, *options, "--grace", "1h") == 0
+            wait_until(lambda url=url: any(each.status().broker == url for each in fleet.devices))
+            wait_until(lambda: fleet.at(old.url))
+            fleet.await_rounds()
+        assert command(fleet.home, "broker", "stay") == 0
+        fleet.await_rounds()
+        for device in fleet.devices:
+            device.stop()
+    require_each_counted_once(fleet.home)

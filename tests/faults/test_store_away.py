@@ -1,0 +1,90 @@
+"""A store that is away, whenever and for however long, ends no serve, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_sdk import Device
+from tests.brokers.fixtures import MakeMosquitto
+from tests.brokers.links import QUICK
+from tests.fakes.homes import ServeProcess, command, invite, make_home
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.servers.fixtures import MakeDatabase
+from tests.servers.postgres import PostgresServer
+
+ROUND = "least_deadline_seconds = 0.05\npause_seconds = 0.0"
+
+
+def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
+    tmp_path: Path,
+    make_mosquitto: MakeMosquitto,
+    make_database: MakeDatabase,
+    postgres: PostgresServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """PostgreSQL is away when serve starts, then ended in each way in the midst of rounds."""
+    broker, url = make_mosquitto(), make_database()
+    home = make_home(tmp_path, broker.url, ROUND, f'[cluster]\nstore = "{url}"', store_url=url)
+    (code,) = invite(home)
+    serve = ServeProcess(home)
+
+    def said(*options: str) -> str:
+        command(home, "status", *options)
+        out, err = capsys.readouterr()
+        return out + err
+
+    postgres.stop()
+    serve.start()
+    wait_until(lambda: "it waits for its store" in (text := said()) and "cannot be reached" in text)
+    postgres.start()
+    serve.await_connections(1)
+    with Device.enrol(
+        broker.url,
+        code,
+        tmp_path / "device",
+        timeout_seconds=PATIENCE_SECONDS,
+        link_settings=QUICK,
+    ) as device:
+        device.record_all((f"item-{row}", "anna") for row in range(5))
+        device.start()
+
+        def await_rounds(more: int = 2) -> None:
+            wanted = (device.status().receipted_round or 0) + more
+            wait_until(
+                lambda: (device.status().receipted_round or 0) >= wanted, serve.log.read_text
+            )
+
+        await_rounds()
+        rng = np.random.default_rng(7)
+        for end in (postgres.stop, postgres.crash, postgres.kill, postgres.crash):
+            time.sleep(rng.uniform(0.0, 0.5))  # whatever it does then
+            end()
+            postgres.start()
+            assert serve.ended() is None, serve.log.read_text()
+            await_rounds()
+        assert f"runs, connected to {broker.url} for" in said()
+        broker.stop()
+        wait_until(lambda: "not connected to its broker" in said())
+        assert json.loads(said("--json"))["serve"]["connected"] is False
+        postgres.stop()
+        wait_until(lambda: "it waits for its store" in said())
+        assert serve.stop() == 0, "it can be stopped meanwhile"
+        postgres.start()
+        broker.start()
+        serve.start()
+        await_rounds()
+        device.stop()
+        assert serve.stop() == 0
+    assert "the store is there again, after" in serve.log.read_text()
+    assert "serve        does not run" in said()
+    name = url.rpartition("/")[2]
+    ((counted,),) = postgres.run("SELECT count(*) FROM verdicts WHERE reason IS NULL", name)
+    ((closed, waiting),) = postgres.run(
+        "SELECT coalesce(sum(participants), 0), (SELECT count(*) FROM updates) FROM rounds", name
+    )
+    assert counted == closed + waiting, "each is in exactly one version"

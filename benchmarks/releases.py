@@ -33,7 +33,7 @@ exports and verifies the survey's models that need nothing but torch, and runs t
 status is 1 where one of them could not be installed, or something was not right."""
 _EPILOG = f"""\
 torch comes without CUDA where {WITHOUT_CUDA} answers, else from PyPI, on
-Linux with CUDA (5.9 GB an environment). pip's own settings hold but for constraints."""
+Linux with CUDA (6 GB an environment). pip's own settings hold but for constraints."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,6 +138,7 @@ def _installed(python: str, wheel: Path, pins: Sequence[str], folder: Path) -> D
     for name, version in sorted(install.packages().items()):
         if name in _TOLD:
             print(f"{name} {version}", flush=True)
+    print(f"{install.size_bytes() / 1e9:.1f} GB in all", flush=True)
     return install
 
 

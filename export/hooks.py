@@ -33,7 +33,7 @@ def hooks_of(model: nn.Module, trained: Collection[str]) -> Hooks:
     for name, parameter in model.named_parameters():
         if name not in trained:
             continue
-        after = parameter._post_accumulate_grad_hooks or {}  # type: ignore[attr-defined]
+        after = parameter._post_accumulate_grad_hooks or {}
         own = parameter._backward_hooks or {}
         for hook in after.values():
             raise _refusal(name, f"({_named(hook)}) that runs when its gradient is in p.grad")

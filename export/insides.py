@@ -7,6 +7,7 @@ listed, and looked for before any of it is used: what is missing is said at once
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -87,6 +88,7 @@ def missing(taken: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 def _found(place: str) -> Any:
     path = place.removesuffix("()")
+    owner: Any
     try:
         owner = importlib.import_module(path)
     except ImportError:
@@ -98,7 +100,7 @@ def _found(place: str) -> Any:
 def _attribute(owner: Any, path: str) -> Any:
     for name in path.split("."):
         # What each instance has may be declared in its class alone.
-        declared = name in getattr(owner, "__annotations__", {})
+        declared = isinstance(owner, type) and name in inspect.get_annotations(owner)
         owner = None if declared else getattr(owner, name)
     return owner
 

@@ -217,9 +217,9 @@ class _Recorder:
                     line=other.env.questions[-1].line,
                     instead="the same outputs in both",
                 )
-        for error in raised:
-            _say_raised(error)
-            ways.append(self._recorded([each.answer for each in error.questions], first))
+        for each in raised:
+            _say_raised(each)
+            ways.append(self._recorded([question.answer for question in each.questions], first))
         first.others.extend(ways[1:])
         for line in dict.fromkeys(way.env.cut for way in ways if way.env.cut):
             warnings.warn(

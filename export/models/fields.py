@@ -183,7 +183,7 @@ class FieldAttention(nn.Module):
         """The map [b, r, dim], its sum [b, dim] and the weights [b, r]."""
         query = self.query(_unit(fields.mean(1)))
         scores = (query.unsqueeze(1) * self._keys(fields)).sum(-1)
-        weights: Tensor = _ChannelMean.apply(scores, self.widen)  # type: ignore[no-untyped-call]
+        weights: Tensor = _ChannelMean.apply(scores, self.widen)
         summed = weights.unsqueeze(-1) * fields
         return summed * fields.shape[1], summed.sum(1), weights
 

@@ -90,7 +90,7 @@ def bpr_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         raise TypeError(f"bpr_loss takes a MatrixFactorisation, not {type(model).__name__}")
     items = model.items(torch.cat([batch["positive"], batch["negative"]]))
     settings = [batch[name] for name in ("rate_users", "rate_items", "l2_users", "l2_items")]
-    loss: Tensor = _Bpr.apply(  # type: ignore[no-untyped-call]
+    loss: Tensor = _Bpr.apply(
         model.users(batch["user"]), items, batch["weight"], batch["offset"], *settings
     )
     return loss

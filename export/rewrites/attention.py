@@ -128,9 +128,7 @@ def attention(
         blind = (mask == -math.inf).all(-1, keepdim=True)
         bias = mask.masked_fill(blind, 0.0)
     kept, times = drop([query.shape[0], rows, columns], query)
-    result: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        query * factor, key, value, bias, kept, times, lead
-    )
+    result: Tensor = _Attention.apply(query * factor, key, value, bias, kept, times, lead)
     result = result.reshape(*lead, *result.shape[1:])
     return result if blind is None else result.masked_fill(blind, 0.0)
 

@@ -29,7 +29,7 @@ def value_of(tensor: Tensor) -> Tensor | None:
     """A recorded tensor's value, or None where only a step knows it."""
     if not is_fake(tensor):
         return tensor
-    mode = get_proxy_mode()
+    mode: Any = get_proxy_mode()
     slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
     sizes = getattr(maybe_get_fake_mode(tensor), "shape_env", None)
     if slot is None or mode is None or not isinstance(sizes, Sizes):
@@ -98,5 +98,5 @@ def _computed(node: fx.Node, needed: set[fx.Node], held: dict[fx.Node, Tensor], 
                 found[each] = getattr(root, str(each.target)).clone()
             else:
                 args, kwargs = fx.map_arg((each.args, dict(each.kwargs)), found.__getitem__)
-                found[each] = each.target(*args, **kwargs)  # type: ignore[operator]
+                found[each] = each.target(*args, **kwargs)
     return found[node]

@@ -153,9 +153,7 @@ def ctc_loss(
         for given in (input_lengths, target_lengths)
     )
     classes = _places(targets.to(torch.int64), lengths, blank)
-    losses: Tensor = _Ctc.apply(  # type: ignore[no-untyped-call]
-        log_probs, classes, steps, lengths, zero_infinity
-    )
+    losses: Tensor = _Ctc.apply(log_probs, classes, steps, lengths, zero_infinity)
     longest = targets.shape[-1]
     losses = torch.where((steps > log_probs.shape[0]) | (lengths > longest), math.nan, losses)
     if reduction == "none":

@@ -61,7 +61,7 @@ def cdist(
         by_product = compute_mode != "donot_use_mm_for_euclid_dist" and (
             many or compute_mode == "use_mm_for_euclid_dist"
         )
-        distance: Tensor = _Euclidean.apply(x1, x2, by_product)  # type: ignore[no-untyped-call]
+        distance: Tensor = _Euclidean.apply(x1, x2, by_product)
         return distance
     return _norm((x1.unsqueeze(-2) - x2.unsqueeze(-3)), p)
 

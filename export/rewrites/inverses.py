@@ -68,7 +68,7 @@ def _inverse(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             operator="aten.linalg_inv_ex",
             instead=f"at most {_MOST} rows, a fixed number; larger ones belong outside the step",
         )
-    result: tuple[Tensor, Tensor, Tensor] = _Inverse.apply(a)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = _Inverse.apply(a)
     return result
 
 
@@ -121,7 +121,7 @@ class _Cholesky(ShortGradient):
         """Murray 2016, section 4.1: of a symmetric matrix, half to each of two places."""
         (lower,) = ctx.saved_tensors
         turned = lower.transpose(-1, -2)
-        inverse = _Inverse.apply(lower)[0]  # type: ignore[no-untyped-call]
+        inverse = _Inverse.apply(lower)[0]
         inner = (turned @ grad).tril()
         inner = inner - 0.5 * inner.diagonal(dim1=-2, dim2=-1).diag_embed()
         share = inverse.transpose(-1, -2) @ inner @ inverse
@@ -137,7 +137,7 @@ def cholesky(input: Tensor, upper: bool = False) -> Tensor:
     if input.shape[-1] > _MOST:
         factor: Tensor = torch.linalg.cholesky(input, upper=upper)
         return factor
-    lower: Tensor = _Cholesky.apply(input)  # type: ignore[no-untyped-call]
+    lower: Tensor = _Cholesky.apply(input)
     return lower.transpose(-1, -2) if upper else lower
 
 

@@ -56,7 +56,7 @@ def binary_cross_entropy_with_logits(
         raise ValueError(f"target is {list(target.shape)}, but input is {list(input.shape)}")
     target = target.to(input.dtype)
     if pos_weight is None:
-        losses: Tensor = _Losses.apply(input, target)  # type: ignore[no-untyped-call]
+        losses: Tensor = _Losses.apply(input, target)
     else:
         share = 1 + (pos_weight - 1) * target
         losses = (1 - target) * input + share * functional.softplus(-input)
@@ -173,9 +173,7 @@ def cross_entropy(
     label = _Labels(target, input, weight, ignore_index)
     if label_smoothing > 0:
         return _smoothed(input, label, weight, reduction, label_smoothing)
-    losses: Tensor = _OfLogits.apply(  # type: ignore[no-untyped-call]
-        input, label.place, label.ignored, label.share(reduction)
-    )
+    losses: Tensor = _OfLogits.apply(input, label.place, label.ignored, label.share(reduction))
     return _reduced(losses, reduction)
 
 

@@ -83,7 +83,7 @@ def batch_norm(
         if bias is not None:
             shift = shift + bias
         return input * scale.reshape(shape) + shift.reshape(shape)
-    y, mean, variance = _BatchNormalise.apply(input, weight, bias, eps)  # type: ignore[no-untyped-call]
+    y, mean, variance = _BatchNormalise.apply(input, weight, bias, eps)
     if running_mean is not None and running_var is not None:
         count = input.numel() // input.shape[1]
         share = momentum * (count / (count - 1))
@@ -160,7 +160,7 @@ def layer_norm(
     E[x^2] - E[x]^2, loses the digits of data far from zero.
     """
     axes = list(range(-len(normalized_shape), 0))
-    y: Tensor = _LayerNormalise.apply(input, axes, eps)  # type: ignore[no-untyped-call]
+    y: Tensor = _LayerNormalise.apply(input, axes, eps)
     if weight is not None:
         y = y * weight
     return y if bias is None else y + bias

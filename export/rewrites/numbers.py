@@ -199,10 +199,10 @@ def _of_tensor(own: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     return converted
 
 
-def _length_of(tensor: Tensor) -> int:
+def _length_of(tensor: Tensor) -> Any:
     if tensor.dim() and _is_read(tensor.shape[0]):
         _ask_anew(_user(sys._getframe()))
-    return Tensor.__len__(tensor)
+    return _LENGTH(tensor)
 
 
 def _index_of_size(size: torch.SymInt) -> int:
@@ -342,7 +342,8 @@ _FLOAT_OF_SIZE: dict[type, Any] = {
     torch.SymFloat: torch.SymFloat.__float__,
 }
 
-_INDEX_OF_SIZE = torch.SymInt.__index__
+_INDEX_OF_SIZE: Any = torch.SymInt.__index__
+_LENGTH: Any = Tensor.__len__
 
 EQUALS: Equals = {
     Tensor.item: _item,

@@ -114,7 +114,7 @@ def turned(x: Tensor, packing: Packing) -> Tensor:
     step = torch.arange(x.shape[0]).unsqueeze(1)
     places = torch.where(packing.active, packing.lengths - 1 - step, step)
     places = places.clamp(max=x.shape[0] - 1)
-    result: Tensor = _Turned.apply(x, places)  # type: ignore[no-untyped-call]
+    result: Tensor = _Turned.apply(x, places)
     return result
 
 

@@ -49,7 +49,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Ten
         return x.clone()
     if not x.is_floating_point():
         return torch.cumprod(x, dim)
-    result: Tensor = _Running.apply(x.movedim(dim, -1))  # type: ignore[no-untyped-call]
+    result: Tensor = _Running.apply(x.movedim(dim, -1))
     return result.movedim(-1, dim)
 
 

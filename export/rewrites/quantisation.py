@@ -39,7 +39,7 @@ class _Rounded(ShortGradient):
 
 def _rounded(x: Tensor, scale: Any, zero: Any, low: int, high: int) -> Tensor:
     scale, zero = (torch.as_tensor(each).detach().to(x.dtype) for each in (scale, zero))
-    result: Tensor = _Rounded.apply(x, scale, zero, low, high)  # type: ignore[no-untyped-call]
+    result: Tensor = _Rounded.apply(x, scale, zero, low, high)
     return result
 
 

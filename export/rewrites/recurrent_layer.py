@@ -276,18 +276,14 @@ class _Lstm(ShortGradient):
 def rnn_layer(x: Tensor, h0: Tensor, weights: Weights, relu: bool, backwards: bool) -> Tensor:
     """All hidden states [T, H, B] of x [T, F, B] from h0 [H, B]."""
     w = weights
-    h: Tensor = _Rnn.apply(  # type: ignore[no-untyped-call]
-        x, h0, w.input, w.state, w.input_bias, w.state_bias, relu, backwards
-    )
+    h: Tensor = _Rnn.apply(x, h0, w.input, w.state, w.input_bias, w.state_bias, relu, backwards)
     return h
 
 
 def gru_layer(x: Tensor, h0: Tensor, weights: Weights, backwards: bool) -> Tensor:
     """All hidden states [T, H, B] of x [T, F, B] from h0 [H, B]."""
     w = weights
-    h: Tensor = _Gru.apply(  # type: ignore[no-untyped-call]
-        x, h0, w.input, w.state, w.input_bias, w.state_bias, backwards
-    )
+    h: Tensor = _Gru.apply(x, h0, w.input, w.state, w.input_bias, w.state_bias, backwards)
     return h
 
 
@@ -298,7 +294,5 @@ def lstm_layer(
     w = weights
     h: Tensor
     last: Tensor
-    h, last = _Lstm.apply(  # type: ignore[no-untyped-call]
-        x, h0, c0, w.input, w.state, w.input_bias, w.state_bias, backwards
-    )
+    h, last = _Lstm.apply(x, h0, c0, w.input, w.state, w.input_bias, w.state_bias, backwards)
     return h, last

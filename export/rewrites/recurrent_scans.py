@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,13 +29,12 @@ def _order(steps: int, backwards: bool) -> Iterator[int]:
     return iter(range(steps - 1, -1, -1) if backwards else range(steps))
 
 
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
+_Definition = TypeVar("_Definition", bound=Callable[..., Any])
 
 
 def opaque(
-    *like: int, fake: Callable[_Given, _Result] | None = None
-) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    *like: int, fake: Callable[..., Any] | None = None
+) -> Callable[[_Definition], _Definition]:
     """Makes an operator of a definition, but where its gradient is recorded.
 
     ``fake`` tells torch the results' shapes; else they are those of the arguments at the places
@@ -46,19 +45,16 @@ def opaque(
         results = tuple(torch.empty_like(arguments[place]) for place in like)
         return results if len(results) > 1 else results[0]
 
-    def made(definition: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-        operator: Any = torch.library.custom_op(
-            f"tessera::{definition.__name__}", definition, mutates_args=()
-        )
+    def made(definition: _Definition) -> _Definition:
+        name = f"tessera::{definition.__name__}"
+        operator: Any = torch.library.custom_op(name, definition, mutates_args=())
         operator.register_fake(fake or shaped)
 
         @wraps(definition)
-        def called(*given: _Given.args, **named: _Given.kwargs) -> _Result:
-            use = definition if torch.is_grad_enabled() else operator
-            found: _Result = use(*given, **named)
-            return found
+        def called(*given: Any, **named: Any) -> Any:
+            return (definition if torch.is_grad_enabled() else operator)(*given, **named)
 
-        return called
+        return cast(_Definition, called)
 
     return made
 

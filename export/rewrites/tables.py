@@ -122,7 +122,7 @@ def sliced(table: Tensor, key: Any) -> Any:
         before: list[Any] = [slice(None)] * axis
         if isinstance(item, slice) and _reads_rows(item, result.shape[axis]):
             start, stop = _ends(item, result.shape[axis])
-            result = _NumberedRows.apply(result, axis, start, stop)  # type: ignore[no-untyped-call]
+            result = _NumberedRows.apply(result, axis, start, stop)
             item = slice(None)
         elif isinstance(item, slice) and _may_end_before(item, result.shape[axis]):
             start, stop = (_within(place, result.shape[axis]) for place in (item.start, item.stop))

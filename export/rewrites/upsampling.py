@@ -59,7 +59,7 @@ class _Along(ShortGradient):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         weight, transposed = ctx.saved_tensors
-        turned: Tensor = _Along.apply(grad, transposed, weight)  # type: ignore[no-untyped-call]
+        turned: Tensor = _Along.apply(grad, transposed, weight)
         return turned, None, None
 
 
@@ -90,7 +90,7 @@ def interpolate(
     factors = [after // before for before, after in zip(sizes, wanted, strict=True)]
     whole = [f * before for f, before in zip(factors, sizes, strict=True)] == list(wanted)
     if mode.startswith("nearest") and whole and _is_plain(scale_factor, factors, given[4]):
-        result: Tensor = _Repeated.apply(input, factors)  # type: ignore[no-untyped-call]
+        result: Tensor = _Repeated.apply(input, factors)
         return result
     for axis in range(rank):
         scale = scale_factor[axis] if isinstance(scale_factor, (tuple, list)) else scale_factor
@@ -98,9 +98,7 @@ def interpolate(
         weight = _matrix(sizes[axis], wanted[axis], kept, mode, align_corners).to(input.dtype)
         lead, rest = input.shape[: axis + 2], input.shape[axis + 3 :]
         columns = input.reshape(-1, sizes[axis], _count(rest))
-        moved: Tensor = _Along.apply(  # type: ignore[no-untyped-call]
-            columns, weight, weight.t().contiguous()
-        )
+        moved: Tensor = _Along.apply(columns, weight, weight.t().contiguous())
         input = moved.reshape(*lead, wanted[axis], *rest)
     return input
 

@@ -518,7 +518,7 @@ def test_branches_on_constants_are_no_branches_on_data(tmp_path: Path) -> None:
     model, x = Chosen(), torch.randn(3, 4)
     made = _export(model, Chosen.loss, x, tmp_path / "chosen")
     graph = onnx.load(made.directory / "train.onnx").graph
-    assert sum(node.op_type == "If" for node in graph.node) == 1  # written[1], which is written to
+    assert not any(node.op_type == "If" for node in graph.node)
     trainer = Trainer(tmp_path / "chosen", seed=0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,23 +124,27 @@ def read_interactions(
     Rows without a user or an item, those of another number of columns than most, and repeats are
     left out, and counted in ``understood``.
 
-    Raises TableError where the file is none, or what it means is not clear; OSError.
+    Raises InteractionsError where the file is no table, or what it means is not clear; OSError.
     """
-    reading = reading or Reading()
+    try:
+        return _read(path, reading or Reading(), progress)
+    except TableError as error:
+        raise InteractionsError(str(error)) from None
+
+
+def _read(path: str | os.PathLike[str], reading: Reading, progress: Progress) -> Interactions:
     table = open_table(path, reading)
     columns = interaction_columns(table, reading)
     taken = _take(table, columns, progress)
     if not len(taken.user):
         why = f": its rows are left out, {taken.left.said()}" if taken.left.rows else ""
-        raise InteractionsError(f"{table.name} holds no interactions{why}")
+        raise TableError(f"{table.name} holds no interactions{why}")
     seconds = _seconds(table, columns, taken.texts, len(taken.user), reading)
     order = np.argsort(np.where(np.isnan(seconds), -np.inf, seconds), kind="stable")
     found = Interactions(
         taken.user[order], taken.item[order], tuple(taken.users), tuple(taken.items)
     )
-    understood = _understood(table, columns, taken, seconds, len(found))
-    object.__setattr__(found, "understood", understood)
-    return found
+    return replace(found, understood=_understood(table, columns, taken, seconds, len(found)))
 
 
 @dataclass(slots=True)

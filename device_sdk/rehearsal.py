@@ -258,10 +258,14 @@ def supervise(
 
 
 def finish(
-    out: str, ways: Iterable[tuple[tuple[Case, ...], Trains]], seconds: float, title: str
+    out: str,
+    ways: Iterable[tuple[tuple[Case, ...], Trains]],
+    seconds: float,
+    title: str,
+    problem: str | None = None,
 ) -> NoReturn:
     """Train each case of the first of ``ways`` whose most usual case trains (else of the first),
-    write what became of them, and end this process."""
+    write what became of them, and end this process. ``problem``: known without them."""
     tried: list[list[Finding]] = []
     for found, train in ways:
         tried.append([_found(found[0], train, seconds)])
@@ -270,14 +274,17 @@ def finish(
             break
     findings = tried[0] if tried else []
     lines = [title, *(f"  {line}" for line in sentences(findings))]
-    told = {"lines": lines, "problem": problem_of(findings)}
+    told = {"lines": lines, "problem": problem or problem_of(findings)}
     Path(out).write_text(json.dumps(told), encoding="utf-8")
     end(0)
 
 
 def _found(case: Case, train: Trains, seconds: float) -> Finding:
     say(f"the rehearsal of a device with {case.title}", seconds)
-    return train(case)
+    try:
+        return train(case)
+    except Exception as error:  # a method of somebody else's may raise anything
+        return Finding(case, "fails", "error", in_words(error))
 
 
 def main() -> None:

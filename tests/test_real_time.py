@@ -22,7 +22,7 @@ attacks/test_lost_sessions.py
 attacks/test_payloads.py attacks/test_sleepers.py attacks/test_remains.py device_sdk/capability
 device_sdk/rounds/test_attachments.py device_sdk/rounds/test_cell.py
 device_sdk/rounds/test_participant.py device_sdk/rounds/test_reports.py
-device_sdk/rounds/test_resubscription.py
+device_sdk/rounds/test_resubscription.py device_sdk/rounds/test_successor.py
 device_sdk/rounds/test_several_tasks.py faults/test_method_faults.py
 faults/test_simulated_network.py faults/test_task_changes.py
 """

@@ -45,7 +45,6 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(spare="url")
     parser.add_argument("action", nargs="?", choices=("show", "move", "stay"), default="show")
     parser.add_argument(
         "url", metavar="URL", nargs="?", default="", help="of move: as devices see it"

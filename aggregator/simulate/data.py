@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from device_sdk.evaluation.terms import EvaluationTerms
-from device_sdk.interactions import Interactions, read_interactions
+from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.local_data import LocalData
 from device_sdk.system.printable import printable
-from device_sdk.tables.text import Reading, TableError
+from device_sdk.tables.text import Reading
 from device_sdk.train.evaluate import HeldOutItem
 from device_sdk.train.scatter import without_latest
 from device_sdk.wire.publish.report import ItemCount
@@ -62,7 +62,7 @@ class TableEntries(list[list[str]]):
 def _table_entries(path: Path, devices: int, reading: Reading) -> TableEntries:
     try:
         found = read_interactions(path, reading)
-    except TableError as error:
+    except InteractionsError as error:
         raise DataError(f"--data: {error}") from None
     except OSError as error:
         raise DataError(f"--data: {path} cannot be read: {error.strerror}") from None
@@ -83,7 +83,8 @@ def find_function(said: str) -> DataFunction:
     source, colon, name = said.rpartition(":")
     if not colon or not source or not name.isidentifier():
         raise DataError(
-            f"--data is {said!r}; expected module:function, file.py:function, or a table's file"
+            f"--data is {said!r}, and no file; expected module:function, file.py:function, or a "
+            "table's file"
         )
     try:
         module = _from_file(Path(source)) if source.endswith(".py") else _by_name(source)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method, NoVersion
 from aggregator.simulate.data import Entries, arrays_of, entries_of
 from aggregator.simulate.devices import ArrayDevices, Chosen, DeviceSettings, device_id
@@ -161,8 +162,11 @@ def main() -> None:
         found = cases(manifest, batch_size, rng, draw)
         return found, Rehearsal(task, artifacts, place, found, kind).train
 
-    draws = (_from(data),) if data else made_up(manifest, rng)
-    finish(out, map(way, draws), limits.seconds, title)
+    try:
+        draws = (_from(data),) if data else made_up(manifest, rng)
+        finish(out, map(way, draws), limits.seconds, title)
+    except (AggregatorError, ValueError) as error:
+        finish(out, (), limits.seconds, "not rehearsed", str(error))
 
 
 def training_of(task: Task) -> object:

@@ -27,7 +27,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.set_defaults(spare="url")
     parser.add_argument("action", choices=("show", "set"), nargs="?", default="show")
     parser.add_argument(
         "url", metavar="URL", nargs="?", default="", help="of set: where the broker is, as for join"

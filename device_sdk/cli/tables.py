@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 from device_sdk.cli.arguments import CommandError, ProgressLine
-from device_sdk.interactions import Interactions, read_interactions
+from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.system.clock import MonotonicClock
 from device_sdk.tables.options import reading_of, shown_progress
-from device_sdk.tables.text import TableError
 
 
 def read_file(arguments: argparse.Namespace, option: str) -> Interactions:
@@ -20,7 +19,7 @@ def read_file(arguments: argparse.Namespace, option: str) -> Interactions:
     progress = shown_progress(path.name, line.show, MonotonicClock().now)
     try:
         found = read_interactions(path, reading_of(arguments), progress)
-    except TableError as error:
+    except InteractionsError as error:
         raise CommandError(f"{option}: {error}") from None
     except OSError as error:
         why = error.strerror or error

@@ -187,8 +187,9 @@ class _Dialect:
             lines = (line.replace(separator, self.stand_in) for line in lines)
         delimiter = self.stand_in or separator or _NEVER
         match self.quoting:
-            case "doubled":
-                return csv.reader(lines, delimiter=delimiter, strict=True)
+            case "doubled" | "spaced":
+                beside = self.quoting == "spaced"
+                return csv.reader(lines, delimiter=delimiter, skipinitialspace=beside, strict=True)
             case "backslash":
                 return csv.reader(
                     lines, delimiter=delimiter, doublequote=False, escapechar="\\", strict=True
@@ -196,14 +197,12 @@ class _Dialect:
         return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
 
 
-_QUOTINGS = ("doubled", "backslash", "none")
-"""Quotes inside of quotes are doubled; or stand behind a backslash; or quotes are text."""
-
-
-def _quotings(source: _Source) -> Iterator[str]:
-    """What quotes may mean in a file, to be tried in this order."""
+def _quotings(source: _Source, separator: str) -> tuple[str, ...]:
+    """What quotes may mean in a file, to be tried in this order: inside of quotes they are doubled,
+    also where a space is before the first one; or stand behind a backslash; or quotes are text."""
+    first = "spaced" if separator != " " and source.has(f'{separator} "') else "doubled"
     # Without such a mark the second would take any text behind a quoted one.
-    return (each for each in _QUOTINGS if each != "backslash" or source.has('\\"'))
+    return (first, "backslash", "none") if source.has('\\"') else (first, "none")
 
 
 def open_table(
@@ -358,7 +357,7 @@ def _separator(
 
 
 def _first_row(source: _Source, separator: str) -> list[str]:
-    for quoting in _quotings(source):
+    for quoting in _quotings(source, separator):
         try:
             return next(_made(source, separator, quoting).rows(source.lines()), [])
         except csv.Error:
@@ -371,7 +370,7 @@ def _fit(source: _Source, separator: str) -> tuple[bool, float]:
     the share of the first thousand that have it."""
     if not source.has(separator):
         return False, 0.0
-    for quoting in _quotings(source):
+    for quoting in _quotings(source, separator):
         try:
             rows = islice(_made(source, separator, quoting).rows(source.lines()), HEAD_ROWS)
             table = dropwhile(lambda row: row[:1] and row[0].startswith(_COMMENTS), rows)
@@ -405,7 +404,7 @@ def _holds(row: Sequence[str]) -> bool:
 
 def _table(source: _Source, separator: str, name: str, *, ragged: bool) -> TextTable:
     wrong = ""
-    for quoting in _quotings(source):
+    for quoting in _quotings(source, separator):
         dialect = _made(source, separator, quoting)
         rows = dialect.rows(source.lines())
         try:
@@ -413,7 +412,7 @@ def _table(source: _Source, separator: str, name: str, *, ragged: bool) -> TextT
         except csv.Error as error:
             wrong = wrong or f"line {rows.line_num}: {error}"
             continue
-        if wrong and quoting == "none" and _is_quoted(dialect.rows(source.lines())):
+        if wrong and quoting == "none" and _is_quoted(dialect, source):
             break
         del widths[0]  # empty lines
         return _of_width(source, dialect, widths, name, ragged=ragged)
@@ -422,8 +421,12 @@ def _table(source: _Source, separator: str, name: str, *, ragged: bool) -> TextT
     )
 
 
-def _is_quoted(rows: Rows) -> bool:
-    return any(len(cell) > 1 and cell[0] == cell[-1] == '"' for row in rows for cell in row)
+def _is_quoted(dialect: _Dialect, source: _Source) -> bool:
+    """Whether quotes around cells are no text: one pair says so where texts hold the separator,
+    and elsewhere, where titles may be `"Heroes"`, pairs in half of the rows."""
+    rows = dialect.rows(source.lines())
+    found = [any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in row) for row in rows]
+    return any(found) if dialect.separator in (",", ";") else 2 * sum(found) > len(found)
 
 
 def _of_width(
@@ -437,7 +440,7 @@ def _of_width(
     head: list[tuple[str, ...]] = []
     skipped = short = line = 0
     for row in rows:
-        if not head and not ragged and (not _holds(row) or _is_no_row(row, width)):
+        if not head and (_is_sep(row) or (not ragged and _is_no_row(row, width))):
             skipped += 1
             continue
         if not head and len(row) > width and not ragged:
@@ -472,8 +475,11 @@ def _odd_first(name: str, line: int, first: int, width: int) -> TableError:
     )
 
 
+def _is_sep(row: Sequence[str]) -> bool:
+    """What tells a spreadsheet the separator."""
+    return row[:1] == ["sep="] and not any(row[1:])
+
+
 def _is_no_row(row: Sequence[str], width: int) -> bool:
-    """A comment before the table, or what tells a spreadsheet the separator."""
-    if row[0].lstrip().startswith(_COMMENTS):
-        return len(row) != width
-    return row[0] == "sep=" and not any(row[1:])
+    """An empty line, or a comment, before the table."""
+    return not _holds(row) or (row[0].lstrip().startswith(_COMMENTS) and len(row) != width)

@@ -96,6 +96,8 @@ def test_a_mistyped_option_is_answered_with_its_commands_usage(
         ("aggregator.cli", "compare", ["a.json", "b.json", "c.json"], ["-o", "x.png"]),
         ("aggregator.cli", "simulate", ["task.toml"], ["--data", "a.py:f", "--seeds", "2"]),
         ("device_sdk.cli", "join", ["mqtt://b", "CODE"], ["--home", "H", "--timeout", "3"]),
+        ("device_sdk.cli", "broker", ["set", "mqtt://b"], ["--home", "H", "--password-file", "F"]),
+        ("aggregator.cli", "broker", ["move", "mqtt://b"], ["--grace", "7d", "--home", "H"]),
     ],
 )
 def test_options_stand_anywhere_among_the_words_of_a_command(

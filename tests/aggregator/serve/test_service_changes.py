@@ -62,7 +62,7 @@ def test_items_are_appended_between_rounds(mosquitto: Mosquitto, tmp_path: Path)
         items = anna.fetch(second)[1].tensors["items"]
         assert items.shape[0] == len(before) + 1
         # A file that moves items is reported, and the fleet goes on.
-        file.write_text("moved\n" + file.read_text())
+        file.write_text("item-20\tMoved\n" + file.read_text())
         assert anna.take_part(2, anna.body(items=ITEMS + 1)).verdict is Verdict.COUNTED
         assert anna.await_round(3).catalogue_id == second.catalogue_id
     file.write_text("a\n\nb\n")
@@ -106,7 +106,7 @@ def test_settings_beside_an_unusable_catalogue_lose_no_rollback(
         assert anna.take_part(1).verdict is Verdict.COUNTED
         anna.await_round(2)
         assert command(home, "rollback", "--to", "0") == 0
-        file.write_text("moved\n" + file.read_text())
+        file.write_text("item-20\tMoved\n" + file.read_text())
         home.task_file.write_text(text.replace("quorum = 1\n", "quorum = 1\npause_seconds = 0.1\n"))
         assert anna.take_part(2).verdict is Verdict.COUNTED
         third = anna.await_round(3)
@@ -146,7 +146,7 @@ def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
             assert anna.fetch_catalogue(last).rows["item-new"] == ITEMS
             assert anna.fetch(last)[1].tensors["items"].shape[0] == len(before) + 1
         # What is not usable is said at the start too; the round goes on with the catalogue it has.
-        file.write_text("moved\n" + file.read_text())
+        file.write_text("item-20\tMoved\n" + file.read_text())
         with serving(home):
             assert "stays as it was: the catalogue does not begin with the 21 items" in caplog.text
             anna.open_session()

@@ -284,6 +284,8 @@ def test_own_samples_take_the_place_of_made_up_ones(
     data = ["--data", f"{Path(__file__)}:halves"]
     assert main(["task", "check", str(file), "--home", home, *data]) == 0
     assert f"and samples of {data[1]}:" in capsys.readouterr().out
+    assert main(["task", "check", str(file), "--home", home, "--data", "nowhere:data"]) == 1
+    assert "nowhere cannot be imported" in capsys.readouterr().out
 
 
 def test_an_artifact_that_hangs_ends_the_rehearsal(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
         ("11", "12"),
         ("American President, The", "Alien"),
     ),
+    "an export of Excel's": (b"sep=;\nid;title\nf1;One\n", ("f1",), ("One",)),
     "a first title that may be a name": (b"f1\ttitle\nf2\tx\n", ("f1", "f2"), ("title", "x")),
     "goodbooks-10k, books.csv": (
         b"book_id,goodreads_book_id,isbn,title\n1,2767052,439023483,The Hunger Games\n",

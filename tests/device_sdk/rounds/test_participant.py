@@ -464,7 +464,7 @@ def test_the_next_round_replaces_one_that_is_still_fetched(bench: Bench) -> None
     bench.aggregator.open_round()
     bench.run(5)
     assert [identity.round for identity, _ in bench.aggregator.seen.bodies] == [2]
-    assert len(bench.broker.filters) == 5  # nothing of the fetches is left
+    assert len(bench.broker.filters) == 6  # nothing of the fetches is left
 
 
 def test_a_failed_training_ends_its_round_only(bench: Bench) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.interactions import Interactions, read_interactions
-from device_sdk.tables.text import Reading, TableError
+from device_sdk.interactions import Interactions, InteractionsError, read_interactions
+from device_sdk.tables.text import Reading
 from device_sdk.tables.times import TimesError, seconds_of
 
 _PIECES = (
@@ -42,7 +42,7 @@ def test_any_bytes_are_read_or_refused(
     path.write_bytes(data)
     try:
         found = read_interactions(path)
-    except TableError as error:
+    except InteractionsError as error:
         assert str(path) in str(error) or "--" in str(error)
         return
     pairs = list(found.pairs())
@@ -93,7 +93,7 @@ def test_what_a_program_writes_is_what_is_read(
     expected = Interactions.from_pairs((user, item) for user, item, _, _ in ordered)
     try:
         found = read_interactions(path)
-    except TableError as error:
+    except InteractionsError as error:
         assert "--separator" in str(error)  # a text may look as if it were cut by another one
         found = read_interactions(path, Reading(separator=separator))
     assert sorted(found.pairs()) == sorted(expected.pairs())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.interactions import InteractionsError, read_interactions
-from device_sdk.tables.text import Reading, TableError
+from device_sdk.tables.text import Reading
 
 Pairs = list[tuple[str, str]]
 
@@ -153,7 +153,7 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
     "UTF-32": ("user\titem\nzoé\tf1\n".encode("utf-32"), {"zoé": ["f1"]}),
     "Latin-1": ("zoé,café\n".encode("latin-1"), {"zoé": ["café"]}),
     "Windows' Latin-1": ("user,item\nanna,It\u2019s\n".encode("cp1252"), {"anna": ["It\u2019s"]}),
-    "gzip": (gzip.compress(b"user,item\nanna,f1\n"), {"anna": ["f1"]}),
+    "gzip": (gzip.compress(b"user,item\nanna,f1\n", mtime=0), {"anna": ["f1"]}),
     "lines of old Macs": (b"user,item\ranna,f1\rbert,f2\r", {"anna": ["f1"], "bert": ["f2"]}),
     "an export of Excel's": (b"sep=;\r\nUser ID;Item ID\r\nanna;f1\r\n", {"anna": ["f1"]}),
     "an index of pandas'": (b",user_id,item_id\n0,anna,f1\n", {"anna": ["f1"]}),
@@ -190,6 +190,14 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"reviewerID,asin,overall,unixReviewTime,reviewTime\n"
         b'A1,B1,5,1369699200,"05 28, 2013"\nA1,B2,5,1369612800,"05 27, 2013"\n',
         {"A1": ["B2", "B1"]},
+    ),
+    "quotes behind a space": (
+        b'user, item\nanna, "Warhammer 40,000"\nbert, Portal\n',
+        {"anna": ["Warhammer 40,000"], "bert": ["Portal"]},
+    ),
+    "titles in quotes that are text": (
+        b'u1\t"Heroes"\nu1\t"Weird Al" Yankovic\nu1\tLow\nu2\t"open\n',
+        {"u1": ['"Heroes"', '"Weird Al" Yankovic', "Low"], "u2": ['"open']},
     ),
     "a day and a time of day": (
         b"user,item,order_date,order_time\nanna,f1,2024-01-02,10:30\nanna,f2,2024-01-02,9:45:10\n",
@@ -344,7 +352,7 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
 def test_what_is_not_clear_is_refused_with_the_option_that_decides(
     tmp_path: Path, data: bytes, asked: str, answer: Reading, expected: dict[str, list[str]]
 ) -> None:
-    with pytest.raises(TableError, match=asked):
+    with pytest.raises(InteractionsError, match=asked):
         by_user(data, tmp_path)
     assert by_user(data, tmp_path, answer) == expected
 
@@ -363,13 +371,13 @@ def test_what_is_not_clear_is_refused_with_the_option_that_decides(
         (b"u1,a\x00\n", "no text file"),
         (b"PK\x03\x04....", "a zip archive"),
         (b'{"user": "anna"}\n', "is JSON"),
-        (gzip.compress(b"user,item\n")[:-9], "packed by gzip, and damaged"),
+        (gzip.compress(b"user,item\n", mtime=0)[:-9], "packed by gzip, and damaged"),
         (b'"anna","f"1"\n"bert","f2"\n', "cannot be cut into cells: line 1"),
         (b"user,item,date\nanna,f1,soon\nanna,f2,later\n", "'soon', 'later' are no times"),
     ],
 )
 def test_files_that_are_no_tables_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
-    with pytest.raises(TableError, match=message):
+    with pytest.raises(InteractionsError, match=message):
         by_user(data, tmp_path)
 
 
@@ -400,8 +408,7 @@ def test_options_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None
         (Reading(encoding="ascii"), ""),
     ):
         if message:
-            with pytest.raises(TableError, match=message):
+            with pytest.raises(InteractionsError, match=message):
                 by_user(data, tmp_path, reading)
-    with pytest.raises(TableError, match="not in the encoding ascii"):
+    with pytest.raises(InteractionsError, match="not in the encoding ascii"):
         by_user("user,item\nzoé,f1\n".encode(), tmp_path, Reading(encoding="ascii"))
-    assert issubclass(InteractionsError, TableError)

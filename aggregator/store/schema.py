@@ -160,7 +160,7 @@ CREATE TABLE checkpoints (
 CREATE TABLE publications (
     topic TEXT PRIMARY KEY,
     task INTEGER NOT NULL,
-    part TEXT NOT NULL,                  -- 'attachment.ID', 'contents' or 'round'
+    part TEXT NOT NULL,                  -- 'attachment.ID', 'content.ID' or 'round'
     place INTEGER NOT NULL,              -- the order of sending
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;

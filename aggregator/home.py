@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -85,9 +85,8 @@ class AggregatorHome:
         return Store(database)
 
     def open_store(self) -> Store:
-        """The store. Raises AggregatorError when there is none, when it is another fleet's, and
-        where it is an older version's while that version's ``serve`` runs, which would not know it
-        any more."""
+        """The store. Raises AggregatorError when there is none, when it is another fleet's or of
+        another version."""
         self._tidy()
         identified = self.store_identity.exists()
         if self.store_url is None:
@@ -97,7 +96,7 @@ class AggregatorHome:
                     f"{self.folder} has its store in {where[0] if where else 'PostgreSQL'}, and no "
                     "file of its own any more: name it as store under [cluster] in its task file"
                 )
-            return Store(open_database(self.database, taken_over_in=self._taking_over))
+            return Store(open_database(self.database))
         if not identified:
             raise AggregatorError(
                 f"{self.folder} has no store in PostgreSQL; make the home anew with one, or leave "
@@ -177,21 +176,6 @@ class AggregatorHome:
                     # A copy of the home elsewhere must not go on with it.
                     source.execute("UPDATE tessera_store SET identity = 'moved'")
                     source.execute(f"TRUNCATE {', '.join(TABLES)}")
-
-    @contextmanager
-    def _taking_over(self) -> Iterator[None]:
-        if self.held:
-            yield
-            return
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(serve_lock(self))
-            except AggregatorError:
-                raise AggregatorError(
-                    f"an older version made {self.database}, and its serve runs: restart serve "
-                    "with this version first"
-                ) from None
-            yield
 
 
 def _erase(database: Path) -> None:

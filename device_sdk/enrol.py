@@ -60,7 +60,7 @@ def trust(home: Home, code_text: str, *, set_clock_back: bool = False) -> None:
     The code is not used up: only what it says of the aggregator is taken. ``set_clock_back`` allows
     a code that was made before the time that the device believes in, which whoever held the old
     keys may have set. Raises :class:`NotEnrolled`, and :class:`EnrolmentRefused`: ``bad-code``,
-    ``old-code``, ``serial-fell`` or ``time-fell`` (an older code than the device has seen keys, or
+    ``serial-fell`` or ``time-fell`` (an older code than the device has seen keys, or
     times, of).
     """
     membership = home.membership.load()
@@ -125,8 +125,8 @@ class FleetAddress:
     def names(self, served: ServedTasks | None) -> tuple[str, str] | None:
         """Task and cohort that the device knows as its own: the usual ones where it may choose.
 
-        None where none of those served will do. Aggregators of before do not tell what they serve,
-        and not every broker's rules let it through: then all names will do.
+        None where none of those served will do. Not every broker's rules let through what is
+        served: then all names will do.
         """
         usual = (self.task or "default", self.cohort or "all")
         if served is None:
@@ -165,9 +165,8 @@ def enrol(
     try:
         code = parse_code(code_text)
     except WireError as error:
-        what = "cannot be used" if error.reason == "old-code" else "is mistyped"
         raise EnrolmentRefused(
-            error.reason, f"the enrolment code {what}: {error.args[0]}"
+            error.reason, f"the enrolment code is mistyped: {error.args[0]}"
         ) from error
     home.identity(create=True)
     mailbox = draw(os.urandom, MAILBOX_BYTES)

@@ -86,7 +86,7 @@ class NotEnrolled(HomeError):
 class EnrolmentRefused(HomeError, ValueError):
     """The code cannot be used: mistyped, used, expired, revoked, or of another fleet.
 
-    ``reason`` is the wire's slug: ``bad-code``, ``old-code``, ``code-used``, ``code-expired``,
+    ``reason`` is the wire's slug: ``bad-code``, ``code-used``, ``code-expired``,
     ``revoked``; for a root to be trusted also ``serial-fell`` and ``time-fell``.
     """
 

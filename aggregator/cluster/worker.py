@@ -383,7 +383,6 @@ class WorkerParts:
             self._next_beat = now + _BEAT_SECONDS
             with self._store.database.transaction(shared=True):
                 self._store.workers.beat(self._slot.number, connected=self.heard)
-                self.registry.save_moves()
                 self.registry.save_seen()
                 for each in self.board.served:
                     each.rounds.save_late()

@@ -160,7 +160,6 @@ def rotate_keys(
     ``after``, one that devices have seen and a home from a backup does not know.
 
     Nothing that the delegate before it signs is believed any more by who has seen the new one.
-    Takes over a home of before there were delegations, too.
     """
     with store.database.transaction():
         root = _read_root(home, store)
@@ -236,13 +235,8 @@ def read_serving_keys(
 
 
 def current_descriptor(store: Store) -> Descriptor:
-    """The descriptor in force. Raises AggregatorError, for a home of an older version too."""
+    """The descriptor in force. Raises AggregatorError."""
     issued = _newest(store)
-    if _is_signed_by_root(issued, store.facts.root_fingerprint):
-        raise AggregatorError(
-            "this home was made by an older version, whose root key signed descriptors itself: "
-            "run tessera-aggregator rotate keys once (it needs keys/root.key)"
-        )
     try:
         return read_descriptor(issued.message, store.facts.root_fingerprint)
     except WireError as error:
@@ -259,14 +253,9 @@ def _rotate(
     lives: Lives,
     after: int = 0,
 ) -> Descriptor:
-    newest = _newest(store)
-    successions: tuple[Succession, ...] = ()
-    if _is_signed_by_root(newest, store.facts.root_fingerprint):
-        last, until = newest.serial, now_unix_seconds  # no device asks under it any more
-    else:
-        current = current_descriptor(store)
-        successions, last = current.successions, current.delegation.last_serial
-        until = _grace_ends(current, now_unix_seconds, lives)
+    current = current_descriptor(store)
+    successions, last = current.successions, current.delegation.last_serial
+    until = _grace_ends(current, now_unix_seconds, lives)
     if succession is not None:
         successions = extend_line(successions, succession)
     first = _first_serial(max(last, after), now_unix_seconds)
@@ -355,11 +344,6 @@ def _newest(store: Store) -> IssuedDescriptor:
     return issued[-1]
 
 
-def _is_signed_by_root(issued: IssuedDescriptor, root_fingerprint: bytes) -> bool:
-    # Where the root's public key stood before there were delegations.
-    return fingerprint(issued.message[2:34]) == root_fingerprint
-
-
 def _read_root(home: AggregatorHome, store: Store) -> Ed25519PrivateKey:
     _settle_root(home, store)
     root = _signing_key(home.root_key, "the root key")
@@ -398,9 +382,7 @@ def _erase_strays(home: AggregatorHome, store: Store) -> None:
     """What no row names: left by commands that were cut short, or by delegates of before."""
     issued = store.secrets.descriptors()
     serials = {each.serial for each in issued}
-    delegations = set()
-    if not _is_signed_by_root(issued[-1], store.facts.root_fingerprint):
-        delegations = {current_descriptor(store).delegation.first_serial}
+    delegations = {current_descriptor(store).delegation.first_serial}
     for name in sorted(os.listdir(home.keys)):
         found = _KEY_FILE.fullmatch(name)
         if found is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from aggregator.store import Store
@@ -13,7 +12,6 @@ from aggregator.store.rounds import RoundRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import selected
 from device_sdk.wire.publish.topics import UpTopic
-from device_sdk.wire.seal.placement import FIRST_SHARD, shard_of
 from device_sdk.wire.seal.session_table import RegisteredDevice
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +44,6 @@ class Registry:
         self._by_handle: dict[bytes, DeviceRow] = {}
         self._by_id: dict[bytes, DeviceRow] = {}
         self._revoked: dict[bytes, bytes] = {}  # handle to device id
-        self._moved: dict[bytes, int] = {}  # device id to shard, not in the table yet
         self._clashed: dict[bytes, int] = {}
         self._seen: dict[bytes, int] = {}  # device id to Unix seconds, likewise
         self._seen_written: dict[bytes, int] = {}
@@ -130,27 +127,14 @@ class Registry:
         """The device of a topic. Raises ``WireError``: as :meth:`by_handle`, or ``wrong-topic`` for
         a shard that is not the device's."""
         row = self.by_handle(topic.handle)
-        if not _is_heard(row, topic.shard):
+        if topic.shard != row.shard:
             raise WireError("wrong-topic", "the device belongs to another shard")
         return row
 
     def owner(self, topic: UpTopic) -> bytes | None:
         """The id of a topic's device; None for a topic of nobody's. For any thread."""
         row = self._by_handle.get(topic.handle)
-        return None if row is None or not _is_heard(row, topic.shard) else row.device_id
-
-    def moved(self, row: DeviceRow, shard: int) -> None:
-        """A device opened a session on a shard: it is there from now on."""
-        if row.shard != shard:
-            row = replace(row, shard=shard)
-            self._by_handle[row.handle] = self._by_id[row.device_id] = row
-            self._moved[row.device_id] = shard
-
-    def save_moves(self) -> None:
-        """Write down who moved since the last time. To be called often: many move at once."""
-        if self._moved:
-            self._devices.move(self._moved)
-            self._devices.when_kept(self._moved.clear)
+        return None if row is None or topic.shard != row.shard else row.device_id
 
     def saw(self, device_id: bytes, unix_seconds: float) -> None:
         """A device opened a session, or something came in one."""
@@ -260,12 +244,6 @@ class HeldRegistry(Registry):
 
     def _here(self, device_ids: Sequence[bytes]) -> list[bytes]:
         return [each for each in device_ids if each in self._by_id]
-
-
-def _is_heard(row: DeviceRow, shard: int) -> bool:
-    """On the shard it was on last, its own, and the first, where a home that comes back from a
-    backup may believe itself to be."""
-    return shard == row.shard or shard in (FIRST_SHARD, shard_of(row.device_id))
 
 
 def credential(row: DeviceRow) -> RegisteredDevice:

@@ -348,10 +348,6 @@ class Publisher:
     ) -> None:
         """Publish what the broker does not have, or has for other keys or readers."""
         store, published = self._store, self._store.fleet.contents
-        if store.facts.sealed_contents:
-            # Of a version before, which had a part for all of a task's contents.
-            store.publications.replace("contents", [])
-            store.facts.sealed_contents = ""
         known, wanted = published.all(), self._contents(catalogue)
         # Heads are signed: by another key after a rotation.
         signer = signing.public_key().public_bytes_raw().hex()

@@ -157,7 +157,7 @@ class Evaluator:
             history = [
                 each
                 for each in self.store.evaluations.history(*named(settings.ranking.metric))
-                if max(facts.judged_from, facts.replaced_at) <= each.version < version
+                if facts.replaced_at <= each.version < version
             ]
             self._stopped = (
                 version,

@@ -18,13 +18,10 @@ PlacementOf: TypeAlias = Callable[[bytes], Placement]
 
 class Placements:
     """A placement follows the reply to an open, and comes once more behind the first thing that
-    the device says in that session: nobody acknowledges it. It is told to devices that are on
-    another shard than theirs, not in their cell, or at a broker of small packets; ``here`` is the
+    the device says in that session: nobody acknowledges it. It is told to devices that are not
+    in their cell, or at a broker of small packets; ``here`` is the
     cell that these were heard in.
     ``always``: to all others too, for what a device knows of a mirror is known to nobody.
-
-    A device acts on it with its next session. One of before does not know the record, counts it as
-    something to refuse, and is heard where it is.
     """
 
     def __init__(

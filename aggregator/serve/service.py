@@ -190,7 +190,6 @@ class Service:
         self._tick()
         self._look_at_files()
         self._send_all(parts.standings.due())
-        parts.registry.save_moves()
         if parts.announcements.names_changed():
             self._announce([parts.announcements.tasks()], [])
         self._tend_keys()

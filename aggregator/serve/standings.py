@@ -48,8 +48,7 @@ class Standings:
     time behind the first thing that the device says, for then it is there. A device that acts as if
     it did not know its standing is told again (:meth:`remind`).
 
-    Only where a task chooses by labels: devices of before do not know the record, and count it as
-    something to refuse.
+    Only where a task chooses by labels: elsewhere nothing is to be said.
     """
 
     def __init__(self, shared: Shared, board: Board, table: SessionTable) -> None:

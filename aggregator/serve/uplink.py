@@ -119,7 +119,6 @@ class Uplink:
             if message.payload[1:2] == _SESSION_OPEN:
                 known, keys = credential(device), self._group_keys()
                 reply = self._table.accept_open(known, message.payload, keys)
-                self._registry.moved(device, topic.shard)
                 self._registry.saw(device.device_id, self._unix_clock())
                 if self._table.take_clashed(device.device_id):
                     self._registry.clashed(device.device_id, self._unix_clock())
@@ -130,7 +129,7 @@ class Uplink:
             try:
                 received = self._table.receive(message.payload, device.device_id)
             except WireError as error:
-                return Refusal(error, b"", self._denial(error, device, topic, message.payload))
+                return Refusal(error, b"", self._denial(error, device, message.payload))
             device_id = device.device_id  # proven by the envelope's tag
             self._registry.saw(device_id, self._unix_clock())
             record = received.message_type
@@ -147,12 +146,9 @@ class Uplink:
         except WireError as error:
             return Refusal(error, device_id)
 
-    def _denial(
-        self, error: WireError, device: DeviceRow, topic: UpTopic, payload: bytes
-    ) -> Answer | None:
-        """To an envelope of a session that is not open here. Only where the device opens its
-        sessions: elsewhere somebody else may have put it there."""
-        if error.reason != "unknown-session" or topic.shard != device.shard:
+    def _denial(self, error: WireError, device: DeviceRow, payload: bytes) -> Answer | None:
+        """To an envelope of a session that is not open here."""
+        if error.reason != "unknown-session":
             return None
         try:
             denial = self._table.deny(device.device_id, device.handle, payload)

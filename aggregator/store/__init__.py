@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,16 +126,14 @@ def open_database(
     *,
     identity: str = "",
     by_worker: bool = False,
-    taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Database:
     """The store of a file or a URL, which is there. Raises AggregatorError.
 
     ``identity``: what that store has to be, where it is said. ``by_worker``: the URL's role may
-    have no more than workers need. A file of an older version is made
-    one of this within ``taken_over_in()``.
+    have no more than workers need.
     """
     if isinstance(where, Path):
-        return SQLiteDatabase(where, taken_over_in=taken_over_in)
+        return SQLiteDatabase(where)
     return _postgres()(where, identity=identity, rights=WORKER if by_worker else OWNER)
 
 

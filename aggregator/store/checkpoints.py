@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,20 +64,8 @@ def pack_state(state: State) -> bytes:
 
 def unpack_state(data: bytes) -> dict[str, NDArray[Any]]:
     """The inverse of :func:`pack_state`. Raises ValueError for bytes it did not write."""
-    if data[8:9] != b"{":
-        return _unpack_older(data)
     try:
         tensors = safetensors.decode(data).tensors
     except ArtifactError as error:
         raise ValueError(f"a stored state is damaged: {error}") from None
     return {name: array.copy() for name, array in tensors.items()}
-
-
-def _unpack_older(data: bytes) -> dict[str, NDArray[Any]]:
-    """What database versions 1 and 2 hold: each array's name, and it in numpy's file format."""
-    file = io.BytesIO(data)
-    state: dict[str, NDArray[Any]] = {}
-    while size := file.read(2):
-        name = file.read(int.from_bytes(size, "little")).decode()
-        state[name] = np.lib.format.read_array(file, allow_pickle=False)
-    return state

@@ -90,13 +90,6 @@ class Devices(Table):
             (device_id,),
         )
 
-    def move(self, shards: Mapping[bytes, int]) -> None:
-        """Note by device id which shard it is heard on."""
-        self._database.execute_many(
-            "UPDATE devices SET shard = ? WHERE device_id = ?",
-            [(shard, device_id) for device_id, shard in shards.items()],
-        )
-
     def set_labels(self, device_id: bytes, labels: Labels) -> None:
         """Replace a device's labels."""
         self._database.execute(

@@ -111,8 +111,6 @@ class TaskFacts(Named):
     """The method's settings that the stored version was made with."""
     catalogue = Fact[bytes | None](bytes, None)
     """The catalogue's content as last used."""
-    sealed_contents = Fact[str](str, "")
-    """Which contents are published for it alone, as homes of before have it; else empty."""
     attachments = Fact[str](str, "")
     """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
     unpublished = Fact[str | None](str, None)
@@ -131,7 +129,7 @@ class TaskFacts(Named):
     measure. Another server optimizer is no other model."""
     replaced_at = Fact[int](int, 0)
     """The version that the last replacement began with: early stopping counts no rounds of before
-    it. At least ``judged_from``, but in homes of before this was noted."""
+    it. At least ``judged_from``."""
     dropped_rollback = Fact[str | None](str, None)
     """Why the version that was asked for last did not become the next one; None: it did, or was
     called off."""

@@ -24,7 +24,7 @@ from aggregator.store.database import (
     Database,
 )
 from aggregator.store.roles import OWNER, Rights
-from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, TABLES
+from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, TABLES, require_version
 from device_sdk.system.process import Owner
 
 try:
@@ -252,8 +252,7 @@ class PostgresDatabase(Database):
             raise AggregatorError(
                 f"{self.where} holds another fleet's store: name this one's in the store's URL"
             )
-        if version != SCHEMA_VERSION:
-            self._migrate()
+        require_version(self.where, version)
         self._require_rights(rights)
         return found
 
@@ -267,31 +266,6 @@ class PostgresDatabase(Database):
         row = self._connection.execute("SELECT version, identity FROM tessera_store").fetchone()
         assert row is not None
         return int(row[0]), str(row[1])
-
-    def _migrate(self) -> None:
-        with self._connection.transaction():
-            self._alone()
-            # Read again: another process may have done it meanwhile.
-            while (version := self._version_and_identity()[0]) != SCHEMA_VERSION:
-                if version not in STEPS:
-                    raise AggregatorError(
-                        f"{self.where} has schema version {version}, this program reads up to "
-                        f"{SCHEMA_VERSION}: install a newer one"
-                    )
-                older = self._connection.execute(
-                    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                    "AND application_name LIKE $1 AND application_name != $2",
-                    (f"{_APPLICATION}%", f"{_APPLICATION}{SCHEMA_VERSION}"),
-                ).fetchone()
-                if older != (0,):
-                    raise AggregatorError(
-                        f"an older version made {self.where}, and its processes run: stop all of "
-                        "them first, then start this version's"
-                    )
-                for statement in STEPS[version].split(";\n"):
-                    if statement.strip():
-                        self._connection.execute(_definition(statement))
-                self._connection.execute("UPDATE tessera_store SET version = $1", (version + 1,))
 
     def _require_rights(self, rights: Mapping[str, Rights]) -> None:
         needed = [(name, kind) for name, each in rights.items() for kind in each.columns]

@@ -1,4 +1,4 @@
-"""The tables, in one text for every engine, and what brings an older store to them."""
+"""The tables, in one text for every engine, and the version that they are of."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# The tables, in SQLite's words; ``postgres`` has a word of its own for each type. A change of them
-# is a new version, with a step that brings an older store to it: one that both engines understand,
-# since PostgreSQL began with version 5.
+from aggregator.errors import AggregatorError
 
-SCHEMA_VERSION = 11
+# The tables, in SQLite's words; ``postgres`` has a word of its own for each type. A change of them
+# after a release is a new version, and begins at ``require_version``.
+
+SCHEMA_VERSION = 1
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
@@ -159,7 +160,7 @@ CREATE TABLE checkpoints (
 CREATE TABLE publications (
     topic TEXT PRIMARY KEY,
     task INTEGER NOT NULL,
-    part TEXT NOT NULL,                  -- 'attachment.ID', 'contents' or 'round'
+    part TEXT NOT NULL,                  -- 'attachment.ID', 'content.ID' or 'round'
     place INTEGER NOT NULL,              -- the order of sending
     message BLOB                         -- NULL: to be cleared from the broker
 ) STRICT;
@@ -291,173 +292,11 @@ def or_replace(table: str) -> str:
     return f"ON CONFLICT ({', '.join(shape.key)}) DO UPDATE SET {others}"
 
 
-_TASK_TABLES = ("rounds", "updates", "verdicts", "checkpoints", "publications")
-
-
-def _table_of(name: str) -> str:
-    """The statements that make a table of the present schema, with its indices."""
-    found = [each for each in SCHEMA.split(";\n") if re.search(rf"(TABLE|ON) {name} \(", each)]
-    return "".join(f"{each};\n" for each in found)
-
-
-def _renamed(name: str) -> str:
-    return f"ALTER TABLE {name} RENAME TO old_{name};\n"
-
-
-def _copied(name: str, columns: str, values: str) -> str:
-    return (
-        f"INSERT INTO {name} ({columns}) SELECT {values} FROM old_{name};\nDROP TABLE old_{name};\n"
-    )
-
-
-def _one_task_becomes_the_first() -> str:
-    """What there is belongs to the one task that a home had, task 1 from now on."""
-    rounds = (
-        "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, "
-        "items, closed_unix, next_version, participants, metrics, held, forgotten, "
-        "closed_served_seconds"
-    )
-    updates = "seq, round, device_id, arrived_seconds, quarantined, body"
-    verdicts = "generation, round, device_id, body_sha256, reason"
-    checkpoints = "kind, round, seq, version, state"
-    publications = "topic, part, place, message"
-    moved = "('task', 'catalogue', 'sealed_contents', 'unpublished', 'attachments')"
-    return "".join(
-        (
-            "DROP INDEX remembered;\n",
-            "INSERT OR REPLACE INTO facts SELECT 'openings', coalesce(max(round), 0) "
-            "FROM rounds;\n",
-            *(_renamed(name) for name in _TASK_TABLES),
-            _VERDICTS_WITHOUT_SECONDS,
-            *(
-                _table_of(name)
-                for name in (
-                    *(each for each in _TASK_TABLES if each != "verdicts"),
-                    "tasks",
-                    "task_facts",
-                    "versions",
-                    "reports",
-                    "device_evaluations",
-                    "figures",
-                )
-            ),
-            _copied("rounds", f"task, {rounds}, opening", f"1, {rounds}, round"),
-            "ALTER TABLE rounds ADD COLUMN arrivals BLOB;\n",
-            "ALTER TABLE rounds DROP COLUMN took_seconds;\n",
-            _copied("updates", f"task, {updates}", f"1, {updates}"),
-            _copied("verdicts", f"task, {verdicts}", f"1, {verdicts}"),
-            _copied("checkpoints", f"task, {checkpoints}", f"1, {checkpoints}"),
-            _copied("publications", f"task, {publications}", f"1, {publications}"),
-            f"INSERT INTO task_facts SELECT 1, name, value FROM facts WHERE name IN {moved};\n",
-            "INSERT INTO task_facts SELECT 1, 'key_epoch', "
-            "CAST(substr(value, 1, instr(value, ' ') - 1) AS INTEGER) FROM facts "
-            "WHERE name = 'sealed_contents' AND value != '';\n",
-            f"DELETE FROM facts WHERE name IN {moved};\n",
-            FIRST_TASK.strip() + ";\n",
-            "UPDATE tasks SET name = (SELECT substr(value, 1, instr(value, ' ') - 1) "
-            "FROM task_facts WHERE name = 'task');\n",
-            "ALTER TABLE devices ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
-            "ALTER TABLE devices ADD COLUMN name TEXT;\n",
-            "ALTER TABLE devices ADD COLUMN last_report_unix INTEGER;\n",
-            "ALTER TABLE devices ADD COLUMN last_report BLOB;\n",
-            "ALTER TABLE tokens ADD COLUMN name TEXT;\n",
-            "ALTER TABLE tokens ADD COLUMN labels TEXT NOT NULL DEFAULT '{}';\n",
+def require_version(where: str, version: int) -> None:
+    """Raises AggregatorError for a store that another version of the product made."""
+    if version != SCHEMA_VERSION:
+        raise AggregatorError(
+            f"{where} has store format {version}, and this version of tessera-edge reads "
+            f"{SCHEMA_VERSION}: install the newer version that made it; where a development "
+            "version made it (before 0.1.0), make the home anew (tessera-aggregator init)"
         )
-    )
-
-
-def _devices_did_something_in_a_task() -> str:
-    """What was kept once for each device is of the task whose round it told of last, or the first:
-    of others it is known when the device tells of them again."""
-    dropped = ("last_counted_unix", "last_width", "last_report_unix", "last_report")
-    return "".join(
-        (
-            _table_of("participations"),
-            "INSERT INTO participations "
-            "(task, device_id, counted_unix, width, told_unix, round, report) "
-            "SELECT coalesce(newest.task, 1), devices.device_id, last_counted_unix, last_width, "
-            "last_report_unix, newest.round, last_report FROM devices LEFT JOIN "
-            "(SELECT reports.device_id, task, round, max(opening) FROM reports "
-            "JOIN rounds USING (task, round) GROUP BY reports.device_id) AS newest "
-            "ON newest.device_id = devices.device_id "
-            "WHERE last_counted_unix IS NOT NULL OR last_report_unix IS NOT NULL;\n",
-            *(f"ALTER TABLE devices DROP COLUMN {each};\n" for each in dropped),
-        )
-    )
-
-
-_VERDICTS_WITHOUT_SECONDS = """
-CREATE TABLE verdicts (
-    task INTEGER NOT NULL, generation INTEGER NOT NULL, round INTEGER NOT NULL,
-    device_id BLOB NOT NULL, body_sha256 BLOB NOT NULL, reason TEXT,
-    PRIMARY KEY (task, generation, round, device_id)
-) STRICT, WITHOUT ROWID;
-"""
-
-
-def _figures_have_what_is_typical() -> str:
-    # Those of the oldest files have the column already, which an earlier step made.
-    columns = ", ".join(each for each in TABLES["figures"].columns if each != "typical")
-    made = (_renamed("figures"), _table_of("figures"), _copied("figures", columns, columns))
-    return "".join(made)
-
-
-_SHARES_WITH_ARRIVALS = """
-CREATE TABLE shares (
-    task INTEGER NOT NULL, round INTEGER NOT NULL, slot INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    commits INTEGER NOT NULL, counted INTEGER NOT NULL, heard INTEGER NOT NULL,
-    arrivals BLOB NOT NULL, state BLOB, PRIMARY KEY (task, round, slot)
-) STRICT;
-"""
-
-_WORKERS_WITHOUT_CONNECTION = """
-CREATE TABLE workers (
-    slot INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, cell TEXT NOT NULL, shards TEXT NOT NULL,
-    program TEXT NOT NULL, heartbeat_unix REAL NOT NULL
-) STRICT;
-"""
-
-STEPS = {
-    1: """
-ALTER TABLE rounds ADD COLUMN closed_served_seconds REAL;
-CREATE INDEX remembered ON rounds (round) WHERE forgotten = 0;
-UPDATE devices SET admission_key = zeroblob(32) WHERE revoked_unix IS NOT NULL;
-""",
-    # Checkpoints of before are read as they are; those from now on are safetensors.
-    2: "",
-    3: _one_task_becomes_the_first(),
-    4: _devices_did_something_in_a_task(),
-    5: "".join(
-        _table_of(name)
-        for name in (
-            "lease",
-            "late_arrivals",
-            "freshness",
-            "device_changes",
-        )
-    )
-    + _WORKERS_WITHOUT_CONNECTION
-    + _SHARES_WITH_ARRIVALS,
-    6: "ALTER TABLE shares DROP COLUMN arrivals;\n",
-    7: "ALTER TABLE workers ADD COLUMN connected INTEGER NOT NULL DEFAULT 0;\n",
-    8: "".join(
-        (
-            "ALTER TABLE verdicts ADD COLUMN seconds REAL NOT NULL DEFAULT 0;\n",
-            "DROP TABLE late_arrivals;\n",
-            *(_table_of(name) for name in ("habits", "sightings", "late_arrivals")),
-            _figures_have_what_is_typical(),
-        )
-    ),
-    9: """
-DROP TABLE IF EXISTS arrivals;
-ALTER TABLE rounds DROP COLUMN arrivals;
-ALTER TABLE rounds ADD COLUMN took_seconds REAL;
-UPDATE rounds SET took_seconds = closed_unix - opened_unix;
-""",
-    # What devices told of the last rounds: the next ones tell it anew.
-    10: "DROP TABLE reports;\n" + _table_of("reports") + _table_of("clashes"),
-}
-"""By the version that a file has, what makes it one of the next version."""
-
-WITHOUT_ERASING = frozenset((1,))
-"""Versions whose programs freed what they deleted, and did not overwrite it."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from aggregator.errors import AggregatorError
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
-from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, STEPS, WITHOUT_ERASING
+from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, require_version
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.lock import FileLock
 from device_sdk.system.process import ForkedError, OwnedConnection
 
-_APPLICATION_ID = 0x54455353  # "TESS"
+_APPLICATION_ID = 0x54455341  # "TESA"; development versions, before 0.1.0, had another
 _BUSY_SECONDS = 10.0
 _WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
 _NESTED = ("SAVEPOINT nested", "RELEASE nested", ("ROLLBACK TO nested", "RELEASE nested"))
@@ -38,17 +38,9 @@ class SQLiteDatabase(Database):
     connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
     WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
     Reading takes no lock.
-
-    A file of an older version is made one of this within ``taken_over_in()``.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        create: bool = False,
-        taken_over_in: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def __init__(self, path: Path, *, create: bool = False) -> None:
         self.where = str(path)
         if create:
             # Made by us first, so that nobody else can ever read it: it holds secrets. SQLite gives
@@ -73,7 +65,7 @@ class SQLiteDatabase(Database):
             self._write_lock.close()
             raise AggregatorError(str(error)) from None
         try:
-            self._prepare(path, create, taken_over_in)
+            self._prepare(path, create)
         except sqlite3.DatabaseError as error:
             self.close()
             raise AggregatorError(f"{path} cannot be used: {error}") from None
@@ -87,11 +79,17 @@ class SQLiteDatabase(Database):
     def _connection(self) -> sqlite3.Connection:
         return self._owned.here
 
-    def _prepare(
-        self, path: Path, create: bool, taken_over_in: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def _prepare(self, path: Path, create: bool) -> None:
         run = self._connection.execute
         run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
+        if not create:
+            # Before anything is written: a file that is not ours stays as it is.
+            if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+                raise AggregatorError(
+                    f"{path} is no aggregator's database, or one that a development version made "
+                    "(before 0.1.0): make the home anew (tessera-aggregator init)"
+                )
+            require_version(str(path), run("PRAGMA user_version").fetchone()[0])
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
         for pragma in SQLITE_FLUSH_PRAGMAS:
@@ -105,37 +103,10 @@ class SQLiteDatabase(Database):
         run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if create:
             with self.transaction():
-                self._run_script(SCHEMA + FIRST_TASK)
+                for statement in (SCHEMA + FIRST_TASK).split(";\n"):
+                    run(statement)
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        if run("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-            raise AggregatorError(f"{path} is no aggregator's database")
-        if (version := self._version()) != SCHEMA_VERSION:
-            with taken_over_in() if version in STEPS else nullcontext():
-                self._migrate(path)
-
-    def _migrate(self, path: Path) -> None:
-        if self._version() in WITHOUT_ERASING:
-            # Its free pages hold updates and keys. First: after a crash it is done again.
-            with self._alone():
-                self._connection.execute("VACUUM")
-        with self.transaction():
-            # Read again: another process may have done it meanwhile.
-            while (version := self._version()) != SCHEMA_VERSION:
-                if version not in STEPS:
-                    raise AggregatorError(
-                        f"{path} has schema version {version}, this program reads up to "
-                        f"{SCHEMA_VERSION}: install a newer one"
-                    )
-                self._run_script(STEPS[version])
-                self._connection.execute(f"PRAGMA user_version = {version + 1}")
-
-    def _run_script(self, script: str) -> None:
-        for statement in script.split(";\n"):
-            self._connection.execute(statement)
-
-    def _version(self) -> int:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     @contextmanager
     def _transaction(self, shared: bool) -> Iterator[None]:

@@ -46,10 +46,7 @@ class ReplaceRequest:
     @classmethod
     def read(cls, stored: str) -> ReplaceRequest:
         """The inverse of :meth:`write`."""
-        values = json.loads(stored)
-        if isinstance(values["warm_start"], bool):  # as versions before wrote it
-            values["warm_start"] = "latest" if values["warm_start"] else None
-        return cls(**values)
+        return cls(**json.loads(stored))
 
 
 def file_digest(path: Path) -> str:

@@ -24,8 +24,7 @@ from device_sdk.artifact.parts import (
 from device_sdk.artifact.shapes import Shape, axes_of, checked_file_name, checked_name
 
 FORMAT: Final = "tessera-artifact"
-FORMAT_VERSION: Final = 3
-"""The newest. An artifact that has nothing new in it is of version 1, which older devices read."""
+FORMAT_VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
 INITIAL_FILE: Final = "initial.safetensors"
 MAX_FILE_BYTES: Final = 2**31 - 1

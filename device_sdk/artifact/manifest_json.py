@@ -56,19 +56,15 @@ def _frozen(value: object, depth: int) -> Setting:
 
 
 def manifest_to_object(manifest: Manifest) -> dict[str, object]:
-    """The manifest as JSON values: of the oldest version that says all of it."""
-    from device_sdk.artifact.manifest import FORMAT
+    """The manifest as JSON values."""
+    from device_sdk.artifact.manifest import FORMAT, FORMAT_VERSION
 
     metrics = {name: _source_to_object(source) for name, source in manifest.metrics.items()}
-    gated = manifest.graphs["train"].is_gated
-    least = manifest.least_sizes(to_train=True)
-    newest = manifest.kept or manifest.ignored or least or gated
-    version = 3 if newest else 2 if metrics else 1
     return {
-        **({"metrics": metrics} if version > 1 else {}),
-        **({"ignored": list(manifest.ignored)} if version > 2 else {}),
+        **({"metrics": metrics} if metrics else {}),
+        **({"ignored": list(manifest.ignored)} if manifest.ignored else {}),
         "format": FORMAT,
-        "format_version": version,
+        "format_version": FORMAT_VERSION,
         "name": manifest.name,
         "opset": manifest.opset,
         "producer": dict(manifest.producer),
@@ -154,10 +150,10 @@ def manifest_from_object(value: object) -> Manifest:
     if top.take("format") != FORMAT:
         raise ArtifactError(f"manifest: format is not {FORMAT!r}: this is no Tessera artifact")
     version = top.integer("format_version")
-    if not 1 <= version <= FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise ArtifactError(
-            f"manifest: format version {version} is unknown to this release, which reads 1 to "
-            f"{FORMAT_VERSION}: update tessera-edge, or export the artifact again"
+            f"manifest: format version {version} is unknown to this release, which reads "
+            f"{FORMAT_VERSION}: update tessera-edge, or export the artifact again with this one"
         )
     producer = JsonFields(top.take("producer"), "producer")
     optimizer = JsonFields(top.take("optimizer"), "optimizer")
@@ -173,13 +169,13 @@ def manifest_from_object(value: object) -> Manifest:
         axes[name] = Axis(fields.integer("example"), *sizes)
         fields.end()
     metrics = {}
-    for name, entry in top.mapping("metrics").items() if version > 1 else ():
+    for name, entry in top.mapping("metrics").items() if "metrics" in top.names() else ():
         fields = JsonFields(entry, f"metric {name!r}")
         metrics[name] = MetricSource(
             *(_text_or_none(fields, key) for key in ("output", "target", "scale"))
         )
         fields.end()
-    ignored = top.array("ignored") if version > 2 else []
+    ignored = top.array("ignored") if "ignored" in top.names() else []
     if not all(isinstance(name, str) for name in ignored):
         raise ArtifactError("manifest: ignored is a list of names of batch entries")
     files = {}

@@ -18,53 +18,16 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
-from device_sdk.wire.arrays.tensors import (
-    BeyondWire,
-    TensorLimits,
-    decode_tensors,
-)
-from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.arrays.tensors import BeyondWire
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 1
+"""A change of the tables after a release is a new version, and begins where it is required."""
+_APPLICATION_ID = 0x54455348  # "TESH"; development versions, before 0.1.0, set none
 # Pages of the file that stay in memory. A device reads little and seldom, and the kernel keeps the
 # file too; SQLite's own 2 MB would fill up over the rounds.
 _CACHE_KIB = 64
 
-_CAPABILITY = """
-CREATE TABLE capability (
-    task TEXT PRIMARY KEY, conditions TEXT NOT NULL, option TEXT NOT NULL, size INTEGER NOT NULL,
-    placement TEXT, placed_size INTEGER, misses INTEGER NOT NULL, reason TEXT NOT NULL,
-    p90_seconds REAL) WITHOUT ROWID;
-"""
-_INTERACTION = """
-CREATE TABLE interaction (
-    task TEXT NOT NULL, user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
-    number INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (task, user, item)) WITHOUT ROWID;
-"""
-_ATTACHMENT = """
-CREATE TABLE attachment (
-    task TEXT NOT NULL, id BLOB NOT NULL, content BLOB NOT NULL,
-    PRIMARY KEY (task, id)) WITHOUT ROWID;
-"""
-_TASKS = """
-CREATE TABLE task (
-    name TEXT PRIMARY KEY, cohort TEXT NOT NULL, served INTEGER NOT NULL,
-    generation INTEGER, method TEXT, takes TEXT, artifacts BLOB, owns_unnamed INTEGER
-    ) WITHOUT ROWID;
-CREATE TABLE spent (day INTEGER PRIMARY KEY, seconds REAL NOT NULL, bytes INTEGER NOT NULL);
-"""
-_EVALUATION = """
-CREATE TABLE evaluation (
-    task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
-    version INTEGER NOT NULL, report BLOB NOT NULL, detail TEXT NOT NULL) WITHOUT ROWID;
-"""
-_TRIAL = """
-CREATE TABLE trial (
-    artifact BLOB PRIMARY KEY, passed INTEGER NOT NULL, strikes INTEGER NOT NULL,
-    reason TEXT NOT NULL, detail TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL) WITHOUT ROWID;
-"""
-_SCHEMA = f"""
+_SCHEMA = """
 CREATE TABLE membership (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     url TEXT NOT NULL, prefix TEXT NOT NULL, task TEXT NOT NULL, cohort TEXT NOT NULL,
@@ -110,70 +73,29 @@ CREATE TABLE model (
     version INTEGER NOT NULL, catalogue_id BLOB NOT NULL, arrays BLOB NOT NULL,
     artifact BLOB) WITHOUT ROWID;
 CREATE TABLE catalogue (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-{_CAPABILITY}{_EVALUATION}{_INTERACTION}{_ATTACHMENT}{_TASKS}{_TRIAL}"""
-# By the version that a file has, what makes it one of the next version.
-_STEPS = {
-    1: """
-ALTER TABLE participation ADD COLUMN artifact TEXT;
-ALTER TABLE learner ADD COLUMN artifact BLOB;
-ALTER TABLE model ADD COLUMN artifact BLOB;
-CREATE TABLE attachment (id BLOB PRIMARY KEY, content BLOB NOT NULL);
-""",
-    # The descriptor was signed by the root itself: the aggregator's next one is waited for.
-    2: """
-ALTER TABLE membership ADD COLUMN least_serial INTEGER NOT NULL DEFAULT 0;
-DELETE FROM descriptor;
-CREATE TABLE request_counter (
-    one INTEGER PRIMARY KEY CHECK (one = 1), highest INTEGER NOT NULL,
-    unanswered INTEGER NOT NULL);
-""",
-    # What was measured is measured anew: a row did not say what it held. Arrays were stored in the
-    # wire's form.
-    3: f"""
-DROP TABLE capability;
-{_CAPABILITY}
-UPDATE learner SET state = from_wire_form(state, artifact);
-UPDATE model SET arrays = from_wire_form(arrays, artifact);
-""",
-    # The order of interactions was not kept.
-    4: f"""
-ALTER TABLE interaction ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE outbox ADD COLUMN report BLOB;
-ALTER TABLE membership ADD COLUMN has_left INTEGER NOT NULL DEFAULT 0;
-{_EVALUATION}""",
-    # A home had one task, known by the names it was enrolled with: all that it holds is that one's.
-    # The usual names were nobody's wish.
-    5: f"""
-ALTER TABLE membership ADD COLUMN is_wish INTEGER NOT NULL DEFAULT 1;
-UPDATE membership SET is_wish = 0 WHERE task = 'default' AND cohort = 'all';
-ALTER TABLE learner ADD COLUMN method TEXT;
-ALTER TABLE interaction RENAME TO interaction_before;
-{_INTERACTION}
-INSERT INTO interaction SELECT '', user, item, number FROM interaction_before;
-DROP TABLE interaction_before;
-ALTER TABLE attachment RENAME TO attachment_before;
-{_ATTACHMENT}
-INSERT INTO attachment SELECT task, id, content FROM membership, attachment_before;
-DROP TABLE attachment_before;
-{_TASKS}
-INSERT INTO task (name, cohort, served, owns_unnamed) SELECT task, cohort, 1, NULL FROM membership;
-""",
-    6: """
-ALTER TABLE membership ADD COLUMN cell TEXT NOT NULL DEFAULT '';
-ALTER TABLE membership ADD COLUMN mirror TEXT NOT NULL DEFAULT '';
-""",
-    7: _TRIAL,
-    8: """
-ALTER TABLE participation ADD COLUMN items INTEGER;
-ALTER TABLE participation ADD COLUMN unknown_items INTEGER;
-ALTER TABLE membership ADD COLUMN password_file TEXT;
-ALTER TABLE membership ADD COLUMN client_id_prefix TEXT NOT NULL DEFAULT '';
-CREATE TABLE successor (
-    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
-    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
-    reached INTEGER NOT NULL);
-""",
-}
+CREATE TABLE capability (
+    task TEXT PRIMARY KEY, conditions TEXT NOT NULL, option TEXT NOT NULL, size INTEGER NOT NULL,
+    placement TEXT, placed_size INTEGER, misses INTEGER NOT NULL, reason TEXT NOT NULL,
+    p90_seconds REAL) WITHOUT ROWID;
+CREATE TABLE evaluation (
+    task TEXT PRIMARY KEY, generation INTEGER NOT NULL, round INTEGER NOT NULL,
+    version INTEGER NOT NULL, report BLOB NOT NULL, detail TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE interaction (
+    task TEXT NOT NULL, user INTEGER NOT NULL REFERENCES user (place), item TEXT NOT NULL,
+    number INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (task, user, item)) WITHOUT ROWID;
+CREATE TABLE attachment (
+    task TEXT NOT NULL, id BLOB NOT NULL, content BLOB NOT NULL,
+    PRIMARY KEY (task, id)) WITHOUT ROWID;
+CREATE TABLE task (
+    name TEXT PRIMARY KEY, cohort TEXT NOT NULL, served INTEGER NOT NULL,
+    generation INTEGER, method TEXT, takes TEXT, artifacts BLOB, owns_unnamed INTEGER
+    ) WITHOUT ROWID;
+CREATE TABLE spent (day INTEGER PRIMARY KEY, seconds REAL NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE trial (
+    artifact BLOB PRIMARY KEY, passed INTEGER NOT NULL, strikes INTEGER NOT NULL,
+    reason TEXT NOT NULL, detail TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL) WITHOUT ROWID;
+"""
 
 
 def pack_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -219,21 +141,6 @@ def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
     }
 
 
-def _from_wire_form(data: bytes, artifact_id: bytes | None) -> bytes | None:
-    """What formats 1 to 3 hold, as it is now; None, which no such cell takes, where it is damaged.
-
-    Names of an artifact's arrays were "x" and their bytes in hexadecimal.
-    """
-    try:
-        limits = TensorLimits(most_arrays=65_535, most_bytes=2**40)
-        arrays = decode_tensors(data, limits=limits)
-    except WireError:
-        return None
-    if artifact_id is not None:
-        arrays = {bytes.fromhex(name[1:]).decode(): array for name, array in arrays.items()}
-    return pack_arrays(arrays)
-
-
 class HomeDatabase:
     """One connection, used by one thread at a time.
 
@@ -267,19 +174,12 @@ class HomeDatabase:
         run = self._connection.execute
         run(f"PRAGMA cache_size = -{_CACHE_KIB}")
         (version,) = run("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise HomeBroken(
-                f"{self._path} has format {version}, this version of Tessera reads up to "
-                f"{SCHEMA_VERSION}; install a newer one"
-            )
+        if version != 0:
+            self._require_version(version)
         if read_only:
             run("PRAGMA query_only = ON")
             if version == 0:
                 raise HomeBroken(f"{self._path} is empty")
-            if version < SCHEMA_VERSION:
-                raise HomeBroken(
-                    f"{self._path} has the older format {version}: open it once without read_only"
-                )
             return
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
@@ -288,16 +188,26 @@ class HomeDatabase:
         run("PRAGMA foreign_keys = ON")
         # What was deleted (an interaction, an update that was sent) is overwritten, not only freed.
         run("PRAGMA secure_delete = ON")
-        self._connection.create_function("from_wire_form", 2, _from_wire_form)
-        while version < SCHEMA_VERSION:
-            script, version = (
-                (_SCHEMA, SCHEMA_VERSION) if version == 0 else (_STEPS[version], version + 1)
-            )
+        if version == 0:
             with self.transaction() as sql:
-                for statement in script.split(";"):
+                for statement in _SCHEMA.split(";"):
                     if statement.strip():
                         sql.execute(statement)
-                sql.execute(f"PRAGMA user_version = {version}")
+                sql.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                sql.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _require_version(self, version: int) -> None:
+        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+        if application != _APPLICATION_ID:
+            raise HomeBroken(
+                f"{self._path} was made by a development version of tessera-edge (before 0.1.0): "
+                "enrol this device anew, with another home"
+            )
+        if version != SCHEMA_VERSION:
+            raise HomeBroken(
+                f"{self._path} has format {version}, this version of tessera-edge reads "
+                f"{SCHEMA_VERSION}: install the newer one that made it"
+            )
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

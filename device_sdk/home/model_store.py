@@ -199,10 +199,10 @@ class ModelStore(HomeStore):
         """The learner's private state; None before its first round.
 
         Also None where ``method`` is given and the state is another method's: the task was replaced
-        since. A state of before format 5 does not say whose it is, and is taken for the method's.
+        since.
         """
         row = self._database.row("SELECT state, method FROM learner WHERE task = ?", task)
-        if row is None or (method is not None and row[1] not in (None, method)):
+        if row is None or (method is not None and row[1] != method):
             return None
         return unpack_arrays(row[0])
 

@@ -258,13 +258,6 @@ class RoundStore(HomeStore):
                 (row.digest, row.task, row.generation, row.round, row.body, row.report),
             )
 
-    def repost(self, row: OutboxRow, instead: OutboxRow | None) -> None:
-        """Put another row in the place of one that was never taken, or none."""
-        with self._database.transaction() as sql:
-            sql.execute("DELETE FROM outbox WHERE digest = ?", (row.digest,))
-            if instead is not None:
-                self.post(instead)
-
     def outbox(self) -> list[OutboxRow]:
         """Updates without a receipt, oldest first."""
         rows = self._database.rows(f"SELECT {_OUTBOX} FROM outbox ORDER BY generation, round")

@@ -279,7 +279,7 @@ class CurrentRound:
         self._sessions = sessions
         self._sender = sender
         self._actions = actions
-        self._reports = Reporter(world, sessions)
+        self._reports = Reporter(world)
         self._intake = ManifestIntake(world, sessions)
         self._connected = False
         self._held_back = False
@@ -614,8 +614,8 @@ class CurrentRound:
         reason: Reason,
         items: ItemCount | None,
     ) -> OutboxRow | None:
-        """The report alone; None for a round that did not ask for this device, and for nobody who
-        would read it, or has read what came before."""
+        """The report alone; None for a round that did not ask for this device, and where what came
+        before was not taken yet."""
         device_id = self._world.membership.grant.device_id
         if not _selects(manifest, device_id) or self._sender.is_full:
             return None
@@ -626,7 +626,7 @@ class CurrentRound:
             0 if self._round is None else self._round.received_bytes,
             items=items,
         )
-        return None if report is None else OutboxRow.of(_identity(device_id, manifest), b"", report)
+        return OutboxRow.of(_identity(device_id, manifest), b"", report)
 
     def _close(self) -> None:
         if self._trains:

@@ -10,7 +10,6 @@ from functools import cache
 import numpy as np
 
 from device_sdk.evaluation.report import write_evaluations
-from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.version import __version__
 from device_sdk.train.job import TrainedRound
 from device_sdk.wire.publish.report import (
@@ -28,11 +27,10 @@ _MOST_COUNT = 2**32 - 1
 
 
 class Reporter:
-    """Makes reports for as long as there is an aggregator that reads them."""
+    """Makes reports, of what the app lets out."""
 
-    def __init__(self, world: DeviceWorld, sessions: SessionKeeper) -> None:
+    def __init__(self, world: DeviceWorld) -> None:
         self._options = world.options
-        self._sessions = sessions
 
     def of(
         self,
@@ -41,11 +39,9 @@ class Reporter:
         received_bytes: int = 0,
         result: TrainedRound | None = None,
         items: ItemCount | None = None,
-    ) -> bytes | None:
-        """A report's bytes; None for an aggregator that reads none. ``items``: what was recorded,
-        where there is no ``result`` that says it."""
-        if not self._sessions.reads_reports:
-            return None
+    ) -> bytes:
+        """A report's bytes. ``items``: what was recorded, where there is no ``result`` that says
+        it."""
         report = Report(outcome, "" if reason is None else reason.value)
         if self._options.report == "full":
             evaluation = None if result is None else result.evaluation

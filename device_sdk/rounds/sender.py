@@ -34,18 +34,12 @@ class _Waiting:
     unanswered: int = 0
     repeated: bool = False
     """Whether the early repetition was made: one for each update and connection."""
-    withheld_seconds: float = math.inf
-    """Since when a contribution waits for an aggregator that reads it."""
     deadline_seconds: float = math.inf
     """Of its round, by this device's clock: infinite after a restart."""
 
 
 class Sender:
     """Seals each update afresh for every send; the plaintext's bytes are always the stored ones.
-
-    A contribution waits until the aggregator has said that it reads such. Where that does not come
-    for ``most_seconds`` (it was put back to an older version), what was to be sent goes as a plain
-    update, or, where there is none, not at all.
 
     An update without a receipt may have been counted or not, so none is ever thrown away: with
     ``most_outbox_updates`` or ``most_outbox_bytes`` (of bodies; the last one may go beyond it) in
@@ -160,7 +154,7 @@ class Sender:
         if now < self.next_seconds():
             return
         for waiting in list(self.waiting.values()):
-            if now < waiting.next_seconds or self._is_withheld(waiting, now):
+            if now < waiting.next_seconds:
                 continue
             if waiting.unanswered >= self._pace.unanswered_sends:
                 # The aggregator may have forgotten the session: the next send is under a new one.
@@ -184,21 +178,6 @@ class Sender:
             return float(min(soon, self._pace.answer_seconds))
         # Never sooner than a receipt can be expected; longer waits have full jitter.
         return max(self._pace.answer_seconds, waiting.backoff.next_seconds())
-
-    def _is_withheld(self, waiting: _Waiting, now: float) -> bool:
-        if waiting.row.report is None or self._sessions.reads_reports:
-            waiting.withheld_seconds = math.inf
-            return False
-        waiting.withheld_seconds = min(waiting.withheld_seconds, now)
-        waiting.next_seconds = now + self._pace.answer_seconds
-        if now - waiting.withheld_seconds >= self._pace.most_seconds:
-            del self.waiting[waiting.row.digest]
-            plain = OutboxRow.of(self._identity(waiting.row), waiting.row.body, None)
-            instead = plain if plain.body else None
-            self._store.repost(waiting.row, instead)
-            if instead is not None:
-                self.add(instead, waiting.deadline_seconds)
-        return True
 
     def hurry(self) -> None:
         """Something may be sent sooner than it was to be."""

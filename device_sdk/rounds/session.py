@@ -207,16 +207,6 @@ class SessionKeeper:
         return ""
 
     @property
-    def reads_reports(self) -> bool:
-        """Whether the aggregator of the session in use reads contributions.
-
-        A life that has ever said which tasks it serves does; those of before said nothing. It is
-        true of that life for good: neither the next one's list, which comes before its session, nor
-        a new descriptor takes it back, or what is trained meanwhile would be told to nobody.
-        """
-        return self._tasks.has_told(self._watch.session)
-
-    @property
     def served(self) -> ServedTasks | None:
         """What the aggregator of the last session serves; None where it has not said."""
         return self._tasks.of(self._watch.session, self.descriptor)

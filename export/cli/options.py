@@ -61,7 +61,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics",
         action="store_true",
-        help="declare what devices may be asked to evaluate (devices older than that refuse it)",
+        help="declare what devices may be asked to evaluate",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the initial weights (default: 0)")
     defaults = ", ".join(f"{name} {rate:g}" for name, (rate, _) in _OPTIMIZERS.items())

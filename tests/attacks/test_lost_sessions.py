@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 
 import pytest
 
 from aggregator.serve.uplink import Refusal
 from device_sdk.link.events import Message
-from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, UpTopic
 from device_sdk.wire.seal.admission import _MARGIN, OpenSchedule
-from device_sdk.wire.seal.no_session import MESSAGE_BYTES, read_no_session, sign_no_session
-from device_sdk.wire.seal.placement import FIRST_SHARD
+from device_sdk.wire.seal.no_session import read_no_session, sign_no_session
 from tests.attacks.conftest import MakeStage
-from tests.attacks.simulated_device import SimulatedDevice
 from tests.attacks.stage import Stage
 from tests.fakes.parties import key_from
 
@@ -190,11 +186,11 @@ def test_what_is_put_on_another_shard_is_not_denied(stage: Stage) -> None:
     lose(stage)
     grant = stage.devices[0].grant
     envelope = stage.sent_up(0, UPDATE)[-1]
-    for shard, answered in ((FIRST_SHARD, False), (grant.shard, True)):
+    for shard, reason in ((grant.shard ^ 1, "wrong-topic"), (grant.shard, "unknown-session")):
         topic = stage.topics.write(UpTopic(shard, grant.handle))
         result = stage.parts.uplink.receive(Message(topic, envelope, False))
-        assert isinstance(result, Refusal) and result.error.reason == "unknown-session"
-        assert (result.answer is not None) == answered
+        assert isinstance(result, Refusal) and result.error.reason == reason
+        assert (result.answer is not None) == (shard == grant.shard)
 
 
 def lose_all(stage: Stage, place_seconds: float) -> float:
@@ -224,19 +220,6 @@ def opened_again(stage: Stage, since_seconds: float) -> list[float]:
     return sorted(seen.values())
 
 
-def is_before_waits(device: SimulatedDevice) -> None:
-    """It knows no message of 94 bytes."""
-    sessions = device.participant.sessions
-    known = sessions.on_no_session
-
-    def take(message: bytes, left_seconds: float = math.inf) -> None:
-        if len(message) > MESSAGE_BYTES:
-            raise WireError("too-large", "94 bytes, at most 90 expected")
-        known(message, left_seconds)
-
-    sessions.on_no_session = take  # type: ignore[method-assign]
-
-
 def test_sessions_that_are_lost_together_are_opened_one_after_the_other(
     make_stage: MakeStage,
 ) -> None:
@@ -256,17 +239,4 @@ def test_no_device_waits_beyond_the_end_of_its_round(make_stage: MakeStage) -> N
     moments = opened_again(stage, lose_all(stage, 100.0))
     assert moments[-1] < 40 / 2 + 1
     stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 40.0)
-    assert stage.parts.first.ingest.counted == 16
-
-
-def test_devices_of_before_come_when_their_place_has_come_or_by_themselves(
-    make_stage: MakeStage,
-) -> None:
-    rounds = "quorum = 8\ndeadline_seconds = 600\npause_seconds = 5"
-    stage = make_stage(devices=8, round_lines=rounds)
-    for device in stage.devices[::2]:
-        is_before_waits(device)
-    moments = opened_again(stage, lose_all(stage, 3.0))
-    assert moments[-1] < 50, "three sends without an answer, and a wait of up to ten seconds"
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
     assert stage.parts.first.ingest.counted == 16

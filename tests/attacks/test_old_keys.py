@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import threading
 import time
@@ -23,7 +21,7 @@ from aggregator.keys.folder import (
     rotate_keys,
 )
 from device_sdk.enrol import FleetAddress, enrol
-from device_sdk.errors import EnrolmentFailed, EnrolmentRefused
+from device_sdk.errors import EnrolmentFailed
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Message
@@ -187,12 +185,3 @@ def test_an_unused_code_of_before_leads_to_the_keys_and_the_root_of_today(
     assert joined.membership.descriptor(held.root_fingerprint) == held
     assert joined.membership.signed_time() >= began, "no later time falls below this one"
     joined.close()
-
-
-def test_a_code_of_an_older_version_says_so(tmp_path: Path) -> None:
-    body = bytes(range(40))
-    checksum = hashlib.sha256(b"tessera/1 enrolment code\x00" + body).digest()[:5]
-    code = base64.b32encode(body + checksum).decode()
-    with pytest.raises(EnrolmentRefused, match="older version of Tessera") as refused:
-        _join("mqtt://127.0.0.1:1", code, tmp_path / "device")
-    assert refused.value.reason == "old-code"

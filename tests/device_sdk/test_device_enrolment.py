@@ -154,7 +154,7 @@ def test_a_stale_manifest_of_a_fleet_that_is_gone_refuses_nobody(
     gone = ManifestTopic("films", "phones")
     assert link.publish(aggregator.topics.write(gone), b"\x01\x07 gone", retain=True).wait(5)
     join(mosquitto.url, aggregator.code(), tmp_path / "a").close()
-    aggregator.served = None  # as one of an older version: there is nothing to hold names against
+    aggregator.served = None  # no broker lets it through: there is nothing to hold names against
     aggregator._link.publish(aggregator.topics.write(TasksTopic()), b"", retain=True)
     join(mosquitto.url, aggregator.code(), tmp_path / "b").close()
     join(mosquitto.url, aggregator.code(), tmp_path / "c", task="any").close()

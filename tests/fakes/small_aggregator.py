@@ -122,7 +122,7 @@ class SmallAggregator:
             int(clock()) + 10 * 365 * 86_400,
         )
         self.served: tuple[tuple[str, str], ...] | None = (("default", "all"),)
-        """None: it says nothing of it, like aggregators of before."""
+        """None: it says nothing of it, as where a broker's rules hold that back."""
         self.revision = 0
         self.standing: Standing | None = None
         """Told to every device after its session was opened; None: none of the tasks chooses."""

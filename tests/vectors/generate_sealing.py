@@ -44,7 +44,7 @@ from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.handshake import open_info, reply_info
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
-from device_sdk.wire.seal.placement import FIRST_SHARD, Placement
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session import Fragment, derive_session_keys
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
@@ -201,7 +201,7 @@ def _enrolment(
     clock = _still(0.0)
     desk = EnrolmentDesk(
         keyring, incarnation, TokenBuckets(1, 1, clock), WorkBudget(1, clock), _still(NOW),
-        placement_of=lambda device_id: Placement(FIRST_SHARD), random_bytes=Stream("desk"),
+        placement_of=lambda device_id: Placement(0), random_bytes=Stream("desk"),
     )  # fmt: skip
     outcome = desk.answer(attempt.message, Token(code.token_id, code.secret, NOW + 3600))
     enrolled = attempt.accept(outcome.answer)

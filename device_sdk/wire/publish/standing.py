@@ -1,8 +1,7 @@
 """A device's standing: its labels, and the tasks that are for devices with such labels.
 
 The aggregator sends it inside a session, after each opening and whenever it changes. Without one a
-device goes by its own names: aggregators of before send none, nor do those none of whose tasks
-chooses by labels.
+device goes by its own names: where no task chooses by labels, none is sent.
 """
 
 from __future__ import annotations

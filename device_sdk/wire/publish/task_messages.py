@@ -45,7 +45,7 @@ _MOST_LABEL_BYTES = 200
 _ATTACHMENT = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 FIELDS = ("artifacts", "attachments", "cohort_keys", "method", "train_seconds", "update_codec")
 EVALUATION = "evaluation"
-"""A field of terms that ask for an evaluation, and of no others: older devices know none."""
+"""A field of terms that ask for an evaluation, and of no others."""
 
 
 @dataclass(frozen=True, slots=True)

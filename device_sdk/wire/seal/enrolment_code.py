@@ -28,8 +28,6 @@ _SERIAL_AT = _SECRET_AT + SECRET_BYTES
 _TIME_AT = _SERIAL_AT + _NUMBER_BYTES
 _BODY_BYTES = _TIME_AT + _NUMBER_BYTES
 _CHARACTERS = (_BODY_BYTES + _CHECKSUM_BYTES) * 8 // 5
-# Codes used to end with the secret.
-_OLD_CHARACTERS = (_SERIAL_AT + _CHECKSUM_BYTES) * 8 // 5
 _GROUP = 8
 # What people type for letters that base32 does not share with the digits.
 _MISTAKEN = str.maketrans("018", "OIB")
@@ -86,11 +84,10 @@ def new_code(
 def parse_code(text: str) -> EnrolmentCode:
     """Read a code as typed: any case; spaces and hyphens anywhere; 0, 1, 8 for O, I, B.
 
-    Raises ``WireError``: ``old-code`` for one that an older version made, which says neither serial
-    nor time; else ``bad-code``.
+    Raises ``WireError("bad-code")``.
     """
     letters = "".join(text.split()).replace("-", "").upper().translate(_MISTAKEN)
-    if len(letters) not in (_CHARACTERS, _OLD_CHARACTERS):
+    if len(letters) != _CHARACTERS:
         raise WireError(
             "bad-code", f"an enrolment code has {_CHARACTERS} characters, {len(letters)} were given"
         )
@@ -101,10 +98,6 @@ def parse_code(text: str) -> EnrolmentCode:
     body, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if not hmac.compare_digest(checksum, _checksum(body)):
         raise WireError("bad-code", "the code's checksum is wrong; compare it with the original")
-    if len(body) < _BODY_BYTES:
-        raise WireError(
-            "old-code", "it was made by an older version of Tessera: ask the operator for a new one"
-        )
     return EnrolmentCode(
         body[:FINGERPRINT_BYTES],
         body[FINGERPRINT_BYTES:_SECRET_AT],

@@ -1,9 +1,8 @@
 """No session: the aggregator's signed word to a device that it does not hold a session.
 
-Bytes: ``version 1 | type 1 | session id 8 | incarnation 16 | [wait 4] | signature 64``; signed by
+Bytes: ``version 1 | type 1 | session id 8 | incarnation 16 | wait 4 | signature 64``; signed by
 the sessions' key of the descriptor in force, over SHA-256(descriptor) || handle and what stands
-between type and signature. ``wait``, in milliseconds, is there only where the device is to come
-later: one of before refuses such a message, and knows all others.
+between type and signature. ``wait``, in milliseconds, is until another session can be opened.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, check_prefix, prefix
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.descriptor import Descriptor
@@ -25,8 +23,7 @@ _INCARNATION_AT = 2 + SESSION_ID_BYTES
 _WAIT_AT = _INCARNATION_AT + INCARNATION_BYTES
 _WAIT_BYTES = 4
 _MOST_WAIT = 2 ** (8 * _WAIT_BYTES) - 1
-MESSAGE_BYTES = _WAIT_AT + SIGNATURE_BYTES
-"""Of one without a wait."""
+MESSAGE_BYTES = _WAIT_AT + _WAIT_BYTES + SIGNATURE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +53,18 @@ def sign_no_session(
     sessions: Ed25519PrivateKey,
     wait_seconds: float = 0.0,
 ) -> bytes:
-    """The message: 90 bytes, or 94 where there is a wait, of at most 49 days."""
-    said = session_id + incarnation
-    if wait_seconds > 0:
-        milliseconds = min(_MOST_WAIT, math.ceil(1000 * wait_seconds))
-        said += milliseconds.to_bytes(_WAIT_BYTES, "little")
+    """The message, of 94 bytes; a wait is of at most 49 days."""
+    milliseconds = min(_MOST_WAIT, math.ceil(1000 * wait_seconds))
+    said = session_id + incarnation + milliseconds.to_bytes(_WAIT_BYTES, "little")
     signed = signature.sign(sessions, Purpose.NO_SESSION, descriptor.digest + handle + said)
     return prefix(MessageType.NO_SESSION) + said + signed
 
 
 def read_no_session(message: bytes) -> NoSession:
     """Parse such a message. Raises ``WireError``."""
-    check_prefix(message, MessageType.NO_SESSION, MESSAGE_BYTES, MESSAGE_BYTES + _WAIT_BYTES)
+    check_prefix(message, MessageType.NO_SESSION, MESSAGE_BYTES, MESSAGE_BYTES)
     said, signed = message[2:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
-    wait = message[_WAIT_AT:-SIGNATURE_BYTES]
-    if wait and len(wait) != _WAIT_BYTES:
-        raise WireError("too-large", f"{len(wait)} bytes where there are {_WAIT_BYTES} or none")
-    milliseconds = int.from_bytes(wait, "little")
-    if wait and not milliseconds:
-        raise WireError("bad-field", "a wait of nothing is not written")
+    milliseconds = int.from_bytes(message[_WAIT_AT:-SIGNATURE_BYTES], "little")
     return NoSession(
         message[2:_INCARNATION_AT],
         message[_INCARNATION_AT:_WAIT_AT],

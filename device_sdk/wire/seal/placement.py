@@ -19,8 +19,6 @@ from device_sdk.wire.codec.message import Record
 SHARDS = 4096
 SHARD_LIMIT = 2**16 - 1
 """The highest number that a topic can hold; those given out are below ``SHARDS``."""
-FIRST_SHARD = 0
-"""That of every device whose aggregator knew of no other."""
 MOST_CELL_BYTES = 259
 MOST_MIRROR_BYTES = 512
 MOST_PACKET_BYTES = 2**28 - 1

@@ -120,12 +120,10 @@ class TasksWatch:
 
     def __init__(self) -> None:
         self._kept: tuple[bytes, ServedTasks] | None = None
-        self._lives: set[bytes] = set()
 
     def take(self, message: bytes, descriptor: Descriptor) -> None:
         """A list came. Raises ``WireError``."""
         tasks = read_tasks(message, descriptor)
-        self._lives.add(tasks.incarnation)
         known = self.of(tasks.incarnation, descriptor)
         if known is None or known.revision <= tasks.revision:
             self._kept = (descriptor.digest, tasks)
@@ -137,7 +135,3 @@ class TasksWatch:
         digest, tasks = self._kept
         is_current = (digest, tasks.incarnation) == (descriptor.digest, incarnation)
         return tasks if is_current else None
-
-    def has_told(self, incarnation: bytes | None) -> bool:
-        """Whether a list of this life ever came, in force now or not."""
-        return incarnation in self._lives

@@ -215,14 +215,11 @@ def test_what_is_to_be_saved_is_kept_until_it_is_committed(scene: Scene) -> None
     worker = scene.worker
     scene.store.fails = ["COMMIT"]
     worker._shared.refusals.note_reason("late", scene.devices[0].id)
-    worker.registry.moved(next(iter(worker.registry.devices())), 7)
     for _ in range(2):
         with suppress(sqlite3.Error), worker._store.database.transaction(shared=True):
             worker.board.served[0].ingest.save_seen()
             worker._shared.refusals.save(worker._store.refusals)
-            worker.registry.save_moves()
     store = scene.playing.parts.store
     counted = [row.counted_unix_seconds for row in store.first.participations.all().values()]
     assert len(counted) == DEVICES and None not in counted
     assert store.refusals.all()["late"] == 1
-    assert 7 in [row.shard for row in store.devices.all()]

@@ -32,16 +32,13 @@ from aggregator.keys.folder import (
 )
 from aggregator.store import Store
 from aggregator.store.devices import Secrets
-from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, prefix
-from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.authority import MOST_SUCCESSIONS
 from device_sdk.wire.seal.descriptor import DescriptorSeen, make_descriptor, read_descriptor
 from device_sdk.wire.seal.enrolment import require_current
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import KeyKind, fingerprint, read_key, signing_key
-from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.homes import command, make_home, serving
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -304,61 +301,6 @@ def test_whoever_trusted_the_root_some_rotations_ago_follows(
     assert rotate_keys(home, store, BEGIN + 9 * DAY, os.urandom).successions == (
         followed.successions
     )
-
-
-def make_old(home: AggregatorHome, store: Store) -> None:
-    """What a home looked like whose root signed descriptors itself."""
-    root = signing_key(read_key(home.root_key, KeyKind.ED25519))
-    public = root.public_key().public_bytes_raw()
-    held = current_descriptor(store)
-    body = cbor.encode(
-        {
-            "expires": BEGIN + 365 * DAY,
-            "hpke": held.hpke,
-            "serial": 3,
-            "signing": held.signing,
-        }
-    )
-    signed = signature.sign(root, Purpose.DESCRIPTOR, public + body)
-    message = prefix(MessageType.DESCRIPTOR) + public + signed + body
-    os.rename(home.signing_key(held.serial), home.signing_key(3))
-    os.rename(home.hpke_key(held.serial), home.hpke_key(3))
-    home.sessions_key(held.serial).unlink()
-    home.delegate_key(held.delegation.first_serial).unlink()
-    with store.database.transaction():
-        store.secrets.forget(held.serial)
-        store.secrets.issue(3, message, BEGIN)
-
-
-@pytest.mark.parametrize("rotate", [rotate_keys, rotate_root])
-def test_a_home_whose_root_signed_descriptors_itself_is_taken_over(
-    home: AggregatorHome, store: Store, rotate: Callable[..., Any]
-) -> None:
-    make_old(home, store)
-    root = store.facts.root_fingerprint
-    assert names(home) == {"root.key", "signing-3.key", "hpke-3.key"}
-    with pytest.raises(AggregatorError, match="rotate keys once"):
-        keys_of(home, store, Calendar())
-    with pytest.raises(AggregatorError, match="rotate keys once"):
-        make_codes(store, 1, BEGIN, os.urandom)
-    made = rotate(home, store, BEGIN, os.urandom)
-    assert read_descriptor(made.message, root) == made and made.serial > 3
-    assert keys_of(home, store, Calendar()).current().descriptor == made
-    assert len(names(home)) == 5 and "signing-3.key" not in names(home)
-
-
-def test_serve_tells_an_old_home_what_to_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
-    store = home.open_store()
-    make_old(home, store)
-    store.database.close()
-    assert command(home, "serve") == 1
-    assert "rotate keys once" in capsys.readouterr().err
-    assert command(home, "rotate", "keys") == 0
-    with serving(home):
-        pass
 
 
 def test_another_aggregator_s_root_key_changes_nothing(

@@ -5,13 +5,9 @@ from __future__ import annotations
 import _sqlite3
 import ctypes
 import hashlib
-import itertools
-import multiprocessing
 import os
-import signal
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from device_sdk.artifact import safetensors
 from device_sdk.errors import HomeBroken, HomeLocked
 from device_sdk.evaluation.report import Evaluation, EvaluationReport
-from device_sdk.home.database import _SCHEMA, SCHEMA_VERSION, HomeDatabase
+from device_sdk.home.database import SCHEMA_VERSION, HomeDatabase
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow, StoredModel
 from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome, StoredEvaluation
 from device_sdk.rounds.session import AggregatorTime
-from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 from device_sdk.wire.publish.receipts import Receipt, Verdict
-from device_sdk.wire.seal.placement import Placement
 from device_sdk.world import Pace
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
@@ -204,14 +197,27 @@ def test_the_largest_time_never_falls(home: Home) -> None:
         assert home.membership.signed_time() == expected
 
 
-def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pragma", "message"),
+    [
+        (f"user_version = {SCHEMA_VERSION + 1}", "install the newer one that made it"),
+        ("application_id = 0", "by a development version .* enrol this device anew"),
+    ],
+)
+def test_a_home_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, pragma: str, message: str
+) -> None:
     path = tmp_path / "device.sqlite"
     HomeDatabase(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute(f"PRAGMA {pragma}")
     connection.close()
-    with pytest.raises(HomeBroken, match="install a newer one"):
-        HomeDatabase(path)
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(HomeBroken, match=message):
+            HomeDatabase(path, read_only=read_only)
+        assert path.read_bytes() == before
 
 
 def test_a_reader_writes_nothing(home: Home) -> None:
@@ -299,83 +305,6 @@ def test_an_old_manifest_shown_as_if_it_were_new_takes_time_back_by_2_percent_at
 def test_a_pace_that_makes_no_sense_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         Pace(**values)  # type: ignore[arg-type]
-
-
-def test_a_home_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
-    """The tables as the first version made them, with a row in each that changed."""
-    folder = tmp_path / "home"
-    folder.mkdir(mode=0o700)
-    old = sqlite3.connect(folder / "device.sqlite")
-    for statement in _SCHEMA.split(";"):
-        for gone in (
-            ", artifact TEXT",
-            ", artifact BLOB",
-            ",\n    artifact BLOB",
-            ",\n    least_serial INTEGER NOT NULL DEFAULT 0",
-            ",\n    has_left INTEGER NOT NULL DEFAULT 0",
-            " report BLOB,",
-            "\n    number INTEGER NOT NULL DEFAULT 0,",
-            ",\n    is_wish INTEGER NOT NULL DEFAULT 1",
-            ",\n    cell TEXT NOT NULL DEFAULT ''",
-            ",\n    mirror TEXT NOT NULL DEFAULT ''",
-            ",\n    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT ''",
-            ", method TEXT",
-            "\n    items INTEGER, unknown_items INTEGER,",
-        ):
-            statement = statement.replace(gone, "")
-        came_later = (
-            "attachment",
-            "request_counter",
-            "task",
-            "spent",
-            "interaction",
-            "trial",
-            "successor",
-        )
-        came_later += ("evaluation",)
-        if statement.strip() and not any(f"TABLE {each} " in statement for each in came_later):
-            old.execute(statement)
-    old.execute(
-        "CREATE TABLE interaction (user INTEGER NOT NULL REFERENCES user (place), "
-        "item TEXT NOT NULL, PRIMARY KEY (user, item)) WITHOUT ROWID"
-    )
-    state = encode_tensors({"users": np.ones((1, 2), np.float32)}, Codec.FLOAT32)
-    items = encode_tensors({"items": np.ones((3, 2), np.float32)}, Codec.FLOAT32)
-    old.execute("INSERT INTO learner VALUES ('t', ?)", (state,))
-    old.execute("INSERT INTO descriptor VALUES (1, ?)", (b"signed by the root itself",))
-    old.execute(
-        "INSERT INTO membership VALUES (1, 'mqtt://x', 'p', 't', 'all', NULL, NULL, NULL, "
-        "?, ?, ?, ?, 0)",
-        (b"r" * 16, b"d" * 16, b"h" * 16, b"a" * 32),
-    )
-    old.execute("INSERT INTO model VALUES ('t', 1, 2, 3, ?, ?)", (bytes(32), items))
-    old.execute(
-        "INSERT INTO participation (task, generation, round, version, outcome, detail, k) "
-        "VALUES ('t', 1, 2, 3, 'trained', '', 5)"
-    )
-    old.execute("PRAGMA user_version = 1")
-    old.commit()
-    old.close()
-    with pytest.raises(HomeBroken, match="older format 1: open it once without read_only"):
-        Home(folder, read_only=True)
-    home = Home(folder)
-    assert home.models.learner("t") is not None and home.models.learner_artifact("t") is None
-    model = home.models.model("t")
-    assert model is not None and model.artifact_id is None and "items" in model.arrays
-    last = home.rounds.last(trained=True)
-    assert last is not None and (last.k, last.artifact) == (5, "")
-    home.attachments.save("t", b"a" * 32, b"content")
-    membership = home.membership.load()
-    assert membership is not None and membership.least_serial == 0
-    assert membership.grant.placement == Placement(0)
-    home.membership.place(Placement(7, "north.fleet.example:8883"))
-    moved = home.membership.load()
-    assert moved is not None and moved.grant.placement.cell == "north.fleet.example:8883"
-    assert replace(moved, grant=membership.grant) == membership
-    assert home.membership.descriptor(b"r" * 16) is None, "the aggregator's next one is waited for"
-    assert home.requests.next() == 1
-    home.close()
-    Home(folder, read_only=True).close()
 
 
 def test_the_counter_of_requests_rises_over_restarts_by_growing_steps(tmp_path: Path) -> None:
@@ -474,110 +403,3 @@ def test_the_last_evaluation_is_kept(tmp_path: Path) -> None:
     assert found.report.reason == "out-of-time" and found.report.results[0].value == 0.25
     assert home.rounds.evaluation("other") is None
     home.close()
-
-
-def _third_format(folder: Path) -> Path:
-    """A home as the version before made it, dumped as SQL."""
-    folder.mkdir(mode=0o700)
-    old = sqlite3.connect(folder / "device.sqlite")
-    old.executescript(Path(__file__).with_name("format_3.sql").read_text(encoding="utf-8"))
-    assert old.execute("SELECT k FROM capability").fetchall() == [(2,)]
-    old.close()
-    return folder
-
-
-def test_a_home_of_the_third_format_loses_its_measurement_and_nothing_else(tmp_path: Path) -> None:
-    folder = _third_format(tmp_path / "home")
-    home = Home(folder)
-    assert home.models.capability("t") is None, "measured anew in the next round"
-    row = CapabilityRow("t", "c", "8", 10, None, None, 0, "because", 0.25)
-    home.models.save_capability(row)
-    assert home.models.capability("t") == row
-    membership, model, learner = (
-        home.membership.load(),
-        home.models.model("t"),
-        home.models.learner("t"),
-    )
-    assert membership is not None and membership.least_serial == 7
-    assert model is not None and model.arrays["items"].tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert learner is not None and learner["users"].tolist() == [[1, 1]]
-    halves, own, steps = (
-        home.models.model("half"),
-        home.models.model("own"),
-        home.models.learner("own"),
-    )
-    assert halves is not None and halves.arrays["items"].dtype == np.float32
-    assert halves.arrays["items"].tolist() == [[0.5, 0], [2, 3]]
-    assert own is not None and own.artifact_id == home.models.learner_artifact("own") == b"a" * 32
-    assert own.arrays["Linear.Weight"].tolist() == np.array([0.1, 2], np.float32).tolist()
-    assert own.arrays["0"].dtype == np.int64 and own.arrays["0"].tolist() == [0, 1]
-    assert steps is not None and set(steps) == {"model.Linear.Weight", "steps"}
-    assert steps["steps"].shape == () and steps["steps"] == 7
-    for table, column in (("model", "arrays"), ("learner", "state")):
-        for (stored,) in home.database.rows(f"SELECT {column} FROM {table}"):
-            assert isinstance(stored, bytes) and safetensors.decode(stored).tensors
-    last = home.rounds.last(trained=True)
-    assert last is not None and (last.k, last.train_seconds) == (2, 0.5)
-    assert home.rounds.outbox() == [OutboxRow(b"d" * 32, "t", 1, 2, b"body")]
-    assert home.interactions.counts() == (1, 2) and home.attachments.ids("t") == {b"a" * 32}
-    rows = {"one": 4, "two": 5, "new": 6}
-    assert home.interactions.latest(rows)[0].tolist() == [5], "of unknown order, by ids"
-    assert home.rounds.evaluation("t") is None
-    assert home.membership.signed_time() == 100 and home.requests.next() == 2**4 + 1
-    home.close()
-    Home(folder, read_only=True).close()
-
-
-def test_a_damaged_home_of_the_third_format_is_named_and_left_as_it_is(tmp_path: Path) -> None:
-    folder = _third_format(tmp_path / "home")
-    old = sqlite3.connect(folder / "device.sqlite")
-    old.execute("UPDATE model SET arrays = substr(arrays, 1, 20) WHERE task = 'own'")
-    old.commit()
-    before = list(old.iterdump())
-    with pytest.raises(HomeBroken, match=r"device\.sqlite cannot be used: .*model\.arrays"):
-        Home(folder)
-    assert list(old.iterdump()) == before
-    assert old.execute("PRAGMA user_version").fetchone() == (3,)
-    old.close()
-
-
-def _open_and_die(folder: Path, statements: int) -> None:
-    """Another process, killed after so many statements of the database."""
-    left = statements
-
-    def count(statement: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    class Dying(sqlite3.Connection):
-        def __init__(self, *values: Any, **named: Any) -> None:
-            super().__init__(*values, **named)
-            self.set_trace_callback(count)
-
-    connect = sqlite3.connect
-    sqlite3.connect = lambda *values, **named: connect(*values, **named, factory=Dying)  # type: ignore
-    Home(folder)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="kills as an out-of-memory killer does")
-def test_a_home_that_is_killed_while_it_is_brought_up_to_date_opens(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    seen = set()
-    for statements in itertools.count():
-        folder = _third_format(tmp_path / str(statements))
-        process = context.Process(target=_open_and_die, args=(folder, statements))
-        process.start()
-        process.join()
-        with sqlite3.connect(folder / "device.sqlite") as left:
-            seen.add(*left.execute("PRAGMA user_version").fetchone())
-        left.close()
-        home = Home(folder)
-        own, rows = home.models.learner("own"), home.rounds.outbox()
-        home.close()
-        assert own is not None and own["steps"] == 7 and len(rows) == 1
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-    assert statements > 12 and seen == set(range(3, SCHEMA_VERSION + 1))

@@ -325,7 +325,7 @@ def test_lists_of_other_lives_and_of_aggregators_that_say_nothing_are_no_problem
     bench.run(1)
     assert "serves no task" in bench.participant.problem
     of_another_life = bench.broker.retained[topic]
-    # The next life is one of an older version: what the last one said holds no longer.
+    # The next life says nothing of it: what the last one said holds no longer.
     bench.aggregator.served = None
     bench.aggregator.forget_sessions()
     bench.aggregator.publish_standing()

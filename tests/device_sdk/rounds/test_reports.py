@@ -13,13 +13,13 @@ from device_sdk.errors import (
     NonFiniteStep,
     RuntimeMissing,
 )
-from device_sdk.home.round_store import OutboxRow, RoundOutcome
+from device_sdk.home.round_store import RoundOutcome
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.reasons import reason_of
-from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity
+from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.report import Reason, Report, ReportedOutcome
 from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
@@ -93,45 +93,6 @@ def test_chunks_that_never_came_are_told_after_the_deadline(bench: Bench) -> Non
     ]
 
 
-def test_an_older_aggregator_gets_updates_as_before_and_no_reports(bench: Bench) -> None:
-    bench.aggregator.served = None
-    topic = next(name for name in bench.broker.retained if name.endswith("all/tasks"))
-    del bench.broker.retained[topic]
-    bench.restart()
-    bench.run(1)
-    bench.aggregator.open_round()
-    bench.run(1)
-    bench.refuse_training = True
-    bench.aggregator.open_round()
-    bench.run(1)
-    assert len(bench.sent(UPDATE)) == 1 and bench.sent(CONTRIBUTION) == []
-    assert bench.home.rounds.outbox() == []
-
-
-def test_a_contribution_waits_for_a_reader_and_then_goes_as_a_plain_update(bench: Bench) -> None:
-    """The aggregator was put back to an older version with contributions on their way."""
-    bench.aggregator.knobs.receipts = False
-    bench.run(1)
-    bench.aggregator.open_round()
-    bench.run(1)
-    bench.refuse_training = True
-    bench.aggregator.open_round()
-    bench.run(1)
-    assert [bool(row.body) for row in bench.home.rounds.outbox()] == [True, False]
-    topic = next(name for name in bench.broker.retained if name.endswith("all/tasks"))
-    del bench.broker.retained[topic]
-    bench.aggregator.served = None
-    bench.aggregator.knobs.receipts = True
-    bench.aggregator.forget_sessions()
-    bench.aggregator.publish_standing()
-    bench.restart()
-    sent = len(bench.sent(CONTRIBUTION))
-    bench.run(bench.pace.most_seconds - 60)
-    assert len(bench.sent(CONTRIBUTION)) == sent and len(bench.home.rounds.outbox()) == 2
-    bench.run(180)
-    assert len(bench.sent(UPDATE)) == 1 and bench.home.rounds.outbox() == []
-
-
 def test_a_contribution_survives_the_process_with_the_same_bytes(bench: Bench) -> None:
     bench.aggregator.knobs.receipts = False
     bench.run(1)
@@ -144,14 +105,6 @@ def test_a_contribution_survives_the_process_with_the_same_bytes(bench: Bench) -
     bench.run(60)
     assert bench.home.rounds.outbox() == []
     assert len({report.reason for report in reports(bench)}) == 1
-
-
-def test_rows_of_an_older_home_go_as_plain_updates(bench: Bench) -> None:
-    identity = UpdateIdentity(bench.participant.sender._device_id, "default", 1, 1)
-    bench.home.rounds.post(OutboxRow.of(identity, b"body", None))
-    bench.restart()
-    bench.run(1)
-    assert len(bench.sent(UPDATE)) >= 1 and bench.home.rounds.outbox() == []
 
 
 def test_training_that_took_too_long_is_told(bench: Bench) -> None:

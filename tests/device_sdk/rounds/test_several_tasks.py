@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from device_sdk.home.round_store import Participation, RoundOutcome
 from device_sdk.local_data import LocalData
 from device_sdk.wire.publish.catalogue import Catalogue
-from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, update_digest
+from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.standing import Standing
 from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
@@ -350,56 +349,3 @@ def test_a_task_that_is_replaced_begins_anew_and_one_that_is_gone_is_cleaned_up(
     bench.aggregator.open_round(task="air")
     bench.run(60)
     assert outcomes(bench, "air")[-1] is RoundOutcome.TRAINED
-
-
-def test_a_home_of_one_task_is_taken_over_as_it_is(tmp_path: Path) -> None:
-    """Stored by the version before: an update in the outbox, and another round half fetched."""
-    bench = Bench(tmp_path / "home")
-    fresh = bench.home.membership.load()
-    assert fresh is not None
-    bench.home.close()
-    path = bench.folder / "device.sqlite"
-    path.unlink()
-    with sqlite3.connect(path) as old:
-        script = Path(__file__).parent.parent / "home" / "format_4.sql"
-        old.executescript(script.read_text(encoding="utf-8"))
-        ((body, mark),) = old.execute("SELECT body, mark.round FROM outbox, mark")
-        ((learner,),) = old.execute("SELECT state FROM learner")
-        # It belongs to this test's fleet from here on; the update's digest names the device.
-        grant = fresh.grant
-        old.execute(
-            "UPDATE membership SET root_fingerprint = ?, device_id = ?, handle = ?, "
-            "admission_key = ?",
-            (fresh.root_fingerprint, grant.device_id, grant.handle, grant.admission_key),
-        )
-        old.execute("DELETE FROM descriptor")
-        identity = UpdateIdentity(grant.device_id, "default", bench.aggregator.generation, 1)
-        digest = update_digest(identity, hashlib.sha256(body).digest())
-        old.execute("UPDATE outbox SET digest = ?", (digest,))
-    old.close()
-    bench.restart()
-    home = bench.home
-    assert [(row.task, row.round, row.body) for row in home.rounds.outbox()] == [
-        ("default", 1, body)
-    ]
-    assert mark == 2 and home.rounds.mark("default", "all") is not None
-    assert home.rounds.participation("default", bench.aggregator.generation, 2) is None
-    assert home.database.row("SELECT state FROM learner WHERE task = 'default'") == (learner,)
-    assert home.models.learner("default", "scatter") is not None, "it does not say whose it is"
-    assert home.attachments.ids("default") == {b"a" * 32}
-    rows = {f"film-{n}": n for n in range(ITEMS)}
-    found = home.interactions.positives(rows, home.record_names("default"))
-    assert [each.tolist() for each in found] == [[1, 2], [1]]
-    assert {row.name: row.served for row in home.tasks.all()} == {"default": True}
-    # It goes on where it was, and takes part in what the fleet has got since.
-    bench.aggregator.rounds["default"] = 2
-    serve(bench, *BOTH)
-    bench.run(30)
-    assert bench.aggregator.seen.bodies == [(identity, body)] and home.rounds.outbox() == []
-    home.interactions.add([("anna", "film-1")], "air")
-    bench.aggregator.methods["default"].open_round(2)
-    bench.aggregator.open_round()
-    bench.aggregator.open_round(task="air")
-    bench.run(60)
-    assert outcomes(bench, "default") == [RoundOutcome.TRAINED] * 2
-    assert outcomes(bench, "air") == [RoundOutcome.TRAINED]

@@ -16,7 +16,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant, _read_answer
 from device_sdk.wire.seal.placement import (
-    FIRST_SHARD,
     MOST_CELL_BYTES,
     SHARDS,
     Placement,
@@ -133,11 +132,11 @@ def test_a_grant_holds_a_placement(placement: Placement) -> None:
     assert grant.placement == replace(placement, mirror="")
 
 
-def test_a_grant_without_a_cell_has_the_bytes_of_before() -> None:
-    grant = Grant(b"d" * 16, b"h" * 16, b"k" * 32, FIRST_SHARD)
+def test_a_grant_without_a_cell_says_none() -> None:
+    grant = Grant(b"d" * 16, b"h" * 16, b"k" * 32, 0)
     fields = {"admission": b"k" * 32, "device": b"d" * 16, "handle": b"h" * 16, "shard": 0}
-    before = cbor.encode({"grant": fields, "refused": None, "time": 5})
-    assert EnrolAnswer(grant, 5).to_body() == before
+    without = cbor.encode({"grant": fields, "refused": None, "time": 5})
+    assert EnrolAnswer(grant, 5).to_body() == without
 
 
 @pytest.mark.parametrize("cell", BAD_CELLS, ids=repr)

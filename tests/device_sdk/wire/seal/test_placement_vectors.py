@@ -54,10 +54,11 @@ def test_a_grant_with_a_cell() -> None:
 def test_no_session(waits: bool) -> None:
     said = {name: bytes.fromhex(text) for name, text in VECTORS["no_session"].items()}
     message, body = said["message"], said["session_id"] + said["incarnation"]
+    milliseconds = 0
     if waits:
         later = VECTORS["no_session_for_a_while"]
-        message = bytes.fromhex(later["message"])
-        body += later["milliseconds"].to_bytes(4, "little")
+        message, milliseconds = bytes.fromhex(later["message"]), later["milliseconds"]
+    body += milliseconds.to_bytes(4, "little")
     assert message[:-64] == b"\x01\x0a" + body
     signing = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(SEALING["keys"]["signing_seed"]))
     covered = bytes.fromhex(SEALING["descriptor"]["digest"]) + said["handle"] + body

@@ -186,9 +186,3 @@ def test_the_newest_list_of_the_life_asked_for_counts() -> None:
         sign_tasks(ServedTasks(LIFE, 0, ()), newer.descriptor, newer.signing), newer.descriptor
     )
     assert known() is None and watch.of(LIFE, newer.descriptor) is not None
-    assert [watch.has_told(life) for life in (LIFE, b"o" * 16, b"n" * 16, None)] == [
-        True,
-        True,
-        False,
-        False,
-    ], "what a life can, it can whatever is in force"

@@ -12,16 +12,16 @@ from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import is_served
 from aggregator.serve.successor import (
-    Move,
     ask_for_move,
+    call_off,
     find_move,
-    next_revision,
+    next_move,
     require_movable,
+    where_serve_is,
 )
 from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
-from device_sdk.wire.seal.successor import Successor
 
 DESCRIPTION = """\
 Shows where the fleet's broker is, or moves the fleet to another one: broker move URL. Serve, which
@@ -32,7 +32,9 @@ is sent again: nothing is lost or counted twice. Once the grace is over serve is
 alone, whatever the task file says: write the new URL there when you like. A device that slept all
 the while needs the old broker for a moment, or tessera-device broker set.
 
-broker stay calls it off: serve is at the old broker alone, and devices come back."""
+broker stay calls it off: devices come back to the broker before, and serve is there alone once the
+grace is over. A move may follow another, and lead back, at any time: serve is wherever devices may
+be still."""
 
 EXAMPLES = """\
 examples:
@@ -90,25 +92,27 @@ def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namesp
     if not arguments.url:
         raise AggregatorError("say where to: broker move URL")
     now = time.time()
+    here, *_ = where_serve_is(find_move(store), named, now)
     try:
         told = parse_broker_url(arguments.url)
         if told.user is not None:
             raise ValueError(
                 "devices have users of their own: leave it out of the URL, and give --user"
             )
-        new = _new_way(named, arguments)
+        new = _new_way(named, here, arguments)
         new.read()
     except ValueError as error:
         raise AggregatorError(str(error)) from None
-    if new.url.address == named.url.address:
-        raise AggregatorError(f"serve is at {named} already")
-    revision, until = next_revision(store, now), int(now) + arguments.grace
+    if new.url.address == here.url.address:
+        raise AggregatorError(f"serve is at {here} already")
+    move = next_move(store, named, told.address, new, int(now) + arguments.grace, now)
     with store.database.transaction():
-        ask_for_move(store, Move(Successor(revision, told.address, until), named, new))
+        ask_for_move(store, move)
 
 
-def _new_way(named: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
-    way = named.at(parse_broker_url(arguments.own or arguments.url))
+def _new_way(named: BrokerWay, here: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
+    where = parse_broker_url(arguments.own or arguments.url)
+    way = named if where.address == named.url.address else here.at(where)
     url, password_file = way.url, way.password_file
     if arguments.user is not None:
         url, password_file = replace(url, user=arguments.user, password=None), None
@@ -124,20 +128,19 @@ def _new_way(named: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
 def _stay(store: Store, cells: int) -> None:
     require_movable(store, cells)
     move, now = find_move(store), time.time()
-    if move is None or not move.announced.url:
+    if move is None or move.is_called_off:
         raise AggregatorError("no move is under way")
     if now >= move.until_unix_seconds:
         raise AggregatorError(
             f"the fleet has moved to {move.new}: to go back, move to the old broker's URL"
         )
     with store.database.transaction():
-        stays = Successor(next_revision(store, now), "", move.until_unix_seconds)
-        ask_for_move(store, replace(move, announced=stays))
+        ask_for_move(store, call_off(store, move, now))
 
 
 def _show(store: Store, named: BrokerWay) -> None:
-    move, now = find_move(store), time.time()
-    ways = (named,) if move is None else move.ways(named, now)
+    now = time.time()
+    ways = where_serve_is(find_move(store), named, now)
     print(f"broker       {', '.join(map(str, ways))}")
     for line in move_lines(store, named, now):
         print(line)
@@ -146,14 +149,18 @@ def _show(store: Store, named: BrokerWay) -> None:
 def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
     """What an operator is told of a move, if there is one; ``named``: by the task file."""
     move = find_move(store)
-    if move is None or not move.announced.url:
+    if move is None or (named is not None and not move.is_about(named)):
         return []
     told, until = move.announced.url, moment_of(move.until_unix_seconds)
+    if now < move.until_unix_seconds and move.is_called_off:
+        return [
+            f"stays        devices come back by themselves to {move.new}: both serve until {until}"
+        ]
     if now < move.until_unix_seconds:
         return [f"moves        to {told}: devices go there by themselves; both serve until {until}"]
-    if named is not None and named.url.address == move.old.url.address:
+    if named is not None and named.url.address != (url := move.new.url.address):
         return [
-            f'moved        to {told}: write broker.url = "{move.new.url.address}" in the task '
-            "file, which still names the broker before"
+            f'moved        to {told or url}: write broker.url = "{url}" in the task file, which '
+            "still names the broker before"
         ]
     return []

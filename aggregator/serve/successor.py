@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,47 @@ class BrokerMoved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """From one broker to another.
+    """From one broker, or those of a move that was still under way, to another.
 
     Attributes:
         announced: what devices are told.
-        old, new: how serve itself reaches them.
+        before: the URL that they knew, where an earlier move told them; empty: their own.
+        named: the broker in the task file when this was asked for, and so no newer word.
+        left: how serve itself reaches the brokers where devices may be still, the last one first.
+        new: how it reaches the one that they are told.
+        is_called_off: whether this takes an announcement back.
     """
 
     announced: Successor
-    old: BrokerWay
+    before: str
+    named: str
+    left: tuple[BrokerWay, ...]
     new: BrokerWay
+    is_called_off: bool = False
 
     @property
     def until_unix_seconds(self) -> int:
-        """Up to when both are served."""
+        """Up to when all of them are served."""
         return self.announced.until_unix_seconds
 
     def ways(self, named: BrokerWay, now_unix_seconds: float) -> tuple[BrokerWay, ...]:
-        """Where to be, the first one first, where the task file names ``named``: at both while the
-        grace lasts, then at the new one, whichever of the two the file has. A third is the
+        """Where to be, the first one first, where the task file names ``named``: at all of them
+        while the grace lasts, then at the new one, whichever of them the file has. Another is the
         operator's newer word."""
-        places = {each.url.address: each for each in (self.old, self.new)}
-        if named.url.address not in places or not self.announced.url:
+        if not self.is_about(named):
             return (named,)
-        places[named.url.address] = named
-        old, new = places[self.old.url.address], places[self.new.url.address]
-        return (new, old) if now_unix_seconds < self.until_unix_seconds else (new,)
+        address = named.url.address
+        every = [named if each.url.address == address else each for each in self._places]
+        return tuple(every if now_unix_seconds < self.until_unix_seconds else every[:1])
+
+    def is_about(self, named: BrokerWay) -> bool:
+        """Whether what the task file names is no newer word than this."""
+        address = named.url.address
+        return address in (self.named, *(each.url.address for each in self._places))
+
+    @property
+    def _places(self) -> tuple[BrokerWay, ...]:
+        return self.new, *self.left
 
 
 def find_move(store: Store) -> Move | None:
@@ -56,8 +71,11 @@ def find_move(store: Store) -> Move | None:
     values = json.loads(said)
     return Move(
         Successor(values["revision"], values["url"], values["until"]),
-        _way(values["old"]),
+        values["before"],
+        values["named"],
+        tuple(map(_way, values["left"])),
         _way(values["new"]),
+        values["is_called_off"],
     )
 
 
@@ -69,10 +87,45 @@ def ask_for_move(store: Store, move: Move) -> None:
             "revision": announced.revision,
             "url": announced.url,
             "until": announced.until_unix_seconds,
-            "old": _written(move.old),
+            "before": move.before,
+            "named": move.named,
+            "left": [_written(each) for each in move.left],
             "new": _written(move.new),
+            "is_called_off": move.is_called_off,
         }
     )
+
+
+def next_move(
+    store: Store, named: BrokerWay, told: str, new: BrokerWay, until: int, now_unix_seconds: float
+) -> Move:
+    """From wherever serve is by now, where whoever is at one of those brokers hears of it."""
+    last = find_move(store)
+    left = [
+        each
+        for each in where_serve_is(last, named, now_unix_seconds)
+        if each.url.address != new.url.address
+    ]
+    before = last.announced.url if last is not None and last.is_about(named) else ""
+    announced = Successor(next_revision(store, now_unix_seconds), told, until)
+    return Move(announced, before, named.url.address, tuple(left), new)
+
+
+def call_off(store: Store, move: Move, now_unix_seconds: float) -> Move:
+    """Back to the broker before, by the same way: who has moved hears of it where he is."""
+    revision = next_revision(store, now_unix_seconds)
+    announced = Successor(revision, move.before, move.until_unix_seconds)
+    back, *others = move.left
+    return replace(
+        move, announced=announced, left=(move.new, *others), new=back, is_called_off=True
+    )
+
+
+def where_serve_is(
+    move: Move | None, named: BrokerWay, now_unix_seconds: float
+) -> tuple[BrokerWay, ...]:
+    """The brokers, the first one first, where the task file names ``named``."""
+    return (named,) if move is None else move.ways(named, now_unix_seconds)
 
 
 def next_revision(store: Store, now_unix_seconds: float) -> int:
@@ -106,7 +159,7 @@ class WatchMove:
             raise BrokerMoved
 
     def _ways(self, move: Move | None) -> tuple[BrokerWay, ...]:
-        return (self._named,) if move is None else move.ways(self._named, self._unix_clock())
+        return where_serve_is(move, self._named, self._unix_clock())
 
 
 def _written(way: BrokerWay) -> dict[str, str | None]:

@@ -90,18 +90,15 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
         fleet.serve.kill()
         fleet.serve.start()
         fleet.await_rounds()
-        log = fleet.serve.log
-        wait_until(
-            lambda: (
-                "to be another one, or two"
-                in log.read_text()[log.read_text().rfind("goes on with") :]
-            )
-        )
+
+        def said(name: str) -> str:
+            command(fleet.home, name)
+            return capsys.readouterr().out
+
+        moved = f"moved        to {new.url}: write broker.url"
+        wait_until(lambda: moved in said("broker"))
+        wait_until(lambda: f"runs, connected to {new.url} for" in said("status"))
         fleet.await_rounds()
-        command(fleet.home, "broker")
-        assert f"moved        to {new.url}: write broker.url" in capsys.readouterr().out
-        command(fleet.home, "status")
-        assert f"runs, connected to {new.url} for" in capsys.readouterr().out
         for device in fleet.devices:
             device.stop()
     require_each_counted_once(fleet.home)
@@ -128,6 +125,45 @@ def test_a_broker_that_cannot_be_reached_is_left_again(
             wait_until(lambda: fleet.at(old.url))
             fleet.await_rounds()
         assert command(fleet.home, "broker", "stay") == 0
+        fleet.await_rounds()
+        for device in fleet.devices:
+            device.stop()
+    require_each_counted_once(fleet.home)
+
+
+def test_a_move_that_follows_another_or_is_called_off_leaves_nobody_behind(
+    tmp_path: Path, make_mosquitto: MakeMosquitto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To a second broker, which the task file never names; on to a third, which is called off; on
+    once more and, within that grace, back to the first. All hear of it wherever they are."""
+    first, second, third = (make_mosquitto() for _ in range(3))
+
+    def move(*arguments: str) -> str:
+        assert command(fleet.home, "broker", *arguments) == 0
+        return capsys.readouterr().out
+
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, first.url, 2, stack)
+        fleet.await_rounds()
+        move("move", second.url, "--grace", "5s")
+        wait_until(lambda: fleet.at(second.url))
+        wait_until(lambda: "\nmoved  " in move())
+        first.stop()
+        for going, there in (
+            (("move", third.url, "--grace", "1h"), third),
+            (("stay",), second),
+            (("move", third.url, "--grace", "1h"), third),
+        ):
+            move(*going)
+            wait_until(lambda there=there: fleet.at(there.url), lambda: fleet.serve.log.read_text())
+            fleet.await_rounds()
+        first.start()
+        assert f"broker       {first.url}, {third.url}, {second.url}" in move(
+            "move", first.url, "--grace", "5s"
+        )
+        wait_until(lambda: fleet.at(first.url))
+        second.stop()
+        third.stop()
         fleet.await_rounds()
         for device in fleet.devices:
             device.stop()

@@ -1,6 +1,6 @@
 """The record of a simulation: one JSON file with all that was asked for, and every round's figures.
 
-Format ``tessera-simulation``, version 2. Nothing in it but ``took`` and ``made_with`` depends on
+Format ``tessera-simulation``, version 1. Nothing in it but ``took`` and ``made_with`` depends on
 the machine: a seed repeats the rest, and ``model_sha256`` says so of the model.
 """
 
@@ -32,7 +32,7 @@ from device_sdk.system.files import write_atomically
 from device_sdk.system.printable import printable
 from device_sdk.system.version import __version__
 
-FORMAT, FORMAT_VERSION = "tessera-simulation", 2
+FORMAT, FORMAT_VERSION = "tessera-simulation", 1
 FINISHED, INTERRUPTED, STOPPED_EARLY = "finished", "interrupted", "stopped early"
 _WRITE_EVERY_SECONDS = 10.0
 _WRITE_SHARE = 50
@@ -186,7 +186,7 @@ class SimulationRecord:
         if values.get("format_version") != FORMAT_VERSION:
             raise AggregatorError(
                 f"{path} is of format version {values.get('format_version')!r}; this version of "
-                f"Tessera reads {FORMAT_VERSION}"
+                f"Tessera reads {FORMAT_VERSION}: run simulate again"
             )
         try:
             _require_sound(_Fields(values))

@@ -55,7 +55,7 @@ def sign_no_session(
 ) -> bytes:
     """The message, of 94 bytes; a wait is of at most 49 days."""
     milliseconds = min(_MOST_WAIT, math.ceil(1000 * wait_seconds))
-    said = session_id + incarnation + milliseconds.to_bytes(_WAIT_BYTES, "little")
+    said: bytes = session_id + incarnation + milliseconds.to_bytes(_WAIT_BYTES, "little")
     signed = signature.sign(sessions, Purpose.NO_SESSION, descriptor.digest + handle + said)
     return prefix(MessageType.NO_SESSION) + said + signed
 

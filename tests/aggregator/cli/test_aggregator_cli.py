@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import stat
 import time
 from pathlib import Path
@@ -74,6 +75,31 @@ def test_commands_without_a_home_say_what_to_do(
     for name in ("invite", "serve", "status", "devices", "release", "restored"):
         assert main([name, "--home", str(none)]) == 1
         assert f"tessera-aggregator init --home {none}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_who_looks_at_a_home_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str
+) -> None:
+    """Of this version or another, which is refused in words."""
+    home = make_home(tmp_path, "mqtt://127.0.0.1:1")
+    with sqlite3.connect(home.database) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+
+    def files() -> dict[str, bytes]:
+        found = [each for each in home.folder.rglob("*") if each.is_file()]
+        return {each.name: each.read_bytes() for each in found if each.suffix != ".lock"}
+
+    before = files()
+    for words in (["status"], ["devices"], ["task", "check"]):
+        assert command(home, *words) == int(version != "1")
+        said = capsys.readouterr().err
+        assert version == "1" or "install the newer version that made it" in said
+        assert files() == before
+    assert before["task.toml"]
 
 
 def test_a_fleet_without_devices_is_told_how_to_get_some(

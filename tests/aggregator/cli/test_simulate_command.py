@@ -87,7 +87,7 @@ def test_the_record_says_all_and_repeats_but_for_what_the_machine_took(
         assert found[-1].pop("name") == name
     assert found[0] == found[1]
     record = found[0]
-    assert (record["format"], record["format_version"]) == ("tessera-simulation", 2)
+    assert (record["format"], record["format_version"]) == ("tessera-simulation", 1)
     assert record["asked"]["failures"] == {"dropout": 0, "crash": 0, "late": 0.2, "nan": 0}
     assert record["best_by"] == {"metric": "hr10_all", "higher_is_better": True}
     assert record["task"]["text"] == (folder / "films/task.toml").read_text()
@@ -318,7 +318,7 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
         "figures": [{"stage": "global", "metric": "hr10", "part": None, "value": 0.5}],
     }  # fmt: skip
     values: dict[str, Any] = {
-        "format": "tessera-simulation", "format_version": 2, "name": "n", "state": "finished",
+        "format": "tessera-simulation", "format_version": 1, "name": "n", "state": "finished",
         "task": {"method": "scatter", "settings": {"round.share": 0.5}},
         "asked": {"devices": 3, "failures": {}}, "runs": [{"seed": 0, "rounds": [each]}],
         "best_by": {"metric": "hr10", "higher_is_better": True},

@@ -1,4 +1,4 @@
-"""A state written within a round: how often, and what is done with an earlier version's."""
+"""A state written within a round: how often."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_task_is_for_the_devices_with_its_labels(mosquitto: Mosquitto, tmp_pat
         for device in (anna, bert):
             device.enrol().join()
         anna.await_round(1)
-        assert anna.standing is None, "no task chooses: devices of before are left in peace"
+        assert anna.standing is None, "no task chooses: nothing is said"
         add_task(home, "air", north)
         # Nobody has such labels yet, and both are told.
         anna.wait_for(lambda: anna.standing is not None)

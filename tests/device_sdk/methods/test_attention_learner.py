@@ -198,7 +198,7 @@ def test_a_meta_network_that_does_not_fit_is_refused(artifacts: Path) -> None:
     assert build("narrow-meta").scores is None
     with pytest.raises(ValueError, match="not one for a base network of 22 parameters"):
         build("wide-meta")
-    with pytest.raises(ValueError, match="or one of an earlier version: export it again"):
+    with pytest.raises(ValueError, match="is no meta-network: export one"):
         build("narrow")
 
 

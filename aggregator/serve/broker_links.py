@@ -216,11 +216,11 @@ class TopicLimits:
     a small part.
 
     ``owner_of`` names a topic's owner, None for none; ``each_other`` is the part of one that has
-    none. ``crowded`` tells whether we are behind and
-    this topic has messages waiting: then others' go first, whatever the limits. :meth:`admits` is
-    for the thread that reads, :meth:`take_refused` for any. It stands before every HMAC: a flood on
-    one topic costs a look-up a message, and takes nothing from the other topics. Whoever can write
-    to a topic can use up its limit, so who can is for the broker's access rules to say.
+    none. ``crowded`` tells whether we are behind and this topic has messages waiting: then others'
+    go first, whatever the limits. :meth:`admits` is for the thread that reads, :meth:`take_refused`
+    for any. It stands before every HMAC: a flood on one topic costs a look-up a message, and takes
+    nothing from the other topics. Whoever can write to a topic can use up its limit, so who can is
+    for the broker's access rules to say.
     """
 
     def __init__(

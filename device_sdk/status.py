@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.evaluation.report import EvaluationReport
-from device_sdk.home.membership import SUCCESSOR, Membership
 from device_sdk.home.task_store import KnownTask
 from device_sdk.world import DeviceWorld
 
@@ -172,7 +171,7 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
     return DeviceStatus(
         device_id=membership.grant.device_id.hex(),
         task=membership.task,
-        broker=str(membership.way if now is None else now.broker(_place(now))),
+        broker=str(membership.way if now is None else now.broker(now.first_place)),
         running=False,
         connected=False,
         session=False,
@@ -207,12 +206,6 @@ def read_status(world: DeviceWorld) -> DeviceStatus:
         items=None if items is None else items.recorded,
         unknown_items=None if items is None else items.unknown,
     )
-
-
-def _place(now: Membership) -> str:
-    """Where a device is, or would be first."""
-    reached = now.successor is not None and now.successor.reached
-    return now.grant.cell or (SUCCESSOR if reached else "")
 
 
 def _figures(report: EvaluationReport) -> dict[str, dict[str, float | None]]:

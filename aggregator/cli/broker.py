@@ -26,15 +26,15 @@ from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 DESCRIPTION = """\
 Shows where the fleet's broker is, or moves the fleet to another one: broker move URL. Serve, which
 may run meanwhile, announces URL to all devices, signed, and is at both brokers until the grace is
-over. Devices go there by themselves, with the user, password, certificates and client id prefix
-that they have; one that cannot reach it comes back, and tries again. What was sent and not answered
-is sent again: nothing is lost or counted twice. Once the grace is over serve is at the new one
-alone, whatever the task file says: write the new URL there when you like. A device that slept all
-the while needs the old broker for a moment, or tessera-device broker set.
+over and a device has been at the new one. Devices go there by themselves, with the user, password,
+certificates and client id prefix that they have; one that cannot reach it comes back, and tries
+again. What was sent and not answered is sent again: nothing is lost or counted twice. Then serve is
+at the new one alone, whatever the task file says: write the new URL there when you like. A device
+that slept all the while needs the old broker for a moment, or tessera-device broker set.
 
 broker stay calls it off: devices come back to the broker before, and serve is there alone once the
-grace is over. A move may follow another, and lead back, at any time: serve is wherever devices may
-be still."""
+grace is over and a device has been there. A move may follow another, and lead back, at any time:
+serve is wherever devices may be still."""
 
 EXAMPLES = """\
 examples:
@@ -130,7 +130,7 @@ def _stay(store: Store, cells: int) -> None:
     move, now = find_move(store), time.time()
     if move is None or move.is_called_off:
         raise AggregatorError("no move is under way")
-    if now >= move.until_unix_seconds:
+    if move.is_over(now):
         raise AggregatorError(
             f"the fleet has moved to {move.new}: to go back, move to the old broker's URL"
         )
@@ -152,12 +152,13 @@ def move_lines(store: Store, named: BrokerWay | None, now: float) -> list[str]:
     if move is None or (named is not None and not move.is_about(named)):
         return []
     told, until = move.announced.url, moment_of(move.until_unix_seconds)
-    if now < move.until_unix_seconds and move.is_called_off:
-        return [
-            f"stays        devices come back by themselves to {move.new}: both serve until {until}"
-        ]
-    if now < move.until_unix_seconds:
-        return [f"moves        to {told}: devices go there by themselves; both serve until {until}"]
+    said = f"both serve until {until}"
+    if not move.is_reached:
+        said += f", and until a device has been at {move.new}: none has yet"
+    if not move.is_over(now) and move.is_called_off:
+        return [f"stays        devices come back by themselves to {move.new}: {said}"]
+    if not move.is_over(now):
+        return [f"moves        to {told}: devices go there by themselves; {said}"]
     if named is not None and named.url.address != (url := move.new.url.address):
         return [
             f'moved        to {told or url}: write broker.url = "{url}" in the task file, which '

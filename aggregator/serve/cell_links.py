@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aggregator.serve.broker_links import BrokerLinks
-from device_sdk.link.events import ConnectRefused, Delivery, Disconnected, Event, Outcome
+from device_sdk.link.events import ConnectRefused, Delivery, Disconnected, Event, Message, Outcome
 from device_sdk.link.outbound import LinkError
 
 
@@ -103,7 +103,9 @@ class CellLinks:
         events: list[Event] = []
         for place, link in enumerate(self._links):
             wait_seconds = timeout_seconds if place == 0 else 0.0
-            events += link.events(most=most, timeout_seconds=wait_seconds)
+            for event in link.events(most=most, timeout_seconds=wait_seconds):
+                came = place and isinstance(event, Message)
+                events.append(replace(event, place=place) if came else event)
         if self.connected:
             return [each for each in events if not isinstance(each, Disconnected | ConnectRefused)]
         return events

@@ -318,6 +318,8 @@ class Service:
             case Answer():
                 parts.outgoing.send(result.topic, result.payload)
                 if result.opened:
+                    if message.place == 0:
+                        parts.move.reached()
                     self._send_all(parts.standings.opened(result.opened))
                     self._send_all(parts.placements.opened(result.opened))
             case Refusal():

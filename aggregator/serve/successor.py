@@ -29,6 +29,7 @@ class Move:
         left: how serve itself reaches the brokers where devices may be still, the last one first.
         new: how it reaches the one that they are told.
         is_called_off: whether this takes an announcement back.
+        is_reached: whether a device has had a session with serve at the new one.
     """
 
     announced: Successor
@@ -37,21 +38,27 @@ class Move:
     left: tuple[BrokerWay, ...]
     new: BrokerWay
     is_called_off: bool = False
+    is_reached: bool = False
 
     @property
     def until_unix_seconds(self) -> int:
-        """Up to when all of them are served."""
+        """Up to when all of them are served, or longer: until the new one is reached."""
         return self.announced.until_unix_seconds
+
+    def is_over(self, now_unix_seconds: float) -> bool:
+        """Whether the new one alone is served: a word has not moved the fleet before a device was
+        there, and what works is left for nothing less."""
+        return self.is_reached and now_unix_seconds >= self.until_unix_seconds
 
     def ways(self, named: BrokerWay, now_unix_seconds: float) -> tuple[BrokerWay, ...]:
         """Where to be, the first one first, where the task file names ``named``: at all of them
-        while the grace lasts, then at the new one, whichever of them the file has. Another is the
-        operator's newer word."""
+        until the grace is over and a device has been at the new one, then there alone, whichever of
+        them the file has. Another is the operator's newer word."""
         if not self.is_about(named):
             return (named,)
         address = named.url.address
         every = [named if each.url.address == address else each for each in self._places]
-        return tuple(every if now_unix_seconds < self.until_unix_seconds else every[:1])
+        return tuple(every[:1] if self.is_over(now_unix_seconds) else every)
 
     def is_about(self, named: BrokerWay) -> bool:
         """Whether what the task file names is no newer word than this."""
@@ -76,6 +83,7 @@ def find_move(store: Store) -> Move | None:
         tuple(map(_way, values["left"])),
         _way(values["new"]),
         values["is_called_off"],
+        values["is_reached"],
     )
 
 
@@ -92,6 +100,7 @@ def ask_for_move(store: Store, move: Move) -> None:
             "left": [_written(each) for each in move.left],
             "new": _written(move.new),
             "is_called_off": move.is_called_off,
+            "is_reached": move.is_reached,
         }
     )
 
@@ -117,7 +126,12 @@ def call_off(store: Store, move: Move, now_unix_seconds: float) -> Move:
     announced = Successor(revision, move.before, move.until_unix_seconds)
     back, *others = move.left
     return replace(
-        move, announced=announced, left=(move.new, *others), new=back, is_called_off=True
+        move,
+        announced=announced,
+        left=(move.new, *others),
+        new=back,
+        is_called_off=True,
+        is_reached=False,
     )
 
 
@@ -146,6 +160,16 @@ class WatchMove:
     def announced(self) -> Successor | None:
         """What to tell devices; None where there is nothing."""
         return None if self.move is None else self.move.announced
+
+    def reached(self) -> None:
+        """A device has a session at the first of the brokers."""
+        move = self.move
+        if move is None or move.is_reached or len(self.ways) == 1:
+            return
+        with self._store.database.transaction():
+            if find_move(self._store) == move:  # or else there is a newer one
+                self.move = replace(move, is_reached=True)
+                ask_for_move(self._store, self.move)
 
     def require_same(self) -> None:
         """To be called where the operator may have changed something. Raises BrokerMoved."""

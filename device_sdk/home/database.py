@@ -44,6 +44,7 @@ CREATE TABLE successor (
     one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
     url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
     reached INTEGER NOT NULL);
+CREATE TABLE found_broker (number INTEGER PRIMARY KEY, url TEXT NOT NULL UNIQUE);
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (

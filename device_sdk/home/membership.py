@@ -56,7 +56,9 @@ class RequestCounter(HomeStore):
 
 
 SUCCESSOR = ">"
-"""In the place of a cell: the broker that the aggregator announced."""
+"""In the place of a cell: the broker that the aggregator announced. With a URL behind it: one that
+it announced before."""
+_MOST_FOUND = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class Membership:
 
     successor: KnownSuccessor | None = None
     """Where the fleet moves to; None where it does not."""
+    found: tuple[str, ...] = ()
+    """URLs of announced brokers where the aggregator was found, the last one first, since the one
+    that the device calls its own. All are kept until newer keys confirm one of them: the own one
+    may be gone by then, and the one that is announced may never be there."""
 
     def broker(self, cell: str) -> BrokerWay:
         """A cell's broker, or the successor, reached as the one that this device enrolled at;
@@ -106,7 +112,27 @@ class Membership:
             if self.successor is None:
                 return self.way
             return self.way.at(parse_broker_url(self.successor.announced.url))
+        if cell.startswith(SUCCESSOR):
+            return self.way.at(parse_broker_url(cell.removeprefix(SUCCESSOR)))
         return self.way.at(self.way.url.at(*split_cell(cell))) if cell else self.way
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the fleet may be, its cells aside, each as :meth:`broker` takes it. First where it
+        is to be: at the successor, or at the own one where none is announced."""
+        ends = ("",) if self.successor is None else (SUCCESSOR, "")
+        known = {self.broker(each).url.address for each in ends}
+        found = [
+            SUCCESSOR + url for url in self.found if parse_broker_url(url).address not in known
+        ]
+        return (ends[0], *found, *ends[1:])
+
+    @property
+    def first_place(self) -> str:
+        """Where to look for the aggregator first: where it was found last."""
+        if self.grant.cell or self.successor is None:
+            return self.grant.cell
+        return self.places[0 if self.successor.reached else 1]
 
 
 class MembershipStore(HomeStore):
@@ -132,7 +158,7 @@ class MembershipStore(HomeStore):
         way = BrokerWay(parse_broker_url(url), password_file, tls, row[18])
         return Membership(
             *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left),
-            *(mirror, self._successor()),
+            *(mirror, self._successor(), self._found()),
         )
 
     def _successor(self) -> KnownSuccessor | None:
@@ -142,6 +168,10 @@ class MembershipStore(HomeStore):
         if row is None or not row[1]:
             return None
         return KnownSuccessor(Successor(*row[:3]), row[3], bool(row[4]))
+
+    def _found(self) -> tuple[str, ...]:
+        rows = self._database.rows("SELECT url FROM found_broker ORDER BY number DESC")
+        return tuple(url for (url,) in rows)
 
     def announced(self, successor: Successor, serial: int) -> bool:
         """Keep an announcement, signed under the descriptor of this serial; whether it is newer
@@ -156,21 +186,30 @@ class MembershipStore(HomeStore):
             if known is not None and url and parse_broker_url(url).address == known.way.url.address:
                 url = ""
             sql.execute(
-                "INSERT OR REPLACE INTO successor VALUES (1, ?, ?, ?, ?, ?, 0)",
+                "INSERT OR REPLACE INTO successor VALUES (1, ?, ?, ?, ?, ?, ?)",
                 (
                     *(given, successor.revision, url),
-                    *(successor.until_unix_seconds, serial),
+                    *(successor.until_unix_seconds, serial, url in self._found()),
                 ),
             )
         return True
 
-    def reached_successor(self) -> None:
-        """The aggregator was found at the announced broker."""
+    def reached(self, url: str) -> None:
+        """The aggregator was found at a broker that it announced, at present or before.
+
+        The first ones and the last are kept: who has stolen keys, and announces one of his own
+        after the other, displaces none that the device knew before.
+        """
         with self._database.transaction() as sql:
-            sql.execute("UPDATE successor SET reached = 1")
+            sql.execute("UPDATE successor SET reached = 1 WHERE url = ?", (url,))
+            if url in (found := self._found()):
+                return
+            if len(found) >= _MOST_FOUND:
+                sql.execute("DELETE FROM found_broker WHERE url = ?", (found[0],))
+            sql.execute("INSERT INTO found_broker (url) VALUES (?)", (url,))
 
     def moved(self) -> None:
-        """The announced broker is this device's from now on, and the one before is forgotten."""
+        """The announced broker is this device's from now on, and those before are forgotten."""
         known = self.load()
         if known is None or known.successor is None:
             return
@@ -180,6 +219,7 @@ class MembershipStore(HomeStore):
                 "given_url = CASE WHEN given_url = '' THEN ? ELSE given_url END",
                 (known.way.url.text,),
             )
+            sql.execute("DELETE FROM found_broker")
             self._set_way(known.broker(SUCCESSOR))
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
@@ -229,6 +269,7 @@ class MembershipStore(HomeStore):
                 sql.execute(
                     "UPDATE successor SET url = '', given_url = '', revision = revision - 1"
                 )
+                sql.execute("DELETE FROM found_broker")
             self._set_way(way)
 
     def _set_way(self, way: BrokerWay) -> None:

@@ -112,11 +112,13 @@ class ConnectRefused:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A publication that arrived; ``retained``: the broker had stored it before we subscribed."""
+    """A publication that arrived; ``retained``: the broker had stored it before we subscribed;
+    ``place``: of several brokers, by which it came, the first one 0."""
 
     topic: str
     payload: bytes
     retained: bool
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""Which broker to be at: that of the device's cell, the announced successor, or the one that it
-enrolled at."""
+"""Which broker to be at: that of the device's cell, the announced successor, one that was announced
+before, or the one that it enrolled at."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from device_sdk.home.membership import SUCCESSOR
+from device_sdk.home.membership import SUCCESSOR, Membership
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.seal.placement import Placement
@@ -32,9 +32,11 @@ class CellChoice:
       two workers may differ.
     * A successor that the aggregator announced is tried by each device at a moment of its own,
       within a quarter of the grace. Without a session there it comes back, and tries again after
-      waits that grow. With one it stays, and comes back by turns as from a cell. The broker of
-      before is forgotten once the grace is over and a session there was had under a newer
-      descriptor than the one that announced it.
+      waits that grow. With one it stays, and comes back by turns as from a cell. The brokers of
+      before, the one that it enrolled at and all announced ones where it had a session, are tried
+      by turns, and forgotten once the grace is over and a session at the successor was had under a
+      newer descriptor than the one that announced it: whichever is gone, and whichever never comes,
+      the aggregator is at one of them.
     * What was sent and not answered is sent again wherever it is: sessions end with the move.
     """
 
@@ -42,9 +44,8 @@ class CellChoice:
         self._clock, self._rng, self._pace = world.clock, world.rng, world.pace
         self._sessions = sessions
         self._store = world.home.membership
-        self._successor = world.membership.successor
-        reached = self._successor is not None and self._successor.reached
-        self.here = sessions.placement.cell or (SUCCESSOR if reached else "")
+        self._know(world.membership)
+        self.here = world.membership.first_place
         """Where the device is connected, or tries to be; empty: where it enrolled."""
         self._connected = False
         self._fled = ""
@@ -65,13 +66,16 @@ class CellChoice:
         placement = self._sessions.placement
         if self.here == SUCCESSOR:
             self._reached_successor()
-        elif self.here:
+        elif self.here and not self.here.startswith(SUCCESSOR):
             self._fled = ""
             self._returns.reset()
         elif placement.cell:
             self._fled = placement.cell
             self._sessions.place(replace(placement, cell=""))
-        elif self._successor is not None:
+        elif self.here != self._places[0]:
+            if self.here:
+                self._store.reached(self.here.removeprefix(SUCCESSOR))
+                self._look()
             wait_seconds, left_seconds = self._tries.next_seconds(), self._grace_left_seconds()
             if left_seconds > 0:
                 wait_seconds = min(wait_seconds, max(self._pace.answer_seconds, left_seconds / 8))
@@ -80,23 +84,32 @@ class CellChoice:
     def announced(self, successor: Successor, serial: int) -> None:
         """The aggregator announced where the fleet moves to, signed under the descriptor of this
         serial. Raises ``sqlite3.Error``."""
+        before = self._successor
         if not self._store.announced(successor, serial):
             return
-        now = self._store.load()
-        self._successor = None if now is None else now.successor
+        self._look()
         self._tries.reset()
         soon = 0.0
-        if self.here != SUCCESSOR:
+        if self.here == SUCCESSOR and before is not None:
+            self.here += before.announced.url  # the name is another's now
+        else:
             most = max(0.0, min(self._pace.cell_seconds, self._grace_left_seconds() / 4))
             soon = float(self._rng.uniform(0.0, most))
         self._move_seconds = self._clock() + soon
 
     def way_given(self) -> None:
         """The device's owner said how the fleet's broker is reached now."""
-        now = self._store.load()
-        self._successor = None if now is None else now.successor
-        if self._successor is None and self.here == SUCCESSOR:
+        self._look()
+        if self.here.startswith(SUCCESSOR) and self.here not in self._places:
             self.here = ""
+
+    def _look(self) -> None:
+        now = self._store.load()
+        if now is not None:
+            self._know(now)
+
+    def _know(self, membership: Membership) -> None:
+        self._successor, self._announced_places = membership.successor, membership.places
 
     def _reached_successor(self) -> None:
         known, descriptor = self._successor, self._sessions.descriptor
@@ -104,10 +117,10 @@ class CellChoice:
             return
         if self._grace_left_seconds() <= 0 and descriptor.serial > known.serial:
             self._store.moved()
-            self._successor, self.here = None, ""
+            self.here = ""
         elif not known.reached:
-            self._store.reached_successor()
-            self._successor = replace(known, reached=True)
+            self._store.reached(known.announced.url)
+        self._look()
 
     def _grace_left_seconds(self) -> float:
         now = self._sessions.time.now()
@@ -131,15 +144,16 @@ class CellChoice:
 
     def tick(self) -> bool:
         """Do what is due; whether the device goes to another broker, ``here``, now."""
-        now, cell = self._clock(), self._elsewhere()
+        now, places = self._clock(), self._places
         if self._is_served():
             self._leave_seconds = math.inf
-            return now >= self._move_seconds and self._go(cell)
+            return now >= self._move_seconds and self._go(places[0])
         if not self._has_choice():
             return False
         if self._leave_seconds == math.inf:
             self._leave_seconds = now + self._stay_seconds()
-        return now >= self._leave_seconds and self._go("" if self.here else cell)
+        turn = places.index(self.here) + 1 if self.here in places else 0
+        return now >= self._leave_seconds and self._go(places[turn % len(places)])
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
@@ -153,15 +167,16 @@ class CellChoice:
         return self._connected and (self._sessions.is_settled or self._sessions.waits_as_told)
 
     def _has_choice(self) -> bool:
-        return bool(self.here or self._elsewhere())
+        return self._places != (self.here,)
 
-    def _elsewhere(self) -> str:
-        """Where it is to be, if not where it enrolled."""
+    @property
+    def _places(self) -> tuple[str, ...]:
+        """Where it may be: first where it is to be, then the others in their turn."""
         cell = self._sessions.placement.cell
-        return cell or (SUCCESSOR if self._successor is not None else "")
+        return (cell, *self._announced_places) if cell else self._announced_places
 
     def _stay_seconds(self) -> float:
-        is_away = not self.here or self.here == self._fled
+        is_away = self.here in ("", self._fled, *self._places[1:])
         if self.here == SUCCESSOR and not (self._successor and self._successor.reached):
             most = max(self._pace.answer_seconds, self._grace_left_seconds() / 4)
             most = min(most, _SHORT_ANSWERS * self._pace.answer_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -155,6 +156,42 @@ def test_a_broker_that_cannot_be_reached_is_left_again(
             wait_until(lambda: fleet.at(old.url))
             fleet.await_rounds()
         assert command(fleet.home, "broker", "stay") == 0
+        fleet.await_rounds()
+        for device in fleet.devices:
+            device.stop()
+    require_each_counted_once(fleet.home)
+
+
+def test_nobody_leaves_the_broker_that_works_for_one_that_is_not_there(
+    tmp_path: Path, make_mosquitto: MakeMosquitto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fleet has moved, and its first broker is gone; the third is not there before, during and
+    after the grace. All work on at the second, as status says, and move when the third comes."""
+    first, second, third = (make_mosquitto() for _ in range(3))
+    third.stop()
+
+    def said(*arguments: str) -> str:
+        assert command(fleet.home, *arguments) == 0
+        return capsys.readouterr().out
+
+    with ExitStack() as stack:
+        fleet = Fleet(tmp_path, first.url, 2, stack)
+        fleet.await_rounds()
+        said("broker", "move", second.url, "--grace", "1s")
+        wait_until(lambda: fleet.at(second.url) and "\nmoved  " in said("broker"))
+        first.stop()
+        fleet.await_rounds()
+        until = time.time() + 1
+        said("broker", "move", third.url, "--grace", "1s")
+        wait_until(lambda: any(each.status().broker == third.url for each in fleet.devices))
+        wait_until(lambda: time.time() > until + 1)
+        fleet.await_rounds()
+        assert f"until a device has been at {third.url}: none has yet" in said("status")
+        assert f"{second.url}\n" in said("broker")
+        third.start()
+        wait_until(lambda: fleet.at(third.url), fleet.serve.log.read_text)
+        wait_until(lambda: "\nmoved  " in said("broker"))
+        second.stop()
         fleet.await_rounds()
         for device in fleet.devices:
             device.stop()

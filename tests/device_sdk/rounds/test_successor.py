@@ -50,6 +50,14 @@ class Fleet(Bench):
         self.aggregator.publish_standing()
         self.run(60)
 
+    def find(self, seconds: float = GRACE) -> str:
+        """The URL of the broker where it has a session after so long, or at its next turns."""
+        self.run(seconds)
+        for _ in range(20):
+            if not self.participant.sessions.is_settled:
+                self.run(10)
+        return self.membership.broker(self.here).url.address
+
     @property
     def here(self) -> str:
         return self.participant.cell.here
@@ -111,6 +119,57 @@ def test_a_device_comes_back_from_a_broker_where_nobody_is_and_tries_again(
     fleet.silent.clear()
     fleet.run(GRACE)
     assert fleet.here == SUCCESSOR
+    fleet.take_part()
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_broker_that_was_reached_is_kept_until_a_newer_one_is_confirmed(
+    fleet: Fleet, is_away: bool
+) -> None:
+    """From A to B, A goes; a word for C, which is not there: the device is at B, also after a
+    restart, until C comes. Then B goes, and the word after that finds nobody either."""
+    gone = fleet.away if is_away else fleet.silent
+    fleet.announce(1)
+    fleet.run(GRACE / 4)
+    assert fleet.here == SUCCESSOR
+    gone |= {"", SUCCESSOR}
+    fleet.announce(2, OTHER)
+    assert fleet.find() == NEW and SUCCESSOR in [place for _, place in fleet.moves[1:]]
+    fleet.take_part()
+    fleet.restart()
+    fleet.run(5)
+    assert fleet.membership.broker(fleet.here).url.address == NEW, "at once"
+    fleet.take_part()
+    gone.remove(SUCCESSOR)
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR
+    fleet.take_part()
+    gone |= {SUCCESSOR, SUCCESSOR + NEW}
+    fleet.announce(3, "mqtt://third")
+    assert fleet.find() == OTHER
+    fleet.take_part()
+    gone.clear()
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR
+    fleet.rotate(30)
+    now = fleet.membership
+    assert now.way.url.address == "mqtt://third:1883" and now.places == ("",), "all before it go"
+
+
+def test_a_thief_s_brokers_displace_none_that_was_reached_before(fleet: Fleet) -> None:
+    fleet.rotate(1)
+    fleet.announce(1, seconds=1)
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR
+    fleet.away.add("")
+    for number in range(2, 12):
+        fleet.announce(number, f"mqtt://thief-{number}", seconds=1)
+        fleet.run(60)
+        assert fleet.here == SUCCESSOR
+    fleet.run(DAY)
+    fleet.silent |= {SUCCESSOR, *(place for place in fleet.membership.places if "thief" in place)}
+    fleet.rotate(30)
+    assert fleet.find() == NEW and len(fleet.membership.found) <= 4
     fleet.take_part()
 
 

@@ -104,8 +104,9 @@ class CellLinks:
         for place, link in enumerate(self._links):
             wait_seconds = timeout_seconds if place == 0 else 0.0
             for event in link.events(most=most, timeout_seconds=wait_seconds):
-                came = place and isinstance(event, Message)
-                events.append(replace(event, place=place) if came else event)
+                if place and isinstance(event, Message):
+                    event = replace(event, place=place)
+                events.append(event)
         if self.connected:
             return [each for each in events if not isinstance(each, Disconnected | ConnectRefused)]
         return events

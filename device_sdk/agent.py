@@ -300,6 +300,7 @@ class Agent:
         known, now = self._membership, self._stored.load()
         if now is not None and now.way != known.way:
             self._membership = now
+            self.participant.cell.way_given()
             self._link.redirect(now.broker(self.participant.cell.here))
 
     def _take(self, event: Event) -> None:

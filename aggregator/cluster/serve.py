@@ -138,7 +138,8 @@ class _Coordination:
         on_turn: Callable[[Service], None],
         on_ready: Callable[[Service], None],
     ) -> None:
-        """Until we are asked to end, or the store went away. Raises Deposed, AggregatorError."""
+        """Until we are asked to end, or the store went away; ``task`` is then the first one as it
+        was served, which may have been replaced. Raises Deposed, AggregatorError."""
         service: Service | None = None
         try:
             cluster = self.task.fleet.cluster
@@ -162,6 +163,7 @@ class _Coordination:
             self.reach.waits(str(error))
             if service is not None:
                 service.abandon()
+                self.task = service.first_task
             if self.stopping() and self.runtime is not None:
                 self.runtime.stop()
         except Deposed:

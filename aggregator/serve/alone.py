@@ -56,7 +56,9 @@ def serve_alone(
         store.database.waits = reach.waits
         try:
             while not stopping():
-                _one_life(home, store, task, world, stopping, reach, on_round, on_turn, on_ready)
+                task = _one_life(
+                    home, store, task, world, stopping, reach, on_round, on_turn, on_ready
+                )
         finally:
             store.database.close()
     finally:
@@ -73,9 +75,9 @@ def _one_life(
     on_round: Callable[[RoundEvent], None] | None,
     on_turn: Callable[[Service], None],
     on_ready: Callable[[Service], None],
-) -> None:
+) -> Task:
     """Until we are asked to end, the store went away in the midst of something, or the fleet moves
-    to another broker."""
+    to another broker; the first task as it is served then, which may have been replaced."""
     service: Service | None = None
     try:
         begin_alone(store)
@@ -96,6 +98,7 @@ def _one_life(
             with suppress(*STORE_FAILURES):
                 service.stop()
         raise
+    return task if service is None else service.first_task
 
 
 def run_service(

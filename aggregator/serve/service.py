@@ -25,6 +25,7 @@ from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared
+from aggregator.task.file import Task
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -150,6 +151,11 @@ class Service:
         self._next_showing_seconds = parts.clock() + _SHOW_AGAIN_SECONDS
         self._next_look_seconds = parts.clock() + _LOOK_SECONDS
         self._problems = parts.store.facts.clock_problem or "", parts.store.facts.keys_problem or ""
+
+    @property
+    def first_task(self) -> Task:
+        """The first task as it is served now."""
+        return self._parts.first.task
 
     def run(self, stopping: Callable[[], bool], on_turn: Callable[[], None]) -> None:
         """Work until ``stopping()``; ``on_turn`` is called a few times a second or more."""

@@ -188,8 +188,15 @@ class TaskBoard:
 
     def begin(self, first: Task) -> None:
         """Make all of them. Raises AggregatorError where the first one can be neither served nor
-        replaced by what waits for that."""
+        replaced by what waits for that.
+
+        ``first``: as its file had it, or as it was served in this process before. What its file
+        says by now is taken up like any change of it.
+        """
+        replaced = self._store.tasks.find(FIRST).unwritten is not None
         write_task_files(self._home.folder, self._store)
+        if replaced:  # committed, and no longer what ``first`` says
+            first, _ = self._with_fleet(read_task(first.path))
         self._several = len(self._store.tasks.all()) > 1
         with self._about(first.name):
             try:
@@ -206,6 +213,7 @@ class TaskBoard:
                     ) from None
             else:
                 self._note(FIRST, first, None)
+                self._stamps.pop(FIRST)
         self.look_again()
 
     def look_again(self) -> bool:

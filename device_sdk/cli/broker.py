@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.action == "set":
             way = _changed(way, arguments)
             way.read()
-            home.membership.give_way(way)
+            home.membership.give_way(way, insists=True)
     except ValueError as error:
         raise CommandError(str(error)) from error
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from device_sdk.home.database import HomeStore
@@ -208,17 +208,27 @@ class MembershipStore(HomeStore):
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
 
-    def give_way(self, way: BrokerWay) -> None:
-        """Reach the fleet's broker so, as the device's owner says; nothing changes where that is
-        what was said last. Files are kept by their paths."""
+    def give_way(self, way: BrokerWay, *, insists: bool = False) -> None:
+        """Reach the fleet's broker so, as the device's owner says. Files are kept by their paths.
+
+        The URL that was said last says nothing new, unless he ``insists``: a device that has moved
+        since stays where it is, and an announcement holds. Elsewhere it is forgotten, and heeded
+        again where it is shown there.
+        """
         known = self.load()
         row = self._database.row("SELECT given_url FROM successor")
-        if known is None or way == known.way:
+        if known is None:
             return
-        if row is not None and row[0] and way == replace(known.way, url=parse_broker_url(row[0])):
+        here, said = known.way.url.address, row[0] if row is not None else ""
+        if not insists and said and parse_broker_url(said).address == way.url.address:
+            way = way.at(parse_broker_url(here))
+        if way == known.way:
             return
         with self._database.transaction() as sql:
-            sql.execute("UPDATE successor SET url = '', given_url = ''")
+            if way.url.address != here:
+                sql.execute(
+                    "UPDATE successor SET url = '', given_url = '', revision = revision - 1"
+                )
             self._set_way(way)
 
     def _set_way(self, way: BrokerWay) -> None:

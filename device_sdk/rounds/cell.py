@@ -91,6 +91,13 @@ class CellChoice:
             soon = float(self._rng.uniform(0.0, most))
         self._move_seconds = self._clock() + soon
 
+    def way_given(self) -> None:
+        """The device's owner said how the fleet's broker is reached now."""
+        now = self._store.load()
+        self._successor = None if now is None else now.successor
+        if self._successor is None and self.here == SUCCESSOR:
+            self.here = ""
+
     def _reached_successor(self) -> None:
         known, descriptor = self._successor, self._sessions.descriptor
         if known is None or descriptor is None:

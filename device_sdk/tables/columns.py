@@ -262,6 +262,7 @@ def _time(table: TextTable, names: Sequence[str], used: set[int]) -> tuple[int, 
         return parts
     if places:
         place = _found(table, "time", names)
+        _refuse_part(table, names, place)
         days = [each for each, name in enumerate(names) if _rank("time", name) == 2]
         if len(days) == 1 and place not in days and _is_of_a_day(table, place):
             return days[0], place
@@ -276,6 +277,18 @@ def _time(table: TextTable, names: Sequence[str], used: set[int]) -> tuple[int, 
                 f"time={name} where they are of the interactions, time=none where not"
             )
     return ()
+
+
+def _refuse_part(table: TextTable, names: Sequence[str], place: int) -> None:
+    """Raises TableError for the day of a month, or a day before an hour, without the others."""
+    plain = [_plain(name) for name in names]
+    others = [names[plain.index(each)] for each in ("month", "hour") if each in plain]
+    if plain[place] == "day" and others:
+        raise TableError(
+            f"{table.name}: {names[place]!r} and {' and '.join(map(repr, others))} are parts of a "
+            f"time, of which others are missing: --columns time={names[place]} takes the one "
+            "alone, time=none the rows in their order; or write a column that holds all of it"
+        )
 
 
 def _is_of_a_day(table: TextTable, place: int) -> bool:
@@ -372,6 +385,10 @@ def _refuse_doubtful(table: TextTable, user: int, item: int) -> None:
     users, items = _cells(table, user), _cells(table, item)
     if not users or not items:
         return
+    if table.width > 2 and len(users) > 2 and users[0] in ("0", "1"):
+        first = int(users[0])
+        if users == [str(each) for each in range(first, first + len(users))]:
+            raise _unclear(table, f"column {user + 1} counts the rows from {first}")
     if {each.lower() for each in items} <= _ACTS:
         raise _unclear(table, f"column {item + 1} says what was done, such as {items[0]!r}")
     if all(re.fullmatch(r"B0[0-9A-Z]{8}|\d{9}[\dX]", each) for each in users) and all(
@@ -448,7 +465,8 @@ def catalogue_columns(table: TextTable) -> Columns:
             raise _no_catalogue(table, f"several columns may be the item's: {_some(first)}")
         titles = tuple(place for place in named("title", first) if place not in places)
         return Columns({"item": places, "title": titles[:1]}, first)
-    if places or (len(rest) > 1 and _stands_out(0, first, rest)):
+    titles_alone = len(first) == 1 and bool(named("title", first))
+    if places or titles_alone or (len(rest) > 1 and _stands_out(0, first, rest)):
         raise _no_catalogue(table, f"the first row, {_some(first)}, may be a header or an item")
     if table.separator in (",", ";"):
         raise _no_catalogue(

@@ -344,6 +344,7 @@ def _separator(
     if not best and blanks == (True, 1.0) and _is_numeric(source):
         return " "
     if not best:
+        _refuse_long(source, name)
         raise TableError(
             f"{name}: no columns found in lines such as {printable(first.strip(), 80)!r}; expected "
             "as many in each, separated by tabs, commas, semicolons, bars or `::`; --separator "
@@ -354,6 +355,17 @@ def _separator(
         f"{name}: the lines can be split by {names[0]} and by {names[1]}; --separator {names[0]} "
         f"or --separator {names[1]} decides"
     )
+
+
+def _refuse_long(source: _Source, name: str) -> None:
+    """Raises TableError for a line that may hold more in one cell than is read."""
+    most = csv.field_size_limit()
+    for number, line in enumerate(source.lines(), start=1):
+        if len(line) > most:
+            raise TableError(
+                f"{name}, line {number}: {len(line):,} characters in one line; a cell has "
+                f"{most:,} at most: leave the column out that holds such texts"
+            )
 
 
 def _first_row(source: _Source, separator: str) -> list[str]:

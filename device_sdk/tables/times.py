@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 Seconds = NDArray[np.float64]
 Parser = Callable[[str], float]
 
-MISSING = frozenset(("", "NULL", "null", "\\N", "NaN", "nan", "<NA>"))
+MISSING = frozenset(
+    ("", "NULL", "null", "\\N", "NaN", "nan", "<NA>", "NA", "N/A", "#N/A", "NaT", "None")
+)
 """What programs write for nothing."""
 _FORMATS = (
+    "%Y-%m-%d",
     "%Y/%m/%d",
     "%d.%m.%Y",
     "%d/%m/%Y",
@@ -47,8 +50,9 @@ class TimesError(ValueError):
 
 
 def seconds_of(texts: Sequence[str], format: str = "") -> Seconds:
-    """float64 [texts]: numbers as they are, dates as seconds since 1970, UTC where they name no
-    zone; NaN where one is missing or is no time.
+    """float64 [texts]: numbers as they are, those that are times in thousandths of a second beside
+    others in seconds in one unit; dates as seconds since 1970, UTC where they name no zone; NaN
+    where one is missing or is no time.
 
     ``format``: of the dates, as ``datetime.strptime`` takes it; empty: found. Raises TimesError
     where several would do, which differ in the order, or none.
@@ -59,11 +63,22 @@ def seconds_of(texts: Sequence[str], format: str = "") -> Seconds:
         except ValueError:
             pass
         else:
-            return np.where(np.isfinite(found), found, np.nan)
+            return _in_one_unit(np.where(np.isfinite(found), found, np.nan))
     known = dict.fromkeys(texts)
     parse = _parser([each for each in known if each not in MISSING], format)
     read = {each: math.nan if each in MISSING else parse(each) for each in known}
     return np.fromiter((read[each] for each in texts), np.float64, len(texts))
+
+
+def _in_one_unit(found: Seconds) -> Seconds:
+    """Numbers that are times of several units, put together from several programs' files, in
+    seconds; those of a single unit, or of none, as they are."""
+    units = [
+        (_PLAUSIBLE[0] * scale <= found) & (found <= _PLAUSIBLE[1] * scale) for scale in _SCALES
+    ]
+    if sum(bool(each.any()) for each in units) < 2:
+        return found
+    return np.select(units, [found / scale for scale in _SCALES], found)
 
 
 def look_like_dates(texts: Iterable[str]) -> bool:

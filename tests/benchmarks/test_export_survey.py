@@ -91,12 +91,14 @@ def test_without_the_packages_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    right = Exporting("right", "", 0.0, 0)
     chosen = [Subject("Away", "vision", "no_such_package", _never)]
     if with_torch_only:
         chosen.append(Subject("Here", "vision", "", _never))
     monkeypatch.setattr("benchmarks.export_survey.__main__.subjects", lambda: chosen)
     monkeypatch.setattr(
-        "benchmarks.export_survey.__main__.measure", lambda *asked: Outcome("", {}, {})
+        "benchmarks.export_survey.__main__.measure",
+        lambda *asked: Outcome("", {survey.OURS: right}, {}),
     )
     assert main(["--quick", "--results", str(tmp_path)]) == status
     told = capsys.readouterr().err

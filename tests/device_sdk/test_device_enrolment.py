@@ -309,7 +309,7 @@ def test_tls_and_passwords_are_kept_for_later(
         f"listener {free_port()} 127.0.0.1",
         "allow_anonymous true",
     )
-    plain = broker._config.read_text().splitlines()[-2].split()[1]
+    plain = broker.configuration.read_text().splitlines()[-2].split()[1]
     secret = tmp_path / "secret"
     secret.write_text("p@ss:w/rd\n")
     url = f"mqtts://127.0.0.1:{broker.port}"

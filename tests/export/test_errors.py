@@ -47,10 +47,6 @@ def _until_small(x: Tensor) -> Tensor:
 
 
 REFUSED = {
-    "rounds": (
-        lambda x: sum(x * i for i in range(int(x.sum()))),
-        r"depends on data.*in module: 1\.0 \(_Inner\).*rounds",
-    ),
     "loop": (_until_small, r"branches on data.*16 ways.*in module: 1\.0.*both ways"),
     "list": (lambda x: [x, -x][int(x.argmax() % 2)], r"depends on data.*1\.0.*torch\.stack"),
     "random": (lambda x: x + torch.poisson(x.exp()), "poisson.*in module: 1.0 .*batch entry"),

@@ -104,6 +104,33 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
     require_each_counted_once(fleet.home)
 
 
+def test_a_task_that_was_replaced_meanwhile_is_served_at_the_new_broker(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    """Serve begins anew at the new broker with its tasks as they are, not as they were when its
+    process started; what its file wants in vain leaves it as it was, and is told of."""
+    old, new = make_mosquitto(), make_mosquitto()
+    home = make_home(tmp_path, old.url, ROUND)
+    serve = ServeProcess(home)
+    serve.start()
+    try:
+        serve.await_connections(1)
+        other = tmp_path / "other.toml"
+        text = home.task_file.read_text().replace("columns = 8", "columns = 4", 1)
+        other.write_text(text.replace("items.tsv", str(home.folder / "items.tsv")))
+        assert command(home, "task", "replace", "default", "--from", str(other)) == 0
+        home.task_file.write_text(text.replace("columns = 4", "columns = 6"))
+        assert command(home, "broker", "move", new.url, "--grace", "1h") == 0
+        told, anew = "goes on with the settings it had", "connecting anew"
+        wait_until(
+            lambda: told in serve.log.read_text().partition(anew)[2] or serve.ended() is not None,
+            serve.log.read_text,
+        )
+        assert serve.ended() is None, serve.log.read_text()
+    finally:
+        assert serve.stop() == 0, serve.log.read_text()
+
+
 def test_a_broker_that_cannot_be_reached_is_left_again(
     tmp_path: Path, make_mosquitto: MakeMosquitto
 ) -> None:

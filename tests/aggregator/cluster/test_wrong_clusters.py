@@ -71,12 +71,14 @@ def test_a_cell_is_reached_at_its_name_or_where_the_table_says(home: AggregatorH
         "[[cluster.cells]]\nname = 'fi.example'\nbroker = 'mqtts://10.0.0.7'\n"
         "[[cluster.cells]]\nname = 'se.example'\nbroker = 'mqtt://other:word@10.0.0.8'\n"
     )
-    found = [cell.broker for cell in read_task(home.task_file).fleet.cluster.cells]
+    fleet = read_task(home.task_file).fleet
+    found = [cell.broker for cell in fleet.cluster.cells]
     assert list(map(str, found)) == [
         "mqtt://eu.example:2883", "mqtt://us.example:1", "mqtts://10.0.0.7:8883",
         "mqtt://10.0.0.8:1883",
     ]  # fmt: skip
-    assert [(url.user, url.password) for url in found if url is not None] == [
+    ways = [fleet.broker.way.at(url) for url in found if url is not None]
+    assert [(way.url.user, way.password()) for way in ways] == [
         *[("tessera", "secret")] * 3, ("other", "word"),
     ]  # fmt: skip
 

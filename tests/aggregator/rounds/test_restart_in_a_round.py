@@ -47,7 +47,7 @@ def gone(catalogue: Path) -> None:
 
 
 def moved(catalogue: Path) -> None:
-    catalogue.write_text("moved\n" + catalogue.read_text())
+    catalogue.write_text("item-99\tMoved\n" + catalogue.read_text())
 
 
 def broken(catalogue: Path) -> None:

@@ -105,6 +105,7 @@ def test_catalogues_are_read_as_they_are_written(
         (b"", "holds no rows"),
         (b"book\nlamp\n", "'?book'?, may be a header or an item; a first row of names"),
         (b"Artikel\nf1\nf2\n", "Artikel, may be a header or an item"),
+        (b"title\nToy Story\nJumanji\n", "title, may be a header or an item"),
         (b"f1,One\nf2,Two\n", "may be ids, or ids and titles.*a first row of names"),
         (b"movie_id,track_id\n1,2\n", "several columns may be the item's"),
         ("f1\né\n".encode() * 3 + b"\xff\n", "ids hold bytes that are not UTF-8"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from device_sdk.home.membership import SUCCESSOR, Membership
-from device_sdk.link.broker_url import BrokerWay
+from device_sdk.link.broker_url import BrokerWay, parse_broker_url
 from device_sdk.link.events import Message
 from device_sdk.wire.publish.topics import SuccessorTopic
 from device_sdk.wire.seal.successor import Successor, sign_successor
@@ -155,4 +156,32 @@ def test_a_thief_of_the_keys_in_force_has_devices_no_longer_than_these_hold(flee
     fleet.rotate(30)
     fleet.run(2 * GRACE)
     assert "" in [place for _, place in fleet.moves[1:]]
+    fleet.take_part()
+
+
+def test_a_renewed_password_or_a_broker_s_other_name_calls_no_move_off(fleet: Fleet) -> None:
+    """The owner's word says how, or where, this device finds its fleet now; the fleet's word, shown
+    there, where it goes next."""
+    fleet.announce(1)
+    fleet.away.add(SUCCESSOR)
+    fleet.run(GRACE / 4)
+    renewed = BrokerWay.parse("mqtt://edge@unused", password_file="renewed")
+    fleet.home.membership.give_way(renewed)
+    fleet.away.clear()
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR and fleet.membership.broker(SUCCESSOR).url.address == NEW
+    fleet.rotate(30)
+    assert fleet.membership.way == renewed.at(parse_broker_url(NEW))
+    later = replace(renewed, password_file=Path("/later"))
+    fleet.home.membership.give_way(later)
+    assert fleet.membership.way == later.at(parse_broker_url(NEW)), "as before, but for the file"
+
+
+def test_the_word_is_heeded_again_where_the_owner_sends_the_device(fleet: Fleet) -> None:
+    fleet.announce(1)
+    fleet.run(GRACE / 4)
+    fleet.home.membership.give_way(BrokerWay.parse("mqtt://other-name"))
+    fleet.restart()
+    fleet.run(GRACE)
+    assert fleet.here == SUCCESSOR and fleet.membership.broker(SUCCESSOR).url.address == NEW
     fleet.take_part()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.tables.text import Reading
-from device_sdk.tables.times import TimesError, seconds_of
+from device_sdk.tables.times import MISSING, TimesError, seconds_of
 
 _PIECES = (
     *("user", "item", "time", "user_id:token", "movieId", "anna", "f1", "5.0", "1260759144"),
@@ -60,7 +60,7 @@ _CELLS = (
         max_size=8,
     )
     .map(str.strip)
-    .filter(lambda each: each and each not in ("NULL", "null", "NaN", "nan", "<NA>"))
+    .filter(lambda each: each and each not in MISSING)
 )
 _LINES = st.text(st.sampled_from(',;\t|: "\n\r\u2028\x0b\x0cab1'), max_size=12)
 

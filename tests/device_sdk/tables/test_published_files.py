@@ -94,6 +94,11 @@ PUBLISHED: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"1433221332000,257597,view,248676,\n",
         {"257597": ["248676", "355908"]},
     ),
+    "Diginetica, whose strangers are NA": (
+        b"sessionId;userId;itemId;timeframe;eventdate\n1;NA;81766;526309;2016-05-09\n"
+        b"2;7;31331;1031018;2016-05-09\n",
+        {"7": ["31331"]},
+    ),
     "YooChoose, clicks.dat": (
         b"1,2014-04-07T10:51:09.277Z,214536502,0\n1,2014-04-07T10:50:00.000Z,214536500,0\n",
         {"1": ["214536500", "214536502"]},
@@ -205,6 +210,19 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
     ),
     "decimal commas": (b"anna;f1;4,5\nbert;f2;3,0\n", {"anna": ["f1"], "bert": ["f2"]}),
     "an end of files of old": (b"user,item\nanna,f1\n\x1a", {"anna": ["f1"]}),
+    "seconds beside thousandths of them": (
+        b"user,item,timestamp\nanna,f1,1700000000\nanna,f2,1600000000000\nanna,f3,1650000000\n"
+        b"anna,f4,0\n",
+        {"anna": ["f4", "f2", "f3", "f1"]},
+    ),
+    "hours of one figure": (
+        b"user,item,date\nanna,f1,2024-01-05 10:05\nanna,f2,2024-01-05 9:05\n",
+        {"anna": ["f2", "f1"]},
+    ),
+    "nobody, as Python and a spreadsheet write it": (
+        b"user,item\nNone,f1\n#N/A,f2\nanna,f3\n",
+        {"anna": ["f3"]},
+    ),
     "thousandths of seconds": (
         b"user,item,ts\nanna,f1,1700000000002\nanna,f2,1700000000001\n",
         {"anna": ["f2", "f1"]},
@@ -327,6 +345,18 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
         Reading({"item": "5"}),
         {"0": ["420", "22847"]},
     ),
+    "rows that are counted": (
+        b"0,196,242,3\n1,186,302,3\n2,196,377,1\n",
+        "column 1 counts the rows from 0.*--columns",
+        Reading({"user": "2", "item": "3"}),
+        {"196": ["242", "377"], "186": ["302"]},
+    ),
+    "a day of which month": (
+        b"user_id,item_id,month,day\n1,2,11,10\n1,3,05,12\n",
+        "'day' and 'month' are parts of a time.*--columns time=day .*time=none",
+        Reading({"time": "none"}),
+        {"1": ["2", "3"]},
+    ),
     "an encoding that is no Western one": (
         "user,item\n用户,电影\n".encode("gb18030"),
         "not UTF-8, and no Western text.*--encoding",
@@ -366,6 +396,7 @@ def test_what_is_not_clear_is_refused_with_the_option_that_decides(
         (b"user,item\n", "holds no interactions"),
         (b"user,item\nanna,\n", "left out, 1 without a user or an item .the first in line 2."),
         (b"alone\n", "no columns found"),
+        (b"user,item,text\nanna,f1," + b"z" * 200_000, "line 2: 200,008 characters in one line"),
         (b"u1,a\nu2\n", "rows differ in their number of columns: 1 in 1, 2 in 1"),
         (b"a,b,c\nu1,a\nu2,b\nu3,c\n", "line 1: the first row has 3 columns, most of the others"),
         (b"u1,a\x00\n", "no text file"),

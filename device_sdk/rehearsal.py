@@ -174,6 +174,19 @@ def cases(
         samples[port.of].reshape(-1)[0] = np.nan
         leave = "leave such samples out in the app, or fill the number in"
         found.append(Case(f"a NaN in {port.of!r}", device(samples), advice=leave))
+    if [p.dtype for p in sample_entries(manifest) if p.of in labels] == ["float32"]:
+        (name,) = labels
+        samples = {each: array.copy() for each, array in draw(usual).items()}
+        raw = _PRESSURE + _SPREAD * rng.standard_normal(samples[name].shape)
+        samples[name][...] = raw
+        found.append(
+            Case(
+                f"raw {name!r} to learn, such as a pressure of 101,325 Pa",
+                device(samples),
+                advice="where devices have such, scale these numbers in the app before they are "
+                "given to Tessera, and what the model predicts back",
+            )
+        )
     for name in sorted(labels):
         samples = {each: array.copy() for each, array in draw(usual).items()}
         kind = samples[name].dtype.kind
@@ -215,7 +228,7 @@ def problem_of(findings: Sequence[Finding]) -> str | None:
         return None
     first = bad[0]
     return (
-        f"a rehearsal with made-up data found that a device with {first.case.title} "
+        f"a rehearsal found that a device with {first.case.title} "
         f"{first.outcome if first.outcome != 'refused' else 'is refused'} ({first.reason}): "
         f"{first.detail.partition('. ')[0]}"
     )

@@ -16,7 +16,7 @@ from aggregator.cli.broker import move_lines
 from aggregator.cli.rollback import Rollback
 from aggregator.cli.shown import CLASH_SHOWN_SECONDS, called, called_all
 from aggregator.cli.waiting_round import WaitingRound
-from aggregator.errors import StoreUnreached
+from aggregator.errors import AggregatorError
 from aggregator.evaluation.words import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     now, reach = time.time(), read_reach(home.live_file)
     try:
         store = home.open_store()
-    except StoreUnreached:
+    except AggregatorError:
         if reach is not None and not arguments.json:
             print(f"serve        {printable(reach.words(now))}", flush=True)
         raise

@@ -215,11 +215,12 @@ class TopicLimits:
     """A limit for each topic that somebody owns, and one for all others together, of which each has
     a small part.
 
-    ``owner_of`` names a topic's owner, None for none. ``crowded`` tells whether we are behind and
-    this topic has messages waiting: then others' go first, whatever the limits. :meth:`admits` is
-    for the thread that reads, :meth:`take_refused` for any. It stands before every HMAC: a flood on
-    one topic costs a look-up a message, and takes nothing from the other topics. Whoever can write
-    to a topic can use up its limit, so who can is for the broker's access rules to say.
+    ``owner_of`` names a topic's owner, None for none; ``each_other`` is the part of one that has
+    none. ``crowded`` tells whether we are behind and this topic has messages waiting: then others'
+    go first, whatever the limits. :meth:`admits` is for the thread that reads, :meth:`take_refused`
+    for any. It stands before every HMAC: a flood on one topic costs a look-up a message, and takes
+    nothing from the other topics. Whoever can write to a topic can use up its limit, so who can is
+    for the broker's access rules to say.
     """
 
     def __init__(
@@ -229,13 +230,14 @@ class TopicLimits:
         others: Limit,
         clock: Clock,
         crowded: Callable[[bytes], bool] = lambda topic: False,
+        each_other: Limit = OTHER_LIMIT,
     ) -> None:
         self._owner_of = owner_of
         self._crowded = crowded
         self._limit, self._packet_bytes = each, MAX_MESSAGE_BYTES
         self._each = TokenBuckets(each.burst, each.per_second, clock)
         self._others = TokenBucket(others.burst, others.per_second, clock)
-        self._each_other = TokenBuckets(OTHER_LIMIT.burst, OTHER_LIMIT.per_second, clock)
+        self._each_other = TokenBuckets(each_other.burst, each_other.per_second, clock)
         self._clock = clock
         # Until its next token a topic need not be looked at twice. At most as many as owners.
         self._shut: dict[bytes, _Shut] = {}
@@ -300,6 +302,14 @@ _SMALL_RECEIVE_MAXIMUM = 256
 _MOST_TOPICS = 8192
 
 
+def enrolment_limits(clock: Clock) -> TopicLimits:
+    """Of the connection for what anybody may send. All who enrol write to one topic, which has all
+    that there is for them."""
+    return TopicLimits(
+        lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock, each_other=ENROLMENT_LIMIT
+    )
+
+
 @dataclass(frozen=True)
 class Hears:
     """Which messages a process takes. Here: all of them, alone.
@@ -354,9 +364,7 @@ class BrokerLinks:
         self._device_limits = TopicLimits(
             self._owner, DEVICE_LIMIT, hears.others, clock, self._crowded
         )
-        self._enrolment_limit = TopicLimits(
-            lambda topic: None, DEVICE_LIMIT, ENROLMENT_LIMIT, clock
-        )
+        self._enrolment_limit = enrolment_limits(clock)
         if broker.proxy is not None:
             settings = replace(settings, proxy=broker.proxy)
         link = partial(Link, broker.way, clock=clock, settings=settings)

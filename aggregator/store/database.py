@@ -34,7 +34,7 @@ class Database(ABC):
     waits: Callable[[str], bool] | None = None
     """Asked, with what is wrong, while the store is away, between two tries to reach it: whether to
     wait on. None: for half a minute. So a process that serves waits however long, says so, and ends
-    when it is asked to. Of a file there is nothing to wait for."""
+    when it is asked to. A file waits for ten seconds for whoever holds it."""
 
     where: str
     """Its place, for people: without a password."""

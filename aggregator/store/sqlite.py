@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, require_version
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
@@ -25,6 +25,7 @@ _LOCK_POLL_SECONDS = 0.002
 # 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
 # once for many groups.
 _CHECKPOINT_PAGES = 16_000
+_HELD = "another process has been writing to it for long"
 
 
 class SQLiteDatabase(Database):
@@ -119,7 +120,8 @@ class SQLiteDatabase(Database):
             raise RuntimeError(ALONE_WITHIN_SHARED)
         begin, commit, rollback = _NESTED if nested else _WHOLE
         with nullcontext() if nested else self._alone():
-            run(begin)
+            with nullcontext() if nested else _lock_is_waited_for():
+                run(begin)
             try:
                 if not nested:
                     self.guard()
@@ -209,7 +211,7 @@ class SQLiteDatabase(Database):
         patience = _BUSY_SECONDS
         while not self._write_lock.try_acquire():
             if patience <= 0.0:
-                raise sqlite3.OperationalError("another process has been writing to it for long")
+                raise StoreAway(_HELD)
             time.sleep(_LOCK_POLL_SECONDS)
             patience -= _LOCK_POLL_SECONDS
         try:
@@ -219,3 +221,15 @@ class SQLiteDatabase(Database):
 
     def _data_version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+@contextmanager
+def _lock_is_waited_for() -> Iterator[None]:
+    """Whoever holds SQLite's own lock without ours is no program of this package: an editor of
+    databases, a backup. Raises StoreAway for it, as for one of ours."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            raise StoreAway(_HELD) from None
+        raise

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from device_sdk.cli.arguments import CommandError, add_broker, add_home
 from device_sdk.home.home import Home
+from device_sdk.home.membership import KnownSuccessor
 from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 
 DESCRIPTION = """\
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         membership = home.membership.load()
         if membership is None:
             raise CommandError(f"the device of {home.folder} has not joined a fleet: join it")
-        way = membership.way
+        way, successor = membership.way, membership.successor
         if arguments.action == "set":
             way = _changed(way, arguments)
             way.read()
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
     finally:
         home.close()
-    for line in _lines(way):
+    for line in _lines(way, successor):
         print(line)
     return 0
 
@@ -83,11 +84,12 @@ def _changed(way: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
     )
 
 
-def _lines(way: BrokerWay) -> list[str]:
+def _lines(way: BrokerWay, successor: KnownSuccessor | None) -> list[str]:
     tls = way.tls or TlsFiles()
     password = "in the home" if way.url.password is not None else None
     rows = {
         "broker": str(way),
+        "announced": None if successor is None else _announced(successor),
         "user": way.url.user,
         "password": password if way.password_file is None else way.password_file,
         "authorities": tls.ca_file or ("the system's" if way.url.tls else None),
@@ -96,3 +98,8 @@ def _lines(way: BrokerWay) -> list[str]:
         "client ids": f"begin with {way.client_id_prefix}" if way.client_id_prefix else None,
     }
     return [f"{name:<12} {value}" for name, value in rows.items() if value is not None]
+
+
+def _announced(successor: KnownSuccessor) -> str:
+    found = "this device found it there" if successor.reached else "not found there yet"
+    return f"{successor.announced.url}: the fleet is there, or goes there; {found}"

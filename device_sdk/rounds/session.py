@@ -198,7 +198,7 @@ class SessionKeeper:
                 "the aggregator serving?"
             )
         if self._wanted and self._life() is None:
-            return "the aggregator has not shown itself at this broker since this device started"
+            return "the aggregator has not shown itself at this broker since this device came"
         if self._unanswered > _SENDS_AN_ATTEMPT:
             return (
                 "the aggregator does not answer: it may be down, or this device was revoked "
@@ -364,8 +364,11 @@ class SessionKeeper:
             self.placement = placement
 
     def start_anew(self) -> None:
-        """Whoever is asked next knows nothing of this device's sessions, nor of its open."""
+        """Whoever is asked next, at another broker, knows nothing of this device's sessions, nor of
+        its open: the life that shows itself there is asked, once it does."""
         self._sessions.close()
+        self._watch.elsewhere()
+        self._attempts = 0
         self._opening, self._told_seconds = None, -math.inf
         self._wanted, self._next_seconds = True, self._clock()
 

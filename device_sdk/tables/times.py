@@ -67,7 +67,7 @@ def seconds_of(texts: Sequence[str], format: str = "") -> Seconds:
     known = dict.fromkeys(texts)
     parse = _parser([each for each in known if each not in MISSING], format)
     read = {each: math.nan if each in MISSING else parse(each) for each in known}
-    return np.fromiter((read[each] for each in texts), np.float64, len(texts))
+    return _in_one_unit(np.fromiter((read[each] for each in texts), np.float64, len(texts)))
 
 
 def _in_one_unit(found: Seconds) -> Seconds:

@@ -271,7 +271,6 @@ def _user(shown: UserShown) -> str:
 
 
 def _method(results: FleetResults) -> str:
-    refused = ", ".join(f"{why} {n}" for why, n in results.refused_by_aggregator.items()) or "none"
     troubles = "".join(
         f"<li>{escape(each.device)}: {escape(each.text)}</li>" for each in results.troubles[:10]
     )
@@ -281,7 +280,7 @@ def _method(results: FleetResults) -> str:
         "broker by itself. The broker sees sealed messages only. Interactions, user vectors and "
         "the figures above never passed through it: devices wrote the figures to files that the "
         "demo read.</p>"
-        f"<p>Refused by the aggregator: {escape(refused)}.</p>"
+        f"<p>Messages that the aggregator refused: {escape(results.refusals)}.</p>"
         + (f"<p>Troubles that devices told:</p><ul>{troubles}</ul>" if troubles else ""),
     )
 

@@ -79,6 +79,11 @@ class FleetResults:
         return self.run.items * self.run.columns * 4
 
     @property
+    def refusals(self) -> str:
+        """What the aggregator refused, by reason: messages, which devices may have sent again."""
+        return ", ".join(f"{n} {why}" for why, n in self.refused_by_aggregator.items()) or "none"
+
+    @property
     def points(self) -> float:
         """The standard error of a share among all users, in points: that of drawing users alone."""
         return 100.0 * (0.25 / self.run.users) ** 0.5

@@ -34,8 +34,8 @@ def print_summary(console: Console, results: FleetResults) -> None:
     run = results.run
     console.print(
         f"{results.closed_rounds} of {run.rounds} rounds, {results.updates_counted:,} updates "
-        f"counted, in {span(results.seconds)}; refused by the aggregator: "
-        f"{sum(results.refused_by_aggregator.values())}.",
+        f"counted, in {span(results.seconds)}; messages that the aggregator refused: "
+        f"{results.refusals}.",
         highlight=False,
     )
     for trouble in results.troubles[:5]:

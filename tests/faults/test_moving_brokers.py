@@ -9,6 +9,7 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from device_sdk import Device, Pace
+from device_sdk.cli import main as device_command
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import free_port, password_file
@@ -83,6 +84,8 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
         assert f"moves        to {new.url}" in capsys.readouterr().out
         wait_until(lambda: fleet.at(new.url), lambda: [d.status().problem for d in fleet.devices])
         fleet.await_rounds()
+        assert device_command(["broker", "--home", str(fleet.devices[0].home)]) == 0
+        assert f"announced    {new.url}: the fleet is there" in capsys.readouterr().out
         old.stop()
         fleet.await_rounds()
         fleet.devices[0].stop()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from aggregator.home import serve_lock
+from aggregator.serve.alone import serve_alone
+from aggregator.serve.assembly import World
+from aggregator.task.file import read_task
 from device_sdk import Device
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.fakes.homes import ServeProcess, command, invite, make_home
+from tests.fakes.threads import on_thread
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.fixtures import MakeDatabase
 from tests.servers.postgres import PostgresServer
@@ -88,3 +97,31 @@ def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
         "SELECT coalesce(sum(participants), 0), (SELECT count(*) FROM updates) FROM rounds", name
     )
     assert counted == closed + waiting, "each is in exactly one version"
+
+
+def test_a_file_that_another_program_holds_is_waited_for_too(
+    tmp_path: Path,
+    make_mosquitto: MakeMosquitto,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A backup's or an editor's transaction, for longer than a writer waits."""
+    monkeypatch.setattr("aggregator.store.sqlite._BUSY_SECONDS", 0.1)
+    home = make_home(tmp_path, make_mosquitto().url, ROUND)
+
+    def serve(ready: Callable[[None], None], stopping: Callable[[], bool]) -> None:
+        world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
+        ready(None)
+        with serve_lock(home):
+            serve_alone(home, read_task(home.task_file), world, stopping)
+
+    def said() -> str:
+        command(home, "status")
+        return capsys.readouterr().out
+
+    with closing(sqlite3.connect(home.database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with on_thread(serve):
+            wait_until(lambda: "another process has been writing to it for long" in said())
+            other.execute("ROLLBACK")
+            wait_until(lambda: "runs, connected" in (text := said()) and "its store" not in text)

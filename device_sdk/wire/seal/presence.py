@@ -87,6 +87,12 @@ class PresenceWatch:
         """Note the incarnation that a session's reply gave."""
         self.session = incarnation
 
+    def elsewhere(self) -> None:
+        """The device goes to another broker: what was shown at the one before tells nothing of who
+        is there."""
+        self._newest = self._shown = None
+        self._asked.clear()
+
     def incarnation(self, unanswered: int) -> bytes | None:
         """The life to ask, after so many attempts in a row without an answer; None for none known.
 

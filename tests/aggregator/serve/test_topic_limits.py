@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from aggregator.serve.broker_links import (
     DEVICE_LIMIT,
+    ENROLMENT_LIMIT,
     NEWCOMER_LIMIT,
     OTHER_LIMIT,
     Limit,
     TopicLimits,
+    enrolment_limits,
 )
 
 OWNERS = {b"up/a": b"anna", b"up/b": b"bert"}
@@ -50,6 +52,14 @@ def test_a_topic_of_nobody_s_has_a_small_part_of_what_there_is_for_all() -> None
         clock.now_seconds += 10.0
     assert sum(made.admits(b"up/loud") for _ in range(10_000)) == OTHER_LIMIT.burst
     assert len(made._each_other) < 10_000, "those that were quiet are forgotten"
+
+
+def test_a_fleet_that_enrols_at_once_has_all_that_there_is_for_enrolments() -> None:
+    clock = Clock()
+    made = enrolment_limits(clock)
+    assert sum(made.admits(b"enrol/request") for _ in range(10_000)) == ENROLMENT_LIMIT.burst
+    clock.now_seconds += 1.0
+    assert sum(made.admits(b"enrol/request") for _ in range(1000)) == ENROLMENT_LIMIT.per_second
 
 
 def test_a_flood_of_made_up_topics_costs_those_who_are_not_known_and_nobody_else() -> None:

@@ -67,7 +67,10 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("artifacts")
     write(folder / "norm", with_norm())
     write(folder / "plain", plain())
-    write(folder / "line", nn.Linear(FEATURES, 1), squared, example_batch={"x": X, "y": X[:, :1]})
+    line = {"x": X, "y": X[:, :1]}
+    write(folder / "line", nn.Linear(FEATURES, 1), squared, example_batch=line)
+    norm = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, 1))
+    write(folder / "value", norm, squared, example_batch=line)
     return folder
 
 
@@ -218,6 +221,15 @@ def normed_peers(folder: Path) -> Path:
             ],
         ),
         ("fedavg", "line", "", ["what to do: put batch norm in front of the model, or scale"]),
+        (
+            "fedavg",
+            "value",
+            "",
+            [
+                "fails (not-finite): a device with raw 'y' to learn, such as a pressure",
+                "what to do: where devices have such, scale these numbers in the app",
+            ],
+        ),
         ("teacher_logits", "student", "classes = 3", ["declines (too-few", "missing (-100 in"]),
         ("mutual", "peer", "classes = 3\nlocal_steps = 4", ["trains: a device with 64 samples"]),
     ],
@@ -268,7 +280,7 @@ def test_a_task_of_which_no_round_would_succeed_is_wrong(
     capsys.readouterr()
     assert main(["task", "check", str(file), "--home", home, "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
-    assert "a rehearsal with made-up data found that a device with" in found["problem"]
+    assert "a rehearsal found that a device with" in found["problem"]
     assert said in found["problem"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store import SQLiteDatabase
 from aggregator.store.schema import SCHEMA_VERSION
 from tests.fakes.homes import make_home
@@ -84,7 +84,7 @@ def test_no_checkpoint_meets_another_connection_s_transaction(
         # Not even before the transaction has written anything, when SQLite's own lock is all that
         # it has: a checkpoint would go on without it.
         for write in (other.erase_deleted, lambda: other.execute("DELETE FROM refusals")):
-            with pytest.raises(sqlite3.OperationalError, match="another process"):
+            with pytest.raises(StoreAway, match="another process"):
                 write()
     assert other.erase_deleted()
     other.execute("DELETE FROM refusals")

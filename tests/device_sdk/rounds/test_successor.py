@@ -10,7 +10,7 @@ import pytest
 from device_sdk.home.membership import SUCCESSOR, Membership
 from device_sdk.link.broker_url import BrokerWay, parse_broker_url
 from device_sdk.link.events import Message
-from device_sdk.wire.publish.topics import SuccessorTopic
+from device_sdk.wire.publish.topics import PresenceTopic, SuccessorTopic
 from device_sdk.wire.seal.successor import Successor, sign_successor
 from tests.fakes.in_memory import Bench
 
@@ -185,3 +185,29 @@ def test_the_word_is_heeded_again_where_the_owner_sends_the_device(fleet: Fleet)
     fleet.run(GRACE)
     assert fleet.here == SUCCESSOR and fleet.membership.broker(SUCCESSOR).url.address == NEW
     fleet.take_part()
+
+
+def test_the_life_that_is_asked_is_the_one_shown_where_the_device_is(fleet: Fleet) -> None:
+    """It slept until the grace was over. The old broker still shows the aggregator's life of then;
+    asked for that one by turns, the next life at the new broker would not answer."""
+    topic = fleet.aggregator.topics.write(PresenceTopic())
+    old = fleet.broker.retained[topic]
+    fleet.now_seconds += DAY
+    fleet.aggregator.forget_sessions()
+    fleet.aggregator.publish_standing()
+    new = fleet.broker.retained[topic]
+    fleet.silent.add("")
+    connect = fleet.set_connected
+
+    def connect_there(value: bool) -> None:
+        fleet.broker.retained[topic] = new if fleet.here == SUCCESSOR else old
+        connect(value)
+        fleet.participant.tick()  # before anything has come from there
+
+    fleet.set_connected = connect_there  # type: ignore[method-assign]
+    fleet.broker.retained[topic] = old
+    fleet.announce(1, seconds=-DAY / 2)
+    fleet.restart()
+    fleet.run(300)
+    assert fleet.here == SUCCESSOR and fleet.participant.sessions.is_settled
+    assert len([place for _, place in fleet.moves if place == SUCCESSOR]) == 1

@@ -215,6 +215,10 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"anna,f4,0\n",
         {"anna": ["f4", "f2", "f3", "f1"]},
     ),
+    "dates beside thousandths of seconds": (
+        b"user,item,time\nanna,f1,2024-01-02T08:30:00Z\nanna,f2,1600000000000\nanna,f3,\n",
+        {"anna": ["f3", "f2", "f1"]},
+    ),
     "hours of one figure": (
         b"user,item,date\nanna,f1,2024-01-05 10:05\nanna,f2,2024-01-05 9:05\n",
         {"anna": ["f2", "f1"]},

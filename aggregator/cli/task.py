@@ -498,7 +498,7 @@ def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str,
     shows = rehearsed(task, arguments.step_seconds, arguments.data or "")
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
-    notes = [note for note in (task.binding.note, alike) if note]
+    notes = [note for note in (task.note, alike) if note]
     problems = [each.problem for each in shows if each.problem is not None]
     understood = None if task.catalogue is None else understood_catalogue(task.catalogue)[1]
     return {

@@ -522,6 +522,11 @@ class Binding(Generic[Settings], ABC):
         return cls(method_name, table.read(cls.settings_class))
 
     @property
+    def trains_artifacts(self) -> bool:
+        """Whether devices train those that a task lists; else they are not told of them."""
+        return True
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """Which models the devices evaluate; versions are compared by the first unless the task
         says otherwise. Here: the one that they receive, and their own."""

@@ -687,6 +687,11 @@ class ScatterBinding(Binding[ScatterTable]):
         return STAGES if self.settings.loss == "bpr" else STAGES[:1]
 
     @property
+    def trains_artifacts(self) -> bool:
+        """Least squares is solved in closed form."""
+        return self.settings.loss == "bpr"
+
+    @property
     def note(self) -> str:
         """Settings that differ from the default and are of the loss that is not chosen."""
         chosen, usual = self.settings, ScatterTable()
@@ -702,11 +707,6 @@ class ScatterBinding(Binding[ScatterTable]):
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> Method:
-        if artifacts and self.settings.loss == "least-squares":
-            raise ValueError(
-                "least squares is solved in closed form and trains no artifact: leave it out, or "
-                'set scatter.loss = "bpr"'
-            )
         first = self._new_items(items, rng)
         return ScatterMethod(first, self.settings, self.settings.spread, int(rng.integers(2**62)))
 

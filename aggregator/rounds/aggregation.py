@@ -309,7 +309,7 @@ class Aggregation:
                 self._method.settings_changed()
             self.items = self._binding.items_of(self._method)
             if self._keeper is not None and not self._keeper.knows(version.version):
-                # Made by a replacement, or before versions were kept.
+                # Made by a replacement.
                 with self._store.database.transaction():
                     self._note(version.version, version.round, 0, self._replaced(version.version))
             if open_round is None:

@@ -60,9 +60,13 @@ def rollout_of(store: TaskStore, row: RoundRow, missing: Collection[bytes]) -> R
 
     A device that is not heard of may sleep. Only where the task was replaced, and in its first
     rounds after that, those who took part until then and were not heard of since are counted.
+    Numbers that are not finite may come of a device's own data: where another's training came
+    right, they say nothing of the task.
     """
     failed = store.reports.reasons(row.generation, row.round)
     harm = {reason: count for reason, count in failed.items() if reason in HARM}
+    if store.log.counted(row.generation, row.round):
+        harm.pop(Reason.NOT_FINITE.value, None)
     silent = _fell_silent(store, row, missing)
     return Rollout(store.log.heard(row.generation, row.round) + silent, harm, silent)
 

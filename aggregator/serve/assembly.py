@@ -298,7 +298,7 @@ def make_task(
         ),
     )
     names = [each.manifest.name for each in parameters]
-    for note in (task.binding.note, taken_for_one(names)):
+    for note in (task.note, taken_for_one(names)):
         if note:
             _LOG.warning("%s: %s", task.name, note)
     parts = {option_name(each) for each in names}

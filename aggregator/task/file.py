@@ -287,6 +287,8 @@ class Task:
     """None: devices evaluate nothing."""
     warm_start: WarmStart | None
     binding: Binding[Any]
+    note: str
+    """What of the file is without effect, in words; empty for nothing."""
     path: Path = field(compare=False)
     text: str = field(compare=False, repr=False)
     """What the file holds."""
@@ -376,6 +378,10 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     except MethodError as error:
         raise table.error("method", f"cannot be used: {error}") from None
     artifacts, companions = _artifacts(table, named, binding, folder)
+    notes = [binding.note] if binding.note else []
+    if artifacts and not binding.trains_artifacts:
+        artifacts = companions = ()
+        notes.append("task.artifact is without effect: with these settings devices train none")
     task = Task(
         fleet=_fleet(root, path.parent) if fleet is None else fleet,
         name=named.name,
@@ -392,6 +398,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         evaluation=_evaluation(root, binding, artifacts),
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
+        note="; ".join(notes),
         path=path,
         text=text,
     )

@@ -55,7 +55,7 @@ _OTHERS = """\
 # catalogue: tessera-aggregator init --method fedavg writes a file for one of them.
 """
 _BPR_ALONE = """\
-# For the loss "bpr" alone: least squares, the default, trains no graph, and refuses an artifact.
+# For the loss "bpr" alone: least squares, the default, trains no graph.
 """
 _COLUMN = 31
 _WIDTH = 100

@@ -23,7 +23,7 @@ from device_sdk.wire.publish.receipts import (
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.topics import DownTopic, PresenceTopic, TasksTopic
+from device_sdk.wire.publish.topics import DownTopic, PresenceTopic
 from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel
@@ -117,21 +117,6 @@ def test_two_bodies_that_come_together_are_a_conflict(stage: Stage) -> None:
     stage.settle()
     assert (stage.refusals("conflict"), stage.parts.first.ingest.counted) == (1, counted + 1)
     assert stage.verdict(0, row.round) == "counted"
-
-
-def test_a_device_that_does_not_see_any_more_that_reports_are_read(stage: Stage) -> None:
-    """Its update was counted; after its longest wait it sends it once more, without a report."""
-    device, tasks = stage.devices[0], stage.topics.write(TasksTopic())
-    log, number = stage.parts.store.first.log, _next_round(stage)
-    identity = stage.parts.first.rounds.generation, number, device.grant.device_id
-    stage.drop = _is_receipt(stage, 0)
-    stage.run_until(lambda: log.verdict(*identity) is not None)
-    device.kill()
-    stage.drop = lambda parcel: parcel.topic == tasks and parcel.to == device.name
-    device.start()
-    stage.run_until(lambda: stage.verdict(0, number) is not None, seconds=3600.0)
-    assert len(stage.sent_up(0, RecordType.UPDATE)) >= 1
-    assert stage.verdict(0, number) == "counted" and stage.refusals("conflict") == 0
 
 
 def test_an_unselected_device_is_refused(make_stage: MakeStage) -> None:

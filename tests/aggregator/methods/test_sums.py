@@ -473,7 +473,7 @@ def test_a_sum_of_unlike_values_keeps_the_small_ones(
     np.testing.assert_array_equal(total.value, again.value)
     exact = np.sum([row.astype(np.longdouble) * weight for row in rows], axis=0)
     own = np.sum([np.abs(row.astype(float)) * weight for row in rows], axis=0)
-    room = len(rows) * bound * 2.0**-72 + own * 2.0**-50
+    room = len(rows) * max(bound, 2.0**-60) * 2.0**-72 + own * 2.0**-50
     assert (np.abs(total.value - exact) <= room).all()
 
 

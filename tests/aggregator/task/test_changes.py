@@ -22,7 +22,6 @@ from aggregator.serve.service import Parts, Service
 from aggregator.store.devices import DeviceRow
 from aggregator.task.check import NEXT_ROUND, OTHER_TASK, REPLACE, RESTART, changes
 from aggregator.task.file import read_task
-from aggregator.task.request import ReplaceRequest
 from aggregator.task.template import tables_of
 from device_sdk.fields import default_of, hints_of, is_settings, taken_apart
 from tests.fakes.handmade import linear_artifact
@@ -229,14 +228,6 @@ def test_another_method_is_a_replacement_with_all_that_is_its_own(tmp_path: Path
         "scatter.least_squares.most_columns": REPLACE,
         "round.quorum": NEXT_ROUND,
     }
-
-
-def test_a_wish_that_a_version_before_wrote_is_read() -> None:
-    for stored, warm_start in ((True, "latest"), (False, None)):
-        text = json.dumps({"text": "[task]", "warm_start": stored, "now": True})
-        assert ReplaceRequest.read(text) == ReplaceRequest("[task]", warm_start, True)
-    wish = ReplaceRequest("[task]", "air@best")
-    assert ReplaceRequest.read(wish.write()) == wish
 
 
 def test_a_name_that_is_said_or_left_out_is_no_change(tmp_path: Path) -> None:

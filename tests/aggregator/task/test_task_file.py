@@ -89,8 +89,8 @@ def test_the_template_names_every_key_with_its_meaning(tmp_path: Path) -> None:
     }.items():
         assert set(tables[name]) == {field.name for field in fields(kind)}
     # What is an example and refused by the defaults says so.
-    assert "least squares, the default, trains no graph, and refuses an artifact" in task_template()
-    assert "refuses an artifact" not in task_template("fedavg")
+    assert "least squares, the default, trains no graph." in task_template()
+    assert "trains no graph" not in task_template("fedavg")
     settings = [line for line in task_template().splitlines() if re.search(r"\w = ", line)]
     assert [line for line in settings if not re.search(r" # \w", line)] == []
     assert max(map(len, task_template().splitlines())) <= 100
@@ -123,6 +123,16 @@ def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path
     assert (settings.optimizer.name, settings.optimizer.learning_rate) == ("plain", 1.0)
     single = read_task(write(tmp_path, FEDAVG.replace('s = ["shipped:mf"]', ' = "shipped:mf"')))
     assert single.artifacts == task.artifacts
+
+
+@pytest.mark.parametrize(("loss", "kept"), [("least-squares", 0), ("bpr", 1)])
+def test_an_artifact_that_no_device_trains_is_left_out_and_said(
+    loss: str, kept: int, tmp_path: Path
+) -> None:
+    text = GOOD + f'artifact = "shipped:mf"\n[scatter]\nloss = "{loss}"\n'
+    task = read_task(write(tmp_path, text))
+    assert len(task.artifacts) == kept
+    assert ("task.artifact is without effect" in task.note) == (not kept)
 
 
 def test_user_and_password_come_from_files(tmp_path: Path) -> None:

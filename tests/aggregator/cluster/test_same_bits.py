@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.errors import StoreAway
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -154,7 +154,7 @@ def test_what_a_store_refuses_for_a_moment_is_committed_later(
             worker.registry.look_up([device.id])  # its handle, too
             assert worker.inbox.offer(device.id, payload) is None
             if device.number % 20 == 0:
-                with parts.store.database.transaction(), pytest.raises(sqlite3.OperationalError):
+                with parts.store.database.transaction(), pytest.raises(StoreAway):
                     worker.commit()
                 worker.commit()
         worker.commit()

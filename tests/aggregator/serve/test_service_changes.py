@@ -23,7 +23,6 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
-from tests.fakes.handmade import factor_artifact
 from tests.fakes.homes import ITEMS, WIDTH, command, invite, make_home, open_store, serving
 from tests.fakes.scatter_updates import ONE_WIDTH
 from tests.fakes.waiting import wait_until
@@ -70,12 +69,11 @@ def test_items_are_appended_between_rounds(mosquitto: Mosquitto, tmp_path: Path)
         read_catalogue_file(file)
 
 
-@pytest.mark.parametrize("setting", ['cohort = "other"', 'artifact = "mf2"'])
+@pytest.mark.parametrize("setting", ['cohort = "other"', 'name = "other"'])
 def test_settings_that_are_refused_change_nothing_of_what_waits_beside_them(
     mosquitto: Mosquitto, tmp_path: Path, setting: str
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, ALONE)
-    factor_artifact(home.folder / "mf2")
     file, text = home.folder / "items.tsv", home.task_file.read_text()
     with serving(home) as served, ScriptedDevice(mosquitto.url, invite(home)[0]) as anna:
         anna.enrol().join()

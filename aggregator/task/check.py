@@ -81,11 +81,10 @@ def changes(
             return OTHER_TASK
         if key == "task.warm_start":
             return FIRST_VERSION
-        if key in _ARTIFACTS and not new.binding.trains_artifacts:
-            return NEXT_ROUND
-        if key in _ARTIFACTS and key not in changed and _count(before, key) == _count(after, key):
-            return NEXT_ROUND
-        if key in _ARTIFACTS or key in replaced:
+        if key in _ARTIFACTS:
+            same = key not in changed and _count(before, key) == _count(after, key)
+            return NEXT_ROUND if same or not new.binding.trains_artifacts else REPLACE
+        if key in replaced:
             return REPLACE
         if _table(key) in FLEET_TABLES:
             return RESTART

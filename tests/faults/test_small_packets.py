@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,13 @@ from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 ROUND = "least_deadline_seconds = 0.1\npause_seconds = 0.1"
 ITEMS = 3000
 MOST = 8_000
+
+
+def enrolled(url: str, code: str, folder: Path, **more: Any) -> Device:
+    home = folder / "device"
+    return Device.enrol(
+        url, code, home, timeout_seconds=PATIENCE_SECONDS, link_settings=QUICK, **more
+    )
 
 
 @pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit"])
@@ -32,14 +40,7 @@ def test_chunks_and_updates_are_cut_to_what_the_broker_takes(
     (code,) = invite(home)
     with (
         serving(home, link_settings=QUICK) as served,
-        Device.enrol(
-            broker.url,
-            code,
-            tmp_path / "device",
-            timeout_seconds=PATIENCE_SECONDS,
-            link_settings=QUICK,
-            options=TrainingOptions(k=8),
-        ) as device,
+        enrolled(broker.url, code, tmp_path, options=TrainingOptions(k=8)) as device,
     ):
         device.record_all((f"item-{row}", "anna") for row in range(ITEMS))
         device.start()
@@ -61,13 +62,7 @@ def test_no_round_opens_where_nothing_fits_and_rounds_go_on_once_it_does(
     (code,) = invite(home)
     with (
         serving(home, link_settings=QUICK) as served,
-        Device.enrol(
-            broker.url,
-            code,
-            tmp_path / "device",
-            timeout_seconds=PATIENCE_SECONDS,
-            link_settings=QUICK,
-        ) as device,
+        enrolled(broker.url, code, tmp_path) as device,
     ):
         device.record_all((f"item-{row}", "anna") for row in range(5))
         device.start()

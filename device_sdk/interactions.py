@@ -233,9 +233,16 @@ def _take(table: TextTable, columns: Columns, progress: Progress) -> _Taken:
         if table.damaged and UNREADABLE in who + what:
             left.note("with bytes that are no UTF-8", rows.line_num)
             continue
-        if header and what == header[item_at] and [cell.strip() for cell in row] == header:
-            left.note("that repeat the header", rows.line_num)
-            continue
+        if header and what in header and who in header:
+            cells = [cell.strip() for cell in row]
+            if cells == header:
+                left.note("that repeat the header", rows.line_num)
+                continue
+            if sorted(cells) == sorted(header):
+                raise TableError(
+                    f"{table.name}, line {rows.line_num}: the header again, its columns in another "
+                    "order: files were put together that differ; read them one by one"
+                )
         user_rows.append(users.setdefault(who, len(users)))
         item_rows.append(items.setdefault(what, len(items)))
         if when:

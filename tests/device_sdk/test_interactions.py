@@ -40,10 +40,8 @@ def test_the_order_of_a_files_rows_decides_nothing_where_there_are_times(
     tmp_path: Path, stamp: str
 ) -> None:
     rows = [f"user-{user},item-{item},{stamp}" for user in range(400) for item in range(4)]
-    rows += [
-        f"user-{user},first,1999-01-01" if "-" in stamp else f"user-{user},first,3"
-        for user in range(400)
-    ]
+    first = "1999-01-01" if "-" in stamp else "3"
+    rows += [f"user-{user},first,{first}" for user in range(400)]
     rng = np.random.default_rng(1)
     found = []
     for name in ("as-it-is", "shuffled"):
@@ -58,6 +56,7 @@ def test_the_order_of_a_files_rows_decides_nothing_where_there_are_times(
         )
         rng.shuffle(rows)
     assert found[0] == found[1]
+    assert ("numbers, no dates" in table.understood[1]) == ("-" not in stamp)
     # A draw is for no item: a quarter of 400 each, within four standard deviations.
     tied = [items[-1] if stamp else items[0] for items in found[0].values()]
     assert all(65 < tied.count(f"item-{item}") < 135 for item in range(4))

@@ -56,24 +56,6 @@ def test_rounds_are_trained_counted_and_recommended_from(
         assert again.recommend(40, user="anna") == best
 
 
-def test_a_single_local_user_need_not_be_named(
-    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
-) -> None:
-    device = make_device()
-    device.start()
-    aggregator.open_round()
-    await_receipt(aggregator, device, 1)
-    best = device.recommend(3)
-    assert best == device.recommend(3, user="anna")
-    capsys.readouterr()
-    command = ["recommend", "--home", str(device.home), "-n", "3", "--json"]
-    assert main(command) == 0
-    assert [each["item"] for each in json.loads(capsys.readouterr().out)] == [i for i, _ in best]
-    device.record("film-30", user="ben")
-    assert main(command) == 1
-    assert "'default'; recorded here: anna, ben (--user NAME)" in capsys.readouterr().err
-
-
 def test_a_device_stops_and_starts_as_often_as_one_likes(
     make_device: MakeDevice, aggregator: SmallAggregator
 ) -> None:
@@ -131,8 +113,11 @@ def test_the_commands_tell_and_recommend_beside_a_running_device(
     best = device.recommend(3, user="anna")
     found = json.loads(capsys.readouterr().out)
     assert [(each["item"], each["score"]) for each in found] == best
+    assert main(["recommend", *home, "-n", "3", "--json"]) == 0  # the only local user
+    assert [each["item"] for each in json.loads(capsys.readouterr().out)] == [i for i, _ in best]
+    device.record("film-30", user="ben")
     assert main(["recommend", *home]) == 1
-    assert "recorded here: anna" in capsys.readouterr().err
+    assert "'default'; recorded here: anna, ben (--user NAME)" in capsys.readouterr().err
     assert main(["run", *home]) == 1
     assert "in use by process" in capsys.readouterr().err
 

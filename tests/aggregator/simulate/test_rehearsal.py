@@ -259,7 +259,7 @@ def test_a_task_that_works_is_right_and_says_whom_it_fails(
     ("artifact", "training", "said"),
     [
         ("norm", "batch_size = 1", "batches are of 1 samples, and a step of 'norm' takes at least"),
-        ("line", "learning_rate = 50.0", "the loss rose from"),
+        ("line", "learning_rate = 50.0", "the loss of the same samples rose from"),
         ("fixed", "", "batches are of 32 samples, and a step of 'fixed' takes exactly 8"),
     ],
 )

@@ -218,6 +218,9 @@ def normed_peers(folder: Path) -> Path:
                 "with raw 'x', such as a pressure of 101,325 Pa; with raw 'x', such as a clock's",
                 "declines (too-few-samples): a device with 1 sample: this device has 1 sample",
                 "fails (not-finite): a device with a NaN in 'x'",
+                "a device with a label of -1 in 'y'; with a label of 3 in 'y' (0 to 2 train): tr",
+                "the loss goes down: ",
+                "not checked: the largest packet that the broker mqtt://127.0.0.1:1 takes (nobody",
             ],
         ),
         ("fedavg", "line", "", ["what to do: put batch norm in front of the model, or scale"]),
@@ -298,6 +301,58 @@ def test_own_samples_take_the_place_of_made_up_ones(
     assert f"and samples of {data[1]}:" in capsys.readouterr().out
     assert main(["task", "check", str(file), "--home", home, "--data", "nowhere:data"]) == 1
     assert "nowhere cannot be imported" in capsys.readouterr().out
+
+
+def unread(model: nn.Module, batch: dict[str, Any]) -> Any:
+    """Moves its parameters by the decay alone."""
+    return (model(batch["x"]) * 0).sum() + batch["x"].square().mean()
+
+
+def all_frozen() -> nn.Module:
+    """But for what its gradient does not reach."""
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    model.requires_grad_(False)
+    model.register_parameter("unused", nn.Parameter(torch.zeros(1)))
+    return model
+
+
+def of_frozen(model: nn.Module, batch: dict[str, Any]) -> Any:
+    loss, outputs = classified(model, batch)
+    return loss + 0 * dict(model.named_parameters())["unused"].sum(), outputs
+
+
+NORMED = (nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
+FAILING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "a rate of 0": (plain, {"optimizer": export.Sgd(lr=0.0)}, "no parameter moves in 40 steps: is"),
+    "all frozen": (all_frozen, {"loss": of_frozen}, "no parameter moves in 40 steps: is"),
+    "a loss of the data alone": (
+        plain,
+        {"loss": unread, "optimizer": export.Sgd(lr=0.1, weight_decay=0.1)},
+        "to the last bit before and after 4 steps, though parameters move",
+    ),
+    "a rate that explodes": (
+        lambda: nn.Linear(FEATURES, 1),
+        {"loss": squared, "example_batch": {"x": X, "y": X[:, :1]}, "optimizer": export.Sgd(lr=30)},
+        "will go on: is the learning rate too high?",
+    ),
+    "labels missing": (plain, {}, "fails (not-finite): a device with a label of -1 in 'y'; with"),
+    "batch norm of single rows": (
+        lambda: nn.Sequential(*NORMED),
+        {"example_batch": {"x": X[:2], "y": Y[:2]}},
+        "declines (too-few-samples): a device with 1 sample: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_the_rehearsal_of_a_model_that_would_have_failed(name: str, tmp_path: Path) -> None:
+    model, given, said = FAILING[name]
+    folder = write(tmp_path / "made", model(), **given)
+    found = supervise("device_sdk.rehearsal", [str(folder)], TrialLimits(30.0), tmp_path)
+    assert found is not None
+    assert said in "\n".join([*found.lines, found.problem or ""])
+    some_train = any("the loss goes down: " in line for line in found.lines)
+    assert some_train == (found.problem is None)
 
 
 def test_an_artifact_that_hangs_ends_the_rehearsal(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from device_sdk.rehearsal import (
     Make,
     Outcome,
     Progress,
+    Trains,
     Way,
     cases,
     finish,
@@ -148,8 +149,9 @@ class _OfItems:
 class Rehearsal:
     """A task, each case in a fleet of two, beside the ``usual`` one.
 
-    ``devices`` makes them, ``method`` the aggregator's half at its beginning, which may raise
-    ValueError; ``items``: of the catalogue, 0 without one. Raises AggregatorError.
+    ``devices`` makes them; ``notes``: what their training comes to; ``sizes`` gets those of the
+    largest ``broadcast`` and ``update``, in bytes; ``items``: of the catalogue, 0 without one.
+    Raises AggregatorError, and ValueError where the artifacts do not suit the method.
     """
 
     def __init__(
@@ -160,9 +162,11 @@ class Rehearsal:
         devices: Callable[[_Settings], VirtualDevices],
         speeds: Speeds,
         notes: Notes,
+        sizes: dict[str, int],
         items: int = 0,
     ) -> None:
         self._task, self._artifacts, self._notes, self._items = task, artifacts, notes, items
+        self._sizes = sizes
         self._brought = [usual.data] * _MOST_CASES
         self._cases = 0
         fleet = VirtualFleet(_MOST_CASES, 0, speeds)
@@ -170,8 +174,6 @@ class Rehearsal:
         self._terms = terms_of(task, artifacts)
         self._rounds = _ROUNDS + int(getattr(training_of(task), "warm_up_rounds", 0))
         self._number = 0
-        self.sizes: dict[str, int] = {}
-        """Of the largest messages so far, in bytes: ``broadcast`` and ``update``."""
 
     def train(self, case: Case) -> Finding:
         """Some rounds of one case; the usual one comes first."""
@@ -237,7 +239,7 @@ class Rehearsal:
         return None
 
     def _note_size(self, what: str, content: bytes) -> None:
-        self.sizes[what] = max(self.sizes.get(what, 0), len(content))
+        self._sizes[what] = max(self._sizes.get(what, 0), len(content))
 
 
 def main() -> None:
@@ -250,7 +252,7 @@ def main() -> None:
     artifacts = read_artifacts(task.artifacts, task.companions)
     name = task.binding.method_name
     kind = learner_class(name)
-    sizes: dict[str, int] = {}
+    sizes = {"artifact": max((len(each.content) for each in artifacts), default=0)}
     try:
         if issubclass(kind, Learner):
             title, ways = _with_samples(task, artifacts, int(said_place), kind, data, sizes)
@@ -287,8 +289,7 @@ def _with_samples(
         notes = _OfSteps()
         opens = partial(notes.opens, task.artifacts[place])
         devices = partial(ArrayDevices, kind=kind, opens=opens)
-        rehearsal = Rehearsal(task, artifacts, usual, devices, speeds, notes)
-        rehearsal.sizes = sizes
+        rehearsal = Rehearsal(task, artifacts, usual, devices, speeds, notes, sizes)
         more = partial(ids_out_of_range, manifest, batch_size, draw)
         return Way((usual, *others), rehearsal.train, more)
 
@@ -300,7 +301,9 @@ def _with_items(
 ) -> tuple[str, Iterator[Way]]:
     """As above, of a catalogue."""
     assert task.catalogue is not None
-    every = read_catalogue_file(task.catalogue).items
+    catalogue = read_catalogue_file(task.catalogue)
+    every = catalogue.items
+    sizes["catalogue"] = len(catalogue.to_bytes())
     ids, settings = every[:_MOST_ITEMS], task.binding.settings
     title = (
         f"rehearsed {task.binding.method_name} ({getattr(settings, 'loss', '')}) with "
@@ -309,12 +312,14 @@ def _with_items(
     )
     found = _choices(ids)
 
+    def whole(_: Trains) -> tuple[Finding, ...]:
+        sizes["broadcast"] = sizes["broadcast"] * len(every) // len(ids)
+        return ()
+
     def way() -> Iterator[Way]:
-        rehearsal = Rehearsal(
-            task, artifacts, found[0], ScatterDevices, Speeds(), _OfItems(), len(ids)
-        )
-        rehearsal.sizes = sizes
-        yield Way(found, rehearsal.train)
+        parts = (ScatterDevices, Speeds(), _OfItems(), sizes, len(ids))
+        rehearsal = Rehearsal(task, artifacts, found[0], *parts)
+        yield Way(found, rehearsal.train, whole)
 
     return title, way()
 

@@ -14,12 +14,14 @@ from torch import nn
 
 import export
 from aggregator.cli import main
+from aggregator.errors import PacketsTooSmall
 from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.publish.packets import packet_words
 from aggregator.simulate.devices import DeviceSettings
 from aggregator.simulate.fleet import VirtualFleet
 from aggregator.simulate.task_rounds import TaskSimulation
 from aggregator.task.file import read_task
-from device_sdk import LocalData, Trainer
+from device_sdk import LocalData, Trainer, rehearsal
 from device_sdk.rehearsal import Case, Finding, cases, made_up, problem_of, sentences, supervise
 from device_sdk.trial import TrialLimits
 from device_sdk.wire.arrays.tensors import decode_tensors, encode_tensors
@@ -27,6 +29,7 @@ from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 from export.cli import main as export_main
 from export.losses import PENALTY, distillation, example_teachers
 from export.models.mutual import DYNAMIC, mutual_losses
+from tests.brokers.fixtures import MakeMosquitto
 from tests.fakes.bombs import make_bomb
 from tests.fakes.handmade import linear_artifact, linear_parts
 from tests.fakes.homes import make_home
@@ -353,6 +356,72 @@ def test_the_rehearsal_of_a_model_that_would_have_failed(name: str, tmp_path: Pa
     assert said in "\n".join([*found.lines, found.problem or ""])
     some_train = any("the loss goes down: " in line for line in found.lines)
     assert some_train == (found.problem is None)
+
+
+@pytest.mark.parametrize("loss", ["least-squares", "bpr"])
+def test_scatter_is_rehearsed_with_items(
+    tmp_path: Path, home: str, capsys: pytest.CaptureFixture[str], loss: str
+) -> None:
+    (tmp_path / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(100)))
+    file = tmp_path / "items.toml"
+    file.write_text(f'[task]\ncatalogue = "items.tsv"\n[scatter]\nloss = "{loss}"\ncolumns = 4\n')
+    capsys.readouterr()
+    assert main(["task", "check", str(file), "--home", home]) == 0
+    out = capsys.readouterr().out
+    assert f"rehearsed scatter ({loss}) with 100 items" in out
+    assert "trains: a device with 20 items; with 1 item; with 20 items that the catalogue k" in out
+    assert "declines (unknown-items): a device with no item that the catalogue knows: 20 of" in out
+
+
+def test_the_first_number_that_is_no_class_is_found_wherever_it_lies() -> None:
+    """By the sizes of the model's tensors, or between them; and nothing where any number trains."""
+    for bound in (2, 3, 5, 100, 333, 70_000):
+        for sizes in ({1, bound}, {4, 500}, set()):
+            tried: list[int] = []
+
+            def fails(value: int, bound: int = bound, tried: list[int] = tried) -> bool:
+                tried.append(value)
+                return value >= bound
+
+            assert rehearsal._bound(fails, sizes) == bound
+            assert len(tried) < 5 or bound not in sizes
+    assert rehearsal._bound(lambda value: False, {3}) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "said"),
+    [
+        ("", 0, "names no largest packet: contents go down in chunks of at most 65,536 bytes"),
+        (
+            "max_packet_size 20000",
+            0,
+            "takes packets of at most 20,000 bytes: contents go down in chunks of at most 19,808",
+        ),
+        ("max_packet_size 3000", 1, "takes packets of at most 3,000 bytes, and a session needs"),
+    ],
+)
+def test_the_brokers_largest_packet_is_asked_for(
+    artifacts: Path,
+    tmp_path: Path,
+    make_mosquitto: MakeMosquitto,
+    capsys: pytest.CaptureFixture[str],
+    limit: str,
+    status: int,
+    said: str,
+) -> None:
+    broker = make_mosquitto("allow_anonymous true", *filter(None, [limit]))
+    home = make_home(tmp_path / "home", broker.url).folder
+    file = task(tmp_path, "fedavg", artifacts / "plain", "")
+    capsys.readouterr()
+    assert main(["task", "check", str(file), "--home", str(home)]) == status
+    assert said in capsys.readouterr().out
+
+
+def test_what_names_all_chunks_must_fit_too() -> None:
+    with pytest.raises(PacketsTooSmall, match="the task's broadcast has one of"):
+        packet_words(8000, {"broadcast": 8000 * 300})
+    words = packet_words(8000, {"broadcast": 80_000, "update": 20_000})
+    assert words.endswith("a round's 80,000 in 11 chunks, an update's 20,000 up in 3 messages")
 
 
 def test_an_artifact_that_hangs_ends_the_rehearsal(tmp_path: Path) -> None:

@@ -591,8 +591,9 @@ def _reached(losses: Losses, leaves: Mapping[str, Tensor]) -> tuple[set[str], di
         for name, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None:
                 found.add(name)
-                along = torch.cos(torch.arange(gradient.numel(), dtype=gradient.dtype))
-                slopes[f"{title} along {name}"] = gradient.detach().reshape(-1) @ along
+                flat = gradient.detach().to_dense().reshape(-1)
+                along = torch.cos(torch.arange(len(flat))).to(flat.dtype)
+                slopes[f"{title} along {name}"] = flat @ along
     return found, slopes
 
 

@@ -70,11 +70,11 @@ class Finding:
     outcome: Outcome
     reason: str = ""
     detail: str = ""
-    progress: Progress | None = None
+    progress: LossProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LossProgress:
     """What the steps of a training came to.
 
     Attributes:
@@ -480,7 +480,7 @@ def main() -> None:
                     break
             whole = [*trainer.parameters.values(), *trainer.buffers.values()]
             encode_tensors({f"w{i}": array for i, array in enumerate(whole)}, Codec.FLOAT16)
-            return Progress(*trainer.notes()).finding(case)
+            return LossProgress(*trainer.notes()).finding(case)
         except Declined as why:
             return Finding(case, "declines", why.reason.value, str(why))
         except Exception as error:

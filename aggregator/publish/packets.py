@@ -50,7 +50,9 @@ def largest_packet(
             for event in link.events(timeout_seconds=left):
                 if isinstance(event, Connected):
                     return event.limits.maximum_packet_bytes
-                if isinstance(event, (Disconnected, ConnectRefused)):
+                if isinstance(event, ConnectRefused):
+                    raise Unasked(event.detail)
+                if isinstance(event, Disconnected):
                     problem = event.detail
                     if event.reason not in _ANOTHER_TRY:
                         raise Unasked(problem)

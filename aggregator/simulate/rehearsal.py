@@ -35,9 +35,9 @@ from device_sdk.rehearsal import (
     MORE_TIMES,
     Case,
     Finding,
+    LossProgress,
     Make,
     Outcome,
-    Progress,
     Trains,
     Way,
     cases,
@@ -97,7 +97,7 @@ class _OfSteps:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._trainer: NotingTrainer | None = None
-        self._progress: Progress | None = None
+        self._progress: LossProgress | None = None
 
     def opens(self, watched: Path, folder: Path) -> Trainer:
         """A trainer of an artifact; of the one that is ``watched`` the steps are noted."""
@@ -115,7 +115,7 @@ class _OfSteps:
     def of_own(self, yes: bool) -> None:
         if self._trainer is not None:
             if not yes and self._trainer.noting:
-                self._progress = Progress(*self._trainer.notes())
+                self._progress = LossProgress(*self._trainer.notes())
             self._trainer.noting = yes
 
     def moved(self, method: Method) -> bool:

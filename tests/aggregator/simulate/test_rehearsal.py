@@ -397,6 +397,7 @@ def test_the_first_number_that_is_no_class_is_found_wherever_it_lies() -> None:
             0,
             "takes packets of at most 20,000 bytes: contents go down in chunks of at most 19,808",
         ),
+        ("allow_anonymous false", 0, "not checked: the largest packet that the broker mqtt://"),
         ("max_packet_size 3000", 1, "takes packets of at most 3,000 bytes, and a session needs"),
     ],
 )
@@ -409,7 +410,8 @@ def test_the_brokers_largest_packet_is_asked_for(
     status: int,
     said: str,
 ) -> None:
-    broker = make_mosquitto("allow_anonymous true", *filter(None, [limit]))
+    usual = [] if limit.startswith("allow") else ["allow_anonymous true"]
+    broker = make_mosquitto(*usual, *filter(None, [limit]))
     home = make_home(tmp_path / "home", broker.url).folder
     file = task(tmp_path, "fedavg", artifacts / "plain", "")
     capsys.readouterr()

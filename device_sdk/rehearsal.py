@@ -383,7 +383,7 @@ class Rehearsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CaseSet:
     """Cases of samples of one kind, and who trains them; ``more``: what further cases come of those
     that went before."""
 
@@ -416,7 +416,7 @@ def supervise(
 
 def finish(
     out: str,
-    ways: Iterable[Way],
+    ways: Iterable[CaseSet],
     seconds: float,
     title: str,
     problem: str | None = None,
@@ -486,9 +486,9 @@ def main() -> None:
         except Exception as error:
             return Finding(case, "fails", reason_of(error).value, in_words(error))
 
-    def way(draw: Make) -> Way:
+    def way(draw: Make) -> CaseSet:
         found = cases(manifest, batch_size, rng, draw)
-        return Way(found, train, partial(ids_out_of_range, manifest, batch_size, draw))
+        return CaseSet(found, train, partial(ids_out_of_range, manifest, batch_size, draw))
 
     ways = map(way, made_up(manifest, rng))
     title = f"rehearsed {manifest.name!r} with made-up data, steps of {batch_size} samples:"

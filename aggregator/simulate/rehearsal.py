@@ -34,12 +34,12 @@ from device_sdk.methods.learner import Learner
 from device_sdk.rehearsal import (
     MORE_TIMES,
     Case,
+    CaseSet,
     Finding,
     LossProgress,
     Make,
     Outcome,
     Trains,
-    Way,
     cases,
     finish,
     ids_out_of_range,
@@ -272,7 +272,7 @@ def _with_samples(
     kind: type[Learner],
     data: str,
     sizes: dict[str, int],
-) -> tuple[str, Iterator[Way]]:
+) -> tuple[str, Iterator[CaseSet]]:
     """The title, and the ways to rehearse it; ``sizes`` gets those of messages."""
     manifest = artifacts[place].artifact.manifest
     batch_size = int(getattr(training_of(task), "batch_size", 0)) or rows_of_example(manifest)
@@ -284,21 +284,21 @@ def _with_samples(
     )
     speeds = Speeds((CapabilityClass("rehearsed", artifact=manifest.name),))
 
-    def way(draw: Make) -> Way:
+    def way(draw: Make) -> CaseSet:
         usual, *others = cases(manifest, batch_size, rng, draw)
         notes = _OfSteps()
         opens = partial(notes.opens, task.artifacts[place])
         devices = partial(ArrayDevices, kind=kind, opens=opens)
         rehearsal = Rehearsal(task, artifacts, usual, devices, speeds, notes, sizes)
         more = partial(ids_out_of_range, manifest, batch_size, draw)
-        return Way((usual, *others), rehearsal.train, more)
+        return CaseSet((usual, *others), rehearsal.train, more)
 
     return title, map(way, (_from(data),) if data else made_up(manifest, rng))
 
 
 def _with_items(
     task: Task, artifacts: tuple[ArtifactContent, ...], sizes: dict[str, int]
-) -> tuple[str, Iterator[Way]]:
+) -> tuple[str, Iterator[CaseSet]]:
     """As above, of a catalogue."""
     assert task.catalogue is not None
     catalogue = read_catalogue_file(task.catalogue)
@@ -316,10 +316,10 @@ def _with_items(
         sizes["broadcast"] = sizes["broadcast"] * len(every) // len(ids)
         return ()
 
-    def way() -> Iterator[Way]:
+    def way() -> Iterator[CaseSet]:
         parts = (ScatterDevices, Speeds(), _OfItems(), sizes, len(ids))
         rehearsal = Rehearsal(task, artifacts, found[0], *parts)
-        yield Way(found, rehearsal.train, whole)
+        yield CaseSet(found, rehearsal.train, whole)
 
     return title, way()
 

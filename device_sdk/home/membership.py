@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from device_sdk.home.database import HomeStore
-from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerWay, parse_broker_url
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import Placement, split_cell
@@ -128,6 +127,27 @@ class Membership:
         return (ends[0], *found, *ends[1:])
 
     @property
+    def tried(self) -> tuple[str, ...]:
+        """Every place, each as :meth:`broker` takes it, in the order in which a device that starts
+        looks for the aggregator."""
+        every = (self.grant.cell, *self.places) if self.grant.cell else self.places
+        first = every.index(self.first_place)
+        return every[first:] + every[:first]
+
+    def why(self, place: str) -> str:
+        """Why the aggregator may be there, for people."""
+        if place == SUCCESSOR:
+            reached = self.successor is not None and self.successor.reached
+            return "the fleet is there, or goes there; this device found it " + (
+                "there" if reached else "not there yet"
+            )
+        if place.startswith(SUCCESSOR):
+            return "announced before, and this device found the fleet there"
+        if place:
+            return "the cell of the fleet that this device was told"
+        return "this device's own: it joined there, or was told so since"
+
+    @property
     def first_place(self) -> str:
         """Where to look for the aggregator first: where it was found last."""
         if self.grant.cell or self.successor is None:
@@ -141,24 +161,16 @@ class MembershipStore(HomeStore):
     def load(self) -> Membership | None:
         """The membership; None before enrolment."""
         row = self._database.row(
-            "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
-            "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
-            "has_left, cell, mirror, password_file, client_id_prefix "
-            "FROM membership"
+            "SELECT way, prefix, task, cohort, root_fingerprint, mirror, least_serial, is_wish, "
+            "has_left, device_id, handle, admission_key, shard, cell FROM membership"
         )
         if row is None:
             return None
-        url, prefix, task, cohort = row[:4]
-        tls = TlsFiles(*row[4:7]) if any(row[4:7]) else None
-        root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
-        grant = Grant(device_id, handle, admission_key, shard, row[15])
-        wish, left = map(bool, row[13:15])
-        mirror = row[16]
-        password_file = None if row[17] is None else Path(row[17])
-        way = BrokerWay(parse_broker_url(url), password_file, tls, row[18])
+        way, prefix, task, cohort, root_fingerprint, mirror, least_serial, is_wish, left = row[:9]
         return Membership(
-            *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left),
-            *(mirror, self._successor(), self._found()),
+            BrokerWay.from_text(way),
+            *(prefix, task, cohort, root_fingerprint, Grant(*row[9:]), least_serial),
+            *(bool(is_wish), bool(left), mirror, self._successor(), self._found()),
         )
 
     def _successor(self) -> KnownSuccessor | None:
@@ -175,21 +187,30 @@ class MembershipStore(HomeStore):
 
     def announced(self, successor: Successor, serial: int) -> bool:
         """Keep an announcement, signed under the descriptor of this serial; whether it is newer
-        than the one that was heeded last. One that names this device's own broker leads nowhere."""
+        than the one that was heeded last. One that names this device's own broker leads nowhere.
+
+        Newer is what a newer descriptor's key signed, and of one descriptor's the higher revision.
+        So whatever number one key, or one clock, has ever counted up to, it binds the device no
+        longer than that descriptor is in force.
+        """
         known = self.load()
+        url, until = successor.url, successor.until_unix_seconds
+        if known is not None and url and parse_broker_url(url).address == known.way.url.address:
+            url = ""
         with self._database.transaction() as sql:
-            row = self._database.row("SELECT revision, given_url FROM successor")
-            if row is not None and successor.revision <= row[0]:
+            row = self._database.row(
+                "SELECT serial, revision, url, until_unix_seconds, given_url FROM successor"
+            )
+            if row is not None and (
+                (serial, successor.revision) <= row[:2]
+                or (successor.revision, url, until) == row[1:4]  # the same, signed anew
+            ):
                 return False
-            given = "" if row is None else row[1]
-            url = successor.url
-            if known is not None and url and parse_broker_url(url).address == known.way.url.address:
-                url = ""
             sql.execute(
                 "INSERT OR REPLACE INTO successor VALUES (1, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(given, successor.revision, url),
-                    *(successor.until_unix_seconds, serial, url in self._found()),
+                    *("" if row is None else row[4], successor.revision, url),
+                    *(until, serial, url in self._found()),
                 ),
             )
         return True
@@ -227,10 +248,11 @@ class MembershipStore(HomeStore):
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership (one, url, prefix, task, cohort, root_fingerprint, "
+                "INSERT INTO membership (one, way, prefix, task, cohort, root_fingerprint, "
                 "device_id, handle, admission_key, shard, least_serial, is_wish, cell) "
-                "VALUES (1, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
+                    membership.way.text,
                     membership.prefix,
                     membership.task,
                     membership.cohort,
@@ -244,7 +266,6 @@ class MembershipStore(HomeStore):
                     grant.cell,
                 ),
             )
-            self._set_way(membership.way)
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
 
@@ -273,17 +294,8 @@ class MembershipStore(HomeStore):
             self._set_way(way)
 
     def _set_way(self, way: BrokerWay) -> None:
-        tls = way.tls if way.tls is not None else TlsFiles()
-        files = [
-            None if file is None else str(Path(file).absolute())
-            for file in (way.password_file, tls.ca_file, tls.certificate_file, tls.key_file)
-        ]
         with self._database.transaction() as sql:
-            sql.execute(
-                "UPDATE membership SET url = ?, client_id_prefix = ?, password_file = ?, "
-                "ca_file = ?, certificate_file = ?, key_file = ?",
-                (way.url.text, way.client_id_prefix, *files),
-            )
+            sql.execute("UPDATE membership SET way = ?", (way.text,))
 
     def place(self, placement: Placement) -> None:
         """Where this device belongs from now on."""
@@ -322,7 +334,8 @@ class MembershipStore(HomeStore):
     def trust(self, root_fingerprint: bytes, least_serial: int, unix_seconds: int) -> None:
         """Trust a root on the operator's word. What another one vouched for goes.
 
-        That is its descriptor, the marks of rounds that were published under it, and its time.
+        That is its descriptor, the marks of rounds that were published under it, its time, and how
+        new its announcement is.
         """
         with self._database.transaction() as sql:
             changed = sql.execute(
@@ -334,6 +347,7 @@ class MembershipStore(HomeStore):
             if changed:
                 sql.execute("DELETE FROM descriptor")
                 sql.execute("DELETE FROM mark")
+                sql.execute("UPDATE successor SET revision = 0, serial = 0")
 
     def signed_time(self) -> int:
         """The largest Unix time signed under the descriptor in force, 0 before the first."""

@@ -86,7 +86,7 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
         wait_until(lambda: fleet.at(new.url), lambda: [d.status().problem for d in fleet.devices])
         fleet.await_rounds()
         assert device_command(["broker", "--home", str(fleet.devices[0].home)]) == 0
-        assert f"announced    {new.url}: the fleet is there" in capsys.readouterr().out
+        assert f"tried first  {new.url}: the fleet is there" in capsys.readouterr().out
         old.stop()
         fleet.await_rounds()
         fleet.devices[0].stop()

@@ -188,6 +188,30 @@ def test_an_old_word_moves_nobody_and_a_newer_one_does(fleet: Fleet) -> None:
     fleet.take_part()
 
 
+def test_the_last_number_that_there_is_binds_no_longer_than_the_keys_that_signed_it(
+    fleet: Fleet,
+) -> None:
+    """A store that was set wrongly, a clock or a thief: after the next descriptor devices heed
+    what is announced, whatever number it has, and the same word signed anew is no new one."""
+    until = int(fleet.aggregator.unix_seconds() + GRACE)
+    fleet.announce(2**63 - 1, OTHER)
+    fleet.run(GRACE)
+    fleet.announce(7)
+    fleet.run(60)
+    assert fleet.find() == OTHER, "of one descriptor's words the highest number counts"
+    moves = len(fleet.moves)
+    fleet.rotate(30)
+    fleet.announce(2**63 - 1, OTHER, until - fleet.aggregator.unix_seconds() + 0.5)
+    fleet.run(60)
+    assert fleet.find() == OTHER and len(fleet.moves) == moves
+    fleet.announce(7)
+    assert fleet.find() == NEW
+    fleet.announce(6, OTHER)
+    fleet.run(GRACE)
+    assert fleet.find() == NEW, "and from there on numbers rise again"
+    fleet.take_part()
+
+
 def test_words_of_no_key_in_force_or_of_no_broker_are_refused(fleet: Fleet) -> None:
     before = fleet.announce(1, seconds=-DAY)
     fleet.participant.refusals._counts.clear()

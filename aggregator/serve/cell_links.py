@@ -14,9 +14,10 @@ from device_sdk.link.outbound import LinkError
 
 @dataclass(frozen=True)
 class Deliveries:
-    """One publication on its way to several brokers."""
+    """One publication on its way to several brokers, ``away`` others of which miss it."""
 
     each: tuple[Delivery, ...]
+    away: int = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -36,9 +37,9 @@ class Deliveries:
 class CellLinks:
     """As :class:`BrokerLinks`, over several of them.
 
-    A broker that is away misses what is published meanwhile, and gets all of it anew when it is
-    there again. Nothing is cleared until all are there. What comes is taken from whichever has it;
-    an answer goes to all, for its topic is random and its reader connected to one.
+    A broker that is away misses what is published and cleared meanwhile, and gets all of it anew
+    when it is there again. What comes is taken from whichever has it; an answer goes to all, for
+    its topic is random and its reader connected to one.
     """
 
     def __init__(self, links: Sequence[BrokerLinks]) -> None:
@@ -85,11 +86,10 @@ class CellLinks:
     ) -> Deliveries:
         """Raises LinkError where none takes it, or one that is connected does not."""
         there = [link for link in self._links if link.connected]
-        if not there or (retain and not payload and len(there) < len(self._links)):
-            raise LinkError("queue-full", "a cell's broker is away")
-        return Deliveries(
-            tuple(link.publish(topic, payload, retain=retain, qos=qos) for link in there)
-        )
+        if not there:
+            raise LinkError("queue-full", "all brokers are away")
+        sent = tuple(link.publish(topic, payload, retain=retain, qos=qos) for link in there)
+        return Deliveries(sent, len(self._links) - len(sent))
 
     def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:
         """To all that are connected; raises LinkError where one does not take all of them."""

@@ -356,6 +356,8 @@ class PostgresDatabase(Database):
         except AggregatorError as error:
             raise StoreAway(str(error)) from None
         except psycopg.OperationalError as error:
+            if not _is_let_down(error):
+                raise
             raise StoreAway(f"{self.where} {_not_connected(error)}") from None
         try:
             row = connection.execute(

@@ -18,6 +18,7 @@ from aggregator.serve.successor import (
     where_serve_is,
 )
 from aggregator.store import Store
+from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from device_sdk.link.broker_url import WAY_PARTS, BrokerWay, parse_broker_url
 
@@ -70,23 +71,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     task = read_task(home.task_file)
-    named, cells = task.fleet.broker.way, len(task.fleet.cluster.cells)
+    named, cluster = task.fleet.broker.way, task.fleet.cluster
     store = home.open_store()
     try:
         if arguments.action == "move":
-            _move(store, named, cells, arguments)
+            _move(store, named, cluster, arguments)
         elif arguments.action == "stay":
-            _stay(store, cells)
+            _stay(store, cluster)
         _show(store, named)
+        if arguments.action != "show" and not (is_served(home) or store.lease.is_held()):
+            print("serve does not run: it is announced when it does")
     finally:
         store.database.close()
-    if arguments.action != "show" and not is_served(home):
-        print("serve does not run: it is announced when it does")
     return 0
 
 
-def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namespace) -> None:
-    require_movable(store, cells)
+def _move(store: Store, named: BrokerWay, cluster: Cluster, arguments: argparse.Namespace) -> None:
+    require_movable(cluster)
     if not arguments.url:
         raise AggregatorError("say where to: broker move URL")
     now = time.time()
@@ -110,8 +111,8 @@ def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namesp
         ask_for_move(store, move)
 
 
-def _stay(store: Store, cells: int) -> None:
-    require_movable(store, cells)
+def _stay(store: Store, cluster: Cluster) -> None:
+    require_movable(cluster)
     move, now = find_move(store), time.time()
     if move is None or move.is_called_off:
         raise AggregatorError("no move is under way")

@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.serve.broker_links import BrokerLinks
+import numpy as np
+
+from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.shared import Shared
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import ConnectRefused, Delivery, Disconnected, Event, Message, Outcome
 from device_sdk.link.outbound import LinkError
+from device_sdk.link.settings import LinkSettings
 
 
 @dataclass(frozen=True)
@@ -116,3 +121,20 @@ class CellLinks:
         for link in self._links:
             found += link.take_refused()
         return found
+
+
+def links_to(
+    shared: Shared,
+    settings: LinkSettings,
+    rngs: Sequence[np.random.Generator],
+    ends: Sequence[tuple[BrokerWay, Hears]],
+) -> BrokerLinks:
+    """To each of these brokers, as one."""
+    links: list[BrokerLinks] = []
+    for way, hears in ends:
+        at = replace(shared.settings, broker=replace(shared.settings.broker, way=way))
+        each = [rng.spawn(1)[0] for rng in rngs]
+        nudge = links[0].nudge if links else None
+        links.append(BrokerLinks(replace(shared, settings=at), settings, each, hears, nudge))
+    # What a service asks of a link, both answer.
+    return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]

@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, replace
 
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
+from aggregator.task.cluster import Cluster
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.wire.seal.successor import MOST_REVISION, Successor
 
@@ -169,10 +170,9 @@ class WatchMove:
         return where_serve_is(move, self._named, self._unix_clock())
 
 
-def require_movable(store: Store, cells: int) -> None:
-    """Raises AggregatorError where brokers are cells, or workers have them."""
-    if cells > 1:
+def require_movable(cluster: Cluster) -> None:
+    """Raises AggregatorError where brokers are cells, by whose names devices are told them."""
+    if any(each.name for each in cluster.cells):
         raise AggregatorError(
             "this fleet has cells: devices are told theirs, and move when [[cluster.cells]] changes"
         )
-    store.lease.require_free()

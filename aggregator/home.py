@@ -114,14 +114,15 @@ class AggregatorHome:
         url = self.store_url
         return Store(open_database(lambda: self.named_store() or url, identity=identity))
 
-    def named_store(self) -> str | None:
-        """The URL that the task file gives as ``store`` under ``[cluster]``; None for none, or for
-        a file that cannot be read, of which whoever needs it says what is wrong."""
+    def named_store(self, key: str = "store") -> str | None:
+        """The URL that the task file gives as ``store``, or ``worker_store``, under ``[cluster]``;
+        None for none, or for a file that cannot be read, of which whoever needs it says what is
+        wrong."""
         try:
             table = tomllib.loads(self.task_file.read_text(encoding="utf-8-sig")).get("cluster", {})
         except (OSError, ValueError, RecursionError):
             return None
-        url = table.get("store") if isinstance(table, dict) else None
+        url = table.get(key) if isinstance(table, dict) else None
         return url if isinstance(url, str) else None
 
     def _identify(self, database: Database) -> None:

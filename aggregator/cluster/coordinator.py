@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ from device_sdk.wire.seal.presence import Presence
 
 _LOG = logging.getLogger(__name__)
 _TEND_SECONDS = 0.5
+_POST_SECONDS = 15.0
 
 
 class Coordinating(Whole):
@@ -167,10 +169,19 @@ class Runtime(Protocol):
 
 
 class Crew:
-    """Gives workers their orders; to be tended often."""
+    """Gives workers their orders; to be tended often. ``posts``: what they are to be started with
+    now; a password that was renewed is another one."""
 
-    def __init__(self, runtime: Runtime, home: AggregatorHome, parts: Parts) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        home: AggregatorHome,
+        parts: Parts,
+        posts: Callable[[], Sequence[Post]] | None = None,
+    ) -> None:
         self._runtime, self._home, self._parts = runtime, home, parts
+        self._posts = posts
+        self._post_seconds = parts.clock() + _POST_SECONDS
         self._revision = 0
         self._known: tuple[object, ...] = ()
         self._orders: Orders | None = None
@@ -182,6 +193,10 @@ class Crew:
         if now < self._next_seconds:
             return
         self._next_seconds = now + _TEND_SECONDS
+        if now >= self._post_seconds and self._posts is not None:
+            self._post_seconds = now + _POST_SECONDS
+            with suppress(AggregatorError):  # a file is being written: they go on as they are
+                self._runtime.post(self._posts())
         parts, board = self._parts, self._parts.tasks
         known = (tuple(map(id, board.served)), board.absent, tuple(parts.keys.keyring))
         if self._orders is None or known != self._known:
@@ -256,15 +271,24 @@ def posts(
     ways: Sequence[BrokerWay] = (),
 ) -> list[Post]:
     """One for each worker, with the secrets that it needs itself: its cell's broker's, and those
-    of the workers' role in the store, where there is one. ``ways``: see :func:`ways_to`."""
-    where = cluster.worker_store or home.store_url or home.database.resolve()
+    of the workers' role in the store, where there is one, as they are today. ``ways``: see
+    :func:`ways_to`. Raises AggregatorError."""
+    own = home.store_url and (home.named_store() or home.store_url)
+    where = home.named_store("worker_store") or cluster.worker_store or own
     cells = tuple(replace(each, broker=None) for each in cluster.cells)
     told = replace(cluster, cells=cells, store=None, worker_store=None, chunk_store="")
-    made = []
-    for slot in cluster.slots():
-        there = _at_hand(ways_to(slot.cell, settings, ways))
-        broker = replace(settings.broker, way=there[0])
-        own = replace(settings, broker=broker, cluster=told)
-        root_fingerprint = store.facts.root_fingerprint
-        made.append(Post(slot, where, store.database.identity, told, own, there, root_fingerprint))
-    return made
+    there = {cell: _at_hand(ways_to(cell, settings, ways)) for cell in cluster.cells}
+    return [
+        Post(
+            slot,
+            where or home.database.resolve(),
+            store.database.identity,
+            told,
+            replace(
+                settings, broker=replace(settings.broker, way=there[slot.cell][0]), cluster=told
+            ),
+            there[slot.cell],
+            store.facts.root_fingerprint,
+        )
+        for slot in cluster.slots()
+    ]

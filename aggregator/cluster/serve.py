@@ -148,13 +148,16 @@ class _Coordination:
             role = Coordinating(cluster)
             parts = assemble(self.home, self.store, self.task, self.world, role=role)
             fleet, ways = self.task.fleet, parts.move.ways
-            where = posts(self.home, self.store, cluster, fleet, ways)
+
+            def where() -> list[Post]:
+                return posts(self.home, self.store, cluster, fleet, ways)
+
             if self.runtime is None:
-                self.runtime = self.start(where)
+                self.runtime = self.start(where())
             else:
-                self.runtime.post(where)
+                self.runtime.post(where())
             role.fetch = self.runtime.shares
-            crew = Crew(self.runtime, self.home, parts)
+            crew = Crew(self.runtime, self.home, parts, where)
             service = Service(parts, on_round, crew.complete)
 
             def tend(service: Service) -> None:

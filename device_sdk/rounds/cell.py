@@ -96,6 +96,9 @@ class CellChoice:
             most = max(0.0, min(self._pace.cell_seconds, self._grace_left_seconds() / 4))
             soon = float(self._rng.uniform(0.0, most))
         self._move_seconds = self._clock() + soon
+        # Who has no session here has less to wait for than in a cell that is away.
+        leaves_seconds = self._clock() + max(soon, self._short_stay_seconds())
+        self._leave_seconds = min(self._leave_seconds, leaves_seconds)
 
     def way_given(self) -> None:
         """The device's owner said how the fleet's broker is reached now."""
@@ -181,8 +184,12 @@ class CellChoice:
             most = max(self._pace.answer_seconds, self._grace_left_seconds() / 4)
             most = min(most, _SHORT_ANSWERS * self._pace.answer_seconds)
             return float(most / 2 * self._rng.uniform(1.0, 2.0))
-        first = _SHORT_ANSWERS * self._pace.answer_seconds if is_away else self._pace.cell_seconds
-        return float(first * self._rng.uniform(1.0, 2.0))
+        if is_away:
+            return self._short_stay_seconds()
+        return float(self._pace.cell_seconds * self._rng.uniform(1.0, 2.0))
+
+    def _short_stay_seconds(self) -> float:
+        return float(_SHORT_ANSWERS * self._pace.answer_seconds * self._rng.uniform(1.0, 2.0))
 
     def _stays_seconds(self) -> float:
         """How long it stays where it was told to be before the next move that it is told."""

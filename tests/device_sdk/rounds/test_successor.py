@@ -28,7 +28,7 @@ class Fleet(Bench):
         take = self.aggregator._take
 
         def take_where_it_is(message: Message) -> None:
-            if self.here not in self.silent:
+            if not {self.here, self.address} & self.silent:
                 take(message)
 
         self.aggregator._take = take_where_it_is  # type: ignore[method-assign]
@@ -56,6 +56,10 @@ class Fleet(Bench):
         for _ in range(20):
             if not self.participant.sessions.is_settled:
                 self.run(10)
+        return self.membership.broker(self.here).url.address
+
+    @property
+    def address(self) -> str:
         return self.membership.broker(self.here).url.address
 
     @property
@@ -268,6 +272,35 @@ def test_the_word_is_heeded_again_where_the_owner_sends_the_device(fleet: Fleet)
     fleet.run(GRACE)
     assert fleet.here == SUCCESSOR and fleet.membership.broker(SUCCESSOR).url.address == NEW
     fleet.take_part()
+
+
+def test_a_device_that_slept_through_two_moves_is_led_from_one_broker_to_the_next(
+    fleet: Fleet,
+) -> None:
+    """Each of those that were left shows what it retained then, under the keys of then; the
+    aggregator is at the last one alone."""
+    fleet.announce(1, seconds=1)
+    shown = {"mqtt://unused:1883": dict(fleet.broker.retained)}
+    fleet.now_seconds += DAY
+    for revision, url in ((2, OTHER), (3, "mqtt://third:3")):
+        fleet.aggregator.rotate_descriptor(lifetime_seconds=int(30 * DAY))
+        fleet.aggregator.forget_sessions()
+        fleet.aggregator.publish_standing()
+        fleet.announce(revision, url, seconds=1)
+        shown[NEW if url == OTHER else OTHER] = dict(fleet.broker.retained)
+        fleet.now_seconds += DAY
+    shown["mqtt://third:3"] = shown[OTHER]
+    fleet.silent |= shown.keys() - {"mqtt://third:3"}
+    connect = fleet.set_connected
+
+    def connect_there(value: bool) -> None:
+        fleet.broker.retained = dict(shown[fleet.address])
+        connect(value)
+
+    fleet.set_connected = connect_there  # type: ignore[method-assign]
+    fleet.broker.retained = dict(shown["mqtt://unused:1883"])
+    fleet.restart()
+    assert fleet.find(200) == "mqtt://third:3"
 
 
 def test_the_life_that_is_asked_is_the_one_shown_where_the_device_is(fleet: Fleet) -> None:

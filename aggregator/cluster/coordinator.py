@@ -204,7 +204,7 @@ class Crew:
             self._revision += 1
             self._orders = self._make()
         self._runtime.tend(self._revision, self._orders)
-        if any(each.reached for each in self._runtime.statuses()):
+        if len(parts.move.ways) > 1 and any(each.reached for each in self._runtime.statuses()):
             parts.move.reached()
 
     def complete(self, seen: Snapshot) -> Snapshot:

@@ -100,6 +100,7 @@ def test_what_workers_are_started_with_follows_its_files(
         clock=lambda: now[0],
         tasks=SimpleNamespace(served=[], absent=()),
         keys=SimpleNamespace(keyring=[]),
+        move=SimpleNamespace(ways=()),
     )
     crew = Crew(
         Runtime(),  # type: ignore[arg-type]

@@ -37,12 +37,7 @@ CREATE TABLE membership (
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
     cell TEXT NOT NULL DEFAULT '',
-    mirror TEXT NOT NULL DEFAULT '');
-CREATE TABLE successor (
-    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
-    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
-    reached INTEGER NOT NULL);
-CREATE TABLE found_broker (number INTEGER PRIMARY KEY, url TEXT NOT NULL UNIQUE);
+    mirror TEXT NOT NULL DEFAULT '', moves TEXT NOT NULL DEFAULT '{}');
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (

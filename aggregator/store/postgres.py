@@ -83,7 +83,7 @@ _TIMEOUTS = {"idle_in_transaction_session_timeout": "5s", "lock_timeout": "10s"}
 _SETTINGS = ("fsync", "synchronous_commit", "server_encoding", *_TIMEOUTS)
 
 
-class _Connection(psycopg.Connection[tuple[Any, ...]]):
+class _WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
     """One whose server may fall silent within a statement: its machine stands still, or its disk,
     while the kernel's connection lives. No time-out ends that, and it may go on at any moment."""
 
@@ -196,7 +196,7 @@ class PostgresDatabase(Database):
         self.where = _where(self._settings)
 
     def _is_silent(self, seconds: float) -> bool:
-        """See ``_Connection.waits``."""
+        """See ``_WatchedConnection.waits``."""
         if seconds < _SILENT_SECONDS:
             self._has_told = False
             return True
@@ -211,7 +211,7 @@ class PostgresDatabase(Database):
         return True
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        connection = _Connection.connect(
+        connection = _WatchedConnection.connect(
             **self._settings,
             autocommit=True,
             cursor_factory=psycopg.RawCursor[tuple[Any, ...]],

@@ -456,23 +456,3 @@ def lstm_lm() -> TrainStep:
         return F.nll_loss(model(batch["x"].t()), batch["y"].t().reshape(-1))
 
     return TrainStep(LSTMTagger(), loss, {"x": _tokens(), "y": _tokens()}, "sgd")
-
-
-class CharRNN(nn.Module):
-    """Cells by hand, a character at a time."""
-
-    def __init__(self, hidden: int = 24) -> None:
-        super().__init__()
-        self.hidden_size = hidden
-        self.i2h = nn.Linear(WORDS + hidden, hidden)
-        self.h2o = nn.Linear(hidden, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden = torch.zeros(ids.size(0), self.hidden_size)
-        for t in range(ids.size(1)):
-            x = F.one_hot(ids[:, t], WORDS).float()
-            hidden = torch.tanh(self.i2h(torch.cat((x, hidden), 1)))
-        return self.h2o(hidden)
-
-
-KIND.add("character RNN by hand")(lambda: _labelled(CharRNN()))

@@ -6,13 +6,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.attention.__main__ import main
-from benchmarks.attention.execute import FallingRate, LocalMethod
-from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
-from benchmarks.attention.rows import BEST, KINDS, OBSERVED, ROWS, STAGES, TABLES
-from benchmarks.attention.table import joining_table, known_table, main_table, validation_table
+from benchmarks.attention.__main__ import (
+    joining_table,
+    known_table,
+    main,
+    main_table,
+    validation_table,
+)
+from benchmarks.attention.execute import FallingRate
+from benchmarks.attention.experiment import (
+    BEST,
+    KINDS,
+    OBSERVED,
+    ROWS,
+    STAGES,
+    TABLES,
+    Experiment,
+    Local,
+    Outcome,
+    Point,
+    Scores,
+)
 from benchmarks.channels import HalfChannel
-from benchmarks.harness import StoredRuns
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
@@ -26,16 +41,6 @@ def test_validation_picks_the_round() -> None:
     assert outcome(0.7).best.round_id == 8
     assert outcome(0.7).seconds_to(0.8) == 10.0
     assert outcome(0.7).seconds_to(0.95) is None
-
-
-def test_outcomes_are_kept_under_their_settings(tmp_path: Path) -> None:
-    store = StoredRuns(tmp_path / "results", "attention", Outcome)
-    experiment = Experiment("air", 0, 2, Local())
-    assert store.load(experiment) is None
-    store.save(experiment, outcome(0.7))
-    assert store.load(experiment) == outcome(0.7)
-    assert store.load(replace(experiment, seed=1)) is None
-    assert store.load(replace(experiment, method=Local(steps=3))) is None
 
 
 def test_every_row_is_a_run_of_its_own() -> None:
@@ -100,10 +105,12 @@ def test_the_channel_rounds_to_half_and_counts() -> None:
 
 
 def test_the_rate_falls_for_every_method() -> None:
-    method = FallingRate(LocalMethod(Local(learning_rate=0.2)), 0.5)
-    assert method.open_round(1).settings["learning_rate"] == 0.2
-    method.close_round()
-    assert method.open_round(3).settings["learning_rate"] == pytest.approx(0.05)
+    channel = FallingRate(3, 0.5)
+    rates = [
+        channel.down(Broadcast(round_id, 0, {}, {"learning_rate": 0.2})).settings["learning_rate"]
+        for round_id in (1, 3)
+    ]
+    assert rates == [0.2, pytest.approx(0.05)]
 
 
 def test_experiments_that_train_nothing_are_refused() -> None:
@@ -117,6 +124,4 @@ def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str], tmp_path: 
     told = capsys.readouterr().out
     assert all(table in told for table in TABLES)
     assert "examples:" in told
-    assert main(["--rows", "nobody", "--results", str(tmp_path)]) == 2
-    assert "FedAMP" in capsys.readouterr().err
     assert main(["--table-only", "--results", str(tmp_path)]) == 0

@@ -5,11 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.attention.__main__ import main
-from benchmarks.attention.experiment import Outcome, Point, Scores
-from benchmarks.attention.pictures import device_groups, draw_joining, draw_listening, moment_of
-from benchmarks.attention.rows import BEST, OBSERVED, ROWS
-from benchmarks.attention.table import joining_accuracies, joining_table, main_caption
+from benchmarks.attention.__main__ import (
+    device_groups,
+    draw_joining,
+    draw_listening,
+    joining_accuracies,
+    joining_table,
+    main,
+    main_caption,
+    moment_of,
+)
+from benchmarks.attention.experiment import BEST, OBSERVED, ROWS, Outcome, Point, Scores
 from benchmarks.datasets.air import SUBURBS, load_air
 from benchmarks.datasets.vmnist import VARIANTS, load_vmnist
 from benchmarks.harness import StoredRuns

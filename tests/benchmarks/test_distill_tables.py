@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.distill.__main__ import main
-from benchmarks.distill.experiment import GLOBAL, Outcome, Point
-from benchmarks.distill.presets import AFD, BASELINE, ROWS
-from benchmarks.distill.table import cost_table, device_table
+from benchmarks.distill.__main__ import cost_table, device_table, main
+from benchmarks.distill.experiment import AFD, BASELINE, GLOBAL, ROWS, Outcome, Point
 from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.click_metrics import ClickQuality
 

@@ -1,4 +1,6 @@
-"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
+"""A run as data, with the key that it is stored under; and the rows, whose
+settings were chosen on validation samples.
+"""
 
 from __future__ import annotations
 

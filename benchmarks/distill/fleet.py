@@ -266,7 +266,6 @@ def last_class(classes: int) -> NDArray[np.float32]:
     return found
 
 
-Samples = Mapping[str, NDArray[Any]]
 Predictions = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
 """Of each sample: the label, the click's predicted probability, and the user."""
 

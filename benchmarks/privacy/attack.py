@@ -1,4 +1,13 @@
-"""What a curious aggregator guesses of a device's likes, and how often it is right."""
+"""What a curious aggregator makes of updates, what it guesses of likes, how often it is right.
+
+An update's rows are gradients. For one user of vector u, a liked item's row is -s u with s > 0. Of
+BPR any other's is +s u, and s is the triple's weight times a logistic function of how well it is
+ranked by now; of least squares s is the weight times what is left of the user's error on the item,
+and no other row is named. So the update is a matrix of rank 1 (but for rounding and item_l2), whose
+factors give s with its sign, and u up to its length. With several users rows that only one of them
+touched lie on that user's line through zero; where many rows lie on one line, that is a user, and
+least squares divides the other rows among the users.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +32,7 @@ _ON_A_LINE = 0.97
 _SOME = 0.04
 _MANY_MORE = 1.2
 _CLEARLY = 0.02
-_STEPS = 30
+_POWER_STEPS = 30
 # Of the longest row: what counts for lines; and of the largest part: what a row owes to a user.
 _LARGE, _A_PART = 0.05, 0.1
 _SEVERAL, _LOOKS = 2, 3
@@ -110,7 +119,7 @@ def _first_direction(values: Floats) -> Floats:
     """
     together = values.T @ values
     found = values[np.abs(values).sum(axis=1).argmax()]
-    for _ in range(_STEPS):
+    for _ in range(_POWER_STEPS):
         found = together @ found
         found = found / (np.linalg.norm(found) + 1e-300)
     return found
@@ -206,9 +215,6 @@ class CuriousMethod(ScatterMethod):
         arrived = decode_scatter_update(body, update.round_id, items, width)
         return sight(arrived, self.items, self._popularity, self._users)
 
-
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 _STEPS = 25
 _SETTLED = 1e-3
@@ -315,9 +321,6 @@ def _logistic(values: Floats) -> Floats:
 
 def _standard(values: Floats) -> Floats:
     return (values - values.mean()) / (values.std() + 1e-12)
-
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

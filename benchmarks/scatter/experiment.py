@@ -1,4 +1,7 @@
-"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
+"""A run as data, with the key that it is stored under; and the rows.
+
+BPR's settings by hand were chosen on validation items.
+"""
 
 from __future__ import annotations
 

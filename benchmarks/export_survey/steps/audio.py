@@ -216,29 +216,6 @@ def sincnet() -> TrainStep:
     return _classified(model, 1, 800)
 
 
-class CRNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cnn = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ELU(), nn.MaxPool2d((2, 2)),
-            nn.Dropout(0.1), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ELU(),
-            nn.MaxPool2d((4, 2)),
-        )  # fmt: skip
-        self.rnn = nn.LSTM(
-            16 * 5, 24, num_layers=2, batch_first=True, dropout=0.3, bidirectional=True
-        )
-        self.out = nn.Linear(48, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.cnn(x)
-        h = h.permute(0, 3, 1, 2).flatten(2)
-        out, _ = self.rnn(h)
-        return self.out(out.mean(1))
-
-
-KIND.add("CRNN")(lambda: _classified(CRNN(), 1, 40, 32))
-
-
 def _wav2vec(own_loss: bool) -> TrainStep:
     from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 

@@ -17,40 +17,6 @@ def _pictures(*shape: int) -> Batch:
     return {"x": torch.rand(ROWS, *shape)}
 
 
-class VAE(nn.Module):
-    """pytorch/examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(784, 64)
-        self.fc21, self.fc22 = nn.Linear(64, 8), nn.Linear(64, 8)
-        self.fc3, self.fc4 = nn.Linear(8, 64), nn.Linear(64, 784)
-
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h1 = F.relu(self.fc1(x))
-        return self.fc21(h1), self.fc22(h1)
-
-    def reparameterize(self, mu: Tensor, logvar: Tensor) -> Tensor:
-        std = torch.exp(0.5 * logvar)
-        eps = torch.randn_like(std)
-        return mu + eps * std
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mu, logvar = self.encode(x.view(-1, 784))
-        z = self.reparameterize(mu, logvar)
-        return torch.sigmoid(self.fc4(F.relu(self.fc3(z)))), mu, logvar
-
-
-@KIND.add("VAE")
-def vae() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        recon_x, mu, logvar = model(batch["x"])
-        bce = F.binary_cross_entropy(recon_x, batch["x"].view(-1, 784), reduction="sum")
-        return bce - 0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
-
-    return TrainStep(VAE(), loss, _pictures(1, 28, 28))
-
-
 class ConvVAE(nn.Module):
     def __init__(self, latent: int = 8) -> None:
         super().__init__()

@@ -91,19 +91,7 @@ class DLinear(nn.Module):
         return (seasonal_out + trend_out).permute(0, 2, 1)
 
 
-class NLinear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.Linear = nn.Linear(PAST, FUTURE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seq_last = x[:, -1:, :].detach()
-        x = x - seq_last
-        return self.Linear(x.permute(0, 2, 1)).permute(0, 2, 1) + seq_last
-
-
 KIND.add("DLinear")(lambda: forecast(DLinear(False)))
-KIND.add("NLinear")(lambda: forecast(NLinear()))
 
 
 class PatchTST(nn.Module):

@@ -431,28 +431,3 @@ def translation() -> TrainStep:
         )
 
     return TrainStep(Model(), loss, {"src": _tokens(), "tgt": _tokens()})
-
-
-class LSTMTagger(nn.Module):
-    """A word-level language model with tied weights (pytorch/examples)."""
-
-    def __init__(self, d: int = 24) -> None:
-        super().__init__()
-        self.drop, self.encoder = nn.Dropout(0.2), nn.Embedding(WORDS, d)
-        self.rnn = nn.LSTM(d, d, 2, dropout=0.2)
-        self.decoder = nn.Linear(d, WORDS)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = next(self.parameters())
-        hidden = (weight.new_zeros(2, x.size(1), 24), weight.new_zeros(2, x.size(1), 24))
-        out, _ = self.rnn(self.drop(self.encoder(x)), hidden)
-        return F.log_softmax(self.decoder(self.drop(out)).view(-1, WORDS), dim=1)
-
-
-@KIND.add("LSTM language model, tied")
-def lstm_lm() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return F.nll_loss(model(batch["x"].t()), batch["y"].t().reshape(-1))
-
-    return TrainStep(LSTMTagger(), loss, {"x": _tokens(), "y": _tokens()}, "sgd")

@@ -1,4 +1,4 @@
-"""What the suites share: command line, data folder, progress, stored runs, tables.
+"""What the suites share: command line, data, progress, stored runs, processes, rows, tables.
 
 A suite declares its rows, each with the run of a seed; :func:`finished` finds or makes their
 outcomes, and :func:`table_of` prints them. Runs are kept in ``results/<suite>.jsonl``, a line a
@@ -14,9 +14,12 @@ import hashlib
 import json
 import math
 import os
+import select
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import Field, asdict, dataclass, is_dataclass
 from pathlib import Path
 from statistics import fmean
@@ -242,6 +245,88 @@ def _rebuilt(kind: Any, value: Any) -> Any:
     if origin in (dict, Mapping):
         return {name: _rebuilt(parts[1], one) for name, one in value.items()}
     return value
+
+
+# Processes.
+
+
+class AnswerError(SystemExit):
+    """A process ended, or did not answer in time; the message has the end of what it said."""
+
+
+class Answering:
+    """A process that says a line of JSON when it is ready, and one to each line that it is given.
+
+    Args:
+        name: in errors.
+        command: whose input's end tells it to end.
+        environment: of the process.
+        cwd: where it starts.
+        limit_seconds: of each answer; None waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        limit_seconds: float | None = None,
+    ) -> None:
+        self._name, self._limit = name, limit_seconds
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=cwd,
+            env=environment,
+        )
+        try:
+            self.first = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """What it answers to a line. Raises :class:`AnswerError`."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            print(line, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        """End it: by itself, or after a minute."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], self._limit)
+        line = self._process.stdout.readline() if ready else ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        if not ready:
+            self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        why = self._errors.read()[-3000:] if ready else f"no answer in {self._limit:.0f} s"
+        raise AnswerError(f"{self._name} failed:\n{why}")
+
+
+_END_SECONDS = 60.0
 
 
 # Rows.

@@ -34,7 +34,7 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     write_update,
 )
-from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
+from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     derive_broadcast_keys,
@@ -46,7 +46,6 @@ from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.no_session import read_no_session
-from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Session
 from device_sdk.wire.seal.signature import public_key
@@ -181,8 +180,8 @@ class Load:
             client = self._clients[place % len(self._clients)]
             down = topics.write(DownTopic(device.handle))
             client.subscribe(down)
-            up = topics.write(UpTopic(shard_of(device.credential.device_id), device.handle))
-            self._by_topic[down] = _Virtual(device, client, up, bodies[place % len(bodies)])
+            body = bodies[place % len(bodies)]
+            self._by_topic[down] = _Virtual(device, client, device.up_topic, body)
         self._fleet = list(self._by_topic.values())
         self._selector = selectors.DefaultSelector()
         for client in self._clients:

@@ -25,7 +25,7 @@ from benchmarks.aggregator.flood import FloodPlan
 from benchmarks.aggregator.serving import Served, cpu_seconds, serving
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, write_update
-from device_sdk.wire.publish.topics import EnrolRequestTopic, Topics, UpTopic
+from device_sdk.wire.publish.topics import EnrolRequestTopic, Topics
 
 KINDS: Mapping[str, str] = {
     "outside": "forged opens on the devices' topics, from without an account",
@@ -100,18 +100,17 @@ def measure_under_attack(
 
 
 def _plan(kind: str, rate: float, served: Served, folder: Path) -> FloodPlan:
-    write = Topics().write
-    topics = [write(UpTopic(0, device.handle)) for device in served.fleet]
+    topics = [device.up_topic for device in served.fleet]
     match kind:
         case "enrolment":
-            topics = [write(EnrolRequestTopic())]
+            topics = [Topics().write(EnrolRequestTopic())]
             head = bytes((1, MessageType.ENROL_REQUEST)) + (1).to_bytes(8, "little")
             payloads = [
                 head + os.urandom(24) + served.load.incarnation + bytes(8) + os.urandom(1416)
                 for _ in range(_PAYLOADS)
             ]
         case "insider":
-            topics = [write(UpTopic(0, served.idler.handle))]
+            topics = [served.idler.up_topic]
             payloads = [served.load.forged_open(served.idler) for _ in range(_PAYLOADS)]
         case "garbage":  # looks like an envelope of a session that nobody has
             payloads = [b"\x01\x10" + bytes(2) + os.urandom(596) for _ in range(_PAYLOADS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -13,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from benchmarks.harness import key_of, markdown_table
+from benchmarks.harness import Answering, key_of, markdown_table
 
 TOLERANCE = 1e-4
 """Of a framework's result, as a share of how far the values moved. Sums of float32 in another order
@@ -160,7 +158,6 @@ def _line(name: str, devices: int, costs: Costs) -> tuple[str, ...]:
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PINS = Path(__file__).with_name("requirements")
-_END_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,60 +185,23 @@ class Peer:
 
     def __init__(self, row: Row, workload: Path, environments: Path, temporary: Path) -> None:
         python = _python(row.environment, environments)
-        self._name = row.name
-        self._errors = (temporary / "errors.txt").open("w+", encoding="utf-8")
         arguments = [one.format(temporary=temporary) for one in row.arguments]
-        self._process = subprocess.Popen(
-            [str(python), "-m", f"benchmarks.peers.{row.module}", str(workload), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=_ROOT,
-            env=_environment(temporary),
-        )
-        told = self._answer()
+        command = [str(python), "-m", f"benchmarks.peers.{row.module}", str(workload), *arguments]
+        self._process = Answering(row.name, command, environment=_environment(temporary), cwd=_ROOT)
+        told = self._process.first
         self._versions = {**told["versions"], "python": told["python"]}
         self._rounds: list[Round] = []
+        self.close = self._process.close
 
     def round(self) -> Round:
         """Run the next round. Raises SystemExit with what the process said when it fails."""
-        self._rounds.append(Round(**self._ask("round")))
+        self._rounds.append(Round(**self._process.ask("round")))
         return self._rounds[-1]
 
     def end(self) -> Costs:
         """What all of them cost; the process then ends by itself."""
-        found = self._ask("end")
+        found = self._process.ask("end")
         return Costs(self._versions, tuple(self._rounds), found["errors"], found["peak_bytes"])
-
-    def close(self) -> None:
-        """End the process if it still runs."""
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-        try:
-            # Its input has ended, which tells it to.
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _ask(self, line: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(line, file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._errors.seek(0)
-            raise SystemExit(f"{self._name} failed:\n{self._errors.read()[-3000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 @contextlib.contextmanager

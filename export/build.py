@@ -12,6 +12,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+import export.wing  # noqa: F401  (its operators and rewrites register themselves)
 from device_sdk.artifact import Manifest
 from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
@@ -29,7 +30,6 @@ from export.optimizers.protocol import bound, packs
 from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.rewrites.precision import held_in_float32
-from export.rewrites.sparse import is_sparse
 from export.step import (
     LossesFunction,
     LossFunction,
@@ -272,7 +272,7 @@ def _problem(
     if not trained:
         raise ExportError("the model has no trainable parameter")
     # A sparse buffer is a constant of the graph: it has no dense elements to be state.
-    dense = {n: b for n, b in model.named_buffers() if not is_sparse(b)}
+    dense = {n: b for n, b in model.named_buffers() if b.layout == torch.strided}
     buffers = {**dense, **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)

@@ -18,7 +18,7 @@ from export.lowering.simplify import simplify
 from export.lowering.walk import Walk, value_of
 from export.lowering.ways import Way, chosen, said, tree_of
 from export.mutation import live_nodes
-from export.sizes import symbols_in
+from export.symbols import symbols_in
 from export.threads import several_threads_pay
 from export.trace import Trace
 

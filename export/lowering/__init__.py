@@ -7,8 +7,6 @@ from export.lowering import (
     indexing,
     linear,
     pooling,
-    randomness,
-    recurrent,
     reductions,
     shapes,
 )
@@ -20,8 +18,6 @@ __all__ = [
     "indexing",
     "linear",
     "pooling",
-    "randomness",
-    "recurrent",
     "reductions",
     "shapes",
 ]

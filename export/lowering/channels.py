@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Tensorish, Value, fixed, same, same_shape
+from export.lowering.graph import Graph, Tensorish, Value
+from export.symbols import Dim, fixed, same, same_shape
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

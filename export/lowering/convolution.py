@@ -17,9 +17,10 @@ import torch
 
 from export.errors import ExportError
 from export.lowering.channels import SMALL_IMAGE, exchanged, held_first
-from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Value, fixed
+from export.lowering.graph import NUMPY_DTYPE, Graph, Value
 from export.lowering.reductions import reduce
 from export.lowering.registry import lowers
+from export.symbols import Dim, fixed
 
 # How a convolution's kernel slides over its input.
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from export.errors import ExportError
-from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Scalar, Value, expression, fixed
+from export.lowering.graph import NUMPY_DTYPE, Graph, Scalar, Value
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
+from export.symbols import Dim, expression, fixed
 
 aten = torch.ops.aten
 

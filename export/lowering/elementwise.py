@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Number, Scalar, Tensorish, Value, same, same_shape
+from export.lowering.graph import Graph, Number, Scalar, Tensorish, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, same, same_shape
 
 aten = torch.ops.aten
 
@@ -472,27 +473,6 @@ lowers(aten.__lshift__.Scalar, aten.__lshift__.Tensor, aten.bitwise_left_shift.T
 lowers(aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten.bitwise_right_shift.Tensor)(
     _shift("Div")
 )
-
-
-def _place(g: Graph, out: Any, a: Value, boundaries: Value, right: bool) -> str:
-    """How many boundaries lie below each value (or at it, with ``right``)."""
-    wide = g.op("Unsqueeze", a, g.ints([-1]))
-    below = g.op("LessOrEqual" if right else "Less", g.cast(boundaries, a.dtype), wide)
-    count = g.op("ReduceSum", g.cast(below, torch.int64), g.ints([-1]), keepdims=0)
-    return g.cast(Value(count, torch.int64, tuple(out.shape)), out.dtype)
-
-
-@lowers(aten.bucketize.Tensor)
-def bucketize(
-    g: Graph,
-    out: Any,
-    a: Value,
-    boundaries: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-) -> str:
-    return _place(g, out, a, boundaries, right)
 
 
 # Selection by a mask, casts, copies and fills.

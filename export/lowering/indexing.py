@@ -15,9 +15,10 @@ import torch
 from export.errors import ExportError
 from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.elementwise import div_mode
-from export.lowering.graph import Dim, Graph, Value, expression, fixed, same, same_shape
+from export.lowering.graph import Graph, Value
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
+from export.symbols import Dim, expression, fixed, same, same_shape
 
 aten = torch.ops.aten
 

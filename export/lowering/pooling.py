@@ -13,8 +13,9 @@ import torch
 
 from export.errors import ExportError
 from export.lowering.channels import SMALL_IMAGE
-from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Value, fixed, same
+from export.lowering.graph import NUMPY_DTYPE, Graph, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, fixed, same
 
 # What every kind of pooling asks of its windows: sizes along the axes, and a batch axis.
 

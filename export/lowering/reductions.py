@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from export.lowering.channels import exchanged, held_first, other_axis, swapped
-from export.lowering.graph import Dim, Graph, Value, expression, fixed, may_be_empty
+from export.lowering.graph import Graph, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, expression, fixed, may_be_empty
 
 aten = torch.ops.aten
 

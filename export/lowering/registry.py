@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -44,3 +44,21 @@ def find(operator: Any) -> LoweringFunction | None:
 def operators() -> set[Any]:
     """Every operator overload that has a lowering."""
     return set(_TABLE)
+
+
+_SIMPLER: dict[Any, Callable[..., Any]] = {}
+
+
+def decomposes(functions: Mapping[Any, Callable[..., Any]]) -> None:
+    """Register what breaks an operator up into simpler ones, where torch's own does not serve.
+
+    One that gives NotImplemented leaves this use of the operator as it is.
+    """
+    for operator, function in functions.items():
+        if _SIMPLER.setdefault(operator, function) is not function:
+            raise ValueError(f"{operator} has two decompositions")
+
+
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Those that were registered, by operator."""
+    return dict(_SIMPLER)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-import export.rewrites.upsampling  # noqa: F401  (defines torch.ops.tessera.repeat_nearest)
 from export.lowering.channels import (
     exchanged,
     held_first,
@@ -18,8 +16,9 @@ from export.lowering.channels import (
     swapped,
     with_first,
 )
-from export.lowering.graph import Dim, Graph, Scalar, Value, fixed, same_shape
+from export.lowering.graph import Graph, Scalar, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, fixed, same_shape
 
 aten = torch.ops.aten
 
@@ -142,16 +141,3 @@ def _triangle(upper: int) -> Any:
 
 lowers(aten.tril.default)(_triangle(upper=0))
 lowers(aten.triu.default)(_triangle(upper=1))
-
-
-@lowers(torch.ops.tessera.repeat_nearest.default)
-def repeat_nearest(g: Graph, out: Any, a: Value, factors: Sequence[int]) -> str:
-    return g.op(
-        "Resize",
-        a,
-        None,
-        g.constant(np.asarray([1, 1, *factors], dtype=np.float32)),
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )

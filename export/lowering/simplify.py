@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import onnx
 
-from export.lowering.graph import Dim, Graph, live_nodes, rename, same_shape, used_names
+from export.lowering.graph import Graph, live_nodes, rename, used_names
+from export.symbols import Dim, same_shape
 
 _ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
 

@@ -14,11 +14,11 @@ from torch import fx
 from export.errors import ExportError
 from export.insides import GuardOnDataDependentSymNode, OpOverload, tree_map
 from export.lowering import registry
-from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value, expression
+from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value
 from export.lowering.probabilities import probabilities, sigmoid
 from export.mutation import live_nodes
 from export.origins import of
-from export.sizes import symbols_in
+from export.symbols import expression, symbols_in
 
 # What to use instead of an operator that cannot be exported.
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.rewrites import Equals
+from export.rewrites import TRAINED
 from export.short_gradients import ShortGradient
 
 _HALF_ROOT = math.sqrt(0.5)
@@ -68,4 +68,4 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
     return result
 
 
-EQUALS: Equals = {functional.gelu: gelu}
+TRAINED.equals({functional.gelu: gelu})

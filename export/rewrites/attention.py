@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.rewrites import Replacement
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
 
 Shape = list[int]
@@ -152,4 +152,4 @@ def in_projection_packed(
     return _torchs_own(q, k, v, w, b)
 
 
-REPLACED: list[Replacement] = [(functional, "_in_projection_packed", in_projection_packed)]
+RECORDED.replaces((functional, "_in_projection_packed", in_projection_packed))

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Replacement
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
 
 
@@ -235,9 +235,9 @@ def gaussian_nll_loss(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
-REPLACED: list[Replacement] = [
+RECORDED.replaces(
     (functional, "binary_cross_entropy_with_logits", binary_cross_entropy_with_logits),
     (functional, "cross_entropy", cross_entropy),
     (functional, "gaussian_nll_loss", gaussian_nll_loss),
     (functional, "nll_loss", nll_loss),
-]
+)

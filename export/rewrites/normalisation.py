@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Replacement
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
 
 # Batch normalisation as plain operators that also give the new running statistics.
@@ -213,10 +213,10 @@ def instance_norm(
     return group_norm(input, input.shape[1], weight, bias, eps)
 
 
-REPLACED: list[Replacement] = [
+RECORDED.replaces(
     (functional, "batch_norm", batch_norm),
     (torch.nn.modules.batchnorm._BatchNorm, "forward", batch_norm_layer_forward),
     (functional, "group_norm", group_norm),
     (functional, "instance_norm", instance_norm),
     (functional, "layer_norm", layer_norm),
-]
+)

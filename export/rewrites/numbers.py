@@ -22,7 +22,7 @@ from torch import Tensor
 
 from export.errors import ExportError
 from export.insides import SymNode, SymT, is_fake, symbol_is_type, torch_sympy
-from export.rewrites import Equals, Replacement
+from export.rewrites import RECORDED
 from export.rewrites.constants import value_of
 
 File = dict[str, Any]
@@ -345,23 +345,26 @@ _FLOAT_OF_SIZE: dict[type, Any] = {
 _INDEX_OF_SIZE: Any = torch.SymInt.__index__
 _LENGTH: Any = Tensor.__len__
 
-EQUALS: Equals = {
-    Tensor.item: _item,
-    Tensor.tolist: _listed,
-    Tensor.__bool__: _is_true,
-    Tensor.__len__: _length_of,
-    Tensor.__index__: _of_tensor(Tensor.__index__),
-    **dict.fromkeys((torch.unbind, Tensor.unbind), _parts(torch.unbind)),
-    Tensor.__int__: _of_tensor(Tensor.__int__),
-    Tensor.__float__: _of_tensor(Tensor.__float__),
-    _FORMAT: _text,
-    torch.tensor: _tensor(torch.tensor),
-    torch.as_tensor: _tensor(torch.as_tensor),
-    Tensor.new_tensor: _new_tensor,
-    **dict.fromkeys((torch.equal, Tensor.equal), _equal),
-    **dict.fromkeys((torch.allclose, Tensor.allclose), _allclose),
-}
-REPLACED: tuple[Replacement, ...] = (
+
+RECORDED.equals(
+    {
+        Tensor.item: _item,
+        Tensor.tolist: _listed,
+        Tensor.__bool__: _is_true,
+        Tensor.__len__: _length_of,
+        Tensor.__index__: _of_tensor(Tensor.__index__),
+        **dict.fromkeys((torch.unbind, Tensor.unbind), _parts(torch.unbind)),
+        Tensor.__int__: _of_tensor(Tensor.__int__),
+        Tensor.__float__: _of_tensor(Tensor.__float__),
+        _FORMAT: _text,
+        torch.tensor: _tensor(torch.tensor),
+        torch.as_tensor: _tensor(torch.as_tensor),
+        Tensor.new_tensor: _new_tensor,
+        **dict.fromkeys((torch.equal, Tensor.equal), _equal),
+        **dict.fromkeys((torch.allclose, Tensor.allclose), _allclose),
+    }
+)
+RECORDED.replaces(
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
     (torch.SymFloat, "__float__", _float_of_size),
     (torch.SymFloat, "__bool__", _is_true),
@@ -371,7 +374,7 @@ REPLACED: tuple[Replacement, ...] = (
     (builtins, "max", _extreme(max, torch.sym_max)),
     (builtins, "min", _extreme(min, torch.sym_min)),
 )
-ADDED: tuple[Replacement, ...] = (
+RECORDED.adds(
     (torch.SymInt, "__float__", _float_of_size),
     # Which numpy's functions ask for.
     *((kind, name, _MATH[name]) for kind in _SYMBOLIC for name in _MATH),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.rewrites import Equals
+from export.rewrites import RECORDED
 
 _Windows = tuple[Tensor, Tensor]
 """Along one axis of a size: where each window begins, and where it ends."""
@@ -92,17 +92,19 @@ def _maximum(torchs: Callable[..., Any], rank: int, indices: bool) -> Callable[.
     return adaptive_max_pool
 
 
-def _maxima(rank: int) -> Equals:
+def _maxima(rank: int) -> dict[Any, Callable[..., Any]]:
     alone = getattr(functional, f"adaptive_max_pool{rank}d")
     both = getattr(functional, f"adaptive_max_pool{rank}d_with_indices")
     return {alone: _maximum(alone, rank, False), both: _maximum(both, rank, True)}
 
 
-EQUALS: Equals = {
-    functional.adaptive_avg_pool1d: _average(functional.adaptive_avg_pool1d, 1),
-    functional.adaptive_avg_pool2d: _average(functional.adaptive_avg_pool2d, 2),
-    functional.adaptive_avg_pool3d: _average(functional.adaptive_avg_pool3d, 3),
-    **_maxima(1),
-    **_maxima(2),
-    **_maxima(3),
-}
+RECORDED.equals(
+    {
+        functional.adaptive_avg_pool1d: _average(functional.adaptive_avg_pool1d, 1),
+        functional.adaptive_avg_pool2d: _average(functional.adaptive_avg_pool2d, 2),
+        functional.adaptive_avg_pool3d: _average(functional.adaptive_avg_pool3d, 3),
+        **_maxima(1),
+        **_maxima(2),
+        **_maxima(3),
+    }
+)

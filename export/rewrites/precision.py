@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from export.arguments import changed
 from export.errors import ExportError
 from export.insides import disable_current_modes
-from export.rewrites import Replacement
+from export.rewrites import BESIDE, RECORDED
 
 _REDUCED = (torch.bfloat16, torch.float16)
 
@@ -44,12 +44,11 @@ def _leave(self: torch.autocast, *error: Any) -> None:
     """Nothing was entered."""
 
 
-QUIETLY: list[Replacement] = [
-    (torch.autocast, "__enter__", _enter),
-    (torch.autocast, "__exit__", _leave),
-]
 # With a warning for who asked for it.
-REPLACED: list[Replacement] = [(torch.autocast, "__enter__", _enter_and_say), QUIETLY[1]]
+RECORDED.replaces((torch.autocast, "__enter__", _enter_and_say))
+BESIDE.replaces((torch.autocast, "__enter__", _enter))
+for _table in (RECORDED, BESIDE):
+    _table.replaces((torch.autocast, "__exit__", _leave))
 
 
 class FullPrecision(TorchFunctionMode):

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.lowering.graph import expression, may_be_empty, never_negative
-from export.rewrites import Equals
-from export.rewrites.fourier import Pair, pair
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
+from export.symbols import expression, may_be_empty, never_negative
 
 
 class _NumberedRows(ShortGradient):
@@ -98,11 +97,8 @@ _PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
 def sliced(table: Tensor, key: Any) -> Any:
     """``table[key]``: a slice of a fixed axis that ends at a free size reads rows by number.
 
-    A tensor that holds one number reads the row of that number. A complex table gives a pair.
+    A tensor that holds one number reads the row of that number.
     """
-    if table.is_complex():
-        parts = pair(table)
-        return Pair(sliced(parts.real, key), sliced(parts.imag, key))
     items = list(key) if isinstance(key, tuple) else [key]
     rest: list[Any] = []
     result, axis = table, 0
@@ -264,14 +260,16 @@ def fill_diagonal_(input: Tensor, value: float, wrap: bool = False) -> Tensor:
     return input.masked_fill_(diagonal, value)
 
 
-EQUALS: Equals = {
-    Tensor.__getitem__: sliced,
-    Tensor.__setitem__: assigned,
-    Tensor.masked_select: masked_select,
-    torch.masked_select: masked_select,
-    Tensor.masked_scatter: masked_scatter,
-    torch.masked_scatter: masked_scatter,
-    Tensor.fill_diagonal_: fill_diagonal_,
-    Tensor.bincount: bincount,
-    torch.bincount: bincount,
-}
+RECORDED.equals(
+    {
+        Tensor.__getitem__: sliced,
+        Tensor.__setitem__: assigned,
+        Tensor.masked_select: masked_select,
+        torch.masked_select: masked_select,
+        Tensor.masked_scatter: masked_scatter,
+        torch.masked_scatter: masked_scatter,
+        Tensor.fill_diagonal_: fill_diagonal_,
+        Tensor.bincount: bincount,
+        torch.bincount: bincount,
+    }
+)

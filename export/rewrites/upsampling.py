@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from export.insides import disable_current_modes
-from export.rewrites import Replacement
-from export.rewrites.recurrent_scans import opaque, project
+from export.lowering.graph import Graph, Value
+from export.lowering.opaque import opaque
+from export.rewrites import RECORDED
+from export.rewrites.recurrent import project
 from export.short_gradients import ShortGradient
 
 _torchs_own: Callable[..., Tensor] = functional.interpolate
@@ -24,7 +27,19 @@ def _of_repeat(x: Tensor, factors: list[int]) -> Tensor:
     return x.new_empty([*x.shape[:2], *sizes])
 
 
-@opaque(fake=_of_repeat)
+def _lower_repeat(g: Graph, out: Any, x: Value, factors: Sequence[int]) -> str:
+    return g.op(
+        "Resize",
+        x,
+        None,
+        g.constant(np.asarray([1, 1, *factors], dtype=np.float32)),
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+
+
+@opaque(fake=_of_repeat, lowering=_lower_repeat)
 def repeat_nearest(x: Tensor, factors: list[int]) -> Tensor:
     """Each element of the last axes of x [n, c, sizes...] ``factors`` times."""
     for axis, factor in enumerate(factors, start=2):
@@ -134,4 +149,4 @@ def _matrix(
         return rows.reshape(before, after).t().contiguous()
 
 
-REPLACED: list[Replacement] = [(functional, "interpolate", interpolate)]
+RECORDED.replaces((functional, "interpolate", interpolate))

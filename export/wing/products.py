@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
 
 
@@ -53,4 +54,4 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Ten
     return result.movedim(-1, dim)
 
 
-EQUALS: dict[Any, Any] = {torch.cumprod: cumprod, Tensor.cumprod: cumprod}
+RECORDED.equals({torch.cumprod: cumprod, Tensor.cumprod: cumprod})

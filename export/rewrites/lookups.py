@@ -1,4 +1,5 @@
-"""Bags of embeddings as a lookup and a sum, and lookups that first shorten the rows they read."""
+"""Bags of embeddings as a lookup and a sum, lookups that first shorten the rows they read, and
+one-hot rows that refuse a class that is none."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Equals, Replacement
+from export.rewrites import RECORDED, TRAINED
 
 
 def embedding_bag(
@@ -96,5 +97,15 @@ def embedding(
     return functional.embedding(input, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
 
 
-EQUALS: Equals = {functional.embedding: embedding}
-REPLACED: list[Replacement] = [(functional, "embedding_bag", embedding_bag)]
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """``torch.nn.functional.one_hot``, which is recorded as a comparison that is true of no class.
+
+    As a lookup first, it refuses what torch refuses.
+    """
+    classes = torch.arange(input.max().item() + 1 if num_classes == -1 else num_classes)
+    return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
+
+
+RECORDED.equals({functional.embedding: embedding})
+RECORDED.replaces((functional, "embedding_bag", embedding_bag))
+TRAINED.equals({functional.one_hot: one_hot})

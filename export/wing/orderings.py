@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from export.lowering.registry import decomposes
+
 aten = torch.ops.aten
 
 
@@ -88,3 +90,18 @@ def logcumsumexp(a: Tensor, dim: int) -> Tensor:
     largest = torch.where(largest.isinf(), 0.0, largest)
     total = torch.log(torch.exp(square - largest).sum(-1)) + largest.squeeze(-1)
     return total.movedim(-1, dim)
+
+
+decomposes(
+    {
+        aten.searchsorted.Tensor: searchsorted,
+        aten.searchsorted.Scalar: searchsorted,
+        aten.bucketize.Tensor: lambda a, boundaries, **how: searchsorted(boundaries, a, **how),
+        aten.kthvalue.default: kthvalue,
+        aten.median.dim: median_dim,
+        aten.median.default: median,
+        aten.cummax.default: cummax,
+        aten.cummin.default: cummin,
+        aten.logcumsumexp.default: logcumsumexp,
+    }
+)

@@ -124,9 +124,8 @@ def call_of(shape: Shape, form: Form) -> Callable[[], object]:
         "grad": [shape.batch, outputs, *after],
     }
     values = {name: Value(name, torch.float32, tuple(size)) for name, size in sizes.items()}
-    w = forms.window_between(
-        sizes["x"][2:], after, values["weight"], [shape.stride], [pad], [1], groups
-    )
+    settings = {"stride": [shape.stride], "padding": [pad], "dilation": [1], "groups": groups}
+    w = forms.window_between(sizes["x"][2:], after, values["weight"], settings)
     g = Graph()
     result = form(g, values["x"], values["weight"], values["grad"], w)
     g.rename_outputs({"result": result})

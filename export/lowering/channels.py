@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
@@ -90,6 +91,7 @@ class _Result:
 def followed(function: _Function) -> _Function:
     """The lowering of an elementwise operator, computed channels first where its operands are."""
 
+    @wraps(function)
     def lower(g: Graph, out: Any, *args: Any, **kwargs: Any) -> Any:
         shape = tuple(out.shape) if isinstance(out, torch.Tensor) else ()
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Value)]

@@ -164,11 +164,6 @@ def div_mode(g: Graph, out: Any, a: Operand, b: Operand, *, rounding_mode: str |
     return g.op("Sub", quotient, g.cast(g.op("And", inexact, opposite), out.dtype))
 
 
-@lowers(aten.floor_divide.default)
-def floor_divide(g: Graph, out: Any, a: Operand, b: Operand) -> str:
-    return div_mode(g, out, a, b, rounding_mode="floor")
-
-
 @lowers(aten.remainder.Scalar, aten.remainder.Tensor)
 def remainder(g: Graph, out: Any, a: Operand, b: Operand) -> str:
     left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
@@ -319,21 +314,6 @@ def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> st
         if bound is not None:
             x = g.op(op_type, x, *operands(g, tuple(out.shape), [bound], out.dtype))
     return x
-
-
-@lowers(aten.hardtanh.default)
-def hardtanh(g: Graph, out: Any, a: Value, low: Scalar = -1, high: Scalar = 1) -> str:
-    return clamp(g, out, a, low, high)
-
-
-@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(g: Graph, out: Any, a: Value, low: Any) -> str:
-    return clamp(g, out, a, low, None)
-
-
-@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(g: Graph, out: Any, a: Value, high: Any) -> str:
-    return clamp(g, out, a, None, high)
 
 
 # Comparisons, logic and bits.
@@ -501,18 +481,7 @@ def masked_fill(g: Graph, out: Any, a: Value, mask: Value, value: Operand) -> st
 
 
 @lowers(aten._to_copy.default)
-def to_copy(
-    g: Graph,
-    out: Any,
-    a: Value,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    non_blocking: bool = False,
-    memory_format: Any = None,
-) -> str:
+def to_copy(g: Graph, out: Any, a: Value) -> str:
     if a.dtype.is_floating_point and out.dtype == torch.bool:
         return g.op("Not", g.op("Equal", a, g.scalar(0, a.dtype)))
     return g.cast(a, out.dtype)
@@ -527,27 +496,15 @@ def to_copy(
     aten.contiguous.default,
     aten.positive.default,
 )
-def identity(g: Graph, out: Any, a: Value, *, memory_format: Any = None) -> str:
+def identity(g: Graph, out: Any, a: Value) -> str:
     return a.name
 
 
 @lowers(aten.copy.default)
-def copy(g: Graph, out: Any, a: Value, source: Operand, non_blocking: bool = False) -> str:
+def copy(g: Graph, out: Any, a: Value, source: Operand) -> str:
     if not isinstance(source, Value):
         return g.full(out.shape, source, out.dtype)
     name = g.cast(source, out.dtype)
     if full_shape(source, tuple(out.shape)):
         return name
     return g.op("Expand", name, g.shape(out.shape))
-
-
-@lowers(aten.fill.Scalar, aten.fill.Tensor)
-def fill(g: Graph, out: Any, a: Value, value: Operand) -> str:
-    if isinstance(value, Value):
-        return g.op("Expand", g.cast(value, out.dtype), g.shape(out.shape))
-    return g.full(out.shape, value, out.dtype)
-
-
-@lowers(aten.zero.default)
-def zero(g: Graph, out: Any, a: Value) -> str:
-    return g.full(out.shape, 0, out.dtype)

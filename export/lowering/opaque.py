@@ -19,7 +19,7 @@ from export.lowering.decompositions import decompositions
 from export.lowering.graph import ONNX_DTYPE, Graph, Value
 from export.lowering.registry import lowers
 from export.lowering.walk import Walk
-from export.mutation import live_nodes
+from export.mutation import nodes_behind
 from export.symbols import fixed
 
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
@@ -111,7 +111,7 @@ def _lower_scan(
     nodes = list(recorded.graph.nodes)
     ends = nodes[-1].args[0]
     walk = Walk(recorded, child, dict(zip(nodes, (*given, *held), strict=False)))
-    values = walk.lower(live_nodes(set(ends)))
+    values = walk.lower(nodes_behind(set(ends)))
     names: list[str] = []
     for end in ends:
         # A body's outputs are distinct names.

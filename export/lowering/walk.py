@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -15,8 +15,7 @@ from export.errors import ExportError
 from export.insides import GuardOnDataDependentSymNode, OpOverload, tree_map
 from export.lowering import registry
 from export.lowering.graph import NUMPY_DTYPE, ONNX_DTYPE, Graph, Value
-from export.lowering.probabilities import probabilities, sigmoid
-from export.mutation import live_nodes
+from export.mutation import nodes_behind
 from export.origins import of
 from export.symbols import expression, symbols_in
 
@@ -65,21 +64,21 @@ class Walk:
     """Lowers a module's nodes, in order, into a graph.
 
     ``values``: of the nodes that stand for what goes in, before; of all that is live, after.
+    ``likely``: the sigmoids that are read as probabilities.
     """
 
     module: fx.GraphModule
     graph: Graph
-    values: dict[fx.Node, Any] = field(default_factory=dict)
+    values: dict[fx.Node, Any]
+    likely: Collection[fx.Node] = ()
 
     def lower(self, live: Collection[fx.Node]) -> Mapping[fx.Node, Any]:
         """The values of these nodes. Raises ExportError for what cannot be lowered."""
-        nodes = list(self.module.graph.nodes)
-        likely = probabilities(nodes)
-        for node in nodes:
+        for node in self.module.graph.nodes:
             if node.op == "output" or node not in live or node in self.values:
                 continue
             try:
-                self.values[node] = self._value(node, sigmoid if node in likely else None)
+                self.values[node] = self._value(node, sigmoid if node in self.likely else None)
             except ExportError as error:
                 origin, named = of(node), "" if node.op == "get_attr" else str(node.target)
                 raise error.at(origin.module, origin.line, operator=named) from error
@@ -124,7 +123,8 @@ class Walk:
         _check_dtypes(out)
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
         try:
-            result = function(self.graph, out, *args, **kwargs)
+            taken, named = registry.arguments(function, functional(node.target), args, kwargs)
+            result = function(self.graph, out, *taken, **named)
         except GuardOnDataDependentSymNode as error:
             raise ExportError(
                 "a number that depends on data stands where the operator takes a fixed one",
@@ -152,7 +152,7 @@ class Walk:
 
     def _evaluated(self, node: fx.Node) -> Any:
         """What torch computes of constants alone."""
-        needed = live_nodes({node})
+        needed = nodes_behind({node})
         if not all(map(_is_constant, needed)):
             raise ExportError("no lowering for this operator", instead=instead_of(str(node.target)))
         _check_dtypes(node.meta["val"])
@@ -205,3 +205,50 @@ def functional(target: Any) -> Any:
         return target
     packet = getattr(torch.ops.aten, name[:-1], None)
     return getattr(packet, target._overloadname, target)
+
+
+# Sigmoids that are read as probabilities, exact where they are small.
+#
+# onnxruntime's Sigmoid is exact to 6e-8 absolutely: that of -16 is half too small, that of -20 is
+# 0. To a gate this is nothing; a logarithm of it, a cross-entropy say, would be -inf, and teach
+# nothing where a model is most wrong. 1 / (1 + exp(-x)) is exact to a few roundings at every x, and
+# takes four passes in place of one.
+
+# What leaves a probability one, or at least a small number small.
+_PASSED_ON = {
+    "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "select", "slice", "expand", "t",
+    "permute", "transpose", "clone", "cat", "stack", "index", "index_select", "gather", "clamp",
+    "clamp_min", "clamp_max", "maximum", "minimum", "add", "sub", "rsub", "mul", "div", "neg",
+    "where", "_to_copy", "detach", "alias", "unbind", "split", "split_with_sizes", "getitem",
+}  # fmt: skip
+_READ = {"log", "log2", "log10", "log1p", "binary_cross_entropy", "output"}
+
+
+def probabilities(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The sigmoids among these nodes whose elements reach a logarithm or a result of the graph."""
+    return {node for node in nodes if _name(node).rstrip("_") == "sigmoid" and _is_read(node)}
+
+
+def sigmoid(g: Graph, out: torch.Tensor, a: Value) -> str:
+    """1 / (1 + exp(-x)), elementwise."""
+    below = g.op("Exp", g.op("Neg", g.cast(a, out.dtype)))
+    return g.op("Reciprocal", g.op("Add", below, g.scalar(1, out.dtype)))
+
+
+def _is_read(node: fx.Node) -> bool:
+    queue, seen = list(node.users), {node}
+    while queue:
+        user = queue.pop()
+        name = _name(user)
+        if name in _READ:
+            return True
+        if name in _PASSED_ON and user not in seen:
+            seen.add(user)
+            queue += user.users
+    return False
+
+
+def _name(node: fx.Node) -> str:
+    target: Any = node.target
+    packet = getattr(target, "overloadpacket", target)
+    return getattr(packet, "__name__", str(packet))

@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-import export.rewrites.activations
-import export.rewrites.lookups
 import export.rewrites.losses
 import export.rewrites.normalisation
 import export.rewrites.numbers
+import export.rewrites.pictures
 import export.rewrites.plain
-import export.rewrites.pooling
 import export.rewrites.recurrent
-import export.rewrites.upsampling  # noqa: F401
+import export.rewrites.tables  # noqa: F401
 from export.errors import ExportError
-from export.rewrites import BESIDE, RECORDED, TRAINED, Replacement, Rewrites, dropout
-from export.rewrites.precision import FullPrecision
+from export.rewrites import BESIDE, RECORDED, TRAINED, Replacement, Rewrites
+from export.rewrites.attention import replacements
+from export.rewrites.plain import FullPrecision
 from export.rewrites.randomness import RandomFunctions, Randomness
 
 
@@ -52,7 +51,7 @@ def one_at_a_time() -> Iterator[None]:
 @contextmanager
 def recordable(randomness: Randomness) -> Iterator[None]:
     """Inside, torch's functions that cannot be recorded are replaced by equals that can."""
-    with _in_place(randomness, RECORDED, dropout.replacements(randomness), saying=True):
+    with _in_place(randomness, RECORDED, replacements(randomness), saying=True):
         yield
 
 
@@ -66,7 +65,7 @@ def trainable(randomness: Randomness) -> Iterator[None]:
 @contextmanager
 def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, torch draws the numbers that the exported graph draws; all else is torch's own."""
-    drawing = dropout.replacements(randomness, own_attention=True)
+    drawing = replacements(randomness, own_attention=True)
     with _in_place(randomness, BESIDE, drawing, saying=False):
         yield
 

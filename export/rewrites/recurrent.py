@@ -101,8 +101,9 @@ def state_gradient(states: Tensors, parts: Tensors, held: Tensors) -> tuple[Tens
     (sent,), (grad, slopes, *keep), (weight,) = states, parts, held
     total = grad + sent
     block = slopes * total
+    kept = [each * total for each in keep]
     flat = block.flatten(0, 1)
-    sent = torch.addmm(keep[0] * total, weight, flat) if keep else weight @ flat
+    sent = torch.addmm(kept[0], weight, flat) if kept else weight @ flat
     return [sent], [total, block]
 
 

@@ -22,11 +22,11 @@ _ELEMENTWISE = "export/lowering/elementwise.py"
 _INDEXING = "export/lowering/indexing.py"
 _REDUCTIONS = "export/lowering/reductions.py"
 _SHAPES = "export/lowering/shapes.py"
-_CREATION = "export/lowering/creation.py"
-_LINEAR = "export/lowering/linear.py"
+_CREATION = "export/lowering/shapes.py"
+_LINEAR = "export/lowering/reductions.py"
 _POOLING = "export/lowering/pooling.py"
 _CONVOLUTION = "export/lowering/convolution.py"
-_SIMPLIFY = "export/lowering/simplify.py"
+_SIMPLIFY = "export/convert.py"
 _BROKEN_UP = "export/lowering/decompositions.py"
 
 ONCE = (
@@ -272,13 +272,13 @@ OTHERS = (
     ),
     Defect(
         "dropout without its scale",
-        "export/rewrites/dropout.py",
+        "export/rewrites/attention.py",
         "1 / (1 - p)",
         "1.0",
     ),
     Defect(
         "dropout in evaluation, too",
-        "export/rewrites/dropout.py",
+        "export/rewrites/attention.py",
         "list(input.shape)) if training else input",
         "list(input.shape))",
     ),

@@ -28,6 +28,7 @@ _MORE = (
     aten.native_layer_norm,
     aten.elu,
     aten.hardtanh,
+    aten.addmv,
     aten.leaky_relu,
     aten.linalg_vector_norm,
     aten.var_mean,
@@ -179,11 +180,6 @@ def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -
     return grad
 
 
-def _addmv(a: Tensor, matrix: Tensor, vector: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    result: Tensor = beta * a + alpha * (matrix @ vector)
-    return result
-
-
 def _addbmm(a: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     result: Tensor = beta * a + alpha * (x @ y).sum(0)
     return result
@@ -280,7 +276,6 @@ registry.decomposes(
         aten.index.Tensor: _index,
         aten.index_put.default: _index_put,
         aten.index_put_.default: _index_put_in_place,
-        aten.addmv.default: _addmv,
         aten._adaptive_avg_pool3d.default: _adaptive_avg_pool3d,
         aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool3d_backward,
         aten.addbmm.default: _addbmm,
@@ -306,4 +301,4 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(_MORE))
     table[aten._weight_norm_interface_backward.default] = _weight_norm_backward
     simpler = {op: function for op, function in table.items() if registry.find(op) is None}
-    return simpler | registry.decompositions()
+    return {**simpler, **registry.decompositions()}

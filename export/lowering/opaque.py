@@ -148,7 +148,8 @@ def scan(
     found: list[Tensors] = []
     steps = range(sequences[0].shape[0])
     for t in reversed(steps) if backwards else steps:
-        states, results = _STEPS[kind](states, [each[t] for each in sequences], held)
+        new, results = _STEPS[kind](states, [each[t] for each in sequences], held)
+        states = list(new)
         found.append(results)
     ordered = found[::-1] if backwards else found
     return [

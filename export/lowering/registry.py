@@ -53,7 +53,7 @@ def arguments(
     if any(each.kind is each.VAR_POSITIONAL for each in taken):
         return args, {}
     declared = operator._schema.arguments
-    given = {each.name: value for each, value in zip(declared, args, strict=False)} | kwargs
+    given = {each.name: value for each, value in zip(declared, args, strict=False)} | dict(kwargs)
     every = {each.name: each.default_value for each in declared if each.has_default_value()} | given
     by_place = [each.name for each in declared if not each.kwarg_only]
     found: dict[str, Any] = {}

@@ -91,7 +91,7 @@ class Walk:
         if isinstance(made, _NUMBERS):
             if node.target is torch.ops.aten._local_scalar_dense.default:
                 for symbol in symbols_in(made):
-                    self.graph.bind_number(symbol, self.values[node.args[0]])
+                    self.graph.bind_number(symbol, self.values[node.args[0]])  # type: ignore[index]
             return made
         if node.target is operator.getitem:
             source, index = node.args

@@ -7,6 +7,8 @@ here knows which files there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
 from typing import Any
 
 Replacement = tuple[Any, str, Any]
@@ -67,6 +69,30 @@ def _first(several: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
         return otherwise(*args, **kwargs)
 
     return call
+
+
+def taking(own: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Of a rewrite of ``own``, a function of Python's: it is called as torch's own is.
+
+    It names those of torch's arguments that it goes by; ``settings`` are all of them, by name.
+    """
+    torchs = signature(own)
+
+    def taken(function: Callable[..., Any]) -> Callable[..., Any]:
+        names = [name for name in signature(function).parameters if name != "settings"]
+        whole = len(names) < len(signature(function).parameters)
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = torchs.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            settings = {"settings": given} if whole else {}
+            return function(**{name: given[name] for name in names}, **settings)
+
+        return call
+
+    return taken
 
 
 RECORDED = Rewrites()

@@ -1,6 +1,6 @@
 """Python numbers that are made of tensors and of free sizes: each step makes them anew.
 
-``item()`` gives such a number. ``int()``, ``float()``, ``len()`` and ``range()`` cannot: Python's
+``item()`` gives such a number. ``int()``, ``float()`` and ``range()`` cannot: Python's
 own take or return a number that is known. A recording that meets one of them ends, and begins again
 with equals of all in that file (``ReadInFile``); files that ask for none are left alone.
 """
@@ -147,11 +147,6 @@ def _parts(own: Callable[..., Any]) -> Callable[..., Any]:
     return parts
 
 
-def _length(value: Any) -> Any:
-    """``len``, also of a tensor of as many rows as data decide."""
-    return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)
-
-
 class _ReadInt(int, metaclass=_ReadType):
     own, made = int, _whole
 
@@ -164,7 +159,7 @@ class _ReadRange(metaclass=_ReadType):
     own, made = range, _ranged
 
 
-_EQUALS = {"int": _ReadInt, "float": _ReadFloat, "range": _ReadRange, "len": _length}
+_EQUALS = {"int": _ReadInt, "float": _ReadFloat, "range": _ReadRange}
 
 
 @contextmanager
@@ -210,12 +205,6 @@ def _of_tensor(own: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         return own(tensor)
 
     return converted
-
-
-def _length_of(tensor: Tensor) -> Any:
-    if tensor.dim() and _is_read(tensor.shape[0]):
-        _ask_anew(_user(sys._getframe()))
-    return _LENGTH(tensor)
 
 
 def _index_of_size(size: torch.SymInt) -> int:
@@ -356,7 +345,6 @@ _FLOAT_OF_SIZE: dict[type, Any] = {
 }
 
 _INDEX_OF_SIZE: Any = torch.SymInt.__index__
-_LENGTH: Any = Tensor.__len__
 
 
 RECORDED.equals(
@@ -364,7 +352,6 @@ RECORDED.equals(
         Tensor.item: _item,
         Tensor.tolist: _listed,
         Tensor.__bool__: _is_true,
-        Tensor.__len__: _length_of,
         Tensor.__index__: _of_tensor(Tensor.__index__),
         **dict.fromkeys((torch.unbind, Tensor.unbind), _parts(torch.unbind)),
         Tensor.__int__: _of_tensor(Tensor.__int__),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import RECORDED, TRAINED
+from export.rewrites import RECORDED, TRAINED, taking
 from export.short_gradients import ShortGradient
 from export.symbols import expression, may_be_empty, never_negative
 
@@ -271,18 +272,9 @@ RECORDED.equals(
 # one-hot rows that refuse a class that is none.
 
 
+@taking(functional.embedding_bag)
 def embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, settings: Mapping[str, Any]
 ) -> Tensor:
     """``torch.nn.functional.embedding_bag``.
 
@@ -294,13 +286,15 @@ def embedding_bag(
             operator="embedding_bag",
             instead="bags of one length [bags, n], with padding_idx in the places left over",
         )
-    if scale_grad_by_freq:
+    padding_idx, per_sample = settings["padding_idx"], settings["per_sample_weights"]
+    if settings["scale_grad_by_freq"]:
         raise ExportError(
             "an embedding's gradient scaled by frequency",
             operator="embedding_bag",
             instead="scale_grad_by_freq=False",
         )
-    rows = embedding(input, weight, max_norm=max_norm, norm_type=norm_type)
+    short = {name: settings[name] for name in ("max_norm", "norm_type")}
+    rows: Tensor = embedding(input, weight, **short)
     counted = torch.ones_like(input).to(weight.dtype)
     if padding_idx is not None:
         counted = (input != padding_idx % weight.shape[0]).to(weight.dtype)
@@ -309,15 +303,15 @@ def embedding_bag(
         rows = rows * counted.unsqueeze(-1)
     if mode == "max":
         return _largest(rows, torch.ones_like(rows, dtype=torch.bool))
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(-1)
+    if per_sample is not None:
+        rows = rows * per_sample.unsqueeze(-1)
     if offsets is None:
         total, count = rows.sum(1), counted.sum(1)
     else:
         # A lookup that refuses the offsets that torch refuses: those beyond the input.
         ends = torch.zeros(input.shape[0] + 1, dtype=offsets.dtype)
         offsets = offsets + ends.index_select(0, offsets)
-        starts = offsets[:-1] if include_last_offset else offsets
+        starts = offsets[:-1] if settings["include_last_offset"] else offsets
         position = torch.arange(input.shape[0])
         bag = (position.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
         empty = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype)
@@ -336,25 +330,20 @@ def _largest(rows: Tensor, counted: Tensor) -> Tensor:
     return found * counted.any(1)
 
 
-def embedding(
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
+@taking(functional.embedding)
+def embedding(input: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
     """``torch.nn.functional.embedding``; ``max_norm`` shortens the table's rows, as torch does."""
+    max_norm = settings["max_norm"]
     if max_norm is not None:
         with torch.no_grad():
             places = input.reshape(-1)
             rows = functional.embedding(places, weight)
-            norms = torch.linalg.vector_norm(rows, norm_type, 1, keepdim=True)
+            norms = torch.linalg.vector_norm(rows, settings["norm_type"], 1, keepdim=True)
             # torch's own term against a division by zero.
             shorter = rows * (max_norm / (norms + 1e-7))
             weight[places] = torch.where(norms > max_norm, shorter, rows)
-    return functional.embedding(input, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    plain = {name: settings[name] for name in ("padding_idx", "scale_grad_by_freq")}
+    return functional.embedding(input, weight, **plain)
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:

@@ -7,7 +7,7 @@ A label sequence of length L has 2 L + 1 places: its labels with a blank before,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.lowering.opaque import Step, Tensors, scanned
-from export.rewrites import RECORDED
+from export.rewrites import RECORDED, taking
 from export.short_gradients import ShortGradient
 
 # Stands in for log 0: far below any sum of log probabilities, and no infinity, whose difference
@@ -125,14 +125,13 @@ def _places(targets: Tensor, lengths: Tensor, blank: int) -> Tensor:
     return torch.cat([pairs, torch.full_like(labels[:, :1], blank)], 1)
 
 
+@taking(functional.ctc_loss)
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Tensor | Sequence[int],
-    target_lengths: Tensor | Sequence[int],
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
+    input_lengths: Any,
+    target_lengths: Any,
+    settings: Mapping[str, Any],
 ) -> Tensor:
     """``torch.nn.functional.ctc_loss``: log_probs [T, N, C] or [T, C].
 
@@ -145,10 +144,11 @@ def ctc_loss(
         torch.as_tensor(given).reshape(-1).to(torch.int64)
         for given in (input_lengths, target_lengths)
     )
-    classes = _places(targets.to(torch.int64), lengths, blank)
-    losses: Tensor = _Ctc.apply(log_probs, classes, steps, lengths, zero_infinity)
+    classes = _places(targets.to(torch.int64), lengths, settings["blank"])
+    losses: Tensor = _Ctc.apply(log_probs, classes, steps, lengths, settings["zero_infinity"])
     longest = targets.shape[-1]
     losses = torch.where((steps > log_probs.shape[0]) | (lengths > longest), math.nan, losses)
+    reduction = settings["reduction"]
     if reduction == "none":
         return losses[0] if single else losses
     if reduction == "sum":

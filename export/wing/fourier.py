@@ -8,7 +8,7 @@ differentiated like all others. A function that it does not know raises ExportEr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from export.errors import ExportError
 from export.insides import disable_current_modes
-from export.rewrites import RECORDED
+from export.rewrites import RECORDED, taking
 from export.rewrites.tables import sliced
 
 # A matrix of a transform of this many points has 64 MiB.
@@ -344,31 +344,20 @@ def _over_axes(each: Callable[..., Any], last: Callable[..., Any], *, last_first
     return run
 
 
-def stft(
-    input: Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: Tensor | None = None,
-    center: bool = True,
-    pad_mode: str = "reflect",
-    normalized: bool = False,
-    onesided: bool | None = None,
-    return_complex: bool | None = None,
-    align_to_window: bool | None = None,
-) -> Any:
+@taking(torch.stft)
+def stft(input: Tensor, n_fft: int, window: Tensor | None, settings: Mapping[str, Any]) -> Any:
     """``torch.stft`` of [length] or [b, length]: [.., frequencies, frames], complex or in pairs."""
-    hop = n_fft // 4 if hop_length is None else hop_length
+    hop = settings["hop_length"] or n_fft // 4
     x = input
-    if center:
+    if settings["center"]:
         batched = x.reshape(-1, 1, x.shape[-1])
-        padded = functional.pad(batched, (n_fft // 2, n_fft // 2), mode=pad_mode)
+        padded = functional.pad(batched, (n_fft // 2, n_fft // 2), mode=settings["pad_mode"])
         x = padded.reshape(*x.shape[:-1], padded.shape[-1])
-    frames = x.unfold(-1, n_fft, hop) * _window(window, win_length, n_fft, x)
-    one_side = onesided is None or onesided
-    spectrum = (rfft if one_side else fft)(frames, norm="ortho" if normalized else None)
+    frames = x.unfold(-1, n_fft, hop) * _window(window, settings["win_length"], n_fft, x)
+    one_side = settings["onesided"] in (None, True)
+    spectrum = (rfft if one_side else fft)(frames, norm="ortho" if settings["normalized"] else None)
     result: Pair = spectrum.transpose(-1, -2)
-    return result if return_complex else result.view_as_real()
+    return result if settings["return_complex"] else result.view_as_real()
 
 
 def _window(window: Tensor | None, length: int | None, n_fft: int, like: Tensor) -> Tensor:

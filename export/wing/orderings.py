@@ -33,6 +33,14 @@ def searchsorted(
     return count.to(torch.int32) if out_int32 else count
 
 
+def bucketize(
+    a: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """``torch.bucketize``: how many boundaries lie below each value, or at it with ``right``."""
+    below = (torch.le if right else torch.lt)(boundaries, a.unsqueeze(-1))
+    return below.sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
 def kthvalue(a: Tensor, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``torch.kthvalue``: the k-th smallest value and where it stands."""
     if a.dim() == 0:
@@ -98,7 +106,7 @@ decomposes(
     {
         aten.searchsorted.Tensor: searchsorted,
         aten.searchsorted.Scalar: searchsorted,
-        aten.bucketize.Tensor: lambda a, boundaries, **how: searchsorted(boundaries, a, **how),
+        aten.bucketize.Tensor: bucketize,
         aten.kthvalue.default: kthvalue,
         aten.median.dim: median_dim,
         aten.median.default: median,

@@ -14,7 +14,12 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from export.insides import enable_python_dispatcher, make_fx, maybe_get_fake_mode
+from export.insides import (
+    enable_python_dispatcher,
+    make_fx,
+    maybe_get_fake_mode,
+    use_lazy_graph_module,
+)
 from export.lowering.decompositions import decompositions
 from export.lowering.graph import ONNX_DTYPE, Graph, Value
 from export.lowering.registry import lowers
@@ -105,9 +110,14 @@ def _lower_scan(
         return [each for part in _STEPS[kind](*own) for each in part]
 
     mode: Any = maybe_get_fake_mode(out[0])
-    with mode, enable_python_dispatcher(), torch.no_grad():
-        fakes = [torch.empty(v.shape, dtype=v.dtype) for v in (*given, *held)]
-        recorded = make_fx(body, decomposition_table=decompositions(), tracing_mode="real")(*fakes)
+    recording = make_fx(
+        body,
+        decomposition_table=decompositions(),
+        tracing_mode="real",
+        _disable_torch_fn_metadata_mode=True,
+    )
+    with mode, enable_python_dispatcher(), torch.no_grad(), use_lazy_graph_module(True):
+        recorded = recording(*(torch.empty(v.shape, dtype=v.dtype) for v in (*given, *held)))
     nodes = list(recorded.graph.nodes)
     ends = nodes[-1].args[0]
     walk = Walk(recorded, child, dict(zip(nodes, (*given, *held), strict=False)))

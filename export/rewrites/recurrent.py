@@ -252,19 +252,20 @@ def _before(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
     return torch.cat([h[1:], first]) if backwards else torch.cat([first, h[:-1]])
 
 
-class _Recurrent(ShortGradient):
-    """``forward`` of x [T, F, B], the first states [H, B], the weights, their biases or None, and
-    ``backwards``: all h [T, H, B], and of an LSTM the last cell."""
-
-    @staticmethod
-    def only_once(*inputs: Any) -> str:
-        if isinstance(inputs[0].shape[0], int):
-            return ""
-        return "it is recorded step by step, and its number of steps is free"
+# Each ``forward`` is of x [T, F, B], the first states [H, B], the weights, their biases or None, and
+# ``backwards``: all h [T, H, B], and of an LSTM the last cell.
 
 
-class _Rnn(_Recurrent):
+def _only_once(*inputs: Any) -> str:
+    if isinstance(inputs[0].shape[0], int):
+        return ""
+    return "it is recorded step by step, and its number of steps is free"
+
+
+class _Rnn(ShortGradient):
     """h_t = act(W x_t + b + U h_{t-1} + c), act tanh or relu."""
+
+    only_once = staticmethod(_only_once)
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -297,8 +298,10 @@ class _Rnn(_Recurrent):
         )
 
 
-class _Gru(_Recurrent):
+class _Gru(ShortGradient):
     """The equations of torch.nn.GRU for one layer and direction."""
+
+    only_once = staticmethod(_only_once)
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -354,8 +357,10 @@ class _Gru(_Recurrent):
         )
 
 
-class _Lstm(_Recurrent):
+class _Lstm(ShortGradient):
     """The equations of torch.nn.LSTM for one layer and direction, without projection."""
+
+    only_once = staticmethod(_only_once)
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:

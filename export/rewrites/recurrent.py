@@ -252,8 +252,8 @@ def _before(h: Tensor, h0: Tensor, backwards: bool) -> Tensor:
     return torch.cat([h[1:], first]) if backwards else torch.cat([first, h[:-1]])
 
 
-# Each ``forward`` is of x [T, F, B], the first states [H, B], the weights, their biases or None, and
-# ``backwards``: all h [T, H, B], and of an LSTM the last cell.
+# Each ``forward`` is of x [T, F, B], the first states [H, B], the weights, their biases or None,
+# and ``backwards``: all h [T, H, B], and of an LSTM the last cell.
 
 
 def _only_once(*inputs: Any) -> str:

@@ -80,8 +80,8 @@ ONCE = (
     Defect(
         "decay of parameters without a gradient",
         "export/step.py",
-        "strict=True) if g is not None}",
-        "strict=True)}",
+        "            if gradient is not None:\n                found.add(name)\n",
+        "            found.add(name)\n            if gradient is not None:\n",
     ),
 )
 

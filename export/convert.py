@@ -322,7 +322,7 @@ def _operations(node: fx.Node) -> float:
     target: Any = node.target
     if target in (aten.mm.default, aten.bmm.default):
         return 2 * _elements(node) * _sizes(node.args[0])[-1]
-    if target is aten.addmm.default:
+    if target in (aten.addmm.default, aten.baddbmm.default):
         return 2 * _elements(node) * _sizes(node.args[1])[-1]
     if target is aten.convolution.default:
         return 2 * _elements(node) * math.prod(_sizes(node.args[1])[1:])

@@ -27,7 +27,6 @@ _MORE = (
     # onnxruntime's LayerNormalization crashes without a bias, and loses digits on data far from 0.
     aten.native_layer_norm,
     aten.elu,
-    aten.hardtanh,
     aten.addmv,
     aten.leaky_relu,
     aten.linalg_vector_norm,

@@ -164,6 +164,11 @@ def div_mode(g: Graph, out: Any, a: Operand, b: Operand, *, rounding_mode: str |
     return g.op("Sub", quotient, g.cast(g.op("And", inexact, opposite), out.dtype))
 
 
+@lowers(aten.floor_divide.default)
+def floor_divide(g: Graph, out: Any, a: Operand, b: Operand) -> str:
+    return div_mode(g, out, a, b, rounding_mode="floor")
+
+
 @lowers(aten.remainder.Scalar, aten.remainder.Tensor)
 def remainder(g: Graph, out: Any, a: Operand, b: Operand) -> str:
     left, right = operands(g, tuple(out.shape), [a, b], out.dtype)
@@ -314,6 +319,21 @@ def clamp(g: Graph, out: Any, a: Value, low: Any = None, high: Any = None) -> st
         if bound is not None:
             x = g.op(op_type, x, *operands(g, tuple(out.shape), [bound], out.dtype))
     return x
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(g: Graph, out: Any, a: Value, low: Scalar = -1, high: Scalar = 1) -> str:
+    return clamp(g, out, a, low, high)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(g: Graph, out: Any, a: Value, low: Any) -> str:
+    return clamp(g, out, a, low, None)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(g: Graph, out: Any, a: Value, high: Any) -> str:
+    return clamp(g, out, a, None, high)
 
 
 # Comparisons, logic and bits.
@@ -508,3 +528,15 @@ def copy(g: Graph, out: Any, a: Value, source: Operand) -> str:
     if full_shape(source, tuple(out.shape)):
         return name
     return g.op("Expand", name, g.shape(out.shape))
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def fill(g: Graph, out: Any, a: Value, value: Operand) -> str:
+    if isinstance(value, Value):
+        return g.op("Expand", g.cast(value, out.dtype), g.shape(out.shape))
+    return g.full(out.shape, value, out.dtype)
+
+
+@lowers(aten.zero.default)
+def zero(g: Graph, out: Any, a: Value) -> str:
+    return g.full(out.shape, 0, out.dtype)

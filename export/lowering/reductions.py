@@ -315,6 +315,17 @@ def bmm(g: Graph, out: Any, a: Value, b: Value) -> str:
     return g.op("MatMul", a, b)
 
 
+@lowers(aten.baddbmm.default)
+def baddbmm(
+    g: Graph, out: Any, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> str:
+    product = g.op("MatMul", a, b)
+    if alpha != 1:
+        product = g.op("Mul", product, g.scalar(alpha, out.dtype))
+    added = bias.name if beta == 1 else g.op("Mul", bias, g.scalar(beta, out.dtype))
+    return g.op("Add", product, added)
+
+
 @lowers(aten.mv.default)
 def mv(g: Graph, out: Any, a: Value, b: Value) -> str:
     # As a column: onnxruntime 1.31 joins a Transpose into a MatMul with a vector and gets it wrong.

@@ -77,6 +77,18 @@ def permute(g: Graph, out: Any, a: Value, order: Sequence[int]) -> str:
     return transpose_order(g, a, order)
 
 
+@lowers(aten.transpose.int)
+def transpose(g: Graph, out: Any, a: Value, first: int, second: int) -> str:
+    order = list(range(a.rank))
+    order[first], order[second] = order[second], order[first]
+    return transpose_order(g, a, order)
+
+
+@lowers(aten.t.default)
+def t(g: Graph, out: Any, a: Value) -> str:
+    return transpose_order(g, a, list(range(a.rank))[::-1])
+
+
 @lowers(aten.cat.default)
 def cat(g: Graph, out: Any, tensors: Sequence[Value], dim: int = 0) -> str:
     # torch skips legacy empty tensors of shape [0].

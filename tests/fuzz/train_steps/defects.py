@@ -241,8 +241,8 @@ OTHERS = (
     Defect(
         "a product's second addend is not scaled",
         _REDUCTIONS,
-        "beta=float(beta) if beta != 1 else None",
-        "beta=None",
+        "added = bias.name if beta == 1 else",
+        "added = bias.name if True else",
     ),
     Defect(
         "a product forgets that its matrix is transposed",

@@ -204,7 +204,8 @@ def functional(target: Any) -> Any:
     if not name.endswith("_"):
         return target
     packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, target._overloadname, target)
+    # ``floor_divide_.Tensor`` is that of ``floor_divide``, which has one form.
+    return getattr(packet, target._overloadname, getattr(packet, "default", target))
 
 
 # Sigmoids that are read as probabilities, exact where they are small.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -259,17 +258,11 @@ def _positions(share: _Share, spec: StateSpec) -> tuple[int, ...]:
 def _optimizer(group: Group, rest: Any) -> Optimizer:
     if not isinstance(group.optimizer, Mapping):
         return group.optimizer
-    settings = [field.name for field in dataclasses.fields(rest)] if is_plain(rest) else []
-    odd = sorted(set(group.optimizer) - set(settings))
+    changing = getattr(rest, "with_settings", None)
     require(
-        not odd,
-        f"a group sets {', '.join(odd)}, which {type(rest).__name__} has not; it has "
-        f"{', '.join(settings) or 'no settings'}: give the group an optimizer of its own",
+        changing is not None,
+        f"a group sets {', '.join(group.optimizer)}, and {type(rest).__name__} has no settings to "
+        "change: give the group an optimizer of its own",
     )
-    changed: Optimizer = replace(rest, **group.optimizer)
+    changed: Optimizer = changing(group.optimizer)
     return changed
-
-
-def is_plain(optimizer: object) -> bool:
-    """Whether it is a dataclass whose fields are its settings, not one around another."""
-    return dataclasses.is_dataclass(optimizer) and not hasattr(optimizer, "optimizer")

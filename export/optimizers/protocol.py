@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 
@@ -119,6 +119,21 @@ class Described:
     def hyper(self) -> dict[str, float]:
         return {key: vars(self)[key] for key in self.inputs}
 
+    def with_settings(self, changes: Mapping[str, object]) -> Self:
+        """The same with some other settings; SettingError for one that it has not."""
+        refuse_unknown(type(self).__name__, changes, vars(self))
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+def refuse_unknown(name: str, changes: Collection[str], known: Collection[str]) -> None:
+    """Refuse a setting that an optimizer of this name has not."""
+    odd = sorted(set(changes) - set(known))
+    require(
+        not odd,
+        f"a group sets {', '.join(odd)}, which {name} has not; it has {', '.join(known)}: give the "
+        "group an optimizer of its own",
+    )
+
 
 # How an optimizer gets what it asks for.
 
@@ -148,7 +163,7 @@ def bound(optimizer: Optimizer, slots: Sequence[LayoutSlot]) -> Optimizer:
     Raises ValueError where it cannot train one of them.
     """
     if getattr(optimizer, "per_tensor", False):
-        single = [_alone(slot, member) for slot in slots for member in slot.members]
+        single = [alone(slot, member) for slot in slots for member in slot.members]
         return PerTensor(_told(optimizer, single), tuple(slots))
     return _told(optimizer, slots)
 
@@ -161,7 +176,8 @@ def _told(optimizer: Optimizer, slots: Sequence[LayoutSlot]) -> Optimizer:
     return told
 
 
-def _alone(slot: LayoutSlot, member: LayoutMember) -> LayoutSlot:
+def alone(slot: LayoutSlot, member: LayoutMember) -> LayoutSlot:
+    """The state tensor that a parameter would be by itself."""
     only = replace(member, offset=0)
     return replace(slot, name=member.name, shape=member.shape, members=(only,), packed=False)
 

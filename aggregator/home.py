@@ -43,6 +43,11 @@ class AggregatorHome:
         """Whether this process holds it: see :func:`serve_lock`."""
 
     @property
+    def is_made(self) -> bool:
+        """Whether ``init`` has made it."""
+        return self.database.exists() or self.store_identity.exists()
+
+    @property
     def task_files(self) -> Path:
         """Folder of the further tasks' files, ``NAME.toml`` each."""
         return self.folder / "tasks"
@@ -71,7 +76,7 @@ class AggregatorHome:
             taken = sorted(os.listdir(self.keys))
         except OSError as error:
             raise AggregatorError(f"{self.folder} cannot be made: {error}") from None
-        if taken or self.database.exists() or self.store_identity.exists():
+        if taken or self.is_made:
             raise AggregatorError(
                 f"{self.folder} holds an aggregator already; choose another --home, or keep this"
             )

@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -52,8 +52,9 @@ task resume NAME     rounds open again
 task retire NAME     end it for good: its publications are cleared from the broker, its model and
                      its rounds are deleted. The name may be used again
 task check [FILE]    what is wrong with a task file, and what each change of it takes; without FILE,
-                     of all files of the home. Of a file for a task that there is, named in it or by
-                     --replace: what replace would change, keep and begin anew, by tensor
+                     of all files of the home; FILE needs no home. Of a file for a task that there
+                     is, named in it or by --replace: what replace would change, keep and begin
+                     anew, by tensor
 task replace NAME    with the artifact, method or settings of FILE; no device enrols again. The
                      open round ends first, or is given up with --now. What FILE leaves out of the
                      fleet's tables, and of the task's name and cohort, stays as it is. The file of
@@ -134,6 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
     action: str = arguments.action
     _refuse_options(arguments, action)
     home = home_of(arguments)
+    if action == "check" and arguments.name is not None and not home.is_made:
+        return _told([partial(_without_home, home, arguments)], arguments)
     store = home.open_store()
     try:
         return _ACTIONS[action](home, store, arguments)
@@ -396,6 +399,10 @@ def _check(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
         looks = [partial(_as_successor, home, store, row, file, arguments)]
     else:
         looks = [partial(_as_named, home, store, rows, file, arguments)]
+    return _told(looks, arguments)
+
+
+def _told(looks: Sequence[Callable[[], dict[str, Any]]], arguments: argparse.Namespace) -> int:
     found: list[dict[str, Any]] = []
     for look in looks:
         try:
@@ -408,6 +415,19 @@ def _check(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
         for each in found:
             _print_checked(each)
     return 1 if any(each["problem"] is not None for each in found) else 0
+
+
+def _without_home(home: AggregatorHome, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A file by itself: all but what it would change of a task that there is."""
+    if arguments.replace is not None or arguments.warm_start is not None:
+        raise AggregatorError(
+            f"--replace and --warm-start are of a task that there is, and {home.folder} holds no "
+            "fleet: --home names another folder"
+        )
+    file = Path(arguments.name)
+    said = _checked(file, parse_task(taken_in(file), file), arguments)
+    alone = f"{home.folder} holds no fleet (--home): looked at by itself"
+    return said | {"note": "; ".join(filter(None, (said["note"], alone)))}
 
 
 def _as_named(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from export.axes import Shape
+from export.errors import SettingError
 from export.layout import LayoutSlot
 from export.optimizers.protocol import (
     Optimizer,
@@ -258,11 +259,10 @@ def _positions(share: _Share, spec: StateSpec) -> tuple[int, ...]:
 def _optimizer(group: Group, rest: Any) -> Optimizer:
     if not isinstance(group.optimizer, Mapping):
         return group.optimizer
-    changing = getattr(rest, "with_settings", None)
-    require(
-        changing is not None,
-        f"a group sets {', '.join(group.optimizer)}, and {type(rest).__name__} has no settings to "
-        "change: give the group an optimizer of its own",
-    )
-    changed: Optimizer = changing(group.optimizer)
+    if not hasattr(rest, "with_settings"):
+        raise SettingError(
+            f"a group sets {', '.join(group.optimizer)}, and {type(rest).__name__} has no settings "
+            "to change: give the group an optimizer of its own"
+        )
+    changed: Optimizer = rest.with_settings(group.optimizer)
     return changed

@@ -251,7 +251,8 @@ class Traced:
                 raise
             places, empty, capturable = Places(), _unknown(path.start), True
             self.run(places, path.start, path.gradients[0], empty, lr, capturable=True)
-        kinds, begins = path.kinds(), {}
+        kinds = path.kinds()
+        begins: dict[str, str] = {}
         for each in empty:
             for key, value in each.first.items():
                 if isinstance(value, Tensor) and kinds[key] != "count" and bool(value.any()):

@@ -3,7 +3,6 @@
 from export.optimizers.combinators import Accumulated, Averaged, Clipped, Scheduled
 from export.optimizers.groups import Group, Groups
 from export.optimizers.protocol import Optimizer, OptimizerUpdate, StateSpec
-from export.optimizers.published import Lamb, Lion, SgdW
 from export.optimizers.segmented import Segmented
 from export.optimizers.traced import (
     ASGD,
@@ -13,12 +12,15 @@ from export.optimizers.traced import (
     Adam,
     Adamax,
     AdamW,
+    Lamb,
+    Lion,
     Muon,
     NAdam,
     RAdam,
     RMSprop,
     Rprop,
     Sgd,
+    SgdW,
 )
 
 __all__ = [

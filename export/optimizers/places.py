@@ -207,6 +207,12 @@ class Places(TorchFunctionMode):
         rest = 1 - self._operand(weight)[1]
         return self.add(self._result(self.mul(a, rest)), self._result(self.mul(b, weight)))
 
+    def sign(self, a: Any) -> Parts:
+        base, factor = self._operand(a)
+        if base is None or not _is_positive(factor):
+            raise _NoRule
+        return torch.sign(base), 1.0
+
     def neg(self, a: Any) -> Parts:
         return self.mul(a, -1)
 
@@ -284,7 +290,7 @@ _RULES: Mapping[str, Callable[..., Parts]] = {
     "addcdiv": Places.addcdiv, "lerp": Places.lerp, "neg": Places.neg, "negative": Places.neg,
     "sqrt": Places.sqrt, "pow": Places.pow, "clone": Places.clone, "copy": Places.copy,
     "square": lambda places, a: places.mul(a, a), "maximum": Places.maximum,
-    "where": Places.where,
+    "where": Places.where, "sign": Places.sign,
 }  # fmt: skip
 
 

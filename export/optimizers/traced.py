@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from export.axes import Shape
 from export.errors import ExportError, SettingError
 from export.insides import FakeTensorMode
 from export.layout import LayoutMember, LayoutSlot
+from export.optimizers import published
 from export.optimizers.places import MAXIMUM, AsksForNumbers, Places
 from export.optimizers.protocol import (
     Delegated,
@@ -38,23 +40,22 @@ _SWITCHES = ("capturable", "differentiable", "foreach", "fused")
 
 
 class Traced:
-    """A ``torch.optim.Optimizer`` with one group of parameters; a subclass names torch's class.
+    """A ``torch.optim.Optimizer`` with one group of parameters.
 
-    ``lr`` and ``settings`` are those of the class, with its defaults. Its step is recorded as it is
-    written; state that it makes in its first step, and counts of its steps, are found by running
-    it. It is then held against itself: ExportError where a step does not follow from parameters,
-    gradients, its state and the count of steps, or branches on what only a device knows.
+    ``kind``: its class; ``lr`` and ``settings`` are the class's own, with its defaults. Its step is
+    recorded as it is written; state that it makes in its first step, and counts of its steps, are
+    found by running it. It is then held against itself: ExportError where a step does not follow
+    from parameters, gradients, its state and the count of steps, or branches on what only a device
+    knows.
     """
 
-    kind: ClassVar[type[torch.optim.Optimizer]]
-
-    def __init__(self, lr: float | None = None, **settings: Any) -> None:
+    def __init__(self, kind: Any, lr: float | None = None, **settings: Any) -> None:
         given = settings if lr is None else {"lr": lr, **settings}
         require_rate(given.get("lr", 0.0), given.get("weight_decay", 0.0))
         try:
-            made = self.kind([nn.Parameter(torch.zeros(2, 2))], **given)
+            made = kind([nn.Parameter(torch.zeros(2, 2))], **given)
         except ValueError as error:
-            raise SettingError(f"{type(self).__name__}: {error}") from error
+            raise SettingError(f"{kind.__name__}: {error}") from error
         self._hold(made, made.param_groups[0])
 
     @classmethod
@@ -109,7 +110,7 @@ class Traced:
         refuse_unknown(kind.__name__, changes, self._group)
         taken = inspect.signature(kind).parameters
         given = {key: value for key, value in self._group.items() if key in taken}
-        made = type("Changed", (Traced,), {"kind": kind})(**{**given, **changes})
+        made = Traced(kind, **{**given, **changes})
         group = made._made.param_groups[0]
         return Traced.taken(made._made, {**group, **self._group, **changes})
 
@@ -695,85 +696,24 @@ def _recordable() -> AbstractContextManager[None]:
     )
 
 
-# torch's own, by its names (SGD's but for capitals): lr, and its settings with torch's defaults.
+# By the names of their classes: each takes lr, and the settings of its class with their defaults.
+ASGD = partial(Traced, torch.optim.ASGD)
+Adadelta = partial(Traced, torch.optim.Adadelta)
+Adafactor = partial(Traced, torch.optim.Adafactor)
+Adagrad = partial(Traced, torch.optim.Adagrad)
+Adam = partial(Traced, torch.optim.Adam)
+Adamax = partial(Traced, torch.optim.Adamax)
+AdamW = partial(Traced, torch.optim.AdamW)
+Lamb = partial(Traced, published.Lamb)
+Lion = partial(Traced, published.Lion)
+Muon = partial(Traced, torch.optim.Muon)
+NAdam = partial(Traced, torch.optim.NAdam)
+RAdam = partial(Traced, torch.optim.RAdam)
+RMSprop = partial(Traced, torch.optim.RMSprop)
+Rprop = partial(Traced, torch.optim.Rprop)
+SgdW = partial(Traced, published.SgdW)
 
 
-class Sgd(Traced):
-    """``torch.optim.SGD``."""
-
-    kind = torch.optim.SGD
-
-    def __init__(self, lr: float = 0.01, momentum: float = 0.0, **settings: Any) -> None:
-        super().__init__(lr, momentum=momentum, **settings)
-
-
-class Adam(Traced):
-    """``torch.optim.Adam``."""
-
-    kind = torch.optim.Adam
-
-
-class AdamW(Traced):
-    """``torch.optim.AdamW``."""
-
-    kind = torch.optim.AdamW
-
-
-class RMSprop(Traced):
-    """``torch.optim.RMSprop``."""
-
-    kind = torch.optim.RMSprop
-
-
-class Adagrad(Traced):
-    """``torch.optim.Adagrad``."""
-
-    kind = torch.optim.Adagrad
-
-
-class Adadelta(Traced):
-    """``torch.optim.Adadelta``."""
-
-    kind = torch.optim.Adadelta
-
-
-class Adafactor(Traced):
-    """``torch.optim.Adafactor``, for parameters of fixed sizes."""
-
-    kind = torch.optim.Adafactor
-
-
-class Adamax(Traced):
-    """``torch.optim.Adamax``."""
-
-    kind = torch.optim.Adamax
-
-
-class ASGD(Traced):
-    """``torch.optim.ASGD``."""
-
-    kind = torch.optim.ASGD
-
-
-class NAdam(Traced):
-    """``torch.optim.NAdam``."""
-
-    kind = torch.optim.NAdam
-
-
-class RAdam(Traced):
-    """``torch.optim.RAdam``."""
-
-    kind = torch.optim.RAdam
-
-
-class Rprop(Traced):
-    """``torch.optim.Rprop``, for whole batches."""
-
-    kind = torch.optim.Rprop
-
-
-class Muon(Traced):
-    """``torch.optim.Muon``, for matrices, without rounding to bfloat16."""
-
-    kind = torch.optim.Muon
+def Sgd(lr: float = 0.01, momentum: float = 0.0, **settings: Any) -> Traced:
+    """``torch.optim.SGD``, at a rate that torch had as no default for long."""
+    return Traced(torch.optim.SGD, lr, momentum=momentum, **settings)

@@ -86,11 +86,11 @@ def problem(
 def assert_equal(ours: Any, theirs: Any, shapes: list[Any] = SHAPES, seed: int = 0) -> None:
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
         start, gradients = problem(dtype, seed, shapes)
-        got = run_ours(ours, start, gradients)
         # torch keeps some numbers (a product of momenta) in its default dtype.
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
+            got = run_ours(ours, start, gradients)
             wanted = run_torch(theirs, start, gradients)
         finally:
             torch.set_default_dtype(default)

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import _adafactor
 
 from export.axes import Shape
 from export.errors import ExportError, SettingError
-from export.insides import FakeTensorMode
+from export.insides import FakeTensorMode, adafactor
 from export.layout import LayoutMember, LayoutSlot
 from export.optimizers import published
 from export.optimizers.places import MAXIMUM, AsksForNumbers, Places
@@ -690,8 +689,8 @@ def _recordable() -> AbstractContextManager[None]:
             (math, "sqrt", _of_tensors(math.sqrt, torch.sqrt)),
         ],
         [
-            (_adafactor, "min", _of_tensors(min, torch.minimum)),
-            (_adafactor, "max", _of_tensors(max, torch.maximum)),
+            (adafactor, "min", _of_tensors(min, torch.minimum)),
+            (adafactor, "max", _of_tensors(max, torch.maximum)),
         ],
     )
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.methods.method import Binding, RoundSummary, taken_of
-from aggregator.methods.model import ModelMismatch
+from aggregator.methods.method import Binding, ModelMismatch, RoundSummary, taken_of
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint

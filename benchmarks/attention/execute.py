@@ -13,7 +13,7 @@ from sklearn.metrics import precision_score
 
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Method, RoundSummary, rate_at
+from aggregator.methods.method import Method, rate_at
 from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
@@ -72,10 +72,9 @@ def execute(
     """
     fleet = fleet_of(experiment.data, experiment.seed, root, experiment.devices)
     timed = [_Timed(learner) for learner in _learners(experiment, fleet, artifacts)]
-    method = _method(experiment, fleet)
-    falling = FallingRate(method, experiment.decay)
+    method = falling(_method(experiment, fleet), experiment.decay)
     channel = HalfChannel(len(timed))
-    simulation = Simulation(falling, timed, np.random.default_rng(0), channel)
+    simulation = Simulation(method, timed, np.random.default_rng(0), channel)
     warm = experiment.method.training.warm_up_rounds if _mixes(experiment) else 0
     curve: list[Point] = []
     scores: list[Scores] = []
@@ -252,68 +251,33 @@ class LocalMethod(Method):
 
     def __init__(self, settings: Local) -> None:
         self._settings = settings
-        self._round_id = 0
-        self._participants = 0
 
-    def open_round(self, round_id: int) -> Broadcast:
+    def tell(self) -> Broadcast:
         """A broadcast that holds the learning rate alone."""
-        self._round_id, self._participants = round_id, 0
-        return Broadcast(round_id, 0, {}, {"learning_rate": self._settings.learning_rate})
+        return Broadcast(self._round_id, 0, {}, {"learning_rate": self._settings.learning_rate})
 
-    def check(self, update: Update) -> None:
+    def require(self, update: Update) -> None:
         """Takes everything: there is nothing in it."""
 
-    def absorb(self, update: Update) -> None:
-        """Counts the device."""
-        self._participants += 1
+    def add(self, update: Update) -> None:
+        """Nothing."""
 
-    def close_round(self) -> RoundSummary:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return RoundSummary(self._round_id, 0, self._participants)
-
-    def state(self) -> State:
-        """The round."""
-        return {"round": np.asarray(self._round_id, dtype=np.int64)}
-
-    def restore(self, state: State) -> None:
-        """Take ``state()`` back."""
-        self._round_id = int(state["round"])
+    def step(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
 
 
-class FallingRate(Method):
+def falling(method: Method, decay: float) -> Method:
     """The method, with ``learning_rate`` times decay^(round - 1) in its broadcasts.
 
     All methods fall alike, so that none is ahead because its last steps are quieter.
     """
+    tell = method.tell
 
-    bounds = None  # the method has its own
-
-    def __init__(self, method: Method, decay: float) -> None:
-        self._method = method
-        self._decay = decay
-
-    def open_round(self, round_id: int) -> Broadcast:
-        """The method's, at this round's rate."""
-        opened = self._method.open_round(round_id)
-        rate = rate_at(float(opened.settings["learning_rate"]), self._decay, round_id)
+    def told() -> Broadcast:
+        opened = tell()
+        rate = rate_at(float(opened.settings["learning_rate"]), decay, opened.round_id)
         return replace(opened, settings={**opened.settings, "learning_rate": rate})
 
-    def check(self, update: Update) -> None:
-        """The method's."""
-        self._method.check(update)
-
-    def absorb(self, update: Update) -> None:
-        """The method's."""
-        self._method.absorb(update)
-
-    def close_round(self) -> RoundSummary:
-        """The method's."""
-        return self._method.close_round()
-
-    def state(self) -> State:
-        """The method's."""
-        return self._method.state()
-
-    def restore(self, state: State) -> None:
-        """The method's."""
-        self._method.restore(state)
+    method.tell = told  # type: ignore[method-assign]
+    return method

@@ -11,7 +11,7 @@ least squares divides the other rows among the users.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,7 +172,7 @@ def _new_lines(values: Floats, known: Floats, most: int) -> Floats:
     return known[count:]
 
 
-class CuriousMethod(ScatterMethod):
+class CuriousMethod(ScatterMethod, stages=False):
     """Scatter aggregation as it is, which takes down what it sees of some devices.
 
     Args:
@@ -200,9 +200,13 @@ class CuriousMethod(ScatterMethod):
         self.seen: dict[str, list[Sighting]] = {name: [] for name in watched}
         """What was seen of each watched device, oldest first."""
 
-    def absorb(self, update: Update) -> None:
-        """Take the update in, and a look at it."""
-        super().absorb(update)
+    def absorb_each(self, updates: Sequence[Update]) -> None:
+        """Take updates in, and a look at each."""
+        super().absorb_each(updates)
+        for update in updates:
+            self._see(update)
+
+    def _see(self, update: Update) -> None:
         seen = self.seen.get(update.sender)
         if seen is not None and len(update.tensors["rows"]):
             seen.append(self.look(update))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.attention.__main__ import main
-from benchmarks.attention.execute import FallingRate, LocalMethod
+from benchmarks.attention.execute import LocalMethod, falling
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.rows import BEST, KINDS, OBSERVED, ROWS, STAGES, TABLES
 from benchmarks.attention.table import joining_table, known_table, main_table, validation_table
@@ -100,7 +100,7 @@ def test_the_channel_rounds_to_half_and_counts() -> None:
 
 
 def test_the_rate_falls_for_every_method() -> None:
-    method = FallingRate(LocalMethod(Local(learning_rate=0.2)), 0.5)
+    method = falling(LocalMethod(Local(learning_rate=0.2)), 0.5)
     assert method.open_round(1).settings["learning_rate"] == 0.2
     method.close_round()
     assert method.open_round(3).settings["learning_rate"] == pytest.approx(0.05)

@@ -46,13 +46,14 @@ BAD = 7
 """Its update cannot be absorbed, and that is found out when half of it was."""
 
 
-class HalfAbsorbed(ScatterMethod):
+class HalfAbsorbed(ScatterMethod, stages=False):
     """Adds large values, too, and raises then."""
 
-    def absorb(self, update: Update) -> None:
-        super().absorb(update)
-        if np.abs(update.tensors["pulls"]).max() > 2:
-            raise MemoryError("no room for large values")
+    def absorb_each(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            super().absorb_each([update])
+            if np.abs(update.tensors["pulls"]).max() > 2:
+                raise MemoryError("no room for large values")
 
 
 class HalfAbsorbedBinding(ScatterBinding):

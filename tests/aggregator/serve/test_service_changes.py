@@ -151,13 +151,14 @@ def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
             assert anna.take_part(number + 1, anna.body(items=21)).verdict is Verdict.COUNTED
 
 
-class DefectiveMethod(ScatterMethod):
+class DefectiveMethod(ScatterMethod, stages=False):
     """Its check lets large values through, its absorb does not take them."""
 
-    def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["pulls"]).max() > 2.5:
-            raise MemoryError("no room for large values")
-        super().absorb(update)
+    def absorb_each(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            if np.abs(update.tensors["pulls"]).max() > 2.5:
+                raise MemoryError("no room for large values")
+            super().absorb_each([update])
 
 
 class DefectiveBinding(ScatterBinding):

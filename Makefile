@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 		"make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(RUN) || "$(PYTHON)" -m venv $(VENV)
 	$(RUN) -m pip install --quiet --constraint constraints.txt \
-		--editable '.[aggregator,cluster,export,demo,simulate,dev]'
+		--editable '.[aggregator,cluster,export,demo,simulate,docs,dev]'
 	touch $@
 
 .PHONY: test
@@ -89,6 +89,10 @@ demo: $(STAMP) ## a fleet over MQTT on MovieLens 100K, with a report (ARGS=--loc
 .PHONY: artifact
 artifact: $(STAMP) ## rebuild the factorisation artifact that the wheel carries
 	$(VENV)/bin/tessera-export mf -o device_sdk/artifacts/mf
+
+.PHONY: docs
+docs: $(STAMP) ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 .PHONY: wheel
 wheel: $(STAMP) ## build the wheel into dist/

@@ -101,15 +101,22 @@ class Device:
                 a WebSocket: ``ws://host``, ``wss://host/mqtt``.
             code: used up by the first device that sends it.
             home: a folder of this device's own, made if missing, readable by its owner only.
-            user, password_file: who this device is to the broker, where the URL does not say it.
+            user: who this device is to the broker, where the URL does not say it.
+            password_file: the password of that user, in a file of its own.
             tls: CA file and client certificate; the system's authorities without. These files and
                 ``password_file`` are kept by their paths, and read again at each connection.
             client_id_prefix: where the broker asks for client ids that begin with something.
             prefix: as `invite` printed it; mostly this default.
-            task, cohort: take part in this task alone, the others of the fleet are none of this
-                device's; None: in all that are for it.
+            task: take part in this task alone, the others of the fleet are none of this device's;
+                None: in all that are for it.
+            cohort: of that task, likewise.
             timeout_seconds: how long to wait for broker and aggregator.
-            options, pace, link_settings, work_clock, data, tasks: as in :meth:`open`.
+            options: as in :meth:`open`, and so are all that follow.
+            pace: how much of a day and of the processor training may take.
+            link_settings: of the connection to the broker.
+            work_clock: by which training is timed.
+            data: what tasks train on.
+            tasks: those that are trained.
 
         Raises :class:`AlreadyEnrolled`, :class:`EnrolmentRefused` (the code is wrong, used or
         expired, or others than this task and cohort are served there), :class:`EnrolmentFailed`

@@ -138,7 +138,7 @@ RULES = (
     Rule(
         "aggregator",
         frozenset(
-            {"aggregator", "psycopg", "ray", _CHECK, _TRIAL, _REHEARSAL}
+            {"aggregator", "prometheus_client", "psycopg", "ray", _CHECK, _TRIAL, _REHEARSAL}
             | (_CONTRACT | _SOLVE | _SERVER)
         ),
         frozenset({"onnxruntime"}),
@@ -171,7 +171,9 @@ RULES = (
         | {"numpy", _CHECK},
     ),
     _server(
-        "serve", "clock evaluation home keys publish refusals rounds shared store task task_log"
+        "serve",
+        "clock evaluation home keys publish refusals rounds shared store task task_log",
+        libraries="prometheus_client",
     ),
     _server(
         "cluster",

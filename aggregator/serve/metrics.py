@@ -1,23 +1,20 @@
-"""Prometheus' text format on a loopback port, for whoever scrapes it."""
+"""What there is to see of a running aggregator, and the port on which Prometheus asks for it."""
 
 from __future__ import annotations
 
 import math
-import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import Figure
 from aggregator.evaluation.words import part_name
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import MetricsSettings
-
-# What there is to see of a running aggregator, for the live view, the log and the metrics.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,93 +67,7 @@ class Snapshot:
     """Messages of our own to ourselves that the broker acknowledged and did not deliver."""
 
 
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def format_metrics(seen: Snapshot) -> str:
-    lines: list[str] = []
-
-    def put(name: str, about: str, samples: dict[str, float]) -> None:
-        kind = "counter" if name.endswith("_total") else "gauge"
-        lines.append(f"# HELP tessera_{name} {about}")
-        lines.append(f"# TYPE tessera_{name} {kind}")
-        lines.extend(f"tessera_{name}{labels} {value:.15g}" for labels, value in samples.items())
-
-    def put_each(name: str, about: str, value: Callable[[TaskSnapshot], float]) -> None:
-        put(name, about, {_labels(seen, task): value(task) for task in seen.tasks})
-
-    values: dict[str, tuple[str, float]] = {
-        "connected": ("Whether there is a connection to the broker", seen.connected),
-        "subscriptions_refused": (
-            "Subscriptions that the broker refuses at present",
-            len(seen.refused_subscriptions),
-        ),
-        "devices": ("Devices that are enrolled and not revoked", seen.devices),
-        "sessions": ("Sessions in memory", seen.sessions),
-        "received_bytes_total": ("Bytes of messages received", seen.bytes_received),
-        "sent_bytes_total": ("Bytes of messages sent", seen.bytes_sent),
-        "broker_losses_total": (
-            "Test messages that the broker acknowledged and did not deliver",
-            seen.broker_losses,
-        ),
-    }
-    for name, (about, value) in values.items():
-        put(name, about, {"": value})
-    for name, (about, of_task) in _OF_EACH.items():
-        put_each(name, about, of_task)
-    put(
-        "round_updates_by_k",
-        "Updates of this round by the width that was trained",
-        {
-            _labels(seen, task, k=width): count
-            for task in seen.tasks
-            for width, count in sorted(task.widths.items())
-        },
-    )
-    put(
-        "evaluation",
-        "What devices found out about the model: the fleet's figure, the median device's own, the "
-        "worst tenth's",
-        {
-            _labels(seen, task, **_of_figure(figure), statistic=name): value
-            for task in seen.tasks
-            for figure in _figures(task)
-            for name, value in (
-                ("value", figure.value),
-                ("median", figure.median),
-                ("worst_tenth", figure.worst_tenth),
-            )
-            if value is not None and not math.isnan(value)
-        },
-    )
-    put(
-        "evaluation_devices",
-        "Devices that a figure is of",
-        {
-            _labels(seen, task, **_of_figure(figure)): figure.devices
-            for task in seen.tasks
-            for figure in _figures(task)
-        },
-    )
-    put(
-        "device_outcomes_total",
-        "How rounds ended on the devices, as these told",
-        {
-            _labels(seen, task, outcome=outcome, reason=reason): count
-            for task in seen.tasks
-            for (outcome, reason), count in sorted(task.outcomes.items())
-        },
-    )
-    put(
-        "refused_total",
-        "Messages refused, by reason",
-        {_written({"reason": why}): count for why, count in sorted(seen.refusals.items())},
-    )
-    return "\n".join(lines) + "\n"
-
-
-_OF_EACH: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
+_OF_EACH_TASK: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     "model_version": ("The model's version", lambda task: task.version),
     "round": (
         "The round that is open, 0 for none",
@@ -189,25 +100,95 @@ _OF_EACH: dict[str, tuple[str, Callable[[TaskSnapshot], float]]] = {
     "task_paused": ("Whether the operator paused it", lambda task: task.paused),
 }
 
-
-def _figures(task: TaskSnapshot) -> tuple[Figure, ...]:
-    return () if task.evaluated is None else task.evaluated.figures
+_Samples = Iterable[tuple[Mapping[str, object], float]]
 
 
-def _of_figure(figure: Figure) -> dict[str, str]:
-    return {"stage": figure.stage, "metric": figure.metric, "part": part_name(figure.part)}
+def metrics_of(seen: Snapshot) -> Iterator[Metric]:
+    """Metrics of one moment, as prometheus-client writes them down."""
+    # A home with one task names none: its series stay what they were.
+    tasks = [({"task": one.name} if len(seen.tasks) > 1 else {}, one) for one in seen.tasks]
+    figures = [
+        ({**of, "stage": one.stage, "metric": one.metric, "part": part_name(one.part)}, one)
+        for of, task in tasks
+        if task.evaluated is not None
+        for one in task.evaluated.figures
+    ]
+    refused = len(seen.refused_subscriptions)
+    yield _metric("connected", "Whether there is a connection to the broker", seen.connected)
+    yield _metric("subscriptions_refused", "Subscriptions the broker refuses at present", refused)
+    yield _metric("devices", "Devices that are enrolled and not revoked", seen.devices)
+    yield _metric("sessions", "Sessions in memory", seen.sessions)
+    yield _metric("received_bytes_total", "Bytes of messages received", seen.bytes_received)
+    yield _metric("sent_bytes_total", "Bytes of messages sent", seen.bytes_sent)
+    yield _metric(
+        "broker_losses_total",
+        "Test messages that the broker acknowledged and did not deliver",
+        seen.broker_losses,
+    )
+    for name, (about, value) in _OF_EACH_TASK.items():
+        yield _metric(name, about, [(of, value(task)) for of, task in tasks])
+    yield _metric(
+        "round_updates_by_k",
+        "Updates of this round by the width that was trained",
+        [({**of, "k": k}, count) for of, task in tasks for k, count in sorted(task.widths.items())],
+    )
+    yield _metric(
+        "evaluation",
+        "What devices found out about the model: the fleet's figure, the median device's own, the "
+        "worst tenth's",
+        [
+            ({**of, "statistic": statistic}, value)
+            for of, figure in figures
+            for statistic in ("value", "median", "worst_tenth")
+            if (value := getattr(figure, statistic)) is not None and not math.isnan(value)
+        ],
+    )
+    yield _metric(
+        "evaluation_devices",
+        "Devices that a figure is of",
+        [(of, figure.devices) for of, figure in figures],
+    )
+    yield _metric(
+        "device_outcomes_total",
+        "How rounds ended on the devices, as these told",
+        [
+            ({**of, "outcome": outcome, "reason": reason}, count)
+            for of, task in tasks
+            for (outcome, reason), count in sorted(task.outcomes.items())
+        ],
+    )
+    yield _metric(
+        "refused_total",
+        "Messages refused, by reason",
+        [({"reason": reason}, count) for reason, count in sorted(seen.refusals.items())],
+    )
 
 
-def _labels(seen: Snapshot, task: TaskSnapshot, **labels: object) -> str:
-    """A home with one task names none: its series stay what they were."""
-    if len(seen.tasks) > 1:
-        labels = {"task": task.name, **labels}
-    return _written(labels)
+def _metric(name: str, about: str, samples: float | _Samples) -> Metric:
+    """A counter where the name ends as Prometheus' counters do, a gauge otherwise."""
+    counter = name.endswith("_total")
+    metric = Metric(
+        f"tessera_{name.removesuffix('_total')}", about, "counter" if counter else "gauge"
+    )
+    for labels, value in [({}, samples)] if isinstance(samples, int | float) else samples:
+        metric.add_sample(f"tessera_{name}", {key: str(one) for key, one in labels.items()}, value)
+    return metric
 
 
-def _written(labels: Mapping[str, object]) -> str:
-    pairs = ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
-    return f"{{{pairs}}}" if pairs else ""
+class _Snapshots(Collector):
+    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        seen = self._snapshot()
+        return iter(()) if seen is None else metrics_of(seen)
+
+
+def registry_of(snapshot: Callable[[], Snapshot | None]) -> CollectorRegistry:
+    """Asks for a snapshot at each scrape; without one there are no metrics yet."""
+    registry = CollectorRegistry()
+    registry.register(_Snapshots(snapshot))
+    return registry
 
 
 @contextmanager
@@ -216,37 +197,15 @@ def serve_metrics(
 ) -> Iterator[int]:
     """Serve ``GET /metrics``; the port. Raises AggregatorError when it is taken, and for an address
     that is none of this machine's."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen = snapshot()
-            if self.path != "/metrics" or seen is None:
-                self.send_error(404 if seen is not None else 503)
-                return
-            body = format_metrics(seen).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", _TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            return  # a scrape every few seconds is no news
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
-
     try:
-        server = Server((settings.address, settings.port), Handler)
+        server, thread = start_http_server(settings.port, settings.address, registry_of(snapshot))
     except OSError as error:
         raise AggregatorError(
             f"metrics.port {settings.port} at metrics.address {settings.address} cannot be used: "
             f"{error}"
         ) from None
-    thread = threading.Thread(target=server.serve_forever, name="tessera-metrics", daemon=True)
-    thread.start()
     try:
-        yield int(server.server_address[1])
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar
@@ -76,7 +76,11 @@ _DEFAULTS = {
 }
 _LOCAL = ("", "localhost", "127.0.0.1", "::1")
 # By the server, where neither it nor the URL says: who holds others up is cut off.
-_TIMEOUTS = {"idle_in_transaction_session_timeout": "5s", "lock_timeout": "10s"}
+_SILENT_SECONDS = 5
+_TIMEOUTS = {
+    "idle_in_transaction_session_timeout": f"{_SILENT_SECONDS}s",
+    "lock_timeout": "10s",
+}
 _SETTINGS = ("fsync", "synchronous_commit", "server_encoding", *_TIMEOUTS)
 
 
@@ -564,6 +568,9 @@ class PostgresDatabase(Database):
                 return ask()
             except psycopg.Error as error:
                 failure = self._failure(error)
+                if error.sqlstate == _LOCK_NOT_AVAILABLE and self._cut_off_who_is_silent():
+                    self._connection.close()
+                    continue
                 if not self._lost(error) and (self.waits is None or not self._is_away(error)):
                     raise failure from None
                 if self.waits is None and time.monotonic() >= until_seconds:
@@ -577,6 +584,21 @@ class PostgresDatabase(Database):
                 raise failure
             time.sleep(wait_seconds)
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+
+    def _cut_off_who_is_silent(self) -> bool:
+        """Whether sessions were ended that kept us waiting: they hold the writers' lock in the
+        midst of a statement (a ``COPY``, a pipeline) and have sent nothing for as long as the
+        server leaves alone those that are idle in a transaction, which is all that it looks for
+        itself. A process that is frozen there would hold everybody up for good."""
+        seconds = int(self._server_settings["idle_in_transaction_session_timeout"]) / 1000
+        with suppress(psycopg.Error), closing(self._connect()) as connection:
+            before = set(connection.execute(_SILENT, (_WRITERS_LOCK,)))
+            if before:
+                time.sleep(seconds or _SILENT_SECONDS)
+                silent = before & set(connection.execute(_SILENT, (_WRITERS_LOCK,)))
+                ended = [connection.execute(_END, (pid,)).fetchone() for pid, *_ in silent]
+                return any(ended)
+        return False
 
     def _lost(self, error: psycopg.Error) -> bool:
         """Whether the connection is gone. What a server says as it ends a session may come before
@@ -602,6 +624,14 @@ class PostgresDatabase(Database):
 
 
 _APPLICATION = "tessera store "
+# Who holds the writers' lock of this database and is waited for to send more; how far each has come.
+_SILENT = """
+SELECT pid, backend_start, query_start, state_change, bytes_processed
+FROM pg_locks JOIN pg_stat_activity USING (pid) LEFT JOIN pg_stat_progress_copy USING (pid)
+WHERE locktype = 'advisory' AND objid = $1 AND granted AND wait_event = 'ClientRead'
+AND database = (SELECT oid FROM pg_database WHERE pg_database.datname = current_database())
+"""
+_END = "SELECT true WHERE pg_terminate_backend($1)"
 _ENDINGS = ("57P01", "57P02", "57P03", "57P05", "25P03")
 _LOCK_NOT_AVAILABLE = "55P03"
 # Of statements that nothing is wrong with: no connection, rolled back for another, no room or no

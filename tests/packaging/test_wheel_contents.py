@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("device_sdk", "aggregator", "export")
-EXTRAS = {"aggregator", "cluster", "export", "demo", "simulate", "dev"}
+EXTRAS = {"aggregator", "cluster", "export", "demo", "simulate", "dev", "docs"}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,8 @@ def test_the_wheel_carries_every_artifact_whole(wheel: Path, names: set[str]) ->
 
 
 def test_the_type_marker_and_the_licence_come_along(names: set[str]) -> None:
-    assert "device_sdk/py.typed" in names
+    for package in ("aggregator", "device_sdk", "export"):
+        assert f"{package}/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 

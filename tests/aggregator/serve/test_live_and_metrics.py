@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import time
-import urllib.error
 import urllib.request
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from aggregator.errors import AggregatorError
@@ -19,7 +19,7 @@ from aggregator.evaluation.figures import Figure
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render
-from aggregator.serve.metrics import Snapshot, TaskSnapshot, format_metrics, serve_metrics
+from aggregator.serve.metrics import Snapshot, TaskSnapshot, registry_of, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import MetricsSettings
@@ -75,6 +75,23 @@ def shown(seen: Snapshot) -> str:
     return file.getvalue()
 
 
+def scraped(seen: Snapshot) -> dict[str, float]:
+    """What Prometheus reads, by name and labels in the order of theirs."""
+    return samples_in(generate_latest(registry_of(lambda: seen)).decode())
+
+
+def samples_in(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = " ".join(
+                [sample.name, *(f"{key}={sample.labels[key]}" for key in sorted(sample.labels))]
+            )
+            assert name not in found, "a series twice: the scrape would be refused"
+            found[name] = sample.value
+    return found
+
+
 def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     text = shown(SEEN)
     for part in ("version 5", "12 of 48", "quorum 12/40", "k=8: 4", "1.2 MB", "late 2", "version"):
@@ -88,7 +105,7 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     assert "held: quarantine" in shown(only(current=held))
     unsealed = only(current=None, unpublished="too large a value")
     assert "held: too large a value" in shown(unsealed)
-    assert "tessera_round_held 1" in format_metrics(unsealed)
+    assert scraped(unsealed)["tessera_round_held"] == 1
     assert "between two rounds" in shown(only(current=None))
     few = only(current=None, eligible=3, wait_for_devices=4)
     assert "no round opens: 3 of 4 devices" in shown(few)
@@ -105,11 +122,11 @@ def test_each_of_several_tasks_has_a_section_and_series_of_its_own() -> None:
     text = shown(seen)
     for part in ("2 tasks", "films, version 5", "air, version 2, for 3 devices, paused", "600"):
         assert part in text
-    lines = format_metrics(seen).splitlines()
-    assert 'tessera_model_version{task="films"} 5' in lines
-    assert 'tessera_model_version{task="air"} 2' in lines
-    assert 'tessera_round_updates_by_k{task="films",k="64"} 8' in lines
-    assert "tessera_devices 48" in lines
+    samples = scraped(seen)
+    assert samples["tessera_model_version task=films"] == 5
+    assert samples["tessera_model_version task=air"] == 2
+    assert samples["tessera_round_updates_by_k k=64 task=films"] == 8
+    assert samples["tessera_devices"] == 48
 
 
 def test_events_in_words() -> None:
@@ -121,25 +138,28 @@ def test_events_in_words() -> None:
 
 
 def test_metrics_are_served_on_the_loopback_interface() -> None:
-    with serve_metrics(MetricsSettings(), lambda: SEEN) as port:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_SECONDS
-        ) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            body = answer.read().decode()
-        with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS)
+    latest: list[Snapshot | None] = [None]
+    with serve_metrics(MetricsSettings(), lambda: latest[0]) as port:
+
+        def scrape() -> dict[str, float]:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
+                assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+                return samples_in(answer.read().decode())
+
+        assert scrape() == {}, "nothing was seen yet"
+        latest[0] = SEEN
+        samples = scrape()
         with (
             pytest.raises(AggregatorError, match=r"metrics\.port"),
             serve_metrics(MetricsSettings(port), lambda: SEEN),
         ):
             pass
-    assert body == format_metrics(SEEN)
-    lines = body.splitlines()
-    assert 'tessera_refused_total{reason="late"} 2' in lines
-    assert "tessera_broker_losses_total 0" in lines
-    assert 'tessera_round_updates_by_k{k="64"} 8' in lines
-    assert all(line.startswith(("#", "tessera_")) for line in lines)
+    assert samples == scraped(SEEN)
+    assert samples["tessera_refused_total reason=late"] == 2
+    assert samples["tessera_broker_losses_total"] == 0
+    assert samples["tessera_round_updates_by_k k=64"] == 8
+    assert all(name.startswith("tessera_") for name in samples)
 
 
 def test_figures_of_the_newest_evaluated_version() -> None:
@@ -148,14 +168,14 @@ def test_figures_of_the_newest_evaluated_version() -> None:
     personal = Figure("personal", "hr10", "k=8", 4, 80.0, 0, math.nan, 0.0, math.nan)
     seen = only(evaluated=EvaluatedVersion(4, 7, (fleet, personal)))
     assert "version 4: hr10 0.25 (median 0.3, worst tenth 0.1, 40 devices)" in shown(seen)
-    lines = format_metrics(seen).splitlines()
-    for name, value in (("value", "0.25"), ("median", "0.3"), ("worst_tenth", "0.1")):
-        labels = f'stage="global",metric="hr10",part="fleet",statistic="{name}"'
-        assert f"tessera_evaluation{{{labels}}} {value}" in lines
+    samples = scraped(seen)
+    for name, value in (("value", 0.25), ("median", 0.3), ("worst_tenth", 0.1)):
+        labels = f"metric=hr10 part=fleet stage=global statistic={name}"
+        assert samples[f"tessera_evaluation {labels}"] == value
     # What is not defined is no sample.
-    assert not [line for line in lines if "nan" in line]
-    assert 'tessera_evaluation_devices{stage="personal",metric="hr10",part="k=8"} 4' in lines
-    assert "tessera_evaluated_version 4" in lines
+    assert not any(math.isnan(value) for value in samples.values())
+    assert samples["tessera_evaluation_devices metric=hr10 part=k=8 stage=personal"] == 4
+    assert samples["tessera_evaluated_version"] == 4
     rests = replace(OPEN, threshold=0)
     assert "early stopping" in shown(only(current=rests, stopped=True))
     assert "early stopping" not in shown(only(current=rests))
@@ -169,22 +189,13 @@ def test_labels_and_numbers_are_what_prometheus_reads_back() -> None:
         for at, name in enumerate(names, 1)
     )
     one = replace(FILMS, evaluated=EvaluatedVersion(4, 7, figures))
-    seen = replace(SEEN, tasks=(one,), bytes_received=123_456_789_012)
-    found = {}
-    for line in format_metrics(seen).splitlines():
-        if line.startswith("tessera_evaluation{"):
-            pairs = re.fullmatch(
-                r"tessera_evaluation\{((?:[^\"]+\"(?:[^\"\\]|\\.)*\")+)\} (.+)", line
-            )
-            assert pairs is not None, line
-            labels = dict(re.findall(r"([a-z]+)=\"((?:[^\"\\]|\\.)*)\"", pairs[1]))
-            part = re.sub(r"\\(.)", r"\1", labels["part"])
-            assert part not in found, "a series twice: the scrape would be refused"
-            found[part] = float(pairs[2])
-    assert found == {
+    samples = scraped(replace(SEEN, tasks=(one,), bytes_received=123_456_789_012))
+    for part, value in {
         'a"} 1 b="': 0.1,
         "back\\slash": 0.2,
-        "artifact fleet": pytest.approx(0.3),
+        "artifact fleet": 0.1 * 3,
         "fleet": 0.4,
-    }
-    assert "tessera_received_bytes_total 123456789012" in format_metrics(seen).splitlines()
+    }.items():
+        labels = f"metric=hr10 part={part} stage=global statistic=value"
+        assert samples[f"tessera_evaluation {labels}"] == value
+    assert samples["tessera_received_bytes_total"] == 123_456_789_012

@@ -287,6 +287,22 @@ def test_who_is_frozen_in_a_transaction_does_not_keep_others_waiting(url: str, l
         one.refusals.add({"late": 1})
 
 
+def test_who_is_frozen_in_the_midst_of_a_statement_does_not_keep_others_waiting(url: str) -> None:
+    patience = "-c%20idle_in_transaction_session_timeout%3D300ms%20-c%20lock_timeout%3D300ms"
+    impatient = f"{url}?options={patience}"
+
+    def verdicts(waits: Callable[[], object]) -> Iterator[StoredVerdict]:
+        yield StoredVerdict(1, 1, b"a", bytes(32), None)
+        waits()  # in a COPY, which is neither over nor idle
+
+    with opened(url) as one, opened(impatient) as other:
+        with pytest.raises(StoreError):
+            one.first.log.append([], verdicts(lambda: other.refusals.add({"late": 1})))
+        assert other.refusals.all() == {"late": 1}
+        one.refusals.add({"late": 1})
+        assert other.refusals.all() == {"late": 2}
+
+
 def test_a_notification_in_the_midst_of_connecting_is_heard(
     url: str, postgres: PostgresServer
 ) -> None:

@@ -138,6 +138,8 @@ class Bounding(Additive):
 
     PARTS = ("heard", "scales")
     ADDED = ("shortened", "fewer")
+    _shortened: int
+    _fewer: int
 
     def __init__(self, bounds: UpdateBounds) -> None:
         self._bounds = bounds

@@ -115,6 +115,10 @@ class FedAvgMethod(SummingMethod):
 
     PARTS = ("optimizer", "moved", "buffers_moved")
     ADDED = ("fewer", "weight_sum", "losses")
+    _fewer: int
+    _weight_sum: int
+    _losses: NDArray[np.int64]
+    _robust: Floats | None
     _moved: FixedPointSum | None = None
     _buffers_moved: UnlikeSum | None = None
 
@@ -301,7 +305,7 @@ class FedAvgMethod(SummingMethod):
         }
 
     def _parts_follow(self) -> None:
-        self._robust: Floats | None = None
+        self._robust = None
         self._moved = self._buffers_moved = None
         if self._adds_up:
             self._moved = FixedPointSum((self._trained,))

@@ -176,7 +176,7 @@ def _require_forms(forms: Mapping[str, _Form], before: Mapping[str, _Form]) -> N
             raise ValueError(f"it returned {name!r} with numbers that are not finite")
 
 
-def _require_alike(method: Method, anew: Method) -> None:
+def _require_alike(method: GuardedMethod, anew: GuardedMethod) -> None:
     """Raises ValueError where one that goes on from the other's state is another."""
     for what, one, other in (
         ("version", method.version, anew.version),
@@ -340,6 +340,11 @@ class GuardedMethod:
     adopt = _door("adopt", _nothing, ModelMismatch)
     begin_at = _door("begin_at", _nothing)
     forget = _door("forget", _nothing)
+
+    def take_each(self, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:
+        """What the method takes of ``decoded``; an error in the place of what it does not."""
+        refused = iter(self.check_each([each for each in decoded if isinstance(each, Update)]))
+        return [next(refused) or each if isinstance(each, Update) else each for each in decoded]
 
     @property
     def lowered(self) -> dict[str, str]:

@@ -247,6 +247,8 @@ class LeastSquaresLoss(ScatterLoss):
     MEASURES = 3
     PARTS = ("gram", "senders")
     ADDED = ("people", "named")
+    _people: int
+    _named: Counts
 
     def __init__(
         self, shape: tuple[int, int], settings: LeastSquaresSettings, spread: float = 0.01

@@ -293,7 +293,7 @@ class FleetScale(Voices):
 
     def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
         self._count = len(voices)
-        columns = [sorted(column) for column in zip(*voices.values(), strict=True)]
+        columns: list[list[float]] = [sorted(column) for column in zip(*voices.values(), strict=True)]
         middle = (self._count - 1) // 2
         self._medians = [column[middle] for column in columns] or [0.0] * self._measures
 
@@ -334,6 +334,7 @@ class Outliers(Additive):
     PARTS = ("voices",)
     ADDED = ("count",)
     FRESH = True
+    _count: int
 
     def __init__(self, multiple: float) -> None:
         self._multiple = multiple

@@ -124,8 +124,8 @@ class Method(Additive, ABC):
 
     bounds: ClassVar[UpdateBounds | None] = UpdateBounds()
     SHARDS: ClassVar[bool] = False
-    PARTS = ("bounding", "held")
-    ADDED = ("participants",)
+    PARTS: ClassVar[tuple[str, ...]] = ("bounding", "held")
+    ADDED: ClassVar[tuple[str, ...]] = ("participants",)
 
     _bounding: Bounding | None
     _held: HeldUpdates
@@ -247,8 +247,7 @@ class Method(Additive, ABC):
 
     def check(self, update: Update) -> None:
         """Raise :class:`Refused` unless ``absorb`` will take this update; changes nothing."""
-        (refused,) = self.check_each([update])
-        if refused is not None:
+        if (refused := self._refusal(update)) is not None:
             raise refused
 
     def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
@@ -256,7 +255,7 @@ class Method(Additive, ABC):
         found: list[Refused | None] = []
         for start in range(0, len(updates), _CHECKED_TOGETHER):
             group = updates[start : start + _CHECKED_TOGETHER]
-            good = len(group) > 1 and not self.full and self._of_round(group)
+            good = len(group) > 1 and not self._is_full and self._of_round(group)
             if good and self.sound_together(group):
                 found.extend([None] * len(group))
             else:
@@ -281,18 +280,21 @@ class Method(Additive, ABC):
             for values in update.tensors.values():
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
                     return Refused("bad-values", "a value is not finite")
-        if self.full:
+        if self._is_full:
             return Refused("round-full", "this round holds as many updates as it may")
         return None
 
     def absorb(self, update: Update) -> None:
         """Add a checked update, or hold it until the round closes. The same updates in the same
         order give the same bits; in any order, where the round adds up."""
-        self.absorb_each([update])
+        self._absorb([update])
 
     def absorb_each(self, updates: Sequence[Update]) -> None:
         """:meth:`absorb` of many, with the same bits. Where it raises, any number of them may have
         been absorbed: the state is to be made again."""
+        self._absorb(updates)
+
+    def _absorb(self, updates: Sequence[Update]) -> None:
         if self._holds:
             for update in updates:
                 self._held.add(update)
@@ -339,6 +341,10 @@ class Method(Additive, ABC):
     def full(self) -> bool:
         """Whether the open round holds all that it may: ``check`` refuses any other update with
         reason ``round-full``."""
+        return self._is_full
+
+    @property
+    def _is_full(self) -> bool:
         return self._held.full or self._participants >= MOST_UPDATES
 
     def share(self) -> dict[str, NDArray[Any]]:
@@ -448,12 +454,6 @@ FINAL = frozenset(
     | {"adds_up", "full", "share", "merge", "state", "restore", "version", "lowered"}
 )
 """What no class redefines."""
-
-
-def taken_of(method: Method, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:
-    """What the method takes of ``decoded``; an error in the place of what it does not."""
-    refused = iter(method.check_each([each for each in decoded if isinstance(each, Update)]))
-    return [next(refused) or each if isinstance(each, Update) else each for each in decoded]
 
 
 Settings = TypeVar("Settings")

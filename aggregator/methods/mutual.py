@@ -165,6 +165,8 @@ class MutualMethod(Method):
 
     PARTS = ("public", "labels", "new_public", "new_labels", "new_means")
     ADDED = ("metric_sums", "metric_counts")
+    _metric_sums: NDArray[np.float64]
+    _metric_counts: NDArray[np.int64]
     # Soft labels are distributions, samples are held to a reader's own where they are learnt from,
     # and each owner's count alike: one of n is a share of 1 / n of what is handed on.
     bounds = None

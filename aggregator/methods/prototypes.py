@@ -88,6 +88,10 @@ class PrototypesMethod(Method):
 
     PARTS = ("server",)
     ADDED = ("sums", "weights", "devices", "bounded")
+    _sums: NDArray[np.float64]
+    _weights: NDArray[np.int64]
+    _devices: NDArray[np.int64]
+    _bounded: int
     bounds = UpdateBounds(rows=("prototypes",), counts=("counts",))
 
     def __init__(self, settings: PrototypesSettings, rng: np.random.Generator) -> None:

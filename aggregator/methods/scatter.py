@@ -209,6 +209,9 @@ class ScatterMethod(SummingMethod):
     PARTS = ("loss", "touches", "total")
     ADDED = ("drawn", "trained")
     _loss: ScatterLoss
+    _drawn: Counts
+    _trained: int
+    _robust: NDArray[np.float64] | None
     _total: FixedPointSum | None = None
 
     def __init__(
@@ -477,7 +480,7 @@ class ScatterMethod(SummingMethod):
         return super(ScatterMethod, found).restored(state)
 
     def _parts_follow(self) -> None:
-        self._robust: NDArray[np.float64] | None = None
+        self._robust = None
         self._total = FixedPointSum(self._shape) if self._adds_up else None
         if self._loss.shape != self._shape:
             # Taken back from a state, of which all else is taken back too.

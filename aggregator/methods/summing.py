@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,8 @@ class SummingMethod(Method):
     # By limits of their own: those that a sum of integers takes its scale from.
     bounds = None
     SHARDS = True
-    PARTS = ("limits",)
-    ADDED = ("clipped",)
+    PARTS: ClassVar[tuple[str, ...]] = ("limits",)
+    ADDED: ClassVar[tuple[str, ...]] = ("clipped",)
     _limits: UpdateLimits
     _rule: RobustRule
     _adds_up = 0

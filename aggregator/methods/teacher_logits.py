@@ -44,6 +44,11 @@ class TeacherLogitsMethod(Method):
     bounds = None
     PARTS = ("claims",)
     ADDED = ("sums", "weights", "devices", "bounded")
+    _sums: NDArray[np.float64]
+    _weights: NDArray[np.int64]
+    _devices: NDArray[np.int64]
+    _bounded: int
+    _first_round: int
 
     def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
         if not 0 < rate_decay <= 1:

@@ -172,7 +172,7 @@ def _new_lines(values: Floats, known: Floats, most: int) -> Floats:
     return known[count:]
 
 
-class CuriousMethod(ScatterMethod, stages=False):
+class CuriousMethod(ScatterMethod):
     """Scatter aggregation as it is, which takes down what it sees of some devices.
 
     Args:
@@ -200,9 +200,9 @@ class CuriousMethod(ScatterMethod, stages=False):
         self.seen: dict[str, list[Sighting]] = {name: [] for name in watched}
         """What was seen of each watched device, oldest first."""
 
-    def absorb_each(self, updates: Sequence[Update]) -> None:
+    def _absorb(self, updates: Sequence[Update]) -> None:
         """Take updates in, and a look at each."""
-        super().absorb_each(updates)
+        super()._absorb(updates)
         for update in updates:
             self._see(update)
 

@@ -301,15 +301,15 @@ def test_a_failed_quorum_goes_on_with_the_same_version(make_stage: MakeStage) ->
     assert rows[1].next_version == 1 and rows[1].participants == 4
 
 
-class _Brittle(KnownSums, stages=False):
+class _Brittle(KnownSums):
     """Takes an update in its check, and fails to absorb it."""
 
-    def absorb_each(self, updates: Sequence[Update]) -> None:
+    def _absorb(self, updates: Sequence[Update]) -> None:
         """Fails for the device at place 1 in round 2."""
         for update in updates:
             if update.round_id == 2 and update.tensors["factor"][0, 2]:
                 raise ArithmeticError("as the test wants")
-            super().absorb_each([update])
+            super()._absorb([update])
 
 
 class _BrittleBinding(KnownBinding):

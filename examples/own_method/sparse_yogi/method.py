@@ -44,6 +44,7 @@ class SparseYogiMethod(Method):
     """Keeps one model as a vector, float32 [p]; ``layout`` says which parameter lies where."""
 
     ADDED = ("sum",)
+    _sum: NDArray[np.float64]
 
     def __init__(self, layout: FlatLayout, initial: Arrays, settings: SparseYogiSettings) -> None:
         self._layout, self._settings = layout, settings

@@ -46,12 +46,12 @@ BAD = 7
 """Its update cannot be absorbed, and that is found out when half of it was."""
 
 
-class HalfAbsorbed(ScatterMethod, stages=False):
+class HalfAbsorbed(ScatterMethod):
     """Adds large values, too, and raises then."""
 
-    def absorb_each(self, updates: Sequence[Update]) -> None:
+    def _absorb(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            super().absorb_each([update])
+            super()._absorb([update])
             if np.abs(update.tensors["pulls"]).max() > 2:
                 raise MemoryError("no room for large values")
 

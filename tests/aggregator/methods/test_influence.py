@@ -54,6 +54,8 @@ class Averaging(Method):
     """A stranger's, who thinks of nobody hostile: the mean of models, weighted by what is said."""
 
     ADDED = ("sum", "weight")
+    _sum: np.ndarray
+    _weight: float
 
     def __init__(self) -> None:
         self._model = START.copy()
@@ -675,6 +677,7 @@ class Shards(Method):
 
     SHARDS = True
     ADDED = ("sum",)
+    _sum: np.ndarray
 
     def __init__(self) -> None:
         self._model = np.zeros(P)

@@ -40,7 +40,7 @@ ANSWERS_AT_ONCE = 64
 TOO_LARGE = 2.5
 
 
-class DefectiveMethod(ScatterMethod, stages=False):
+class DefectiveMethod(ScatterMethod):
     """Its check lets large values through but no low ones; its absorb does not take the large."""
 
     def require(self, update: Update) -> None:
@@ -48,11 +48,11 @@ class DefectiveMethod(ScatterMethod, stages=False):
             raise Refused("too-low", "a value below 0")
         super().require(update)
 
-    def absorb_each(self, updates: Sequence[Update]) -> None:
+    def _absorb(self, updates: Sequence[Update]) -> None:
         for update in updates:
             if np.abs(update.tensors["pulls"]).max() > TOO_LARGE:
                 raise MemoryError("no room for large values")
-            super().absorb_each([update])
+            super()._absorb([update])
 
 
 class DefectiveBinding(ScatterBinding):

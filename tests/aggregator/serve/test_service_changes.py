@@ -151,14 +151,14 @@ def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
             assert anna.take_part(number + 1, anna.body(items=21)).verdict is Verdict.COUNTED
 
 
-class DefectiveMethod(ScatterMethod, stages=False):
+class DefectiveMethod(ScatterMethod):
     """Its check lets large values through, its absorb does not take them."""
 
-    def absorb_each(self, updates: Sequence[Update]) -> None:
+    def _absorb(self, updates: Sequence[Update]) -> None:
         for update in updates:
             if np.abs(update.tensors["pulls"]).max() > 2.5:
                 raise MemoryError("no room for large values")
-            super().absorb_each([update])
+            super()._absorb([update])
 
 
 class DefectiveBinding(ScatterBinding):

@@ -293,7 +293,8 @@ class FleetScale(Voices):
 
     def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
         self._count = len(voices)
-        columns: list[list[float]] = [sorted(column) for column in zip(*voices.values(), strict=True)]
+        measures = zip(*voices.values(), strict=True)
+        columns: list[list[float]] = [sorted(column) for column in measures]
         middle = (self._count - 1) // 2
         self._medians = [column[middle] for column in columns] or [0.0] * self._measures
 

@@ -17,13 +17,11 @@ from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.clustering import ClusterSettings, assign_clusters
 from aggregator.methods.method import (
     LOSSES,
-    Arrays,
     Binding,
-    Method,
+    ModelMethod,
     RateDecay,
     Refused,
     Said,
-    fitted,
     rate_at,
 )
 from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, MixtureSettings
@@ -207,8 +205,9 @@ def attachments_of(
     return attachments, cohorts
 
 
-class AttentionMethod(Method):
-    """Keeps each device's last model; see :class:`~aggregator.methods.method.Method` for the calls.
+class AttentionMethod(ModelMethod):
+    """Keeps each device's last model, and the global one, the mean of a round's, which is the
+    version: what devices made of it for themselves is theirs.
 
     Args:
         initial: the global model to start from, float32 [p] of the widest layout.
@@ -237,18 +236,11 @@ class AttentionMethod(Method):
         self._settings = settings if settings is not None else AttentionSettings()
         for inner, outer in zip(self._layouts[:-1], self._layouts[1:], strict=True):
             inner.places_in(outer)
-        self._places = tuple(one.places_in(self._widest) for one in self._layouts)
-        if initial.dtype != np.float32 or initial.shape != (self._widest.size,):
-            raise ValueError(
-                f"initial is {initial.dtype} {initial.shape}; expected float32 "
-                f"[{self._widest.size}], the widest model's parameters"
-            )
-        if not np.isfinite(initial).all():
-            raise ValueError("initial holds values that are not finite")
-        self._global = initial.copy()
+        self._places = tuple(one.places_in(layouts[-1]) for one in layouts)
         self._last, self._came = LastUpdates(), LastUpdates()
         self._losses: list[float] = []
         self._clusters = np.empty(0, dtype=np.int64)
+        super().__init__(initial, layouts[-1], self._settings.training)
         if self._most_members(0) < 2:
             raise ValueError(
                 f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
@@ -258,26 +250,12 @@ class AttentionMethod(Method):
     @property
     def shared(self) -> Floats:
         """w_g, float32 [p] of the widest layout: a copy."""
-        return self._global.copy()
+        return self.model
 
     @property
     def clusters(self) -> dict[str, int]:
         """Each known device's cluster."""
         return {one.sender: int(at) for one, at in zip(self._last, self._clusters, strict=True)}
-
-    @property
-    def model_arrays(self) -> dict[str, Floats]:
-        """The global model's parameters by torch's names, of the widest layout.
-
-        What devices made of it for themselves is theirs, and no part of a version.
-        """
-        return self._widest.unflatten(self._global)
-
-    def begin_with(self, model: Arrays) -> None:
-        """Takes the global model. The devices' own models, as they were last heard of, stay."""
-        shapes = {entry.name: entry.shape for entry in self._widest.entries}
-        self._global = self._widest.flatten(fitted(shapes, model))
-        self.begin(self._round_id)
 
     def tell(self) -> Broadcast:
         """The broadcast holds ``global`` [p], and for the n known devices ``senders`` uint8
@@ -287,7 +265,7 @@ class AttentionMethod(Method):
         After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
         for each device that does not mix by itself, for that device alone.
         """
-        round_id, training, models = self._round_id, self._settings.training, self._models
+        round_id, training, models = self._round_id, self._training, self._models
         rate = rate_at(training.learning_rate, self._settings.rate_decay, round_id)
         training = replace(training, learning_rate=rate)
         sketched, scales = in_cluster_units(self._sketches(models), self._clusters)
@@ -295,13 +273,13 @@ class AttentionMethod(Method):
         cohorts: dict[str, tuple[str, ...]] = {}
         if training.mix and round_id > training.warm_up_rounds:
             attachments, cohorts = attachments_of(
-                models, self._clusters, self._layouts, self._global, sketched, self._settings
+                models, self._clusters, self._layouts, self._model, sketched, self._settings
             )
         return Broadcast(
             round_id=round_id,
             version=self._version,
             tensors={
-                "global": self._global.copy(),
+                "global": self.model,
                 "senders": models.sender_bytes,
                 "sketches": sketched,
                 "widths": models.widths.astype(np.uint8),
@@ -324,7 +302,7 @@ class AttentionMethod(Method):
 
     def expected(self, update: Update) -> dict[str, Floats]:
         """The global model, in the layout of the device's own: w_j - w_g is what is bounded."""
-        return {"vector": self._global[self._places[int(update.metadata["width"])]]}
+        return {"vector": self._model[self._places[int(update.metadata["width"])]]}
 
     def add(self, update: Update) -> None:
         """Keeps the model. It takes the place of one of the same device that was carried over from
@@ -338,7 +316,7 @@ class AttentionMethod(Method):
         came, losses = self._came, self._losses
         self._came, self._losses = LastUpdates(), []
         self._participants = len(came)  # of whom some may have been carried over, and come again
-        self._global = self._average(DeviceModels.of(came, self._layouts))
+        self._model = self._average(DeviceModels.of(came, self._layouts))
         before = self.clusters
         for update in came:
             self._last.put(update)
@@ -366,10 +344,7 @@ class AttentionMethod(Method):
         self._clusters = np.unique(self._clusters[kept], return_inverse=True)[1].astype(np.int64)
 
     def schema(self) -> Schema:
-        return {
-            "global": Entry(np.float32, (self._widest.size,)),
-            "clusters": Entry(np.int64, ("devices",), least=0),
-        }
+        return {**super().schema(), "clusters": Entry(np.int64, ("devices",), least=0)}
 
     def _require_sound(self) -> None:
         if len(self._clusters) != len(self._last):
@@ -383,12 +358,8 @@ class AttentionMethod(Method):
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _widest(self) -> FlatLayout:
-        return self._layouts[-1]
-
-    @property
     def _vector_bytes(self) -> int:
-        return self._widest.size * (2 if self._settings.half else 4)
+        return self._layout.size * (2 if self._settings.half else 4)
 
     @property
     def _models(self) -> DeviceModels:
@@ -398,24 +369,22 @@ class AttentionMethod(Method):
         """FedAvg over the devices whose models have the number; what none has stays."""
         most = self._settings.most_samples
         counts = np.minimum(came.samples, most) if most else came.samples
-        total = np.zeros(self._widest.size, dtype=np.float64)
-        weight = np.zeros(self._widest.size, dtype=np.float64)
+        total = np.zeros(self._layout.size, dtype=np.float64)
+        weight = np.zeros(self._layout.size, dtype=np.float64)
         for vector, width, samples in zip(came.vectors, came.widths, counts, strict=True):
             places = self._places[width]
             total[places] += float(samples) * vector[places]
             weight[places] += float(samples)
         known = weight > 0
-        return np.where(known, total / np.where(known, weight, 1.0), self._global).astype(
-            np.float32
-        )
+        return np.where(known, total / np.where(known, weight, 1.0), self._model).astype(np.float32)
 
     def _most_members(self, known: int) -> int:
         """How many devices may be in a cluster under the byte cap; all without one."""
         cap = self._settings.clusters.most_bytes
         if cap == 0:
             return max(known, 2)
-        training = self._settings.training
-        about_each = 16 + 1 + 4 + 2 * training.sketch_rows * len(self._widest.groups)
+        training = self._training
+        about_each = 16 + 1 + 4 + 2 * training.sketch_rows * len(self._layout.groups)
         left = cap - self._vector_bytes - known * about_each
         return max(1, 1 + left // self._vector_bytes)
 
@@ -425,8 +394,8 @@ class AttentionMethod(Method):
         return assign_clusters(points, previous, most, self._settings.clusters)
 
     def _sketches(self, models: DeviceModels) -> Floats:
-        vectors, training = models.vectors, self._settings.training
-        return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], training)
+        vectors, training = models.vectors, self._training
+        return gap_sketches(vectors, self._model, self._places[0], self._layouts[0], training)
 
 
 class AttentionBinding(Binding[AttentionSettings]):

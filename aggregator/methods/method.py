@@ -15,11 +15,12 @@ from aggregator.methods.robust import HeldUpdates
 from aggregator.methods.sums import MOST_UPDATES, Additive, RefusedShare
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
+from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
-from device_sdk.methods.state import COUNT, Schema, State
-from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
+from device_sdk.methods.state import COUNT, Entry, Schema, State
+from device_sdk.wire.arrays.exchange import Broadcast, TrainingSettings, Update, decode_update
 from device_sdk.wire.codec.errors import WireError
 
 
@@ -94,6 +95,13 @@ class RoundSummary:
     version: int
     participants: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+FINAL = frozenset(
+    {"open_round", "check", "check_each", "absorb", "absorb_each", "close_round", "participants"}
+    | {"adds_up", "full", "share", "merge", "state", "restore", "version", "lowered"}
+)
+"""What no class redefines."""
 
 
 class Method(Additive, ABC):
@@ -447,13 +455,64 @@ class Method(Additive, ABC):
         """
 
 
+class ModelMethod(Method):
+    """A method whose version is one model of an artifact, as a vector.
+
+    Args:
+        initial: the first version, float32 [p].
+        layout: which parameter lies where.
+        training: what every device is told.
+
+    Left to write are ``require``, ``add`` and ``step``, which changes ``_model``. Raises ValueError
+    where ``initial`` does not fit.
+    """
+
+    def __init__(
+        self, initial: NDArray[np.float32], layout: FlatLayout, training: TrainingSettings
+    ) -> None:
+        if initial.dtype != np.float32 or initial.shape != (layout.size,):
+            raise ValueError(
+                f"initial is {initial.dtype} {initial.shape}; expected float32 [{layout.size}], "
+                "the model's parameters"
+            )
+        if not np.isfinite(initial).all():
+            raise ValueError("initial holds values that are not finite")
+        self._layout, self._training = layout, training
+        self._model = initial.copy()
+        self.reset()
+        self.begin(0)
+
+    def reset(self) -> None:
+        """Forget what was learnt about the model's steps: it is another one. Here: nothing was."""
+
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The version, float32 [p]: a copy."""
+        return self._model.copy()
+
+    @property
+    def model_arrays(self) -> dict[str, NDArray[np.float32]]:
+        """The version's parameters by torch's names."""
+        return self._layout.unflatten(self._model)
+
+    def begin_with(self, model: Arrays) -> None:
+        """Takes all parameters."""
+        shapes = {entry.name: entry.shape for entry in self._layout.entries}
+        self._model = self._layout.flatten(fitted(shapes, model))
+        self.reset()
+        self.begin(self._round_id)
+
+    def tell(self) -> Broadcast:
+        """``model`` float32 [p], and the training settings."""
+        told = self._training.as_scalars()
+        return Broadcast(self._round_id, self._version, {"model": self.model}, told)
+
+    def schema(self) -> Schema:
+        return {"model": Entry(np.float32, (self._layout.size,))}
+
+
 _CHECKED_TOGETHER = 64
 """Updates; where one of them is bad, all are looked at one by one."""
-FINAL = frozenset(
-    {"open_round", "check", "check_each", "absorb", "absorb_each", "close_round", "participants"}
-    | {"adds_up", "full", "share", "merge", "state", "restore", "version", "lowered"}
-)
-"""What no class redefines."""
 
 
 Settings = TypeVar("Settings")

@@ -12,12 +12,12 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Arrays, Binding, Method, Refused, fitted
+from aggregator.methods.method import Binding, ModelMethod, Refused
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.state import Entry, Schema
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Update
 from sparse_yogi.contract import SparseTraining
 
 Floats = NDArray[np.float32]
@@ -40,20 +40,21 @@ class SparseYogiSettings:
         require_declared(self)
 
 
-class SparseYogiMethod(Method):
-    """Keeps one model as a vector, float32 [p]; ``layout`` says which parameter lies where."""
+class SparseYogiMethod(ModelMethod):
+    """Keeps one model; the sum of what devices sent of it, divided by their number, is Yogi's
+    gradient."""
 
     ADDED = ("sum",)
     _sum: NDArray[np.float64]
 
-    def __init__(self, layout: FlatLayout, initial: Arrays, settings: SparseYogiSettings) -> None:
-        self._layout, self._settings = layout, settings
-        self.begin_with({entry.name: initial[entry.name] for entry in layout.entries})
+    def __init__(self, initial: Floats, layout: FlatLayout, settings: SparseYogiSettings) -> None:
+        self._settings = settings
+        super().__init__(initial, layout, settings.training)
 
-    def tell(self) -> Broadcast:
-        """The model, for every device."""
-        settings = self._settings.training.as_scalars()
-        return Broadcast(self._round_id, self._version, {"model": self._model.copy()}, settings)
+    def reset(self) -> None:
+        """The optimizer begins anew."""
+        self._first_moment = np.zeros_like(self._model)
+        self._second_moment = np.full_like(self._model, self._settings.tau**2)
 
     def require(self, update: Update) -> None:
         """Refuses what ``add`` could not add. Whatever comes, this must not fail otherwise."""
@@ -89,27 +90,9 @@ class SparseYogiMethod(Method):
 
     def schema(self) -> Schema:
         """What is kept, the open round's sum included."""
-        vector = Entry(np.float32, self._model.shape)
-        moments = dict.fromkeys(("first_moment", "second_moment"), vector)
-        return {"model": vector, **moments, "sum": Entry(np.float64, self._model.shape)}
-
-    @property
-    def model(self) -> Floats:
-        """The newest version, [p]: a copy."""
-        return self._model.copy()
-
-    @property
-    def model_arrays(self) -> dict[str, Floats]:
-        """The newest version by torch's names, as operators take it out."""
-        return self._layout.unflatten(self._model)
-
-    def begin_with(self, model: Arrays) -> None:
-        """Take a version back, or another task's; the optimizer begins anew."""
-        shapes = {entry.name: entry.shape for entry in self._layout.entries}
-        self._model = self._layout.flatten(fitted(shapes, model))
-        self._first_moment = np.zeros_like(self._model)
-        self._second_moment = np.full_like(self._model, self._settings.tau**2)
-        self.begin(self._round_id)
+        size = self._model.shape
+        moments = dict.fromkeys(("first_moment", "second_moment"), Entry(np.float32, size))
+        return {**super().schema(), **moments, "sum": Entry(np.float64, size)}
 
 
 class SparseYogiBinding(Binding[SparseYogiSettings]):
@@ -122,5 +105,5 @@ class SparseYogiBinding(Binding[SparseYogiSettings]):
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> SparseYogiMethod:
         """Begins with the artifact's own parameters."""
-        (artifact,) = artifacts
-        return SparseYogiMethod(layout_of(artifact.manifest), artifact.initial, self.settings)
+        layout = layout_of(artifacts[0].manifest)
+        return SparseYogiMethod(layout.flatten(artifacts[0].initial), layout, self.settings)

@@ -10,6 +10,11 @@ from device_sdk.wire.codec.errors import WireError
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED = 10_000
+_USUAL = {
+    "unknown-session": "devices went on with sessions that are not open here, as after each start "
+    "of serve: they are told so, and open new ones (said once)"
+}
+"""Reasons that nobody need look into: what happened, and what comes of it."""
 
 
 class Refusals:
@@ -38,6 +43,9 @@ class Refusals:
         if key in self._logged or len(self._logged) >= _MOST_REMEMBERED:
             return
         self._logged.add(key)
+        if reason in _USUAL:
+            _LOG.info(_USUAL[reason])
+            return
         who = device_id.hex() if device_id else "an unknown sender"
         _LOG.warning("refused from %s: %s (said once)", who, detail or reason)
 

@@ -343,9 +343,12 @@ class Device:
                     recommender.reload()
 
     def recommend(
-        self, count: int = 10, user: str = "default", *, task: str | None = None
+        self, count: int = 10, user: str | None = None, *, task: str | None = None
     ) -> list[tuple[str, float]]:
         """The ``count`` best items that the user has not touched, as (item, score), best first.
+
+        ``user``: without a name the only one here, or of several the one that is named ``default``,
+        as in :meth:`record`.
 
         Works offline, from the last round that this device trained, with all columns of the model
         whatever its own k is. ``task``: needed where there are several that recommend. Raises

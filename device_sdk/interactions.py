@@ -6,6 +6,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +109,31 @@ def _check_rows(name: str, rows: Rows, ids: tuple[str, ...]) -> None:
         raise InteractionsError(f"{name}_ids names one {name} twice")
 
 
+def oldest_first(
+    user: Rows, item: Rows, seconds: Seconds, user_ids: Sequence[str], item_ids: Sequence[str]
+) -> Rows:
+    """int64 [rows], in which order they come about, whatever order they are given in: by time,
+    those without one first; and of a user's items of one time by the SHA-256 of user and item, a
+    line feed between. Where no row has a time: as they are given.
+
+    Files hold many a time twice, and most programs leave such rows as they stand in the file, so
+    that its order decides which item of a user is the latest. By the ids themselves it would be the
+    catalogue's newest item, which few know yet. A hash is for or against nobody, and lasts.
+    """
+    if np.isnan(seconds).all():
+        return np.arange(len(seconds))
+    when = np.where(np.isnan(seconds), -np.inf, seconds)
+    order = np.lexsort((user, when))
+    tied = (np.diff(user[order]) == 0) & (when[order][1:] == when[order][:-1])
+    among = order[np.append(tied, False) | np.append(False, tied)]
+    draws = np.zeros(len(seconds), dtype="S32")
+    draws[among] = [
+        sha256(f"{user_ids[who]}\n{item_ids[what]}".encode()).digest()
+        for who, what in zip(user[among].tolist(), item[among].tolist(), strict=True)
+    ]
+    return np.lexsort((draws, user, when))
+
+
 # From a file.
 
 
@@ -119,8 +145,9 @@ def read_interactions(
     """The interactions of a text file (:func:`device_sdk.tables.text.open_table`), one a row.
 
     A header names the columns of user, item and time; without one the user's comes before the
-    item's, and a column that holds times is the time's. Each user's come in the order of the times,
-    or in the file's where it has none. Users and items are numbered as they appear in the file.
+    item's, and a column that holds times is the time's. Each user's come in the order of the times
+    (:func:`oldest_first`), or in the file's where it has none. Users and items are numbered as they
+    appear in the file.
     Rows without a user or an item, those of another number of columns than most, and repeats are
     left out, and counted in ``understood``.
 
@@ -140,7 +167,7 @@ def _read(path: str | os.PathLike[str], reading: Reading, progress: Progress) ->
         why = f": its rows are left out, {taken.left.said()}" if taken.left.rows else ""
         raise TableError(f"{table.name} holds no interactions{why}")
     seconds = _seconds(table, columns, taken.texts, len(taken.user), reading)
-    order = np.argsort(np.where(np.isnan(seconds), -np.inf, seconds), kind="stable")
+    order = oldest_first(taken.user, taken.item, seconds, taken.users, taken.items)
     found = Interactions(
         taken.user[order], taken.item[order], tuple(taken.users), tuple(taken.items)
     )
@@ -206,9 +233,16 @@ def _take(table: TextTable, columns: Columns, progress: Progress) -> _Taken:
         if table.damaged and UNREADABLE in who + what:
             left.note("with bytes that are no UTF-8", rows.line_num)
             continue
-        if header and what == header[item_at] and [cell.strip() for cell in row] == header:
-            left.note("that repeat the header", rows.line_num)
-            continue
+        if header and what in header and who in header:
+            cells = [cell.strip() for cell in row]
+            if cells == header:
+                left.note("that repeat the header", rows.line_num)
+                continue
+            if sorted(cells) == sorted(header):
+                raise TableError(
+                    f"{table.name}, line {rows.line_num}: the header again, its columns in another "
+                    "order: files were put together that differ; read them one by one"
+                )
         user_rows.append(users.setdefault(who, len(users)))
         item_rows.append(items.setdefault(what, len(items)))
         if when:
@@ -271,6 +305,11 @@ def _understood(
     left = taken.left
     if rows > distinct:
         left.note("that repeat a user and an item: the last counts", 0, rows - distinct)
+    if tied := _users_of_two_latest(taken, seconds) if timed else 0:
+        lines.append(
+            f"{tied:,} users have several items at their latest time: their ids draw which is the "
+            "last, whatever the order of the rows"
+        )
     if timed and timed < rows:
         lines.append(f"{rows - timed:,} rows have no time, and count as the oldest")
     if taken.surplus:
@@ -281,3 +320,11 @@ def _understood(
     if left.rows:
         lines.append(f"left out: rows {left.said()}")
     return tuple(lines)
+
+
+def _users_of_two_latest(taken: _Taken, seconds: Seconds) -> int:
+    newest = np.full(len(taken.users), -np.inf)
+    np.fmax.at(newest, taken.user, seconds)
+    among = seconds == newest[taken.user]
+    pairs = np.unique(taken.user[among] * len(taken.items) + taken.item[among])
+    return int(np.count_nonzero(np.bincount(pairs // len(taken.items)) > 1))

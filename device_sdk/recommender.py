@@ -32,8 +32,10 @@ class Recommender:
         self._catalogue: Catalogue | None = None
         self._catalogue_id = b""
 
-    def recommend(self, count: int, user: str) -> list[tuple[str, float]]:
+    def recommend(self, count: int, user: str | None) -> list[tuple[str, float]]:
         """The ``count`` best items that ``user`` has not touched, as (outside id, score).
+
+        ``user``: None for the only one here, or of several the one that is named ``default``.
 
         Raises :class:`UnknownUser`, :class:`NothingLearnt`, ValueError for a negative count.
         """
@@ -51,7 +53,10 @@ class Recommender:
         row = None if catalogue is None else catalogue.rows.get(item)
         return "" if catalogue is None or row is None else catalogue.titles[row]
 
-    def _ranked(self, count: int, user: str) -> list[tuple[str, float]]:
+    def _ranked(self, count: int, user: str | None) -> list[tuple[str, float]]:
+        if user is None:
+            found = self._home.interactions.some_users(2)
+            user = found[0] if len(found) == 1 else "default"
         place = self._home.interactions.place(user)
         if place is None:
             some = ", ".join(self._home.interactions.some_users(5)) or "nobody yet"

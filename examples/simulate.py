@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.interactions import read_interactions
+from device_sdk.interactions import Interactions, read_interactions
 from device_sdk.system.command_line import print_any_text
-from examples.datasets.movielens import DatasetError, data_root, load_ml_100k
+from examples.datasets.movielens import DatasetError, Ratings, Rows, data_root, load_ml_100k
 
 _TASK = """\
 [task]
@@ -37,6 +37,35 @@ quorum = 10
 def ml_100k(devices: int, rng: np.random.Generator) -> list[list[str]]:
     """The films that each of the first users of MovieLens 100K rated, oldest first."""
     return _by_user(data_root() / "ml-100k" / "u.data")[:devices]
+
+
+def ml_100k_in_file_order(devices: int, rng: np.random.Generator) -> list[list[str]]:
+    """The same, but that films of one second come as they stand in the file."""
+    ratings = load_ml_100k(data_root())
+    return _of_one_second(ratings, np.arange(len(ratings.item)))[:devices]
+
+
+def ml_100k_highest_last(devices: int, rng: np.random.Generator) -> list[list[str]]:
+    """The same, but that of films of one second the last is the one of the highest number."""
+    ratings = load_ml_100k(data_root())
+    return _of_one_second(ratings, ratings.item)[:devices]
+
+
+def ml_100k_lowest_last(devices: int, rng: np.random.Generator) -> list[list[str]]:
+    """The same, but that of films of one second the last is the one of the lowest number."""
+    ratings = load_ml_100k(data_root())
+    return _of_one_second(ratings, -ratings.item)[:devices]
+
+
+def _of_one_second(ratings: Ratings, order: Rows) -> list[list[str]]:
+    """Of each user the films by their seconds; those of one by ``order`` int64 [ratings]."""
+    rows = np.lexsort((order, ratings.timestamp))
+    user, item = ratings.user[rows], ratings.item[rows]
+    found = Interactions(user, item, ratings.user_ids, ratings.item_ids)
+    return [
+        [found.item_ids[item] for item in found.items_of(user).tolist()]
+        for user in range(len(found.user_ids))
+    ]
 
 
 def ml_1m(devices: int, rng: np.random.Generator) -> list[list[str]]:

@@ -140,7 +140,9 @@ def _change(arguments: argparse.Namespace) -> int:
                 store.devices.set_name(row.device_id, arguments.name)
     finally:
         store.database.close()
-    print(f"{row.device_id.hex()} has {_told(labels) or 'no labels'}")
+    name = row.name if arguments.name is None else arguments.name
+    called = f" is named {printable(name)} and" if name else ""
+    print(f"{row.device_id.hex()}{called} has {_told(labels) or 'no labels'}")
     return 0
 
 

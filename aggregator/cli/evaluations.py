@@ -7,10 +7,20 @@ import json
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, home_of, ranking_of, task_of
+from aggregator.cli.arguments import (
+    add_home,
+    add_task,
+    home_of,
+    ranking_of,
+    task_file_of,
+    task_of,
+)
 from aggregator.evaluation.figures import FLEET, Figure
 from aggregator.evaluation.words import as_json, figure_name, part_name, shown
+from aggregator.home import AggregatorHome
+from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion
+from aggregator.store.tasks import TaskRow
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
@@ -46,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         name, own = row.name or "", store.task(row.number)
         found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
         best = own.versions.best(ranking)
+        none_yet = "" if found or ranking is None else _none_yet(home, store, row)
     finally:
         store.database.close()
     if arguments.json:
@@ -61,14 +72,26 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
     elif ranking is not None:
-        print(
-            f"task {name}: no version has a figure yet. A round that makes the next version makes "
-            "those of the one that it began with, where evaluation.least_devices devices have "
-            "evaluated it"
-        )
+        print(none_yet)
     else:
         print(f"task {name} has no figures: its file has no table [evaluation] that can be read")
     return 0
+
+
+def _none_yet(home: AggregatorHome, store: Store, row: TaskRow) -> str:
+    settings = task_file_of(home, store, row).evaluation
+    assert settings is not None  # there is a ranking
+    least = settings.least_devices
+    joined = sum(each.revoked_unix_seconds is None for each in store.devices.all())
+    fewer = (
+        f"; only {joined} have joined: least_devices = {joined} under [evaluation] shows figures "
+        "of as few, which say what single devices found"
+    )
+    return (
+        f"task {row.name}: no version has a figure yet. A round that makes the next version makes "
+        f"those of the one that it began with, where {least} devices (evaluation.least_devices) "
+        f"have evaluated it{fewer if 0 < joined < least else ''}"
+    )
 
 
 def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str, str]:

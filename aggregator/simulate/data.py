@@ -81,6 +81,12 @@ def find_function(said: str) -> DataFunction:
     Modules are looked for in the present folder first.
     """
     source, colon, name = said.rpartition(":")
+    if said.endswith(".py"):
+        known = ", ".join(_functions(_from_file(Path(said)))) or "none"
+        raise DataError(
+            f"--data {said} names no function of the file: {said}:FUNCTION; its functions are "
+            f"{known}"
+        )
     if not colon or not source or not name.isidentifier():
         raise DataError(
             f"--data is {said!r}, and no file; expected module:function, file.py:function, or a "
@@ -94,17 +100,21 @@ def find_function(said: str) -> DataFunction:
         raise DataError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if found is None:
-        known = [
-            each
-            for each, value in vars(module).items()
-            if inspect.isfunction(value) and not each.startswith("_")
-        ]
-        raise DataError(f"{source} has no {name}; its functions are {', '.join(known) or 'none'}")
+        known = ", ".join(_functions(module)) or "none"
+        raise DataError(f"{source} has no {name}; its functions are {known}")
     if not callable(found):
         raise DataError(
             f"{said} is of type {type(found).__name__}; expected a function(devices, rng)"
         )
     return found  # type: ignore[no-any-return]
+
+
+def _functions(module: Any) -> list[str]:
+    return [
+        each
+        for each, value in vars(module).items()
+        if inspect.isfunction(value) and not each.startswith("_")
+    ]
 
 
 def _from_file(path: Path) -> Any:

@@ -550,6 +550,10 @@ def understood_catalogue(path: Path) -> tuple[Catalogue, str]:
         raise AggregatorError(f"the catalogue {path} cannot be read: {error}") from None
     while rows and not any(map(str.strip, rows[-1])):
         del rows[-1]  # empty lines at the end
+    header, many = list(columns.header), len(rows)
+    if header:  # again, where files were put together
+        rows = [row for row in rows if [cell.strip() for cell in row] != header]
+    again = f"; left out: {many - len(rows):,} that repeat the header" if many > len(rows) else ""
     items, titles = (
         tuple(_cell(row, places, table, columns) for row in rows)
         for places in columns.places.values()
@@ -564,7 +568,8 @@ def understood_catalogue(path: Path) -> tuple[Catalogue, str]:
             f"the catalogue {path} is not usable: {error} (row 0 is line {first})"
         ) from None
     titled = sum(map(bool, found.titles))
-    return found, f"{len(found):,} items, {titled:,} with titles; {columns.said(table.width)}"
+    said = f"{len(found):,} items, {titled:,} with titles; {columns.said(table.width)}{again}"
+    return found, said
 
 
 def _cell(row: Sequence[str], places: Sequence[int], table: TextTable, columns: Columns) -> str:

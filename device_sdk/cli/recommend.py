@@ -7,6 +7,7 @@ import json
 
 from device_sdk.cli.arguments import CommandError, add_home
 from device_sdk.device import Device
+from device_sdk.errors import UnknownUser
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable, text_table
 
@@ -24,7 +25,11 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     add_home(parser)
-    parser.add_argument("--user", default="default", help="local user (default: default)")
+    parser.add_argument(
+        "--user",
+        metavar="NAME",
+        help="local user (default: the only one, or the one named default)",
+    )
     parser.add_argument(
         "-n", type=positive_int, default=10, metavar="N", help="how many (default: 10)"
     )
@@ -41,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
             titles = [device.title(item, task=task) for item, _ in best]
         except ValueError as error:
             raise CommandError(str(error)) from error
+        except UnknownUser as error:
+            raise CommandError(f"{error} (--user NAME)") from None
     if arguments.json:
         found = [
             {"item": item, "score": score, "title": title}

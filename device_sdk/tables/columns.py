@@ -30,14 +30,15 @@ class Columns:
         """For people, such as ``user = userId, item = movieId; not used: rating``."""
         used = {place for places in self.places.values() for place in places}
         roles = ", ".join(
-            f"{role} = {' + '.join(map(self._name, places))}"
+            f"{role} = {' + '.join(map(self.named, places))}"
             for role, places in self.places.items()
             if places
         )
-        left = [self._name(place) for place in range(width) if place not in used]
+        left = [self.named(place) for place in range(width) if place not in used]
         return roles + (f"; not used: {_some(left)}" if left else "")
 
-    def _name(self, place: int) -> str:
+    def named(self, place: int) -> str:
+        """A column's name, for people."""
         if place < len(self.header) and self.header[place]:
             return printable(self.header[place], 40)
         return f"column {place + 1}"
@@ -68,6 +69,7 @@ def _may_split(cells: Sequence[str], has_role: bool) -> bool:
 
 _CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?( ?[AaPp][Mm])?")
 _SPACE = re.compile(r"\s")
+_LIST = re.compile(r"\d+([ ,;|]+\d+)+|[^\s,]+(,[^\s,]+)+|[^\s|]+(\|[^\s|]+)+|[\[({].*[\])}]")
 _TYPED = re.compile(r"[^:]+:(token|token_seq|float|float_seq)")
 _ID = r"(?:id|ids|key|no|nr|num|number|hash|idx|index|uid|uuid|guid|code|sku|asin|isbn)"
 _BEFORE = r"(?:id|fk|internal|external|original|raw)?"
@@ -191,7 +193,23 @@ def interaction_columns(table: TextTable, reading: Reading) -> Columns:
         found = Columns(_by_content(table, numbers, timeless))
     if found.places["user"] == found.places["item"]:
         raise TableError(f"{table.name}: user and item are of one column (--columns)")
+    if "item" not in told:
+        _refuse_lists(table, found)
     return found
+
+
+def _refuse_lists(table: TextTable, columns: Columns) -> None:
+    """Raises TableError where most cells of the item's column seem to hold several items."""
+    (place,) = columns.places["item"]
+    cells = [row[place] for row in table.head[bool(columns.header) :] if row[place] not in MISSING]
+    typed = columns.header and columns.header[place].endswith(":token_seq")
+    if typed or 2 * sum(bool(_LIST.fullmatch(each)) for each in cells) > len(cells):
+        shown = printable(cells[0], 40) if cells else ""
+        raise TableError(
+            f"{table.name}: the cells of {columns.named(place)}, such as {shown!r}, seem to hold "
+            f"several items each; expected a row for each item (--columns item={place + 1} where "
+            "each is one)"
+        )
 
 
 def _numbered(table: TextTable, said: str) -> int:
@@ -264,8 +282,10 @@ def _time(table: TextTable, names: Sequence[str], used: set[int]) -> tuple[int, 
         place = _found(table, "time", names)
         _refuse_part(table, names, place)
         days = [each for each, name in enumerate(names) if _rank("time", name) == 2]
-        if len(days) == 1 and place not in days and _is_of_a_day(table, place):
-            return days[0], place
+        if len(days) == 1 and place not in days:
+            if _is_of_a_day(table, place):
+                return days[0], place
+            _refuse_numbers_beside_dates(table, names, place, days[0])
         return (place,)
     for place, name in enumerate(names):
         cells = [row[place] for row in table.head[1:]]
@@ -288,6 +308,19 @@ def _refuse_part(table: TextTable, names: Sequence[str], place: int) -> None:
             f"{table.name}: {names[place]!r} and {' and '.join(map(repr, others))} are parts of a "
             f"time, of which others are missing: --columns time={names[place]} takes the one "
             "alone, time=none the rows in their order; or write a column that holds all of it"
+        )
+
+
+def _refuse_numbers_beside_dates(
+    table: TextTable, names: Sequence[str], place: int, day: int
+) -> None:
+    """Raises TableError for numbers that are no times by themselves, such as 1030, beside dates."""
+    cells, dates = ([row[each] for row in table.head[1:]] for each in (place, day))
+    if look_like_dates(dates) and not look_like_dates(cells) and not look_like_stamps(cells):
+        raise TableError(
+            f"{table.name}: {names[day]!r} holds dates, and {names[place]!r} what is no time by "
+            f"itself, such as {cells[0]!r}: --columns time={names[day]} or time={names[place]} "
+            "says which is the order"
         )
 
 
@@ -333,6 +366,9 @@ def _by_content(
 def _time_by_content(table: TextTable, told: set[int]) -> tuple[int, ...]:
     cells = {place: _cells(table, place) for place in range(table.width) if place not in told}
     found = [place for place, each in cells.items() if look_like_dates(each)]
+    clocks = [place for place in cells if _is_of_a_day(table, place)]
+    if clocks:
+        raise _unclear(table, f"{_columns([*found, *clocks])} hold times, or parts of them")
     if not found and table.width > 2:
         # The first two are ids where nothing says otherwise, which may look like times.
         found = [place for place, each in cells.items() if place > 1 and look_like_stamps(each)]

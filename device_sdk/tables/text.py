@@ -48,7 +48,7 @@ _OTHERS = (
     (b"\x28\xb5\x2f\xfd", "packed by zstd: unpack it, or pack it by gzip"),
     (b"SQLite format 3", "an SQLite database: write the table as CSV"),
 )
-_JSON = re.compile(r'\s*(\{\s*"|\[\s*[\[{"])')
+_JSON = re.compile(r"""\s*(\{\s*u?["']|\[\s*[\[{"'])""")
 # Letters that ASCII lacks, of which Western texts have few; and those next to another one.
 _HIGH = (rb"[\x80-\xff]", rb"(?<=[\x80-\xff])[\x80-\xff]")
 _MARK = "\ufeff"
@@ -225,7 +225,10 @@ def open_table(
     if first is None:
         raise TableError(f"{name} holds no rows")
     if _JSON.match(first):
-        raise TableError(f"{name} is JSON; expected a table: a row a line, cells between commas")
+        raise TableError(
+            f"{name} holds JSON, or Python's dictionaries; expected a table: a row a line, cells "
+            "between commas"
+        )
     separator = _separator(source, reading.separator, first, name, one_column)
     return _table(source, separator, name, ragged=one_column is not None)
 

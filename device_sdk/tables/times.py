@@ -52,14 +52,16 @@ class TimesError(ValueError):
 def seconds_of(texts: Sequence[str], format: str = "") -> Seconds:
     """float64 [texts]: numbers as they are, those that are times in thousandths of a second beside
     others in seconds in one unit; dates as seconds since 1970, UTC where they name no zone; NaN
-    where one is missing or is no time.
+    where one is missing or is no time, as is a number beside dates that is neither a time nor a
+    date itself.
 
     ``format``: of the dates, as ``datetime.strptime`` takes it; empty: found. Raises TimesError
     where several would do, which differ in the order, or none.
     """
     if not format:
         try:
-            found = np.fromiter(map(float, texts), np.float64, len(texts))
+            numbers = (math.nan if each in MISSING else float(each) for each in texts)
+            found = np.fromiter(numbers, np.float64, len(texts))
         except ValueError:
             pass
         else:
@@ -110,7 +112,7 @@ def said_span(seconds: Seconds) -> str:
     for scale in _SCALES:
         if _PLAUSIBLE[0] <= first / scale and last / scale <= _PLAUSIBLE[1]:
             return f"{_day(first / scale)} to {_day(last / scale)}"
-    return f"{first:.15g} to {last:.15g}"
+    return f"{first:.15g} to {last:.15g} (numbers, no dates)"
 
 
 def _day(seconds: float) -> str:
@@ -178,10 +180,10 @@ def _is_slashed(texts: Sequence[str]) -> bool:
 
 
 def _iso(text: str) -> float:
-    value = _number(text)  # first, since dates may be written without anything between
-    if not math.isnan(value):
+    value = _number(text)
+    if any(_PLAUSIBLE[0] <= value / scale <= _PLAUSIBLE[1] for scale in _SCALES):
         return value
-    try:
+    try:  # dates may be written without anything between
         return _since(datetime.fromisoformat(text.removesuffix(" UTC")))
     except ValueError:
         return math.nan

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import default_data_folder
-from device_sdk.interactions import Interactions
+from device_sdk.interactions import Interactions, oldest_first
 from device_sdk.tables.text import TableError, open_table
 
 Rows = NDArray[np.int64]
@@ -52,7 +52,8 @@ class Ratings:
 
     def interactions(self) -> Interactions:
         """All of them, as implicit feedback, each user's oldest first."""
-        order = np.argsort(self.timestamp, kind="stable")
+        times = self.timestamp.astype(np.float64)
+        order = oldest_first(self.user, self.item, times, self.user_ids, self.item_ids)
         return Interactions(self.user[order], self.item[order], self.user_ids, self.item_ids)
 
 
@@ -70,25 +71,20 @@ def data_root() -> Path:
 
 
 def leave_one_out(ratings: Ratings) -> Split:
-    """Each user's latest interaction is held out; of several at one time, the file's last.
+    """Each user's latest interaction is held out (:func:`device_sdk.interactions.oldest_first`).
 
-    Raises DatasetError where a user has fewer than two interactions.
+    Raises DatasetError where a user has fewer than two.
     """
-    order = np.lexsort((np.arange(len(ratings.user)), ratings.timestamp, ratings.user))
-    user = ratings.user[order]
-    last = np.append(user[1:] != user[:-1], True)
-    held_out = order[last]
-    per_user = np.bincount(ratings.user, minlength=len(ratings.user_ids))
+    whole = ratings.interactions()
+    per_user = np.bincount(whole.user, minlength=len(whole.user_ids))
     if int(per_user.min()) < 2:
         raise DatasetError(
-            f"{ratings.name}: user {ratings.user_ids[int(per_user.argmin())]} has "
+            f"{ratings.name}: user {whole.user_ids[int(per_user.argmin())]} has "
             f"{int(per_user.min())} interactions; leaving one out needs two"
         )
-    kept = order[~last]
-    train = Interactions(ratings.user[kept], ratings.item[kept], ratings.user_ids, ratings.item_ids)
-    test_item = np.empty(len(ratings.user_ids), np.int64)
-    test_item[ratings.user[held_out]] = ratings.item[held_out]
-    return Split(train, test_item)
+    last = np.append(np.diff(whole.user) != 0, True)
+    train = Interactions(whole.user[~last], whole.item[~last], whole.user_ids, whole.item_ids)
+    return Split(train, whole.item[last])
 
 
 def load_ml_100k(root: Path) -> Ratings:

@@ -60,14 +60,6 @@ def test_the_small_file_as_written(tmp_path: Path) -> None:
     assert split.train.item_ids == ratings.item_ids
 
 
-def test_ties_keep_the_files_order() -> None:
-    rows = np.array([0, 0, 0], np.int64)
-    ratings = Ratings(
-        "tied", rows, np.array([2, 0, 1]), rows, ("u",), ("a", "b", "c"), ("A", "B", "C")
-    )
-    assert leave_one_out(ratings).test_item.tolist() == [1]
-
-
 def test_no_split_with_one_interaction() -> None:
     rows = np.zeros(1, np.int64)
     with pytest.raises(DatasetError, match="leaving one out needs two"):

@@ -25,7 +25,7 @@ from device_sdk.wire.seal.signature import Purpose
 MAX_BYTES = 1024
 MOST_URL_BYTES = 512
 _BODY_AT = 2 + signature.SIGNATURE_BYTES
-_LIMIT = 2**63 - 1
+MOST_REVISION = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Successor:
     """Raises ValueError, naming what is wrong."""
 
     revision: int
-    """Rises with each word of the fleet's, whatever became of those before."""
+    """Rises with each word that one descriptor's key signs; a newer descriptor's word is newer."""
     url: str
     """Where the next broker is, without user and password; empty: nowhere, stay."""
     until_unix_seconds: int
@@ -41,7 +41,7 @@ class Successor:
 
     def __post_init__(self) -> None:
         for name in ("revision", "until_unix_seconds"):
-            if not 0 <= getattr(self, name) <= _LIMIT:
+            if not 0 <= getattr(self, name) <= MOST_REVISION:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to 2^63 - 1")
         if len(self.url.encode()) > MOST_URL_BYTES:
             raise ValueError(f"a broker's URL has at most {MOST_URL_BYTES} bytes")
@@ -71,9 +71,9 @@ def read_successor(message: bytes, descriptor: Descriptor) -> Successor:
     record = Record(cbor.decode(body, limit_bytes=MAX_BYTES), ("revision", "until", "url"))
     try:
         return Successor(
-            record.unsigned("revision", _LIMIT),
+            record.unsigned("revision", MOST_REVISION),
             record.text("url", MOST_URL_BYTES),
-            record.unsigned("until", _LIMIT),
+            record.unsigned("until", MOST_REVISION),
         )
     except ValueError as error:
         raise WireError("bad-field", str(error)) from error

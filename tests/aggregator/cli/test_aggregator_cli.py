@@ -230,6 +230,8 @@ def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
     assert "no task 'water'; it has clicks, air" in capsys.readouterr().err
     assert command(home, "devices", "--json", "label", "01", "a=b") == 1
     assert "are for the list" in capsys.readouterr().err
+    assert command(home, "devices", "label", "02", "--name", "hall-3") == 0
+    assert capsys.readouterr().out == f"{two.hex()} is named hall-3 and has no labels\n"
 
 
 def test_status_names_the_devices_on_which_rounds_fail(

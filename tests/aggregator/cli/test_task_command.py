@@ -44,6 +44,28 @@ def names(served: Serving) -> list[str]:
     return [task.task.name for task in served.parts.tasks.served]
 
 
+def test_a_task_file_is_checked_before_there_is_a_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = AggregatorHome(tmp_path / "nowhere")
+    (tmp_path / "items.tsv").write_text("f1\tOne\nf2\tTwo\n")
+    file = tmp_path / "films.toml"
+    file.write_text(
+        '[task]\ncatalogue = "items.tsv"\n[round]\nquorum = 1\n[scatter]\ncolumns = 4\n'
+    )
+    assert command(nowhere, "task", "check", str(file)) == 0
+    said = capsys.readouterr().out
+    assert "right" in said and "2 items" in said and "holds no fleet (--home)" in said
+    file.write_text(file.read_text().replace("quorum", "quorm"))
+    assert command(nowhere, "task", "check", str(file)) == 1
+    assert "quorm" in capsys.readouterr().out
+    assert command(nowhere, "task", "check", str(file), "--replace", "films") == 1
+    assert "of a task that there is" in capsys.readouterr().out
+    assert command(nowhere, "task", "check") == 1
+    assert "tessera-aggregator init" in capsys.readouterr().err
+    assert not nowhere.folder.exists()
+
+
 def test_a_task_comes_and_goes_while_serve_runs(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

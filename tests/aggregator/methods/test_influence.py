@@ -781,7 +781,7 @@ def test_no_call_of_a_stranger_s_passes_the_stages_by(monkeypatch: pytest.Monkey
     method = guarded.build(0, np.random.default_rng(0))
     method.open_round(1)
     with pytest.raises(MethodFault, match="past the stages"):
-        method.absorb(Update(1, model_of(START), {"samples": 1 << 40}, EVIL))
+        method.absorb_each([Update(1, model_of(START), {"samples": 1 << 40}, EVIL)])
     monkeypatch.setattr(f"{__name__}._built", Own)
     with pytest.raises(MethodFault, match="absorb is set on the object"):
         guarded.build(0, np.random.default_rng(0))

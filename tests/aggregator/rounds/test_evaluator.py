@@ -236,7 +236,8 @@ def test_a_figure_of_fewer_devices_than_asked_for_is_not_stored(
     fleet.play(drawn(0, DEVICES[:4]), tuple(DEVICES[4:]))
     assert fleet.evaluated == [] and fleet.said() == 0
     assert command(fleet.home, "evaluations") == 0
-    assert "no version has a figure yet" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "no version has a figure yet" in told and "5 devices (evaluation.least_devices)" in told
 
 
 def test_a_version_of_two_rounds_has_figures_once_and_counts_each_device_once(

@@ -91,11 +91,19 @@ def test_what_a_function_gives_otherwise_is_named(file: Path, name: str, said: s
         ("a.b:c d", "expected module:function"),
         ("no_such_module:f", "ModuleNotFoundError"),
         ("no_such.py:f", "is no file"),
+        ("no_such.py", "is no file"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(said: str, error: str) -> None:
     with pytest.raises(DataError, match=error):
         find_function(said)
+
+
+def test_a_file_without_a_function_is_answered_with_those_that_it_has(file: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"mine\.py:FUNCTION; its functions are listed, made, short"
+    ):
+        find_function(str(file))
 
 
 def test_a_file_that_does_not_import_is_told(tmp_path: Path) -> None:

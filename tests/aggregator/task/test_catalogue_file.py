@@ -27,6 +27,11 @@ FILES: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a form feed": (b"f1\ta\x0cb\nf2\tTwo\n", ("f1", "f2"), ("a b", "Two")),
     "a header": (b"item\ttitle\r\nf1\tOne\r\n", ("f1",), ("One",)),
+    "files put together": (
+        b"item,title\nf1,One\nitem,title\nf2,title\n",
+        ("f1", "f2"),
+        ("One", "title"),
+    ),
     "a header of ids": (b"item_id\nf1\nf2\n", ("f1", "f2"), ("", "")),
     "UTF-16": ("f1\tÉté\n".encode("utf-16"), ("f1",), ("Été",)),
     "quotes": (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,8 +16,10 @@ import pytest
 
 from device_sdk.cli import main
 from device_sdk.cli.arguments import ProgressLine
+from device_sdk.cli.tables import read_file
 from device_sdk.factorisation import ITEMS, USERS, packaged_artifact
 from device_sdk.home.home import Home
+from device_sdk.interactions import read_interactions
 from device_sdk.trainer import Trainer
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -115,6 +119,30 @@ def test_failures_are_1_and_say_why(
     assert "--out:" in (said := capsys.readouterr().err) and "is a folder" in said
     assert main(["train", "--interactions", str(views), "--lr", "1e30"]) == 1
     assert "not finite" in capsys.readouterr().err
+
+
+def test_a_pipe_that_nobody_writes_into_is_waited_for_aloud(
+    tmp_path: Path, views: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "views.pipe"
+    os.mkfifo(pipe)
+    said = ""
+
+    def write_once_asked() -> None:
+        nonlocal said
+        while "waiting until a program has written" not in said:
+            time.sleep(0.001)
+            said += capsys.readouterr().err
+        pipe.write_bytes(views.read_bytes())
+
+    writer = threading.Thread(target=write_once_asked, daemon=True)
+    writer.start()
+    arguments = argparse.Namespace(
+        interactions=pipe, columns=None, separator="", encoding="", time_format=""
+    )
+    found = read_file(arguments, "--interactions", quiet_seconds=0.01)
+    assert list(found.pairs()) == list(read_interactions(views).pairs())
+    assert f"{pipe} is a pipe" in said
 
 
 def test_train_saves_and_recommends(

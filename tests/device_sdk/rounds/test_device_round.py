@@ -113,8 +113,11 @@ def test_the_commands_tell_and_recommend_beside_a_running_device(
     best = device.recommend(3, user="anna")
     found = json.loads(capsys.readouterr().out)
     assert [(each["item"], each["score"]) for each in found] == best
+    assert main(["recommend", *home, "-n", "3", "--json"]) == 0  # the only local user
+    assert [each["item"] for each in json.loads(capsys.readouterr().out)] == [i for i, _ in best]
+    device.record("film-30", user="ben")
     assert main(["recommend", *home]) == 1
-    assert "recorded here: anna" in capsys.readouterr().err
+    assert "'default'; recorded here: anna, ben (--user NAME)" in capsys.readouterr().err
     assert main(["run", *home]) == 1
     assert "in use by process" in capsys.readouterr().err
 

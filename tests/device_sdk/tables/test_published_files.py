@@ -219,6 +219,18 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"user,item,time\nanna,f1,2024-01-02T08:30:00Z\nanna,f2,1600000000000\nanna,f3,\n",
         {"anna": ["f3", "f2", "f1"]},
     ),
+    "dates without anything between, beside others": (
+        b"user,item,date\nanna,f1,20200105\nanna,f2,2019-12-31\nanna,f3,45000\n",
+        {"anna": ["f3", "f2", "f1"]},
+    ),
+    "numbers with gaps": (
+        b"user,item,time\nanna,f1,5\nanna,f2,NULL\nanna,f3,4\n",
+        {"anna": ["f2", "f3", "f1"]},
+    ),
+    "titles with commas": (
+        b"anna\tGodfather, The\nbert\tCrying, Whispers\n",
+        {"anna": ["Godfather, The"], "bert": ["Crying, Whispers"]},
+    ),
     "hours of one figure": (
         b"user,item,date\nanna,f1,2024-01-05 10:05\nanna,f2,2024-01-05 9:05\n",
         {"anna": ["f2", "f1"]},
@@ -259,6 +271,36 @@ def test_files_go_in_as_programs_write_them(
 
 # What may mean several things: what is asked, and what an answer gives.
 AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
+    "times of day without a day": (
+        b"anna,f1,10:30\nanna,f2,09:15\n",
+        "column 3 hold times, or parts of them.*time=none",
+        Reading({"user": "1", "item": "2", "time": "none"}),
+        {"anna": ["f1", "f2"]},
+    ),
+    "a day and a time of day without a header": (
+        b"anna,f1,2024-01-02,10:30\nanna,f2,2024-01-01,11:15\n",
+        "column 3 and column 4 hold times",
+        Reading({"user": "1", "item": "2", "time": "3"}),
+        {"anna": ["f2", "f1"]},
+    ),
+    "a day and figures": (
+        b"user,item,date,time\nanna,f1,2024-01-02,1030\nanna,f2,2024-01-03,0915\n",
+        "'date' holds dates, and 'time' what is no time by itself, such as '1030'",
+        Reading({"time": "date"}),
+        {"anna": ["f1", "f2"]},
+    ),
+    "several items in a cell": (
+        b"anna\tf1,f2,f3\nbert\tf2,f4\n",
+        "column 2, such as 'f1,f2,f3', seem to hold several items each",
+        Reading({"item": "2"}),
+        {"anna": ["f1,f2,f3"], "bert": ["f2,f4"]},
+    ),
+    "RecBole's sequences": (
+        b"user_id:token\titem_id:token_seq\n1\ta b c\n2\ta d\n",
+        "item_id:token_seq, such as 'a b c', seem to hold several items each",
+        Reading({"item": "item_id:token_seq"}),
+        {"1": ["a b c"], "2": ["a d"]},
+    ),
     "a header in words that are not known": (
         b"Kunde,Artikel\nanna,f1\nbert,f2\n",
         "Kunde, Artikel, seems to be a header.*--columns user=NAME,item=NAME",
@@ -405,7 +447,12 @@ def test_what_is_not_clear_is_refused_with_the_option_that_decides(
         (b"a,b,c\nu1,a\nu2,b\nu3,c\n", "line 1: the first row has 3 columns, most of the others"),
         (b"u1,a\x00\n", "no text file"),
         (b"PK\x03\x04....", "a zip archive"),
-        (b'{"user": "anna"}\n', "is JSON"),
+        (b'{"user": "anna"}\n', "holds JSON"),
+        (b"{u'user_id': u'76561', u'items': []}\n" * 2, "holds JSON, or Python's dictionaries"),
+        (
+            b"user,item\nanna,f1\nitem,user\nf2,anna\n",
+            "line 3: the header again, its columns in another order",
+        ),
         (gzip.compress(b"user,item\n", mtime=0)[:-9], "packed by gzip, and damaged"),
         (b'"anna","f"1"\n"bert","f2"\n', "cannot be cut into cells: line 1"),
         (b"user,item,date\nanna,f1,soon\nanna,f2,later\n", "'soon', 'later' are no times"),

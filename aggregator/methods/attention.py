@@ -221,6 +221,7 @@ class AttentionMethod(ModelMethod):
 
     PARTS = ("last",)
     keeps = True
+    _training: AttentionTraining
     # A model's place among the layouts is no amount.
     bounds = UpdateBounds(exact=("width",))
 

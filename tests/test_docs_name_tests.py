@@ -191,6 +191,11 @@ def test_the_readme_is_short_and_its_tables_are_narrow() -> None:
     assert [line for line in lines if line.startswith("|") and len(line) > 120] == []
 
 
+@pytest.mark.parametrize(("page", "words"), [("CHANGELOG.md", 900), ("docs/architecture.md", 3000)])
+def test_what_a_newcomer_reads_is_one_page(page: str, words: int) -> None:
+    assert len((ROOT / page).read_text().split()) <= words
+
+
 def test_pictures_are_small() -> None:
     for picture in DOCS.glob("**/*.png"):
         assert picture.stat().st_size < 150_000, picture

@@ -66,8 +66,9 @@ def test_every_threat_names_a_test_that_is_there() -> None:
     assert [name for each in threats for name in _missing(_names(each))] == []
 
 
-def test_what_the_page_of_reliability_names_is_there() -> None:
-    assert list(_missing(_names((DOCS / "reliability.md").read_text()))) == []
+def test_what_the_pages_of_reliability_name_is_there() -> None:
+    pages = [DOCS / "reliability.md", *DOCS.glob("reliability/*.md")]
+    assert [list(_missing(_names(page.read_text()))) for page in pages] == [[]] * 5
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,8 @@ def _print(
     for row, seen in _clashes(store, devices, now):
         print(
             f"problem      two machines have the identity of {called(row)} (seen "
-            f"{ago(seen, now)}): its home was copied. Let one join anew, with a code from invite"
+            f"{ago(seen, now)}): its home was copied. Enrol one of them again, with a code from "
+            "invite"
         )
     for task in tasks:
         if several:

@@ -282,7 +282,7 @@ class Service:
                 self._receive(event)
             case Connected():
                 self._fit(parts.link.packet_bytes)
-                parts.outgoing.connection_lost()
+                parts.outgoing.connected()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
                 parts.outgoing.connection_lost()

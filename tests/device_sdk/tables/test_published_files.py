@@ -243,6 +243,11 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"user,item,ts\nanna,f1,1700000000002\nanna,f2,1700000000001\n",
         {"anna": ["f2", "f1"]},
     ),
+    "times as mails have them, of several zones": (
+        b'user_id,item_id,time\nanna,f1,"Wed, 31 Jan 2024 10:00:00 +0100"\n'
+        b'anna,f2,"Wed, 31 Jan 2024 09:30:00 +0000"\n',
+        {"anna": ["f1", "f2"]},
+    ),
 }
 
 
@@ -324,6 +329,18 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
         "--columns user=NAME,item=NAME",
         Reading({"item": "thing"}),
         {"anna": ["f1"]},
+    ),
+    "a matrix of users and items": (
+        b"user,f1,f2,f3\nanna,1,0,1\nbert,0,1,0\n",
+        "user, f1, f2, f3, seems to be a header",
+        Reading({"user": "user", "item": "f2"}),
+        {"anna": ["0"], "bert": ["1"]},
+    ),
+    "a noun over words": (
+        b"name,movie\nanna,Heat\nbert,Alien\n",
+        "name, movie, seems to be a header",
+        Reading({"user": "name"}),
+        {"anna": ["Heat"], "bert": ["Alien"]},
     ),
     "two kinds of items": (
         b"user_id,artist_id,track_id\nanna,a1,t1\n",

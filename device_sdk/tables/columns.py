@@ -215,10 +215,11 @@ def _refuse_lists(table: TextTable, columns: Columns) -> None:
 
 
 def _numbered(table: TextTable, said: str) -> int:
-    number = int(said)
+    number = float(said)  # no number of digits is too many for it
     if not 1 <= number <= table.width:
-        raise TableError(f"--columns names column {number}; {table.name} has {table.width}")
-    return number - 1
+        said = printable(said, 20)
+        raise TableError(f"--columns names column {said}; {table.name} has {table.width}")
+    return int(number) - 1
 
 
 def _with_name(table: TextTable, names: Sequence[str], said: str) -> int:
@@ -396,7 +397,7 @@ def _is_rated(cells: Mapping[int, Sequence[str]]) -> bool:
         {2, 3} <= cells.keys()
         and all(re.fullmatch(r"-?\d{1,2}(\.\d+)?", each) for each in cells[2])
         and all(each.isdecimal() for each in cells[3])
-        and any(int(each) > 0 for each in cells[3])
+        and any(float(each) > 0 for each in cells[3])
     )
 
 

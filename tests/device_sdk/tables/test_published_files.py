@@ -248,6 +248,10 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b'anna,f2,"Wed, 31 Jan 2024 09:30:00 +0000"\n',
         {"anna": ["f1", "f2"]},
     ),
+    "a number of 5,000 figures": (
+        b"anna,f1,5,2\nanna,f2,4,1\nbert,f1,5," + b"1" * 5000 + b"\n",
+        {"anna": ["f2", "f1"], "bert": ["f1"]},
+    ),
 }
 
 
@@ -501,6 +505,8 @@ def test_options_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None
     for reading, message in (
         (Reading({"user": "who"}), "names 'who'; the first row of .* is user, item"),
         (Reading({"item": "3"}), "names column 3; .* has 2"),
+        (Reading({"item": "9" * 5000}), "names column 9+... .* has 2"),
+        (Reading(encoding="idna"), "no encoding of text"),
         (Reading({"item": "1"}), "user and item are of one column"),
         (Reading(separator="--"), "expected one character"),
         (Reading(encoding="klingon"), "no encoding of text"),
@@ -511,3 +517,20 @@ def test_options_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None
                 by_user(data, tmp_path, reading)
     with pytest.raises(InteractionsError, match="not in the encoding ascii"):
         by_user("user,item\nzoé,f1\n".encode(), tmp_path, Reading(encoding="ascii"))
+    with pytest.raises(InteractionsError, match="not in the encoding utf-7"):
+        by_user(b"user,item\n+2AA-,f1\n", tmp_path, Reading(encoding="utf-7"))
+
+
+@pytest.mark.parametrize(
+    ("told", "written"),
+    [
+        ("utf-8-sig", "utf-8"),
+        ("utf-8-sig", "utf-8-sig"),
+        ("utf-16", "utf-16"),
+        ("utf-16", "utf-16-le"),
+        ("UTF_32", "utf-32"),
+    ],
+)
+def test_an_encoding_with_a_mark_is_told(tmp_path: Path, told: str, written: str) -> None:
+    data = "user,item\nzoé,f1\n".encode(written)
+    assert by_user(data, tmp_path, Reading(encoding=told)) == {"zoé": ["f1"]}

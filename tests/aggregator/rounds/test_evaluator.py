@@ -353,21 +353,6 @@ def test_whom_nobody_asked_is_not_heard(tmp_path: Path) -> None:
     assert 3 <= found.figures[0].devices <= 17
 
 
-def test_a_device_that_was_sent_away_counts_no_more(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, "")
-    fleet.tick()
-    ranks = drawn(0)
-    for device, found in ranks.items():
-        assert fleet.send(device, ranked(found)) is None
-    fleet.commit()
-    assert command(fleet.home, "revoke", DEVICES[3].hex()) == 0
-    fleet.restart()
-    fleet.now += 101
-    fleet.tick()
-    del ranks[DEVICES[3]]
-    assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
-
-
 def test_what_a_device_said_goes_with_it_though_it_waits_to_be_written(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "", f"{ROUND}\nshare = 1.0")
 

@@ -69,9 +69,6 @@ def body(value: float = 1.0, columns: int = 3) -> bytes:
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
 
 
-BAD_BODY = body()[:-1]
-
-
 class Desk:
     """An aggregator with three devices in its first round, and one that joined afterwards.
 
@@ -220,15 +217,6 @@ def test_with_nothing_staged_nothing_is_written(desk: Desk) -> None:
     assert desk.parts.store.first.participations.all() == {}
 
 
-def test_numbers_in_the_log_go_on_after_each_group(desk: Desk) -> None:
-    desk.count(ANNA, body())
-    desk.count(BERT, body())
-    desk.next_round()
-    desk.count(CLEO, body())
-    assert [each.seq for each in desk.parts.store.first.log.after(0)] == [1]
-    assert desk.ingest.counted == 3 and desk.ingest.widths == {3: 1}
-
-
 def test_a_calendar_that_was_set_back_makes_no_arrival_before_the_opening(desk: Desk) -> None:
     desk.now_seconds -= 5.0
     desk.count(ANNA, body())
@@ -259,22 +247,6 @@ def test_no_conflict_is_told_of_an_update_that_is_never_committed(desk: Desk) ->
     (settled,) = desk.ingest.commit()
     assert told(settled, identity, body(2.0)) == ("counted", "")
     assert desk.refused("conflict") == 0
-
-
-def test_an_update_that_does_not_decode_is_refused_and_stays_refused(desk: Desk) -> None:
-    identity = desk.identity(ANNA)
-    assert desk.offer(identity, BAD_BODY) is None
-    assert desk.offer(desk.identity(BERT), body()) is None
-    bad, good = desk.ingest.commit()
-    assert told(bad, identity, BAD_BODY) == ("refused", "bad-length")
-    assert told(good, desk.identity(BERT), body()) == ("counted", "")
-    assert desk.refused("bad-length") == 1
-    assert desk.offer(identity, BAD_BODY) == ("refused", "bad-length")
-    assert desk.offer(identity, body()) == ("conflict", "")
-    assert [each.device_id for each in desk.parts.store.first.log.after(0)] == [BERT]
-    assert desk.ingest.counted == 1 and desk.ingest.widths == {3: 1}
-    # It has its verdict: the round waits for CLEO alone, and its time moves no deadline.
-    assert desk.parts.first.rounds.outstanding == 1 and desk.parts.first.rounds.arrived == 1
 
 
 def test_an_update_that_does_not_pass_the_method_s_check_is_refused(desk: Desk) -> None:
@@ -362,14 +334,6 @@ def test_between_rounds_nothing_is_open(desk: Desk) -> None:
     assert desk.offer(identity, body()) == ("late", "")
     assert desk.offer(following, body()) == ("refused", "unknown-round")
     assert desk.ingest.commit() == []
-
-
-def test_a_round_whose_verdicts_were_deleted_is_forgotten(desk: Desk) -> None:
-    desk.next_round()
-    store = desk.parts.store
-    with store.database.transaction():
-        store.first.rounds.forget_verdicts(0.0, 0.0)
-    assert desk.offer(desk.identity(ANNA, 1), body()) == ("forgotten", "")
 
 
 def test_answers_that_change_nothing_are_charged_and_new_updates_are_not(desk: Desk) -> None:

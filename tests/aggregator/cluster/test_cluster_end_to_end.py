@@ -7,48 +7,11 @@ from pathlib import Path
 from aggregator.keys.registry import revoke
 from aggregator.task.cluster import Cell, Cluster
 from device_sdk.wire.publish.receipts import RecordType, Verdict, leave_digest
-from device_sdk.wire.seal.placement import shard_of
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.clusters import Threads, coordinated
 from tests.fakes.homes import invite, make_home
 from tests.fakes.waiting import wait_until
-
-DEVICES = 6
-ROUND = f"quorum = {DEVICES}\nwait_for_devices = {DEVICES}\nmost_rounds = 3"
-
-
-def test_two_workers_share_a_fleet(
-    mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
-) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND, store_url=store_url)
-    cluster = Cluster((Cell("", None, 2),))
-    with coordinated(home, cluster) as running:
-        devices = [
-            ScriptedDevice(mosquitto.url, code, seed)
-            for seed, code in enumerate(invite(home, DEVICES))
-        ]
-        for each in devices:
-            each.enrol().join()
-        for number in range(1, 4):
-            manifests = [each.await_round(number) for each in devices]
-            for each, manifest in zip(devices, manifests, strict=True):
-                receipt = each.send_and_wait(manifest, each.body())
-                assert receipt.verdict is Verdict.COUNTED
-        served = [each.counted for each in running.runtime.statuses()]
-        for each in devices:
-            each.await_round(4)
-            each.disconnect()
-    # The first round keeps bodies; of those after it the coordinator asks workers for their sums.
-    assert isinstance(running.runtime, Threads) and running.runtime.fetched > 0
-    second = sum(shard_of(each.require_grant().device_id) % 2 for each in devices)
-    assert served == [3 * (DEVICES - second), 3 * second]
-    store = home.open_store()
-    rounds = [row for row in store.first.rounds.latest(50) if not row.unfinished]
-    assert sorted((row.round, row.participants, row.next_version) for row in rounds) == [
-        (number, DEVICES, number) for number in range(1, 4)
-    ]
-    store.database.close()
 
 
 def test_who_leaves_or_is_revoked_is_heard_by_no_worker(

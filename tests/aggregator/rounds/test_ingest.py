@@ -22,7 +22,6 @@ from aggregator.methods.scatter import (
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
-from aggregator.store.devices import DeviceRow
 from aggregator.store.participations import LastParticipation
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
@@ -32,6 +31,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, update_digest, write_update
 from tests.fakes.homes import WIDTH, make_home
+from tests.fakes.parts import enrol
 from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 ANNA, BERT, CLEO, LATER, STRANGER = (bytes([place]) * 16 for place in range(5))
@@ -150,13 +150,8 @@ def told(settled: Settled, identity: UpdateIdentity, sent: bytes) -> tuple[str, 
 def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
     lines = "quorum = 2\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
     home = make_home(tmp_path_factory.mktemp("ingest"), "mqtt://127.0.0.1:1", lines)
-    store = home.open_store()
-    with store.database.transaction():
-        for device in (*FLEET, LATER):
-            first_round = 1 + 7 * (device == LATER)
-            row = DeviceRow(device, device * 2, device, device * 2, 0, device[:8], 0, first_round)
-            store.devices.add(row)
-    store.database.close()
+    enrol(home, FLEET)
+    enrol(home, [LATER], first_round=8)
     return home
 
 

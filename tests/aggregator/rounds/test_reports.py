@@ -10,7 +10,6 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed
-from aggregator.store.devices import DeviceRow
 from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, StoredReport
 from device_sdk.wire.publish.receipts import (
     RecordType,
@@ -29,6 +28,7 @@ from device_sdk.wire.publish.report import (
 )
 from tests.aggregator.rounds.test_ingest import ANNA, BERT, CLEO, LATER, Desk, body
 from tests.fakes.homes import make_home
+from tests.fakes.parts import enrol
 
 DETAILS = Details("0.1.0", "1.22.0", "linux-aarch64", "k=3", 1.5, 4000, {"site": "north"})
 TRAINED = Report(ReportedOutcome.TRAINED, "", DETAILS, b"\xa0")
@@ -40,13 +40,8 @@ NOT_FINITE = Report(ReportedOutcome.FAILED, Reason.NOT_FINITE.value, DETAILS)
 def desk(tmp_path: Path) -> Iterator[Desk]:
     lines = "quorum = 2\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
     home = make_home(tmp_path, "mqtt://127.0.0.1:1", lines)
-    store = home.open_store()
-    with store.database.transaction():
-        for device in (ANNA, BERT, CLEO, LATER):
-            first_round = 1 + 7 * (device == LATER)
-            row = DeviceRow(device, device * 2, device, device * 2, 0, device[:8], 0, first_round)
-            store.devices.add(row)
-    store.database.close()
+    enrol(home, (ANNA, BERT, CLEO))
+    enrol(home, [LATER], first_round=8)
     made = Desk(home)
     yield made
     made.parts.store.database.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.bounds import UpdateBounds
@@ -434,3 +435,48 @@ OTHERS: dict[str, Case] = {
     "trained prototypes": prototypes_case(trained=True),
     "teacher logits by samples": teacher_logits_case(weights="samples"),
 }
+
+
+SPOILING = (np.nan, np.inf, -1.0, 0.0, 1.0, 1e12, 3e38)
+DTYPES = (np.float32, np.float16, np.int64, np.int32, np.uint16, np.uint8, np.bool_)
+
+
+@st.composite
+def spoilt_arrays(draw: st.DrawFn, array: np.ndarray) -> np.ndarray:
+    match draw(st.sampled_from(["any", "kind", "values", "one", "shape"])):
+        case "any":
+            shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+            return draw(hnp.arrays(st.sampled_from(DTYPES), shapes))
+        case "kind":
+            return array.astype(draw(st.sampled_from(DTYPES)))
+        case "values" | "one" as how:
+            found = array.astype(array.dtype)
+            with np.errstate(invalid="ignore", over="ignore"):
+                value = np.asarray(draw(st.sampled_from(SPOILING))).astype(array.dtype)
+            found.reshape(-1)[: 1 if how == "one" else None] = value
+            return found
+        case _:
+            other = [array[None], array.reshape(-1), array.reshape(-1)[:1], array.reshape(-1)[:0]]
+            return draw(st.sampled_from(other))
+
+
+scalars = st.one_of(
+    st.integers(-(2**62), 2**62), st.booleans(), st.floats(-1e300, 1e300), st.text(max_size=3)
+)
+
+
+@st.composite
+def spoilt_updates(draw: st.DrawFn, good: Update) -> Update:
+    """A good update of which some is left out, added or changed; it may be as good as before."""
+    tensors: dict[str, Any] = dict(good.tensors)
+    told: dict[str, Any] = dict(good.metadata)
+    for name in draw(st.lists(st.sampled_from([*tensors, "more"]), max_size=2, unique=True)):
+        if name != "more" and draw(st.booleans()):
+            del tensors[name]
+        else:
+            tensors[name] = draw(spoilt_arrays(tensors.get(name, np.zeros(2, np.float32))))
+    for name in draw(st.lists(st.sampled_from([*told, "more"]), max_size=2, unique=True)):
+        told.pop(name, None)
+        if draw(st.booleans()):
+            told[name] = draw(scalars)
+    return Update(good.round_id, tensors, told, draw(st.sampled_from([good.sender, ""])))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method, Refused
@@ -19,7 +18,7 @@ from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
-from tests.fakes.method_cases import CASES, ITEMS, OTHERS, START, WIDTH, Case
+from tests.fakes.method_cases import CASES, ITEMS, OTHERS, START, WIDTH, Case, spoilt_updates
 from tests.fakes.scatter_updates import ONE_WIDTH
 
 
@@ -133,34 +132,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(case: Case, nu
     assert bits(one) == kept, "what was given is a copy"
 
 
-VALUES = (np.nan, np.inf, -1.0, 0.0, 1.0, 1e12, 3e38)
-KINDS = (np.float32, np.float16, np.float64, np.int64, np.int32, np.uint16, np.uint8, np.bool_)
-
-
-@st.composite
-def spoilt(draw: st.DrawFn, array: np.ndarray) -> np.ndarray:
-    match draw(st.sampled_from(["any", "kind", "values", "one", "shape"])):
-        case "any":
-            shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
-            return draw(hnp.arrays(st.sampled_from(KINDS), shapes))
-        case "kind":
-            return array.astype(draw(st.sampled_from(KINDS)))
-        case "values" | "one" as how:
-            found = array.astype(array.dtype)
-            with np.errstate(invalid="ignore", over="ignore"):
-                value = np.asarray(draw(st.sampled_from(VALUES))).astype(array.dtype)
-            found.reshape(-1)[: 1 if how == "one" else None] = value
-            return found
-        case _:
-            other = [array[None], array.reshape(-1), array.reshape(-1)[:1], array.reshape(-1)[:0]]
-            return draw(st.sampled_from(other))
-
-
-scalars = st.one_of(
-    st.integers(-(2**70), 2**70), st.booleans(), st.floats(-1e300, 1e300), st.text(max_size=3)
-)
-
-
 @every_method
 @settings(max_examples=20, deadline=None)
 @given(data=st.data(), number=st.integers(1, 2))
@@ -170,18 +141,7 @@ def test_check_changes_nothing_and_what_it_lets_in_can_be_absorbed(
     method = case.make()
     method.restore(unpack_state(state_in_round(case, number)))
     good = updates(case, number)[3]
-    tensors: dict[str, Any] = dict(good.tensors)
-    told: dict[str, Any] = dict(good.metadata)
-    for name in data.draw(st.lists(st.sampled_from([*tensors, "more"]), max_size=2, unique=True)):
-        if data.draw(st.booleans()) and name != "more":
-            del tensors[name]
-        else:
-            tensors[name] = data.draw(spoilt(tensors.get(name, np.zeros(2, np.float32))))
-    for name in data.draw(st.lists(st.sampled_from([*told, "more"]), max_size=2, unique=True)):
-        told.pop(name, None)
-        if data.draw(st.booleans()):
-            told[name] = data.draw(scalars)
-    candidate = Update(number, tensors, told, data.draw(st.sampled_from([good.sender, ""])))
+    candidate = data.draw(spoilt_updates(good))
     before = bits(method)
     try:
         method.check(candidate)

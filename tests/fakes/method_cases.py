@@ -114,6 +114,8 @@ class Whole(Averaging):
         model = update.tensors.get("model")
         if model is None or model.dtype != np.int64 or model.shape != (P,):
             raise Refused("bad-tensors", "expected a model of whole numbers")
+        if not isinstance(update.metadata.get("samples"), int):
+            raise Refused("bad-metadata", "expected samples")
 
 
 def sender(place: int) -> str:

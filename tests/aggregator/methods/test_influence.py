@@ -197,6 +197,15 @@ def test_whole_numbers_that_are_within_bounds_stay_as_they_are_beside_one_that_i
     assert (held[1] > 0).all() and held[2, 0] < 0
 
 
+def test_a_count_that_stands_alone_stays_an_array() -> None:
+    stage = Bounding(UpdateBounds())
+    for place in range(HONEST):
+        stage.note(Update(1, {"users": np.array(3)}, {}, sender(place)), {})
+    stage.look_again()
+    held = stage.bounded(Update(1, {"users": np.array(999)}, {}, EVIL), {}, {}).tensors["users"]
+    assert held.shape == () and held.dtype == np.int64 and held <= 9
+
+
 def test_what_counts_for_less_is_said_in_the_round_s_metrics() -> None:
     one = Averaging()
     for number in (1, 2, 3):

@@ -18,7 +18,7 @@ import pytest
 from aggregator.rounds.machine import RoundClosed, RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store import SQLiteDatabase, Store
+from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import OutcomeCount
@@ -34,6 +34,7 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from tests.fakes.crashes import Crash, CrashingDatabase
 from tests.fakes.homes import ITEMS, WIDTH, command, make_home
 from tests.fakes.outputs import output_of
 from tests.fakes.scatter_updates import one_user
@@ -41,27 +42,6 @@ from tests.fakes.scatter_updates import one_user
 DEVICES = [bytes([index]) * 16 for index in range(20)]
 ROUND = "quorum = 3\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
 Ranks = Mapping[bytes, np.ndarray]
-
-
-class Crash(BaseException):
-    """The process ended here."""
-
-
-class CrashingDatabase(SQLiteDatabase):
-    """Ends the process at the ``left``-th commit, just before or just after it."""
-
-    left = 0
-    when = ""
-
-    @contextmanager
-    def transaction(self, *, shared: bool = False) -> Iterator[None]:
-        with super().transaction(shared=shared):
-            yield
-            self.left -= 1
-            if self.left == 0 and self.when == "before":
-                raise Crash
-        if self.left == 0 and self.when == "after":
-            raise Crash
 
 
 class Fleet:

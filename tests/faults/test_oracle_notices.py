@@ -75,7 +75,7 @@ def test_rounds_that_devices_have_forgotten_are_judged_too(
 def test_a_model_that_is_not_the_sum_of_its_updates(
     fleet: FleetHome, row: int, column: int, by: float, said: str
 ) -> None:
-    store = fleet.aggregator.open_store()
+    store = fleet.open_store()
     found = store.first.checkpoints.get("version")
     assert found is not None
     state = {name: array.copy() for name, array in found.state.items()}

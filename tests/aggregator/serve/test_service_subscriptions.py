@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from aggregator.serve.metrics import registry_of
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
 from tests.fakes.client import ScriptedDevice
-from tests.fakes.homes import ServeProcess, Serving, invite, make_home, serving
+from tests.fakes.homes import ServeProcess, Serving, command, invite, make_home, serving
 from tests.fakes.waiting import wait_until
 
 ROUND = "quorum = 1"
@@ -49,6 +48,23 @@ def test_a_refusal_or_two_at_the_start_end_nothing(
     assert caplog.text.count(f"refused the subscription to {UPDATES} (Not authorized)") == 2
 
 
+def test_a_new_broker_s_rules_end_no_serve_that_waits_for_the_one_before(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    """It starts while the broker of before is away for a moment, where the devices are."""
+    old = make_mosquitto()
+    old.stop()
+    with ScriptedBroker(grants={UPDATES: [NOT_AUTHORISED]}) as new:
+        home = make_home(tmp_path, old.url, ROUND)
+        assert command(home, "broker", "move", new.url) == 0
+        with serving(home, link_settings=QUICK) as served:
+            wait_until(lambda: new.asked.count(UPDATES) > 4)
+            wait_until(lambda: refused(served) == (UPDATES,))
+            old.start()
+            with ScriptedDevice(old.url, invite(home)[0]) as device:
+                device.enrol().join()
+
+
 def test_what_was_granted_once_is_asked_for_for_ever(tmp_path: Path) -> None:
     every = [DESCRIPTOR, PRESENCE, PROBES, ENROLMENTS, UPDATES]
     with ScriptedBroker(grants={UPDATES: [1, NOT_AUTHORISED]}) as broker:
@@ -80,14 +96,18 @@ def test_mosquitto_with_wrong_rules_ends_serve_with_a_message(
 
 
 def test_rules_mended_while_the_aggregator_retries_let_it_begin(
-    make_mosquitto: MakeMosquitto, make_link: MakeLink, tmp_path: Path
+    make_mosquitto: MakeMosquitto,
+    make_link: MakeLink,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Real time must not decide whether the third refusal comes before the operator.
+    monkeypatch.setattr("aggregator.serve.service._MOST_REFUSALS_AT_THE_START", 10_000)
     rules = SubscriptionRules(tmp_path, "tessera/#")
     broker = make_mosquitto(*rules.lines)
     operator = make_link(broker.url)
     home = make_home(tmp_path, broker.url, ROUND)
-    patient = LinkSettings(backoff_first_seconds=2, backoff_most_seconds=4)
-    with serving(home, link_settings=patient) as served:
+    with serving(home, link_settings=QUICK) as served:
         wait_until(lambda: refused(served) == (DESCRIPTOR, PRESENCE, ENROLMENTS, UPDATES))
         rules.change(operator)
         with ScriptedDevice(broker.url, invite(home)[0]) as anna:

@@ -134,7 +134,7 @@ def test_each_task_has_versions_of_its_own_and_may_begin_with_anothers(
         rows = json.loads(output_of(capsys, home, "models", "--task", "air", "--json"))
         assert [row["version"] for row in rows] == [1, 0]
         assert command(home, "rollback", "--task", "air", "--to", "0") == 0
-        assert "the task file of then comes back" in output_of(
+        assert "the task file of that time is used" in output_of(
             capsys, home, "rollback", "--task", "air", "--cancel"
         )
         versions.ask_for(0)  # what a command of before this was known left behind

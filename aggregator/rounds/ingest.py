@@ -492,8 +492,7 @@ def _stored(update: UpdateMessage, report: Report) -> StoredReport:
 
 def _known(update: UpdateMessage, known: StoredVerdict) -> Settled:
     """What to say of an update of which the store has a verdict, or one of another body."""
-    # Verdicts of schema 6 and before name a contribution by all of it.
-    if known.body_sha256 not in (update.body_sha256, update.content_sha256):
+    if known.body_sha256 != update.body_sha256:
         return _settled(update, Verdict.CONFLICT)
     verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
     return _settled(update, verdict, (known.reason or "") if verdict is Verdict.REFUSED else "")

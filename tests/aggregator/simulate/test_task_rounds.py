@@ -130,12 +130,6 @@ def test_a_task_that_no_fleet_of_this_size_could_begin_is_refused(tmp_path: Path
             simulation(own)
 
 
-def test_early_stopping_ends_the_rounds(tmp_path: Path) -> None:
-    more = '[evaluation]\nbest_by = "hr10"\nearly_stopping = 2\nleast_improvement = 0.9\n'
-    run = simulation(settings(tmp_path, more=more))
-    assert 3 <= len(list(run.rounds(20))) < 20 and run.stopped
-
-
 def test_what_a_broadcast_costs_is_what_its_seals_would(tmp_path: Path) -> None:
     own = settings(tmp_path, more="[evaluation]\n")
     run, rng = simulation(own), np.random.default_rng(0)

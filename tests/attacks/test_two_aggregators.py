@@ -16,6 +16,7 @@ from device_sdk.wire.seal.presence import Presence, sign_presence
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import ServeProcess, command, make_home
+from tests.fakes.refusals import changed_bytes
 
 
 def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
@@ -67,17 +68,13 @@ def test_a_forged_or_an_old_presence_or_descriptor_ends_nobody(make_stage: MakeS
     keys = stage.parts.keys.current()
     message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
     fence.heard_presence(message)
-    for at in range(2, len(message), 7):
-        changed = bytearray(message)
-        changed[at] ^= 1
+    for _, changed in [*changed_bytes(message)][2::7]:
         with pytest.raises(WireError):
-            fence.heard_presence(bytes(changed))
+            fence.heard_presence(changed)
     fence.heard_descriptor(keys.descriptor.message)
-    for at in range(2, len(keys.descriptor.message), 97):
-        changed = bytearray(keys.descriptor.message)
-        changed[at] ^= 1
+    for _, changed in [*changed_bytes(keys.descriptor.message)][2::97]:
         with pytest.raises(WireError):
-            fence.heard_descriptor(bytes(changed))
+            fence.heard_descriptor(changed)
     assert stage.command("rotate", "keys") == 0
     stage.run(70.0)
     fence.heard_descriptor(keys.descriptor.message)  # an old one of ours, shown again

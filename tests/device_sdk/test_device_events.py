@@ -325,11 +325,10 @@ def test_only_when_has_to_be_a_function() -> None:
 
 
 def test_status_shows_what_the_running_process_knows(
-    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+    device: Device, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aggregator.served = ()
     aggregator.revision += 1
-    device = make_device_of(make_device, aggregator)
     device.start()
     aggregator.publish_standing()
     aggregator.await_(lambda: "serves no task for this device" in device.status().problem)
@@ -347,13 +346,6 @@ def test_status_shows_what_the_running_process_knows(
     assert (told["running"], told["connected"], told["problem"]) == (False, False, "")
     main(["status", "--home", str(device.home)])
     assert "no process runs it" in capsys.readouterr().out
-
-
-def make_device_of(device: Device, aggregator: SmallAggregator) -> Device:
-    """One that joined while its task was served."""
-    served, aggregator.served = aggregator.served, (("default", "all"),)
-    aggregator.served = served
-    return device
 
 
 _HOLDER = """

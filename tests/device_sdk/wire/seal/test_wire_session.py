@@ -507,6 +507,18 @@ def test_a_device_needs_a_session_when_its_newest_one_is_spent(sessions: int) ->
     assert device.needs_session()
 
 
+def test_a_session_that_was_replaced_is_known_no_more() -> None:
+    fleet = Fleet()
+    anna = fleet.anna.device_id
+    sessions = [fleet.open(str(number)).session for number in range(3)]
+    for session in (sessions[0], sessions[2]):
+        fleet.table.receive(session.seal(16, b""), anna)
+    assert len(fleet.table) == 1
+    for gone in sessions[:2]:
+        assert reason_of(fleet.table.receive, gone.seal(16, b""), anna) == "unknown-session"
+    fleet.table.receive(sessions[2].seal(16, b""), anna)
+
+
 def test_of_too_many_that_wait_the_oldest_is_given_up() -> None:
     fleet = Fleet()
     anna = fleet.anna.device_id

@@ -23,7 +23,7 @@ from device_sdk.wire.seal.broadcast import (
 )
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from tests.fakes.parties import SeededBytes, key_from
-from tests.fakes.refusals import changed_bytes
+from tests.fakes.refusals import changed_bytes, reason_of
 
 GROUP = new_group_key(7, SeededBytes("group"))
 SIGNING = key_from("signing")
@@ -36,13 +36,6 @@ def publication(seed: str = "1", group: GroupKey = GROUP) -> Publication:
 
 def keys_of(made: Publication) -> BroadcastKeys:
     return derive_broadcast_keys(GROUP, made.broadcast_id, "movies", "k64")
-
-
-def reason_of(call: object, *arguments: object) -> str:
-    assert callable(call)
-    with pytest.raises(WireError) as caught:
-        call(*arguments)
-    return caught.value.reason
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.binary(max_size=300))

@@ -174,6 +174,12 @@ def test_what_is_no_distribution_is_not_sent(bad: list[list[float]]) -> None:
         encode_soft_labels(np.array(bad, np.float32), "uint8")
 
 
+@pytest.mark.parametrize("row", [[0.4, 0.4], [0.6, 0.6], [-0.5, 1.5], [np.nan, 1.0]])
+def test_what_is_no_distribution_is_not_taken(row: list[float]) -> None:
+    labels = np.array([[0.5, 0.5], row], np.float16)
+    assert reason_of(decode_soft_labels, {"labels": labels}, 2, "float16") == "bad-labels"
+
+
 @given(
     hnp.arrays(
         st.sampled_from([np.float16, np.uint8, np.float32]),

@@ -94,12 +94,13 @@ def test_update_holds_the_touched_rows_and_the_drawn_columns() -> None:
 
 
 def test_only_drawn_columns_of_the_users_move() -> None:
-    one = learner([[1, 5, 9]])
-    one.train(broadcast())
+    one = learner([[1, 5, 9]], columns=K // 2)
+    first = one.train(broadcast()).tensors["columns"]
     before = one.users
     update = one.train(broadcast(round_id=2))
     moved = np.flatnonzero(np.abs(one.users - before).sum(axis=0))
     assert moved.tolist() == update.tensors["columns"].tolist()
+    assert sorted([*first, *moved]) == list(range(K)), "none comes again before all have come"
 
 
 def test_residual_scores_are_the_full_scores() -> None:

@@ -35,7 +35,7 @@ def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
         # The copy does not know of the life that serves now: it leaves that one alone.
         beside.start()
         assert beside.wait() == 1
-        assert "this home is a copy, or came back from a backup" in beside.log.read_text()
+        assert "this home is a copy, or was restored from a backup" in beside.log.read_text()
         assert served.ended() is None
         # Told to take the place of the other, it does, and the other one ends.
         time.sleep(1.0)

@@ -180,7 +180,7 @@ def test_the_task_file_that_was_replaced_comes_back_with_its_version(
     number = fleet.parts.first.aggregation.version
     np.testing.assert_array_equal(versions(fleet).model(number)["items"], one)
     # And forth again, to the wider one.
-    assert "comes back" in run(fleet, "rollback", "--to", "3")
+    assert "is used again" in run(fleet, "rollback", "--to", "3")
 
 
 def test_each_version_is_shown_with_the_file_that_it_was_made_under(

@@ -207,7 +207,8 @@ def test_a_seed_makes_rounds_repeatable_bit_for_bit(columns: int) -> None:
             twins = [learner(positives, columns, pool=PoolSettings(), seed=77) for _ in range(2)]
             for one in twins:
                 one.restore(state)
-                assert one.users.tobytes() == state["users"].tobytes()
+                for name, found in one.state().items():
+                    assert found.tobytes() == state[name].tobytes()
         training = BprTraining(most_triples=0 if round_id < 3 else 9)
         first, second = (one.train(broadcast(training, round_id=round_id)) for one in twins)
         for name in ("columns", "rows", "values"):

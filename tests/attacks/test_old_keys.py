@@ -180,7 +180,6 @@ def test_an_unused_code_of_before_leads_to_the_keys_and_the_root_of_today(
     store.database.close()
     joined = DeviceHome(tmp_path / "device")
     membership = joined.membership.load()
-    assert membership is not None
     assert membership.root_fingerprint == held.root_fingerprint
     assert joined.membership.descriptor(held.root_fingerprint) == held
     assert joined.membership.signed_time() >= began, "no later time falls below this one"

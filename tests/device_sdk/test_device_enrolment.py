@@ -43,7 +43,6 @@ from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.mosquitto import Mosquitto, free_port, password_file
 from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
-from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.homes import invite, make_home, serving
 from tests.fakes.small_aggregator import SmallAggregator
 from tests.fakes.waiting import PATIENCE_SECONDS, fails_in_the_end
@@ -72,9 +71,8 @@ def join(
 
 
 def test_an_enrolled_home_is_private_and_never_enrolled_again(
-    make_device: MakeDevice, aggregator: SmallAggregator, mosquitto: Mosquitto
+    device: Device, aggregator: SmallAggregator, mosquitto: Mosquitto
 ) -> None:
-    device = make_device()
     device.close()
     assert stat.S_IMODE(device.home.stat().st_mode) == 0o700
     for path in device.home.iterdir():
@@ -364,10 +362,9 @@ def test_tls_and_passwords_are_kept_for_later(
             )
 
 
-def test_what_cannot_be_opened_says_why(make_device: MakeDevice, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_says_why(device: Device, tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled, match="no device's home"):
         Device.open(tmp_path / "nowhere")
-    device = make_device()
     device.close()
     with pytest.raises(HomeError, match="was closed"):
         device.record("film-1")
@@ -390,8 +387,7 @@ def test_what_cannot_be_opened_says_why(make_device: MakeDevice, tmp_path: Path)
         Device.open(device.home)
 
 
-def test_what_is_no_pair_is_not_recorded(make_device: MakeDevice) -> None:
-    device = make_device()
+def test_what_is_no_pair_is_not_recorded(device: Device) -> None:
     before = device.status().interactions
     for wrong in (["film-1"], ["ab"], [("film-1",)], [("film-1", "anna", 5)], [7]):
         with pytest.raises(ValueError, match=r"is no \(item, user\) pair; expected such as"):

@@ -84,8 +84,6 @@ class Knobs:
     receipts: bool = True
     answers_opens: bool = True
     tamper_chunk: Callable[[int, bytes], bytes] = lambda index, message: message
-    tamper_manifest: Callable[[bytes], bytes] = lambda message: message
-    verdict: Verdict = Verdict.COUNTED
 
 
 @dataclass
@@ -247,7 +245,6 @@ class SmallAggregator:
         *,
         deadline_seconds: float = NEVER_SECONDS,
         threshold: int = EVERYONE,
-        signing: Ed25519PrivateKey | None = None,
         train_seconds: float = 1.0,
         method: str = "scatter",
         task: str = "default",
@@ -258,7 +255,7 @@ class SmallAggregator:
             method_here = self.methods[task]
             broadcast = method_here.open_round(number)
             key = self.group_keys[-1]
-            signing = signing or self._signing
+            signing = self._signing
             catalogue = self.catalogues.get(task, self.catalogue)
             content = catalogue.to_bytes()
             self._publish_content(
@@ -310,8 +307,7 @@ class SmallAggregator:
             for index, message in enumerate(messages):
                 sent = self.knobs.tamper_chunk(index, message)
                 self._retain(ChunkTopic(publication.broadcast_id, index), sent)
-            sealed = publication.seal_manifest(write_manifest(manifest), signing)
-            self.manifest_message = self.knobs.tamper_manifest(sealed)
+            self.manifest_message = publication.seal_manifest(write_manifest(manifest), signing)
             self._retain(ManifestTopic(task, "all"), self.manifest_message)
             self._chunks = [
                 (ChunkTopic(publication.broadcast_id, index), message)
@@ -457,7 +453,7 @@ class SmallAggregator:
             return self._verdicts[digest]
         if identity in self._counted:
             return Verdict.CONFLICT
-        verdict = self.knobs.verdict
+        verdict = Verdict.COUNTED
         task = identity.task
         current = (self.generations.get(task, self.generation), self.rounds.get(task, 0))
         if (identity.generation, identity.round) != current:

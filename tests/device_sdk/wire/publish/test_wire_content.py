@@ -36,6 +36,7 @@ from device_sdk.wire.seal.broadcast import (
     open_manifest,
 )
 from tests.fakes.parties import SeededBytes, key_from
+from tests.fakes.refusals import reason_of
 
 GROUP = new_group_key(7, SeededBytes("group"))
 SIGNING = key_from("signing")
@@ -55,13 +56,6 @@ def keys_of(made: Publication) -> BroadcastKeys:
 
 def collected(made: Publication, digests: tuple[bytes, ...], length: int) -> ChunkSet:
     return ChunkSet(keys_of(made), made.broadcast_id, digests, length)
-
-
-def reason_of(call: object, *arguments: object) -> str:
-    assert callable(call)
-    with pytest.raises(WireError) as caught:
-        call(*arguments)
-    return caught.value.reason
 
 
 @settings(max_examples=20)

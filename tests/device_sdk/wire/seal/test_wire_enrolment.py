@@ -49,6 +49,7 @@ from tests.fakes.parties import (
     key_from,
     make_serving,
 )
+from tests.fakes.refusals import changed_bytes, reason_of
 
 SERVING = make_serving()
 DESCRIPTOR = SERVING.descriptor
@@ -95,13 +96,6 @@ class Office:
         outcome = self.desk.answer(message, self.token)
         self.token = outcome.token
         return outcome
-
-
-def reason_of(call: object, *arguments: object) -> str:
-    assert callable(call)
-    with pytest.raises(WireError) as caught:
-        call(*arguments)
-    return caught.value.reason
 
 
 def test_a_code_as_text_round_trips_as_people_type_it() -> None:
@@ -246,15 +240,13 @@ def test_an_expired_code_and_a_revoked_key_are_refused() -> None:
 def test_every_changed_byte_is_refused_before_public_key_work() -> None:
     office = Office()
     message = attempt_of("anna").message
-    for place in range(len(message)):
-        changed = bytearray(message)
-        changed[place] ^= 1
+    for place, changed in changed_bytes(message):
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-admission"
         if 10 <= place < 18:
             expected = "wrong-token"
         if 34 <= place < 50:
             expected = "old-incarnation"
-        assert reason_of(office.answer, bytes(changed)) == expected
+        assert reason_of(office.answer, changed) == expected
     wrong_secret = replace(CODE, secret=bytes(16))
     guess = attempt_of("anna", code=wrong_secret)
     assert reason_of(office.answer, guess.message) == "bad-admission"
@@ -349,11 +341,9 @@ def test_every_changed_byte_of_an_answer_is_refused() -> None:
     office = Office()
     attempt = attempt_of("anna")
     answer = office.answer(attempt.message).answer
-    for place in range(len(answer)):
-        changed = bytearray(answer)
-        changed[place] ^= 1
+    for place, changed in changed_bytes(answer):
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-tag"
-        assert reason_of(attempt.accept, bytes(changed)) == expected
+        assert reason_of(attempt.accept, changed) == expected
     assert reason_of(attempt.accept, answer[:13]) == "truncated"
     assert reason_of(attempt.accept, answer + bytes(1024)) == "too-large"
     other = attempt_of("anna", "2")

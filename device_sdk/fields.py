@@ -1,35 +1,55 @@
-"""A map with known keys, read strictly: CBOR records, JSON objects, TOML tables and settings.
+"""What a value may be, said once: in the types of a frozen dataclass.
 
-Each key is asked for by name with what its value must be, and a key that nobody asked for is
-refused: what one end ignores and the other obeys is how two of them come to disagree. A format is
-a subclass of :class:`Fields`, which says what is raised and how a place is named. A dataclass of
-settings declares its types and bounds once; :func:`require_declared` holds its values to them.
+    @dataclass(frozen=True, slots=True)
+    class Placement(Declared):
+        shard: Annotated[int, Within(0, 65_535)]
+        cell: Annotated[str, Such(is_cell, "host or host:port")] = ""
+
+From these types come the look that a :class:`Declared` takes at itself when it is made
+(:class:`Misfit`, a ValueError), the plain values that it is written as (:func:`plain`: maps, arrays
+and scalars, for CBOR and JSON), the strict reading of such values (:func:`read`), and the tables
+of the documentation.
+
+A field's key is its name, or what ``Key`` says. A field with a default is left out where it has
+this default, and refused where it is spelt out all the same: a record has one form. A key that is
+no field is refused: what one end ignores and the other obeys is how two of them come to disagree.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from enum import Enum
 from functools import cache
+from itertools import pairwise
+from operator import attrgetter, is_
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Literal,
-    Protocol,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
 )
 
 _LARGEST = sys.float_info.max
+T = TypeVar("T")
+
+# What stands beside a type in ``Annotated``.
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The numbers that a setting may be: ``Annotated[float, Within(0, 1, above=True)]``.
+    """The numbers that a value may be: ``Annotated[float, Within(0, 1, above=True)]``.
 
     ``least`` and ``most`` are among them, but for ``above`` and ``below``; with ``or_zero`` so is
     0, wherever the bounds lie.
@@ -65,32 +85,571 @@ class Within:
 
 def _in_words(bound: float) -> str:
     if isinstance(bound, int):
-        return f"{bound:,}"
+        power = bound.bit_length()
+        return f"2^{power} - 1" if power > 31 and bound == 2**power - 1 else f"{bound:,}"
     return f"{bound:g}" if math.isfinite(bound) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The texts that a setting may be, where they are not known to the type checker."""
-
-    known: tuple[str, ...]
 
 
 UNBOUNDED = Within()
 
 
-class Settings(Protocol):
-    """A dataclass whose fields say what they may be."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The texts that a value may be, where they are not known to the type checker."""
 
+    known: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long: bytes of a byte string, or of a text in UTF-8; items of an array or a map.
+
+    ``Length(16)`` is exactly so long, ``Length(1, 64)`` within these.
+    """
+
+    least: int
+    most: int | None = None
+
+    def __contains__(self, size: int) -> bool:
+        return self.least <= size <= (self.least if self.most is None else self.most)
+
+    def words(self, unit: str) -> str:
+        """Such as " of 16 bytes", " of 1 to 64 bytes", " of at most 32 items"."""
+        if self.most is None:
+            return f" of {self.least:,} {unit}"
+        if self.most == sys.maxsize:
+            return f" of {self.least:,} {unit} or more" if self.least else ""
+        return f" of {f'{self.least:,} to' if self.least else 'at most'} {self.most:,} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Such:
+    """What else a value must be: ``test`` gives something true for it, ``words`` say what it asks.
+
+    ``reason`` is the name under which a refusal is counted.
+    """
+
+    test: Callable[[Any], object]
+    words: str
+    reason: str = "bad-field"
+
+
+@dataclass(frozen=True, slots=True)
+class Rising:
+    """An array in strictly rising order: of its items, or of this attribute of theirs."""
+
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A field's key where it is written, if that is not its name."""
+
+    name: str
+
+
+class Misfit(ValueError):
+    """A value that its declaration does not allow.
+
+    Attributes:
+        value: what was found.
+        expected: what should stand there; nothing of the value itself.
+        reason: a slug to count it under: ``bad-field``, ``wrong-fields``, or a ``Such``'s.
+        name: where it stands, such as ``tasks[3].cohort``; empty for the whole.
+    """
+
+    def __init__(
+        self, value: object, expected: str, reason: str = "bad-field", name: str = ""
+    ) -> None:
+        super().__init__(value, expected, reason, name)
+        self.value, self.expected, self.reason, self.name = value, expected, reason, name
+
+    def __str__(self) -> str:
+        return f"{self.name or 'this'} is {self.value!r:.80}; expected {self.expected}"
+
+    @property
+    def place(self) -> str:
+        """The name, without keys of maps, which came with the value."""
+        return re.sub(r"\[['\"].*", "[...]", self.name, flags=re.DOTALL)
+
+    def below(self, name: str) -> Misfit:
+        """The same, where the value is that of ``name`` in another."""
+        joint = "." if self.name and not self.name.startswith("[") else ""
+        return Misfit(self.value, self.expected, self.reason, name + joint + self.name)
+
+
+# Kinds: what a type with all that stands beside it asks for.
+
+Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the value stays what it is
+
+
+class Kind:
+    """One declaration. ``words``: what is expected, for errors and documentation.
+
+    ``kept``: the types of its values in Python; ``written``: of its plain values.
+    """
+
+    words = "anything"
+    kept: Types = (object,)
+    written: Types = (object,)
+
+    def checked(self, value: Any) -> Any:
+        """The value as it is kept. Raises Misfit."""
+        return value
+
+    def plain(self, value: Any) -> Any:
+        """A checked value as maps, arrays and scalars."""
+        return value
+
+    def read(self, value: Any) -> Any:
+        """A plain value in the types that :meth:`checked` looks into. Raises Misfit."""
+        return value
+
+
+class _Nothing(Kind):
+    words = "null"
+    kept = written = (NoneType,)
+
+
+class _Boolean(Kind):
+    words = "true or false"
+    kept = written = (bool,)
+
+    def checked(self, value: Any) -> Any:
+        if value is True or value is False:
+            return value
+        raise Misfit(value, self.words)
+
+
+class _Integer(Kind):
+    kept = written = (int,)
+
+    def __init__(self, within: Within) -> None:
+        self._within, self.words = within, within.words("an integer")
+
+    def checked(self, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool) and value in self._within:
+            return value
+        raise Misfit(value, self.words)
+
+
+class _Number(Kind):
+    kept, written = (float, int), (float,)
+
+    def __init__(self, within: Within) -> None:
+        self._within, self.words = within, within.words("a number")
+
+    def checked(self, value: Any) -> Any:
+        number = isinstance(value, (float, int)) and not isinstance(value, bool)
+        if not number or not -_LARGEST <= value <= _LARGEST or value not in self._within:
+            raise Misfit(value, self.words)
+        return value if isinstance(value, float) else float(value)
+
+    def read(self, value: Any) -> Any:
+        if isinstance(value, float):
+            return value
+        raise Misfit(value, self.words)  # an integer's encoding is another
+
+
+class _Sized(Kind):
+    """A text or a byte string."""
+
+    def __init__(self, kind: type, length: Length, such: tuple[Such, ...]) -> None:
+        self.kept = self.written = (kind,)
+        self._length, self._such = length, such
+        noun = ", ".join(each.words for each in such) + "," if such else _NOUNS[kind]
+        self.words = (noun + length.words("bytes")).removesuffix(",")
+
+    def checked(self, value: Any) -> Any:
+        if not isinstance(value, self.kept) or _bytes_of(value) not in self._length:
+            raise Misfit(value, self.words)
+        for each in self._such:
+            if not each.test(value):
+                raise Misfit(value, self.words, each.reason)
+        return value
+
+
+_NOUNS = {str: "a text", bytes: "a byte string"}
+
+
+def _bytes_of(value: str | bytes) -> int:
+    if isinstance(value, bytes) or value.isascii():
+        return len(value)
+    return len(value.encode("utf-8", "replace"))
+
+
+class _OneOf(Kind):
+    kept = written = (str,)
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known, self.words = known, f"one of {', '.join(known)}"
+
+    def checked(self, value: Any) -> Any:
+        if isinstance(value, str) and value in self.known:
+            return value
+        raise Misfit(value, self.words)
+
+
+class _Member(Kind):
+    """An enumeration's member, written as its value."""
+
+    written = (str, int)
+
+    def __init__(self, kind: type[Enum]) -> None:
+        self.kept = (kind,)
+        self._by_value = {each.value: each for each in kind}
+        self.words = f"one of {', '.join(str(each.value) for each in kind)}"
+
+    def checked(self, value: Any) -> Any:
+        if isinstance(value, self.kept):
+            return value
+        raise Misfit(value, self.words)
+
+    def plain(self, value: Any) -> Any:
+        return value.value
+
+    def read(self, value: Any) -> Any:
+        found = self._by_value.get(value) if isinstance(value, self.written) else None
+        if found is None:
+            raise Misfit(value, self.words)
+        return found
+
+
+class _Array(Kind):
+    kept, written = (tuple, list), (list, tuple)
+
+    def __init__(self, item: Kind, length: Length, order: Rising | None) -> None:
+        self._item, self._length = item, length
+        self._mark = None if order is None else attrgetter(order.by) if order.by else _itself
+        rising = "" if order is None else f", by rising {order.by or 'value'}, each once"
+        self.words = f"a list{length.words('items')}{rising}, each {item.words}"
+
+    def checked(self, value: Any) -> Any:
+        kept = self._each(value, self.kept, self._item.checked)
+        marks = () if self._mark is None else map(self._mark, kept)
+        if any(high <= low for low, high in pairwise(marks)):
+            raise Misfit(value, self.words)
+        return value if isinstance(value, tuple) and all(map(is_, kept, value)) else kept
+
+    def plain(self, value: Any) -> Any:
+        return list(map(self._item.plain, value))
+
+    def read(self, value: Any) -> Any:
+        return self._each(value, self.written, self._item.read)
+
+    def _each(self, value: Any, types: Types, look: Callable[[Any], Any]) -> Any:
+        if not isinstance(value, types):
+            raise Misfit(value, self.words)
+        if len(value) not in self._length:
+            raise Misfit(f"{len(value)} items", self.words)
+        found: list[Any] = []
+        try:
+            found.extend(map(look, value))
+        except Misfit as misfit:
+            raise misfit.below(f"[{len(found)}]") from None
+        return tuple(found)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+class _Map(Kind):
+    kept, written = (Mapping,), (dict,)
+
+    def __init__(self, key: Kind, item: Kind, length: Length, such: tuple[Such, ...]) -> None:
+        self._key, self._item, self._length, self._such = key, item, length, such
+        also = "".join(f", {each.words}" for each in such)
+        self.words = f"a map{length.words('entries')} from {key.words} to {item.words}{also}"
+
+    def checked(self, value: Any) -> Any:
+        kept = self._each(value, self.kept, self._key.checked, self._item.checked)
+        for each in self._such:
+            if not each.test(kept):
+                raise Misfit(value, each.words, each.reason)
+        return kept
+
+    def plain(self, value: Any) -> Any:
+        return {key: self._item.plain(each) for key, each in value.items()}
+
+    def read(self, value: Any) -> Any:
+        return self._each(value, self.written, self._key.read, self._item.read)
+
+    def _each(
+        self,
+        value: Any,
+        types: Types,
+        of_key: Callable[[Any], Any],
+        of_item: Callable[[Any], Any],
+    ) -> dict[Any, Any]:
+        if not isinstance(value, types):
+            raise Misfit(value, self.words)
+        if len(value) not in self._length:
+            raise Misfit(f"{len(value)} entries", self.words)
+        found: dict[Any, Any] = {}
+        for key, each in value.items():
+            try:
+                found[of_key(key)] = of_item(each)
+            except Misfit as misfit:
+                raise misfit.below(f"[{key!r:.70}]") from None
+        return found
+
+
+class _Either(Kind):
+    """One of several kinds, told apart by their types."""
+
+    def __init__(self, kinds: tuple[Kind, ...]) -> None:
+        self._kinds = kinds
+        self.words = " or ".join(each.words for each in kinds)
+        self.kept = tuple(each for kind in kinds for each in kind.kept)
+        self.written = tuple(each for kind in kinds for each in kind.written)
+
+    def checked(self, value: Any) -> Any:
+        for kind in self._kinds:
+            if isinstance(value, kind.kept):
+                return kind.checked(value)
+        raise Misfit(value, self.words)
+
+    def plain(self, value: Any) -> Any:
+        return next(kind for kind in self._kinds if isinstance(value, kind.kept)).plain(value)
+
+    def read(self, value: Any) -> Any:
+        for kind in self._kinds:
+            if isinstance(value, kind.written):
+                return kind.read(value)
+        raise Misfit(value, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A field of a record: its name, its key, its kind, and its default (MISSING: none)."""
+
+    name: str
+    key: str
+    kind: Kind
+    default: Any
+
+    def is_left_out(self, value: Any) -> bool:
+        """Whether a record is written without it: where it is its default."""
+        return type(value) is type(self.default) and bool(value == self.default)
+
+    def checked(self, value: Any) -> Any:
+        """The value as it is kept. The default is right in any case: it says that there is none."""
+        return value if self.is_left_out(value) else self.kind.checked(value)
+
+    def read(self, value: Any) -> Any:
+        """What a plain value is. The default is spelt by leaving it out."""
+        found = self.kind.read(value)
+        if self.is_left_out(found):
+            raise Misfit(found, f"left out where it is {found!r}")
+        return found
+
+
+class _Record(Kind):
+    """A map with the fields of a dataclass or a NamedTuple."""
+
+    written: Types = (dict,)
+
+    def __init__(self, kind: Any) -> None:
+        self._kind, self.entries = kind, entries_of(kind)
+        self.kept = (kind, tuple)
+        self._required = {each.key for each in self.entries if each.default is MISSING}
+        self._optional = {each.key for each in self.entries} - self._required
+        self.words = f"a map of {', '.join(sorted(each.key for each in self.entries))}"
+
+    def checked(self, value: Any) -> Any:
+        if is_dataclass(value) and isinstance(value, self._kind):
+            return value  # it has looked at itself
+        if not isinstance(value, tuple) or len(value) != len(self.entries):
+            raise Misfit(value, self.words)
+        names = (each.name for each in self.entries)
+        return self._made(dict(zip(names, value, strict=True)), lambda entry: entry.checked)
+
+    def plain(self, value: Any) -> Any:
+        parts = ((each, getattr(value, each.name)) for each in self.entries)
+        return {each.key: each.kind.plain(v) for each, v in parts if not each.is_left_out(v)}
+
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, dict) or value.keys() - self._optional != self._required:
+            raise Misfit(value, self.words, "wrong-fields")
+        parts = {each.name: value[each.key] for each in self.entries if each.key in value}
+        return self._made(parts, lambda entry: entry.read)
+
+    def _made(self, parts: dict[str, Any], look: Callable[[Entry], Callable[[Any], Any]]) -> Any:
+        for each in self.entries:
+            if each.name in parts:
+                try:
+                    parts[each.name] = look(each)(parts[each.name])
+                except Misfit as misfit:
+                    raise misfit.below(each.key) from None
+        return self._kind(**parts)
+
+
+class _Row(_Record):
+    """An array of all fields, in their order: where their names would take too much room."""
+
+    written = (list,)
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(kind)
+        self.entries = tuple(replace(each, default=MISSING) for each in self.entries)
+        self.words = f"a list of {', '.join(each.key for each in self.entries)}"
+
+    def plain(self, value: Any) -> Any:
+        return [each.kind.plain(getattr(value, each.name)) for each in self.entries]
+
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, list) or len(value) != len(self.entries):
+            raise Misfit(value, self.words)
+        names = (each.name for each in self.entries)
+        return self._made(dict(zip(names, value, strict=True)), lambda entry: entry.read)
+
+
+class Declared:
+    """Base of frozen dataclasses that are what their fields' types say.
+
+    Raises ValueError, naming the field, for a value outside of them; :meth:`check` adds what a
+    class asks of several at once. Lists are kept as tuples, integers of a float's field as floats.
+    """
+
+    __slots__ = ()
+    IS_ROW: ClassVar[bool] = False
+    """Whether it is written as an array of its fields, without their names."""
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __post_init__(self) -> None:
+        require_declared(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ValueError for fields that do not go together."""
+
+
+def require_declared(record: object) -> None:
+    """Raises Misfit, naming the field, for a value that a frozen dataclass does not declare."""
+    for name, check in _checks_of(cast(Any, type(record))):
+        value = getattr(record, name)
+        try:
+            kept = check(value)
+        except Misfit as misfit:
+            raise misfit.below(name) from None
+        if kept is not value:
+            object.__setattr__(record, name, kept)
+
+
+@cache
+def _checks_of(kind: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((each.name, each.checked) for each in entries_of(kind))
+
+
+@cache
+def entries_of(kind: Any) -> tuple[Entry, ...]:
+    """What a dataclass or NamedTuple declares, in its order."""
+    if is_dataclass(kind):
+        defaults = {each.name: default_of(each) for each in fields(kind) if each.init}
+    else:
+        defaults = {each: kind._field_defaults.get(each, MISSING) for each in kind._fields}
+    hints = hints_of(kind)
+    return tuple(
+        Entry(name, _beside(hints[name], Key, Key(name)).name, kind_of(hints[name]), default)
+        for name, default in defaults.items()
+    )
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """What a dataclass or NamedTuple declares, bounds included, by its fields' names."""
+    hints = get_type_hints(kind, include_extras=True)
+    names = kind.__dataclass_fields__ if is_dataclass(kind) else kind._fields
+    return {name: hints[name] for name in names}
+
+
+def _beside(hint: Any, marker: type[T], default: T) -> T:
+    """What stands beside a type of this class of markers."""
+    beside = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((each for each in beside if isinstance(each, marker)), default)
+
+
+@cache
+def kind_of(hint: Any) -> Kind:
+    """The kind that a type, with what stands beside it, declares. Raises TypeError for others."""
+    bare, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    origin, inside = get_origin(bare), get_args(bare)
+    known = _beside(hint, OneOf, OneOf(inside if origin is Literal else ())).known
+    length = _beside(hint, Length, Length(0, sys.maxsize))
+    such = tuple(each for each in beside if isinstance(each, Such))
+    if known:
+        return _OneOf(known)
+    if bare in (str, bytes):
+        return _Sized(bare, length, such)
+    if bare in _SIMPLE:
+        return _SIMPLE[bare](_beside(hint, Within, UNBOUNDED))
+    if origin in (Union, UnionType):
+        return _Either(tuple(map(kind_of, inside)))
+    if origin is tuple:
+        order = next((each for each in beside if isinstance(each, Rising)), None)
+        return _Array(kind_of(inside[0]), length, order)
+    if origin in (dict, Mapping):
+        return _Map(kind_of(inside[0]), kind_of(inside[1]), length, such)
+    if isinstance(bare, type) and issubclass(bare, Enum):
+        return _Member(bare)
+    if is_dataclass(bare) or hasattr(bare, "_fields"):
+        return (_Row if getattr(bare, "IS_ROW", False) else _Record)(bare)
+    raise TypeError(f"{hint} is no declaration that is known here")
+
+
+_SIMPLE: dict[Any, Callable[[Within], Kind]] = {
+    bool: lambda _: _Boolean(),
+    int: _Integer,
+    float: _Number,
+    NoneType: lambda _: _Nothing(),
+    Any: lambda _: Kind(),
+}
+
+
+def require(hint: Any, value: object, name: str) -> None:
+    """Raises Misfit, naming it, for a value that is not what a type declares."""
+    try:
+        kind_of(hint).checked(value)
+    except Misfit as misfit:
+        raise misfit.below(name) from None
+
+
+def plain(record: object) -> dict[str, Any]:
+    """A record as plain values, by its keys."""
+    return cast("dict[str, Any]", kind_of(cast(Any, type(record))).plain(record))
+
+
+def read(kind: type[T], value: object) -> T:
+    """The record that a plain value is. Raises Misfit, and ValueError as its class does."""
+    return cast(T, kind_of(cast(Any, kind)).read(value))
+
+
+def texts_of(hint: Any) -> tuple[str, ...]:
+    """The texts that a declared value may be; none where it is not one of a few."""
+    kind = kind_of(hint)
+    return kind.known if isinstance(kind, _OneOf) else ()
+
+
+@cache
+def is_settings(hint: Any) -> bool:
+    """Whether a field holds settings of its own: a table below its table."""
+    return isinstance(hint, type) and is_dataclass(hint)
+
+
+def default_of(field: Field[Any]) -> Any:
+    """A dataclass field's default; MISSING where it has none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 class Fields:
-    """The keys of one map. ``where`` names it in refusals, which are of the class ``fault``."""
+    """The keys of one map, asked for one by one: where no class declares them all.
+
+    ``where`` names the map in refusals, which are of the class ``fault``.
+    """
 
     __slots__ = ("_known", "_values", "where")
     fault: ClassVar[type[Exception]] = ValueError
-    numbers: ClassVar[tuple[type, ...]] = (int, float)
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
         self._values = values
@@ -121,92 +680,41 @@ class Fields:
             raise self.error(key, "is missing")
         return value
 
-    def text(self, key: str, most_bytes: int | None = None, default: Any = MISSING) -> str:
-        """A text, of at most ``most_bytes`` in UTF-8."""
+    def declared(self, key: str, hint: Any, default: Any = MISSING) -> Any:
+        """A value that is what a type, with what stands beside it, declares."""
         value = self.take(key, default)
-        if not isinstance(value, str) or (
-            most_bytes is not None and len(value.encode()) > most_bytes
-        ):
-            bound = "" if most_bytes is None else f" of at most {most_bytes} bytes"
-            raise self.wrong(key, value, f"a text{bound}")
-        return value
+        try:
+            return kind_of(hint).checked(value)
+        except Misfit as misfit:
+            raise self.wrong(key + misfit.name, misfit.value, misfit.expected) from None
+
+    def text(self, key: str, most_bytes: int = sys.maxsize, default: Any = MISSING) -> str:
+        """A text, of at most ``most_bytes`` in UTF-8."""
+        return cast(str, self.declared(key, Annotated[str, Length(0, most_bytes)], default))
 
     def choice(self, key: str, known: Collection[str], default: Any = MISSING) -> str:
         """One of these texts."""
-        value = self.take(key, default)
-        if not isinstance(value, str) or value not in known:
-            raise self.wrong(key, value, f"one of {', '.join(known)}")
-        return value
+        return cast(str, self.declared(key, Annotated[str, OneOf(tuple(known))], default))
 
     def integer(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> int:
         """An integer; true and false are none."""
-        value = self.take(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value not in within:
-            raise self.wrong(key, value, within.words("an integer"))
-        return value
+        return cast(int, self.declared(key, Annotated[int, within], default))
 
     def number(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> float:
         """A finite number, as a float."""
-        value = self.take(key, default)
-        number = isinstance(value, self.numbers) and not isinstance(value, bool)
-        if not number or not -_LARGEST <= value <= _LARGEST or value not in within:
-            raise self.wrong(key, value, within.words("a number"))
-        return float(value)
+        return cast(float, self.declared(key, Annotated[float, within], default))
 
     def boolean(self, key: str, default: Any = MISSING) -> bool:
         """True or false."""
-        value = self.take(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
+        return cast(bool, self.declared(key, bool, default))
 
-    def array(self, key: str, most: int | None = None, default: Any = MISSING) -> list[Any]:
-        """An array of at most ``most`` items, which are not looked into."""
-        value = self.take(key, default)
-        if not isinstance(value, list) or (most is not None and len(value) > most):
-            bound = "" if most is None else f" of at most {most} items"
-            raise self.wrong(key, value, f"an array{bound}")
-        return value
+    def array(self, key: str, default: Any = MISSING) -> list[Any]:
+        """An array, whose items are not looked into."""
+        return list(self.declared(key, tuple[Any, ...], default))
 
     def mapping(self, key: str, default: Any = MISSING) -> dict[str, Any]:
         """A map, which is not looked into."""
-        value = self.take(key, default)
-        if not isinstance(value, dict):
-            raise self.wrong(key, value, "a map")
-        return value
-
-    def declared(self, key: str, hint: Any, default: Any = MISSING) -> Any:
-        """A value of the type that a settings class declares, within the bounds beside it."""
-        return self.typed(key, *taken_apart(hint), default)
-
-    def typed(
-        self, key: str, hint: Any, within: Within, known: tuple[str, ...], default: Any = MISSING
-    ) -> Any:
-        """As :meth:`declared`, of a declaration that was :func:`taken_apart`."""
-        if known:
-            return self.choice(key, known, default)
-        if hint is bool:
-            return self.boolean(key, default)
-        if hint is int:
-            return self.integer(key, within, default)
-        if hint is float:
-            return self.number(key, within, default)
-        if hint is str:
-            return self.text(key, default=default)
-        value = self.take(key, default)
-        if hint == str | None:
-            if value is not None and not (isinstance(value, str) and value):
-                raise self.wrong(key, value, "a text that is not empty")
-            return value
-        if hint == tuple[str, ...]:
-            if (
-                isinstance(value, str)
-                or not isinstance(value, (list, tuple))
-                or not all(isinstance(each, str) and each for each in value)
-            ):
-                raise self.wrong(key, value, "a list of texts")
-            return tuple(value)
-        raise TypeError(f"{key} is declared as {hint}, which no reader knows")
+        return cast("dict[str, Any]", self.declared(key, Mapping[str, Any], default))
 
     def end(self) -> None:
         """Refuse keys that were never asked for: a misspelt key must not be ignored."""
@@ -214,51 +722,3 @@ class Fields:
             if key not in self._known:
                 known = ", ".join(sorted(self._known)) or "no keys"
                 raise self.error(key, f"is unknown here; known are: {known}")
-
-
-@cache
-def taken_apart(hint: Any) -> tuple[Any, Within, tuple[str, ...]]:
-    """A declaration's bare type, its bounds, and the texts that it may be (none: any)."""
-    bare, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    known = get_args(bare) if get_origin(bare) is Literal else ()
-    within = next((each for each in beside if isinstance(each, Within)), UNBOUNDED)
-    return bare, within, next((each.known for each in beside if isinstance(each, OneOf)), known)
-
-
-def hints_of(kind: type[Settings]) -> dict[str, Any]:
-    """What a settings class declares, bounds included, by its fields' names."""
-    return _hints_of(kind)
-
-
-@cache
-def _hints_of(kind: Any) -> dict[str, Any]:
-    found = get_type_hints(kind, include_extras=True)
-    return {name: found[name] for name in kind.__dataclass_fields__}
-
-
-def require_declared(settings: Settings) -> None:
-    """Raises ValueError, naming the field, for a value that a frozen dataclass does not declare.
-
-    Of a class inside nothing is asked: it has looked at itself.
-    """
-    declared = _declared_by(type(settings))
-    values = Fields({name: getattr(settings, name) for name in declared})
-    for name, parts in declared.items():
-        values.typed(name, *parts)
-
-
-@cache
-def _declared_by(kind: Any) -> dict[str, tuple[Any, Within, tuple[str, ...]]]:
-    # Kept by class: to look a type hint up takes longer than to look at the value.
-    return {n: taken_apart(hint) for n, hint in _hints_of(kind).items() if not is_settings(hint)}
-
-
-@cache
-def is_settings(hint: Any) -> bool:
-    """Whether a field holds settings of its own: a table below its table."""
-    return isinstance(hint, type) and is_dataclass(hint)
-
-
-def default_of(field: Field[Any]) -> Any:
-    """A dataclass field's default; MISSING where it has none."""
-    return field.default if field.default_factory is MISSING else field.default_factory()

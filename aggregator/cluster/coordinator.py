@@ -32,9 +32,9 @@ from aggregator.task.file import RoundSettings, SharedSettings
 from device_sdk.link.broker_url import BrokerUrl, BrokerWay
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.announcement import Presence
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
-from device_sdk.wire.seal.presence import Presence
 
 _LOG = logging.getLogger(__name__)
 _TEND_SECONDS = 0.5

@@ -22,7 +22,8 @@ from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
-from device_sdk.wire.publish.catalogue import read_catalogue
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.catalogue import Catalogue
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 8
@@ -73,7 +74,7 @@ def plan(
     content = _catalogue(store, new)
     items: tuple[str, ...] = ()
     if content is not None and new.catalogue is not None:
-        items = read_catalogue(content).items
+        items = decode(Catalogue, content).items
     method = _built(store.fleet, new, len(items))
     version = store.checkpoints.get("version")
     inherits = None

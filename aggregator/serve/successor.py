@@ -11,7 +11,7 @@ from typing import Any
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
-from device_sdk.wire.seal.successor import Successor
+from device_sdk.wire.seal.announcement import Successor
 
 
 class BrokerMoved(Exception):

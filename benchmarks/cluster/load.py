@@ -25,13 +25,13 @@ from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.load import Announced
 from benchmarks.aggregator.mqtt_client import MiniClient
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.codec.message import MessageType, decode
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import (
+    Receipt,
     RecordType,
     UpdateIdentity,
     Verdict,
-    read_receipt,
     update_digest,
     write_update,
 )
@@ -316,7 +316,7 @@ class MultiplexedLoad:
         received = one.session.open(payload)
         if received.message_type != RecordType.RECEIPT:
             return
-        receipt = read_receipt(received.payload)
+        receipt = decode(Receipt, received.payload)
         if receipt.digest != one.digest:
             return
         if receipt.verdict is not Verdict.COUNTED:

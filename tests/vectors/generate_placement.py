@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.seal.descriptor import read_descriptor
 from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant
 from device_sdk.wire.seal.keys import signing_key
 from device_sdk.wire.seal.no_session import sign_no_session
-from device_sdk.wire.seal.placement import Placement, shard_of, write_placement
+from device_sdk.wire.seal.placement import Placement, shard_of
 from tests.vectors.written import write
 
 FILE = Path(__file__).with_name("placement.json")
@@ -61,7 +62,7 @@ def build() -> dict[str, Any]:
         "placements": {
             "type": int(RecordType.PLACEMENT),
             "records": [
-                {"shard": each.shard, "cell": each.cell, "payload": write_placement(each).hex()}
+                {"shard": each.shard, "cell": each.cell, "payload": encode(each).hex()}
                 for each in PLACEMENTS
             ],
         },

@@ -161,7 +161,7 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
             "mirror 'https://cdn.example/aaa.* is no URL",
         ),
         (GOOD + "[models]\nkeep_last = 0\n", "models.keep_last is 0; expected an integer"),
-        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts is .*; expected a list of texts"),
+        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts is .*; expected a list, each a text"),
         (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),
         (GOOD + 'artifacts = ["shipped:mf", "shipped:mf"]\n', "lists 2 artifacts; scatter takes 0"),
         (GOOD + 'companions = ["shipped:mf"]\n', "task.companions lists 1; expected one for each"),

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.standing import (
     MOST_LABELS,
     MOST_TASKS,
     Standing,
-    read_standing,
     require_labels,
-    write_standing,
 )
 from tests.vectors import generate_codecs as vectors
 
@@ -31,13 +30,13 @@ VALUES = st.text(min_size=1, max_size=16)
 )
 def test_round_trip(labels: dict[str, str], tasks: set[tuple[str, str]]) -> None:
     standing = Standing(labels, tuple(sorted(tasks)))
-    assert read_standing(write_standing(standing)) == standing
+    assert decode(Standing, encode(standing)) == standing
 
 
 def test_the_vector_is_what_is_written() -> None:
     stored = json.loads(vectors.FILE.read_text(encoding="utf-8"))["standing"]
     assert stored["type"] == RecordType.STANDING == 19
-    standing = read_standing(bytes.fromhex(stored["payload"]))
+    standing = decode(Standing, bytes.fromhex(stored["payload"]))
     assert dict(standing.labels) == stored["labels"]
     assert [list(each) for each in standing.tasks] == stored["tasks"]
 
@@ -45,18 +44,18 @@ def test_the_vector_is_what_is_written() -> None:
 @given(st.binary(max_size=150))
 def test_any_bytes_are_refused(payload: bytes) -> None:
     with pytest.raises(WireError):
-        read_standing(payload)
+        decode(Standing, payload)
 
 
 @given(st.data())
 def test_what_is_mutated_is_refused_or_canonical(data: st.DataObject) -> None:
-    payload = bytearray(write_standing(vectors.STANDING))
+    payload = bytearray(encode(vectors.STANDING))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     try:
-        standing = read_standing(bytes(payload))
+        standing = decode(Standing, bytes(payload))
     except WireError:
         return
-    assert write_standing(standing) == bytes(payload)
+    assert encode(standing) == bytes(payload)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_what_is_mutated_is_refused_or_canonical(data: st.DataObject) -> None:
 )
 def test_what_is_no_standing_is_refused(value: dict[str, cbor.CborValue]) -> None:
     with pytest.raises(WireError):
-        read_standing(cbor.encode(value))
+        decode(Standing, cbor.encode(value))
 
 
 def test_what_cannot_be_said_is_not_written() -> None:

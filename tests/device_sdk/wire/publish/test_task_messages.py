@@ -19,14 +19,14 @@ from device_sdk.methods.scatter.contract import decode_scatter_update, encode_sc
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
-from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.content import ContentKind, read_content_head, seal_content
+from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
+from device_sdk.wire.publish.content import ContentHead, ContentKind, seal_content
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     ChunkSet,
     RoundManifest,
-    read_manifest,
     seal_chunks,
 )
 from device_sdk.wire.publish.task_messages import (
@@ -184,10 +184,10 @@ def test_contents_come_back_from_chunks_in_any_order(size: int) -> None:
     label = read_manifest_label(head)
     keys = derive_broadcast_keys(KEY, label.broadcast_id, "films", "all")
     body = open_manifest(head, keys, signing.public_key())
-    read = read_content_head(body)
+    read = decode(ContentHead, body)
     assert (read.kind, read.content_id, read.length) == (ContentKind.CATALOGUE, content_id, size)
     with pytest.raises(WireError, match="wrong-fields"):
-        read_manifest(body)  # a head cannot be taken for a round's manifest
+        decode(RoundManifest, body)  # a head cannot be taken for a round's manifest
     got = ChunkSet(keys, label.broadcast_id, read.chunks, read.length)
     for chunk in reversed(chunks):
         assert got.missing
@@ -218,14 +218,14 @@ def test_chunks_of_another_publication_are_refused() -> None:
 @given(st.binary(max_size=200))
 def test_content_heads_refuse_garbage(raw: bytes) -> None:
     with pytest.raises(WireError):
-        read_content_head(raw)
+        decode(ContentHead, raw)
 
 
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=20, unique=True))
 def test_catalogues_come_back(items: list[str]) -> None:
     catalogue = Catalogue(tuple(items), tuple(item.upper() for item in items))
     content = catalogue.to_bytes()
-    again = read_catalogue(content)
+    again = decode(Catalogue, content)
     assert again == catalogue and len(catalogue_id(content)) == 32
     assert [again.rows[item] for item in items] == list(range(len(items)))
     longer = Catalogue((*items, "a new item"), ("",) * (len(items) + 1))
@@ -248,7 +248,7 @@ def test_catalogues_that_cannot_be(
     with pytest.raises(ValueError, match=message):
         Catalogue(items, titles)
     with pytest.raises(WireError):
-        read_catalogue(cbor.encode({"items": list(items), "titles": list(titles)}))
+        decode(Catalogue, cbor.encode({"items": list(items), "titles": list(titles)}))
 
 
 def test_artifacts_are_trusted_by_their_id_alone() -> None:

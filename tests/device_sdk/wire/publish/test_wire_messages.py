@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.receipts import (
     Receipt,
     UpdateIdentity,
     Verdict,
-    read_receipt,
     read_update,
     update_digest,
     write_receipt,
@@ -98,13 +98,13 @@ def test_impossible_identities_are_refused(wrong: dict[str, object]) -> None:
 @given(st.binary(min_size=32, max_size=32), st.sampled_from(Verdict), REASONS)
 def test_receipt_round_trip(digest: bytes, verdict: Verdict, reason: str) -> None:
     receipt = Receipt(digest, verdict, reason if verdict is Verdict.REFUSED else "")
-    assert read_receipt(write_receipt(receipt)) == receipt
+    assert decode(Receipt, write_receipt(receipt)) == receipt
 
 
 @given(st.binary(max_size=150))
 def test_any_bytes_are_a_receipt_or_refused(payload: bytes) -> None:
     with pytest.raises(WireError):
-        read_receipt(payload)
+        decode(Receipt, payload)
 
 
 @given(st.data())
@@ -113,7 +113,7 @@ def test_mutated_receipts_are_refused_or_canonical(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(payload) - 1))
     payload[at] = data.draw(st.integers(0, 255))
     try:
-        receipt = read_receipt(bytes(payload))
+        receipt = decode(Receipt, bytes(payload))
     except WireError:
         return
     assert write_receipt(receipt) == bytes(payload)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant, _read_answer
 from device_sdk.wire.seal.placement import (
@@ -20,10 +21,8 @@ from device_sdk.wire.seal.placement import (
     SHARDS,
     Placement,
     own_placement,
-    read_placement,
     shard_of,
     split_cell,
-    write_placement,
 )
 
 LABEL = r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?"
@@ -53,7 +52,7 @@ BAD_CELLS = [
 
 @given(PLACEMENTS)
 def test_round_trip(placement: Placement) -> None:
-    assert read_placement(write_placement(placement)) == placement
+    assert decode(Placement, encode(placement)) == placement
     assert RecordType.PLACEMENT == 21
 
 
@@ -66,13 +65,13 @@ def test_the_longest_cell_fits() -> None:
     host = ".".join(["x" * 63] * 3 + ["x" * 61])
     placement = Placement(1, f"{host}:65535")
     assert len(host) == 253 and len(placement.cell) == MOST_CELL_BYTES
-    assert read_placement(write_placement(placement)) == placement
+    assert decode(Placement, encode(placement)) == placement
 
 
 @pytest.mark.parametrize("cell", BAD_CELLS, ids=repr)
 def test_what_is_no_cell_is_neither_said_nor_heard(cell: str) -> None:
     with pytest.raises(WireError, match="bad-field"):
-        read_placement(cbor.encode({"cell": cell, "shard": 1}))
+        decode(Placement, cbor.encode({"cell": cell, "shard": 1}))
     with pytest.raises(ValueError, match="expected host or host:port"):
         split_cell(cell)
     if cell:
@@ -98,16 +97,16 @@ def test_what_is_no_cell_is_neither_said_nor_heard(cell: str) -> None:
 )
 def test_what_is_no_placement_is_refused(value: cbor.CborValue) -> None:
     with pytest.raises(WireError):
-        read_placement(cbor.encode(value))
+        decode(Placement, cbor.encode(value))
 
 
 @given(st.binary(max_size=150))
 def test_any_bytes_are_refused_or_canonical(payload: bytes) -> None:
     try:
-        placement = read_placement(payload)
+        placement = decode(Placement, payload)
     except WireError:
         return
-    assert write_placement(placement) == payload
+    assert encode(placement) == payload
 
 
 @given(st.binary(min_size=16, max_size=16))
@@ -153,7 +152,7 @@ BAD_MIRRORS = ["", "ftp://a", "https://", "https://a b", "http://\u00f6", "https
 @pytest.mark.parametrize("mirror", BAD_MIRRORS, ids=repr)
 def test_what_is_no_url_is_no_mirror(mirror: str) -> None:
     with pytest.raises(WireError, match="bad-field"):
-        read_placement(cbor.encode({"mirror": mirror, "shard": 1}))
+        decode(Placement, cbor.encode({"mirror": mirror, "shard": 1}))
     if mirror:
         with pytest.raises(ValueError, match="is no URL"):
             Placement(1, mirror=mirror)

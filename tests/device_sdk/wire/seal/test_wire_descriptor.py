@@ -13,6 +13,13 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal.announcement import (
+    Presence,
+    PresenceWatch,
+    announce,
+    new_presence,
+    read_announcement,
+)
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
     MOST_SUCCESSIONS,
@@ -41,13 +48,6 @@ from device_sdk.wire.seal.descriptor import (
 )
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import fingerprint
-from device_sdk.wire.seal.presence import (
-    Presence,
-    PresenceWatch,
-    new_presence,
-    read_presence,
-    sign_presence,
-)
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import (
     DELEGATION_EXPIRES,
@@ -382,38 +382,38 @@ def test_the_previous_keys_are_honoured_for_their_grace_period() -> None:
 
 def test_presence_round_trip_and_every_changed_byte() -> None:
     presence = new_presence(NOW, SeededBytes("life"))
-    message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
-    assert read_presence(message, DESCRIPTOR) == presence
+    message = announce(presence, DESCRIPTOR, SERVING.signing)
+    assert read_announcement(Presence, message, DESCRIPTOR) == presence
     for place in range(len(message)):
         changed = bytearray(message)
         changed[place] ^= 1
         with pytest.raises(WireError) as caught:
-            read_presence(bytes(changed), DESCRIPTOR)
+            read_announcement(Presence, bytes(changed), DESCRIPTOR)
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-signature"
         assert caught.value.reason == expected
     with pytest.raises(WireError) as caught:
-        read_presence(message, make_serving(6).descriptor)
+        read_announcement(Presence, message, make_serving(6).descriptor)
     assert caught.value.reason == "bad-signature"
     with pytest.raises(ValueError, match="16 bytes"):
         Presence(b"", NOW)
     for cut, reason in ((66, "truncated"), (67, "bad-signature")):
         with pytest.raises(WireError) as caught:
-            read_presence(message[:cut], DESCRIPTOR)
+            read_announcement(Presence, message[:cut], DESCRIPTOR)
         assert caught.value.reason == reason
 
 
 def test_a_presence_s_time_has_63_bits_at_both_ends() -> None:
     for started in (0, 2**63 - 1):
         presence = Presence(bytes(16), started)
-        message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
-        assert read_presence(message, DESCRIPTOR) == presence
+        message = announce(presence, DESCRIPTOR, SERVING.signing)
+        assert read_announcement(Presence, message, DESCRIPTOR) == presence
     for started in (-1, 2**63):
         with pytest.raises(ValueError, match="Unix time"):
             Presence(bytes(16), started)
         body = cbor.encode({"incarnation": bytes(16), "started": started})
         signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
         with pytest.raises(WireError) as caught:
-            read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
+            read_announcement(Presence, prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
         assert caught.value.reason == "bad-field"
 
 
@@ -508,7 +508,7 @@ def test_random_bytes_never_escape_as_another_error(data: bytes, root: bytes) ->
             assert parse(data) == ()
     for message in (data, prefix(MessageType.PRESENCE) + data):
         with pytest.raises(WireError):
-            read_presence(message, DESCRIPTOR)
+            read_announcement(Presence, message, DESCRIPTOR)
 
 
 @given(st.binary(max_size=300))
@@ -517,4 +517,4 @@ def test_random_signed_bodies_never_escape_as_another_error(body: bytes) -> None
         read_descriptor(signed_by_delegate(body), ROOT)
     signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
     with pytest.raises(WireError):
-        read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
+        read_announcement(Presence, prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)

@@ -260,7 +260,7 @@ class SmallAggregator:
             key = self.group_keys[-1]
             signing = signing or self._signing
             catalogue = self.catalogues.get(task, self.catalogue)
-            content = catalogue.to_bytes()
+            content = encode(catalogue)
             self._publish_content(
                 ContentKind.CATALOGUE, catalogue_id(content), content, signing, task
             )

@@ -35,7 +35,7 @@ from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLimits
 from device_sdk.wire.publish.content import ContentHead
-from device_sdk.wire.publish.manifest import RoundManifest, write_manifest
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import (
     Receipt,
     read_contribution,
@@ -47,12 +47,12 @@ from device_sdk.wire.publish.receipts import (
 from device_sdk.wire.publish.report import (
     MOST_OUTCOME_BYTES,
     Report,
-    write_outcome,
 )
 from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
+    OfferedContent,
     TaskTerms,
     read_attachment,
     read_broadcast,
@@ -162,7 +162,7 @@ def _factored(data: bytes) -> None:
 
 
 def _manifest(data: bytes) -> None:
-    assert write_manifest(decode(RoundManifest, data)) == data
+    assert encode(decode(RoundManifest, data)) == data
 
 
 def _receipt(data: bytes) -> None:
@@ -191,7 +191,7 @@ def _contribution(data: bytes) -> None:
 def _report(data: bytes) -> None:
     report = decode(Report, data)
     assert encode(report) == data, "accepted bytes that are not the canonical ones"
-    assert len(write_outcome(report)) <= MOST_OUTCOME_BYTES
+    assert len(encode(report.without_evaluation())) <= MOST_OUTCOME_BYTES
 
 
 @lru_cache
@@ -334,7 +334,7 @@ def _broadcasts() -> Sequence[bytes]:
         "attention",
         "float16",
         60.0,
-        artifacts=(OfferedArtifact(b"\1" * 32, "gru", 9, OfferedArtifact(b"\2" * 32, "meta", 9)),),
+        artifacts=(OfferedArtifact(b"\1" * 32, "gru", 9, OfferedContent(b"\2" * 32, "meta", 9)),),
         attachments=(OfferedAttachment("vector.a", b"\3" * 32, 9, "c.0"),),
         cohort_keys={"c.0": (bytes(WRAPPED_BYTES),)},
     )
@@ -513,4 +513,4 @@ def _content_head() -> bytes:
 
 
 def _catalogue() -> bytes:
-    return Catalogue(("a", "b"), ("A film", "")).to_bytes()
+    return encode(Catalogue(("a", "b"), ("A film", "")))

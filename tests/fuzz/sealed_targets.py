@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, decode, prefix
+from device_sdk.wire.codec.message import MessageType, decode, encode, prefix
 from device_sdk.wire.publish.receipts import Receipt, read_update
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
@@ -331,11 +331,11 @@ def _untagged(message: bytes, tag_at: int) -> bytes:
 
 
 def _open_body() -> bytes:
-    return OpenRequest(_ANNA.device_id, bytes(hpke.PUBLIC_KEY_BYTES), bytes(32)).to_body()
+    return encode(OpenRequest(_ANNA.device_id, bytes(hpke.PUBLIC_KEY_BYTES), bytes(32)))
 
 
 def _reply_body() -> bytes:
-    return SessionReply(bytes(8), bytes(32), bytes(16), NOW, _fleet().group_keys).to_body()
+    return encode(SessionReply(bytes(8), bytes(32), bytes(16), NOW, _fleet().group_keys))
 
 
 def _request_message() -> bytes:
@@ -351,7 +351,7 @@ def _enrol_request() -> EnrolRequest:
 def _answer_bodies() -> list[bytes]:
     ids = bytes(16), bytes(16), bytes(32)
     granted = Grant(*ids, 0), Grant(*ids, 5, "north.example:8883")
-    return [EnrolAnswer(each, NOW).to_body() for each in (*granted, EnrolRefusal.REVOKED)]
+    return [encode(EnrolAnswer(each, NOW)) for each in (*granted, EnrolRefusal.REVOKED)]
 
 
 def _succeeded() -> Descriptor:

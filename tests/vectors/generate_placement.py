@@ -56,7 +56,7 @@ def build() -> dict[str, Any]:
     )
     at = PLACEMENTS[3]
     grant = Grant(device_id, handle, admission, at.shard, at.cell)
-    answer = EnrolAnswer(grant, enrolment["time_unix_seconds"]).to_body()
+    answer = encode(EnrolAnswer(grant, enrolment["time_unix_seconds"]))
     return {
         "shards": [{"device_id": each.hex(), "shard": shard_of(each)} for each in DEVICES],
         "placements": {

@@ -91,7 +91,7 @@ def test_digest_binds_every_part_of_the_identity_and_the_body() -> None:
     ],
 )
 def test_impossible_identities_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"device id|task|round|generation"):
+    with pytest.raises(ValueError, match=r"device_id|task|round|generation"):
         replace(IDENTITY, **wrong)  # type: ignore[arg-type]
 
 
@@ -120,9 +120,9 @@ def test_mutated_receipts_are_refused_or_canonical(data: st.DataObject) -> None:
 
 
 def test_a_reason_goes_with_a_refusal_only() -> None:
-    with pytest.raises(ValueError, match="without a reason"):
+    with pytest.raises(ValueError, match="goes with a refusal"):
         Receipt(bytes(32), Verdict.COUNTED, "why")
-    with pytest.raises(ValueError, match="slug"):
+    with pytest.raises(ValueError, match="lower-case words"):
         Receipt(bytes(32), Verdict.REFUSED, "")
-    with pytest.raises(ValueError, match="slug"):
+    with pytest.raises(ValueError, match="lower-case words"):
         Receipt(bytes(32), Verdict.REFUSED, "No reason!")

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import decode, encode
-from device_sdk.wire.publish.receipts import RecordType
-from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant, _read_answer
+from device_sdk.wire.codec.message import decode, decode_value, encode
+from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant
 from device_sdk.wire.seal.placement import (
     MOST_CELL_BYTES,
     SHARDS,
@@ -48,12 +47,6 @@ BAD_CELLS = [
     ),
     *("host-", "a..b", "host\n", "host\x00", "x" * 64, ".".join(["x" * 63] * 4), "h" * 300),
 ]
-
-
-@given(PLACEMENTS)
-def test_round_trip(placement: Placement) -> None:
-    assert decode(Placement, encode(placement)) == placement
-    assert RecordType.PLACEMENT == 21
 
 
 @given(HOSTS, PORTS)
@@ -100,15 +93,6 @@ def test_what_is_no_placement_is_refused(value: cbor.CborValue) -> None:
         decode(Placement, cbor.encode(value))
 
 
-@given(st.binary(max_size=150))
-def test_any_bytes_are_refused_or_canonical(payload: bytes) -> None:
-    try:
-        placement = decode(Placement, payload)
-    except WireError:
-        return
-    assert encode(placement) == payload
-
-
 @given(st.binary(min_size=16, max_size=16))
 def test_a_shard_is_twelve_bits_of_a_hash(device_id: bytes) -> None:
     digest = hashlib.sha256(b"tessera/1 shard" + b"\x00" + device_id).digest()
@@ -126,16 +110,9 @@ def test_shards_are_as_full_as_each_other() -> None:
 @given(PLACEMENTS)
 def test_a_grant_holds_a_placement(placement: Placement) -> None:
     grant = Grant(b"d" * 16, b"h" * 16, b"k" * 32, placement.shard, placement.cell)
-    body = EnrolAnswer(grant, 5).to_body()
-    assert _read_answer(cbor.decode(body, limit_bytes=1024)).verdict == grant
+    body = encode(EnrolAnswer(grant, 5))
+    assert decode(EnrolAnswer, body).verdict == grant
     assert grant.placement == replace(placement, mirror="")
-
-
-def test_a_grant_without_a_cell_says_none() -> None:
-    grant = Grant(b"d" * 16, b"h" * 16, b"k" * 32, 0)
-    fields = {"admission": b"k" * 32, "device": b"d" * 16, "handle": b"h" * 16, "shard": 0}
-    without = cbor.encode({"grant": fields, "refused": None, "time": 5})
-    assert EnrolAnswer(grant, 5).to_body() == without
 
 
 @pytest.mark.parametrize("cell", BAD_CELLS, ids=repr)
@@ -143,7 +120,7 @@ def test_a_grant_with_a_bad_cell_is_refused(cell: str) -> None:
     fields: dict[str, cbor.CborValue] = {"admission": b"k" * 32, "device": b"d" * 16}
     fields |= {"handle": b"h" * 16, "shard": 0, "cell": cell}
     with pytest.raises(WireError, match="bad-field"):
-        _read_answer({"grant": fields, "refused": None, "time": 5})
+        decode_value(EnrolAnswer, {"verdict": fields, "time": 5})
 
 
 BAD_MIRRORS = ["", "ftp://a", "https://", "https://a b", "http://\u00f6", "https://" + "x" * 505]
@@ -154,5 +131,5 @@ def test_what_is_no_url_is_no_mirror(mirror: str) -> None:
     with pytest.raises(WireError, match="bad-field"):
         decode(Placement, cbor.encode({"mirror": mirror, "shard": 1}))
     if mirror:
-        with pytest.raises(ValueError, match="is no URL"):
+        with pytest.raises(ValueError, match="expected a URL"):
             Placement(1, mirror=mirror)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
@@ -14,7 +13,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.announcement import (
-    MAX_BYTES,
     MOST_TASKS,
     Presence,
     ServedTasks,
@@ -51,31 +49,18 @@ def entry(task: cbor.CborValue = "films", cohort: cbor.CborValue = "all") -> cbo
     return {"task": task, "cohort": cohort}
 
 
-@given(
-    st.binary(min_size=16, max_size=16),
-    st.integers(0, 2**63 - 1),
-    st.sets(st.tuples(NAMES, NAMES), max_size=12),
-)
-def test_round_trip(life: bytes, revision: int, names: set[tuple[str, str]]) -> None:
-    served = ServedTasks(life, revision, tuple(sorted(names)))
-    assert (
-        read_announcement(ServedTasks, announce(served, DESCRIPTOR, SERVING.signing), DESCRIPTOR)
-        == served
-    )
-    assert all(served.serves(*name) for name in names) and not served.serves("a", "-")
-
-
 def test_as_many_of_the_longest_names_as_there_may_be_fit() -> None:
     names = [(f"{n:064d}", "c" * 64) for n in range(MOST_TASKS + 1)]
     served = ServedTasks(LIFE, 2**63 - 1, tuple(names[:-1]))
     message = announce(served, DESCRIPTOR, SERVING.signing)
     assert (
-        len(message) <= MAX_BYTES and read_announcement(ServedTasks, message, DESCRIPTOR) == served
+        len(message) <= ServedTasks.MOST_BYTES
+        and read_announcement(ServedTasks, message, DESCRIPTOR) == served
     )
-    with pytest.raises(ValueError, match="257 tasks; at most 256"):
+    with pytest.raises(ValueError, match=r"257 items.; expected a list of at most 256 items"):
         replace(served, names=tuple(names))
     assert reason_of(said(tasks=[entry(*name) for name in names])) == "bad-field"
-    assert reason_of(message + bytes(MAX_BYTES)) == "too-large"
+    assert reason_of(message + bytes(ServedTasks.MOST_BYTES)) == "too-large"
 
 
 def test_every_changed_byte_is_noticed() -> None:
@@ -111,7 +96,7 @@ def test_what_was_signed_for_something_else_is_no_list() -> None:
         ({"tasks": [{"task": "films"}]}, "wrong-fields"),
         ({"tasks": [{"task": "films", "cohort": "all", "more": 1}]}, "wrong-fields"),
         ({"tasks": [entry(b"films")]}, "bad-field"),
-        ({"tasks": [entry("x" * 65)]}, "bad-field"),
+        ({"tasks": [entry("x" * 65)]}, "bad-name"),
         ({"tasks": [entry("Films")]}, "bad-name"),
         ({"tasks": [entry(cohort="")]}, "bad-name"),
         ({"tasks": [entry("é")]}, "bad-name"),
@@ -127,22 +112,15 @@ def test_what_is_signed_and_not_a_list_is_refused(
     assert reason_of(said(**changed)) == reason
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_signed_or_not_never_escape_as_another_error(body: bytes) -> None:
-    for message in (body, prefix(MessageType.TASKS) + body, signed(body)):
-        with pytest.raises(WireError):
-            read_announcement(ServedTasks, message, DESCRIPTOR)
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
         ({"incarnation": b""}, "16 bytes"),
         ({"revision": -1}, "revision"),
         ({"revision": 2**63}, "revision"),
-        ({"names": (("Films", "all"),)}, "task 'Films' is no name"),
-        ({"names": (("films", ""),)}, "cohort '' is no name"),
-        ({"names": (("b", "all"), ("a", "all"))}, "rising order"),
+        ({"names": (("Films", "all"),)}, r"names\[0\].task is 'Films'"),
+        ({"names": (("films", ""),)}, r"names\[0\].cohort is ''"),
+        ({"names": (("b", "all"), ("a", "all"))}, "rising value"),
         ({"names": (("a", "all"), ("a", "all"))}, "each once"),
     ],
 )

@@ -591,7 +591,8 @@ class PostgresDatabase(Database):
         server leaves alone those that are idle in a transaction, which is all that it looks for
         itself. A process that is frozen there would hold everybody up for good."""
         seconds = int(self._server_settings["idle_in_transaction_session_timeout"]) / 1000
-        with suppress(psycopg.Error), closing(self._connect()) as connection:
+        away = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)
+        with suppress(*away), closing(self._connect()) as connection:
             before = set(connection.execute(_SILENT, (_WRITERS_LOCK,)))
             if before:
                 time.sleep(seconds or _SILENT_SECONDS)
@@ -624,14 +625,14 @@ class PostgresDatabase(Database):
 
 
 _APPLICATION = "tessera store "
-# Who holds the writers' lock of this database and is waited for to send more; how far each has come.
+# Who holds the writers' lock of this database and is waited for to send more; how far each came.
 _SILENT = """
 SELECT pid, backend_start, query_start, state_change, bytes_processed
 FROM pg_locks JOIN pg_stat_activity USING (pid) LEFT JOIN pg_stat_progress_copy USING (pid)
 WHERE locktype = 'advisory' AND objid = $1 AND granted AND wait_event = 'ClientRead'
 AND database = (SELECT oid FROM pg_database WHERE pg_database.datname = current_database())
 """
-_END = "SELECT true WHERE pg_terminate_backend($1)"
+_END = "SELECT true WHERE pg_terminate_backend($1::int)"
 _ENDINGS = ("57P01", "57P02", "57P03", "57P05", "25P03")
 _LOCK_NOT_AVAILABLE = "55P03"
 # Of statements that nothing is wrong with: no connection, rolled back for another, no room or no

@@ -429,6 +429,11 @@ class Entry:
     kind: Kind
     default: Any
 
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is MISSING
+
     def is_left_out(self, value: Any) -> bool:
         """Whether a record is written without it: where it is its default."""
         return type(value) is type(self.default) and bool(value == self.default)
@@ -453,7 +458,7 @@ class _Record(Kind):
     def __init__(self, kind: Any) -> None:
         self._kind, self.entries = kind, entries_of(kind)
         self.kept = (kind, tuple)
-        self._required = {each.key for each in self.entries if each.default is MISSING}
+        self._required = {each.key for each in self.entries if each.required}
         self._optional = {each.key for each in self.entries} - self._required
         self.words = f"a map of {', '.join(sorted(each.key for each in self.entries))}"
 

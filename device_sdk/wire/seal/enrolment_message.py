@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
@@ -86,8 +86,8 @@ class EnrolHead:
 
 
 @dataclass(frozen=True)
-class EnrolRequest(Message):
-    """What a device sends with its code."""
+class EnrolRequest(Declared):
+    """What a device asks for with its code."""
 
     token_id: Annotated[bytes, Length(TOKEN_ID_BYTES), Key("token")]
     identity: PublicKey
@@ -96,17 +96,24 @@ class EnrolRequest(Message):
     """Random name of the topic that the answer goes to."""
     reply_secret: Annotated[bytes, Length(REPLY_SECRET_BYTES), Key("secret")]
     """Fresh secret that the answer is sealed under."""
-    proof: Annotated[bytes, Length(_PROOF_BYTES)] = b""
-    """HMAC-SHA256 under the code's secret over all of the request and its info."""
-
-    MOST_BYTES = MAX_REQUEST_BYTES
 
     def proven(self, code_secret: bytes, info: bytes) -> bytes:
-        """The 32 bytes that ``proof`` should be."""
+        """32 bytes: HMAC-SHA256 under the code's secret over all of the request and its info."""
         covered = self.token_id + self.identity + self.mailbox + self.reply_secret
         return hmac.digest(
             code_secret, b"tessera/1 enrol proof\x00" + info + covered, hashlib.sha256
         )
+
+
+@dataclass(frozen=True)
+class ProvenRequest(EnrolRequest, Message):
+    """A request as it is sent."""
+
+    proof: Annotated[bytes, Length(_PROOF_BYTES)]
+    """HMAC(code's secret, `"tessera/1 enrol proof"`, info `||` token `||` identity `||` mailbox
+    `||` secret field)."""
+
+    MOST_BYTES = MAX_REQUEST_BYTES
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,7 @@ def encode_request(
 ) -> bytes:
     """The request message: proven, signed, sealed and tagged."""
     info = enrol_info(descriptor, freshness)
-    body = encode(replace(request, proof=request.proven(code_secret, info)))
+    body = encode(ProvenRequest(**vars(request), proof=request.proven(code_secret, info)))
     signed = signature.sign(identity, Purpose.ENROL_REQUEST, info + body)
     sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
     head = (
@@ -209,7 +216,7 @@ def decode_request(
     info = enrol_info(keys.descriptor, head.freshness)
     opened = unseal(keys.hpke, info, message[_SEALED_AT:])
     signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
-    request = decode(EnrolRequest, body)
+    request = decode(ProvenRequest, body)
     if request.token_id != head.token_id:
         raise WireError("wrong-token", "another token is sealed than the one outside")
     if requester_of(request.identity) != head.requester:

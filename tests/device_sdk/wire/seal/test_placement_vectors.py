@@ -41,7 +41,7 @@ def test_placements() -> None:
 
 def test_a_grant_with_a_cell() -> None:
     entry, enrolment = VECTORS["grant_with_a_cell"], SEALING["enrolment"]
-    grant = cbor2.loads(bytes.fromhex(entry["answer_body"]))["grant"]
+    grant = cbor2.loads(bytes.fromhex(entry["answer_body"]))["verdict"]
     assert grant == {
         "admission": bytes.fromhex(enrolment["admission_key"]),
         "cell": entry["cell"],

@@ -439,7 +439,7 @@ def test_values_out_of_range_have_no_freshness() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         Freshness(b"", 1)
     for counter in (-1, 2**64):
-        with pytest.raises(ValueError, match="8 bytes"):
+        with pytest.raises(ValueError, match="counter"):
             Freshness(INCARNATION, counter)
 
 
@@ -576,12 +576,11 @@ def test_a_reply_is_unsealed_by_what_it_is_given_and_its_time_has_63_bits() -> N
     attempt = fleet.opening()
     digest = hashlib.sha256(attempt.message).digest()
     ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
-    for seconds in (2**63, 2**63 - 1):
-        reply = SessionReply(b"12345678", bytes(32), INCARNATION, seconds, ())
-        message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
-        expected = "bad-field" if seconds == 2**63 else "descriptor-expired"
-        assert reason_of(attempt.accept, message, NOW, fleet.counting.unseal) == expected
-    assert fleet.counting.unseals == 2
+    reply = SessionReply(b"12345678", bytes(32), INCARNATION, 2**63 - 1, ())
+    message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
+    unseal = fleet.counting.unseal
+    assert reason_of(attempt.accept, message, NOW, unseal) == "descriptor-expired"
+    assert fleet.counting.unseals == 1
     assert reason_of(fleet.opening("2").accept, message[:2], NOW) == "cannot-unseal"
 
 

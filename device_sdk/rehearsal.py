@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -32,6 +33,15 @@ _CLOCK, _DAY = 1.7e9, 86_400.0
 _NO_CLASS: Final = -100
 """What torch's losses ignore."""
 _PUBLIC_ROWS = 8
+_ENTRIES_TRIED = 4
+"""Inputs of whole numbers whose range is looked for; labels always."""
+_NUMBERS_BEYOND = 1 << 20
+"""No range is looked for above it."""
+_RISES = 100.0
+"""A loss that rises by so much in a few steps does not come back."""
+MORE_TIMES: Final = 10
+"""So many times the usual training is gone on with where no parameter has moved: some optimizers
+gather several steps, and some rates begin at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +50,13 @@ class Case:
 
     Attributes:
         title: what it brings, after "a device with".
-        data: made up.
+        data: made up: a LocalData, or ids of items.
         usual: every fleet consists of such devices: where one of them fails, no round succeeds.
         advice: what to do where it fails.
     """
 
     title: str
-    data: LocalData
+    data: Any
     usual: bool = False
     advice: str = ""
 
@@ -54,12 +64,74 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What became of a case. ``reason``: a slug of a device or of the aggregator; ``detail``: in
-    words."""
+    words; ``progress``: what training came to, where that is known."""
 
     case: Case
     outcome: Outcome
     reason: str = ""
     detail: str = ""
+    progress: LossProgress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossProgress:
+    """What the steps of a training came to.
+
+    Attributes:
+        steps: their number.
+        first, last: the loss of the first step's samples before and after them, or, where
+            ``of_rounds``, what devices told of the first round and of the last.
+        moved: whether any parameter has changed.
+    """
+
+    steps: int
+    first: float
+    last: float
+    moved: bool
+    of_rounds: bool = False
+
+    def finding(self, case: Case) -> Finding:
+        """Of a case in which nothing failed by itself."""
+        what = "the loss of the devices" if self.of_rounds else "the loss of the same samples"
+        if not self.moved:
+            why = (
+                "is the learning rate 0, is everything frozen, or does the loss not depend on what "
+                "is trained?"
+            )
+            detail = f"no parameter moves in {self._when}: {why}"
+            return Finding(case, "fails", "", detail, self)
+        if self.last > _RISES * max(abs(self.first), 1.0):
+            detail = (
+                f"{what} rose from {self.first:.3g} to {self.last:.3g} in {self._when}, and will "
+                "go on: is the learning rate too high?"
+            )
+            return Finding(case, "fails", "not-finite", detail, self)
+        if self.first == self.last and not self.of_rounds and self.steps > 1:
+            detail = (
+                f"{what} is {self.first:.3g} to the last bit before and after {self._when}, though "
+                "parameters move: does it not depend on them?"
+            )
+            return Finding(case, "fails", "", detail, self)
+        return Finding(case, "trains", "", "", self)
+
+    def __str__(self) -> str:
+        """For people: whether the loss goes down."""
+        numbers = f"{self.first:.4g} before, {self.last:.4g} after {self._when}"
+        if self.of_rounds:
+            numbers = f"{self.first:.4g} in the first, {self.last:.4g} in the last of {self._when}"
+        if self.last < self.first:
+            return f"the loss goes down: {numbers}"
+        # Made-up labels follow from nothing, and dropout and drawn negatives are other ones.
+        rises = self.last > self.first + 0.5 * max(abs(self.first), 1.0)
+        return (
+            f"the loss rises: {numbers}; try a smaller learning rate, or --data with true samples"
+            if rises
+            else f"the loss does not go down: {numbers}; on made-up data that may be"
+        )
+
+    @property
+    def _when(self) -> str:
+        return f"{self.steps} {'round' if self.of_rounds else 'step'}{'s' * (self.steps != 1)}"
 
 
 # Made-up data.
@@ -96,6 +168,7 @@ def label_entries(manifest: Manifest) -> frozenset[str]:
 Samples = Mapping[str, NDArray[Any]]
 Make = Callable[[int], Samples]
 """Gives so many samples."""
+Trains = Callable[[Case], Finding]
 
 
 def made_up(manifest: Manifest, rng: np.random.Generator) -> tuple[Make, ...]:
@@ -126,6 +199,11 @@ def _made_up(
     return found
 
 
+def usual_samples(batch_size: int) -> int:
+    """Of a device as most are."""
+    return max(2 * batch_size, 16)
+
+
 def cases(
     manifest: Manifest, batch_size: int, rng: np.random.Generator, draw: Make
 ) -> tuple[Case, ...]:
@@ -135,7 +213,7 @@ def cases(
     def device(samples: Samples) -> LocalData:
         return LocalData(samples, public)
 
-    usual = max(2 * batch_size, 16)
+    usual = usual_samples(batch_size)
     found = [
         Case(f"{usual} samples", device(draw(usual)), usual=True),
         Case(
@@ -202,6 +280,62 @@ def cases(
     return tuple(found)
 
 
+def ids_out_of_range(
+    manifest: Manifest, batch_size: int, draw: Make, trains: Trains
+) -> Iterator[Finding]:
+    """What becomes of a label or an id below 0, and of the first one that is too large: looked for
+    among the sizes of the model's tensors first. Nothing where any number trains."""
+    labels = label_entries(manifest)
+    ports = [port for port in sample_entries(manifest) if DTYPES[port.dtype].kind == "i"]
+    inputs = [port.of for port in ports if port.of not in labels]
+    sizes = {
+        length
+        for _, member in manifest.members()
+        for length in resolve(member.shape, manifest.example_sizes)
+    }
+
+    def found(name: str, value: int, title: str, advice: str) -> Finding:
+        drawn = draw(usual_samples(batch_size))
+        samples = {each: array.copy() for each, array in drawn.items()}
+        samples[name].reshape(-1)[0] = value
+        return trains(Case(title, LocalData(samples, dict(draw(_PUBLIC_ROWS))), advice=advice))
+
+    for name in [*inputs[:_ENTRIES_TRIED], *sorted(labels & {port.of for port in ports})]:
+        what = "a label" if name in labels else "an id"
+        leave = (
+            "leave such samples out in the app, or export a model with more classes"
+            if name in labels
+            else "give what the model does not know an id of its own in the app, or leave it out"
+        )
+        yield found(name, -1, f"{what} of -1 in {name!r}", leave)
+
+        def fails(value: int, name: str = name) -> bool:
+            return found(name, value, f"{value} in {name!r}", "").outcome != "trains"
+
+        bound = _bound(fails, sizes)
+        if bound is not None:
+            title = f"{what} of {bound:,} in {name!r} (0 to {bound - 1:,} train)"
+            yield found(name, bound, title, leave)
+
+
+def _bound(fails: Callable[[int], bool], sizes: Iterable[int]) -> int | None:
+    """The least number that fails, above 1; None where none does. ``sizes``: of which it may be."""
+    likely = sorted({size for size in sizes if 1 < size < _NUMBERS_BEYOND} | {_NUMBERS_BEYOND})
+    if not fails(likely[-1]):
+        return None
+    low, high = -1, len(likely) - 1  # likely[high] fails, likely[low] does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(likely[middle]) else (middle, high)
+    below, bound = likely[low] if low >= 0 else 1, likely[high]
+    if bound - below > 1 and not fails(bound - 1):
+        return bound
+    while bound - below > 1:
+        middle = (below + bound) // 2
+        below, bound = (below, middle) if fails(middle) else (middle, bound)
+    return bound
+
+
 # What became of them, in sentences.
 
 
@@ -229,7 +363,8 @@ def problem_of(findings: Sequence[Finding]) -> str | None:
     first = bad[0]
     return (
         f"a rehearsal found that a device with {first.case.title} "
-        f"{first.outcome if first.outcome != 'refused' else 'is refused'} ({first.reason}): "
+        f"{first.outcome if first.outcome != 'refused' else 'is refused'}"
+        f"{f' ({first.reason})' * bool(first.reason)}: "
         f"{first.detail.partition('. ')[0]}"
     )
 
@@ -239,13 +374,22 @@ def problem_of(findings: Sequence[Finding]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """``lines``: for people. ``problem``: why no round would succeed, or None."""
+    """``lines``: for people. ``problem``: why no round would succeed, or None. ``sizes``: in bytes,
+    by what a message carries."""
 
     lines: tuple[str, ...]
     problem: str | None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-Trains = Callable[[Case], Finding]
+@dataclass(frozen=True, slots=True)
+class CaseSet:
+    """Cases of samples of one kind, and who trains them; ``more``: what further cases come of those
+    that went before."""
+
+    cases: tuple[Case, ...]
+    train: Trains
+    more: Callable[[Trains], Iterable[Finding]] = lambda _: ()
 
 
 def supervise(
@@ -267,32 +411,36 @@ def supervise(
     if result != PASSED:
         return Rehearsed((), f"the rehearsal did not come to its end: {result.detail}")
     told = json.loads(out.read_text(encoding="utf-8"))
-    return Rehearsed(tuple(told["lines"]), told["problem"])
+    return Rehearsed(tuple(told["lines"]), told["problem"], told["sizes"])
 
 
 def finish(
     out: str,
-    ways: Iterable[tuple[tuple[Case, ...], Trains]],
+    ways: Iterable[CaseSet],
     seconds: float,
     title: str,
     problem: str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> NoReturn:
     """Train each case of the first of ``ways`` whose most usual case trains (else of the first),
-    write what became of them, and end this process. ``problem``: known without them."""
+    write what became of them, and end this process. ``problem``: known without them; ``sizes``: of
+    messages, asked for once all have been trained."""
     tried: list[list[Finding]] = []
-    for found, train in ways:
-        tried.append([_found(found[0], train, seconds)])
+    for way in ways:
+        train = partial(_found, way.train, seconds)
+        tried.append([train(way.cases[0])])
         if tried[-1][0].outcome == "trains":
-            tried[0] = tried[-1] + [_found(case, train, seconds) for case in found[1:]]
+            tried[0] = [*tried[-1], *map(train, way.cases[1:]), *way.more(train)]
             break
     findings = tried[0] if tried else []
-    lines = [title, *(f"  {line}" for line in sentences(findings))]
-    told = {"lines": lines, "problem": problem or problem_of(findings)}
+    said = [str(each.progress) for each in findings[:1] if each.outcome == "trains"]
+    lines = [title, *(f"  {line}" for line in [*filter("None".__ne__, said), *sentences(findings)])]
+    told = {"lines": lines, "problem": problem or problem_of(findings), "sizes": dict(sizes or {})}
     Path(out).write_text(json.dumps(told), encoding="utf-8")
     end(0)
 
 
-def _found(case: Case, train: Trains, seconds: float) -> Finding:
+def _found(train: Trains, seconds: float, case: Case) -> Finding:
     say(f"the rehearsal of a device with {case.title}", seconds)
     try:
         return train(case)
@@ -306,12 +454,12 @@ def main() -> None:
     limits, (out, folder) = begin()
     from device_sdk.methods.learner import Declined
     from device_sdk.methods.local_steps import train_epochs
+    from device_sdk.train.noting import NotingTrainer
     from device_sdk.train.reasons import reason_of
-    from device_sdk.trainer import Trainer
     from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 
     say("opening its train graph", limits.seconds)
-    trainer = Trainer(folder, providers="cpu")
+    trainer = NotingTrainer(folder, providers="cpu")
     manifest, rng = trainer.artifact, np.random.default_rng(0)
     entries = sample_entries(manifest)
     needed = {port.of for port in manifest.graphs["train"].select("batch")}
@@ -324,17 +472,25 @@ def main() -> None:
 
     def train(case: Case) -> Finding:
         trainer.reset()
+        trainer.begin_notes()
         try:
-            train_epochs(trainer, case.data.train, batch_size=batch_size, epochs=2, rng=rng)
+            for _ in range(MORE_TIMES):
+                train_epochs(trainer, case.data.train, batch_size=batch_size, epochs=2, rng=rng)
+                if trainer.has_moved or not case.usual:
+                    break
             whole = [*trainer.parameters.values(), *trainer.buffers.values()]
             encode_tensors({f"w{i}": array for i, array in enumerate(whole)}, Codec.FLOAT16)
+            return LossProgress(*trainer.notes()).finding(case)
         except Declined as why:
             return Finding(case, "declines", why.reason.value, str(why))
         except Exception as error:
             return Finding(case, "fails", reason_of(error).value, in_words(error))
-        return Finding(case, "trains")
 
-    ways = ((cases(manifest, batch_size, rng, draw), train) for draw in made_up(manifest, rng))
+    def way(draw: Make) -> CaseSet:
+        found = cases(manifest, batch_size, rng, draw)
+        return CaseSet(found, train, partial(ids_out_of_range, manifest, batch_size, draw))
+
+    ways = map(way, made_up(manifest, rng))
     title = f"rehearsed {manifest.name!r} with made-up data, steps of {batch_size} samples:"
     finish(out, ways, limits.seconds, title)
 

@@ -473,13 +473,14 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     before = drawn_so_far()
     try:
         losses, left = _losses_on_example(problem, held, rewrites)
-        used = _reached(losses, leaves)
+        used, slopes = _reached(losses, leaves)
     except Exception:
         return Trial(frozenset(trained), frozenset(trained))
     if drawn_so_far() != before:
         refuse_draws(lambda: _losses_on_example(problem, _copies(problem.model), rewrites)[0])
-    elif not _repeats(problem, losses, trained, rewrites):
-        _refuse_memory(problem.model, attributes)
+    elif other := _differing(problem, {**losses, **slopes}, trained, rewrites):
+        what = "loss" if other & losses.keys() else "gradient"
+        _refuse_memory(problem.model, attributes, what)
     if getattr(problem.gradient, "all_parameters", False):
         used = set(leaves)
     used = {name for name in used if left.get(name, held[name]) is held[name]}
@@ -488,33 +489,33 @@ def try_step(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> 
     return Trial(frozenset(used or leaves), frozenset(unchanged))
 
 
-def _repeats(
-    problem: Problem, losses: Losses, trained: Collection[str], rewrites: Rewrites
-) -> bool:
-    """Whether a second call gives these losses, but for how they are rounded."""
+def _differing(
+    problem: Problem, numbers: Losses, trained: Collection[str], rewrites: Rewrites
+) -> set[str]:
+    """Which of these numbers a second call does not give, but for how they are rounded."""
     torchs = torch.get_rng_state()
     try:
         second = _again(problem, trained, rewrites)
     except Exception:  # recording says what is wrong with it
-        return True
+        return set()
     apart = {
-        name: float(abs(second[name] - loss.detach()))
-        for name, loss in losses.items()
-        if not torch.allclose(loss, second[name], rtol=2e-6, atol=0, equal_nan=True)
+        name: float(abs(second[name] - number.detach()))
+        for name, number in numbers.items()
+        if not torch.allclose(number, second[name], rtol=2e-6, atol=0, equal_nan=True)
     }
     if not apart or not torch.equal(torchs, torch.get_rng_state()):
-        return True
+        return set()
     try:
         worth = _worth_of_rounding(problem, second, trained, rewrites)
     except Exception:  # not known, so nothing is laid to it
-        return False
-    return all(gap <= YARDSTICK * worth[name] for name, gap in apart.items())
+        return set(apart)
+    return {name for name, gap in apart.items() if gap > YARDSTICK * worth[name]}
 
 
 def _worth_of_rounding(
     problem: Problem, losses: Losses, trained: Collection[str], rewrites: Rewrites
 ) -> dict[str, float]:
-    """How far the rounding of all that they are made of moves these losses.
+    """How far the rounding of all that they are made of moves these numbers.
 
     A loss near zero may be a difference of large numbers, so its own size does not tell. Calls in
     coarser arithmetic do: rounding's part in how far they are off grows with the ulp and is scaled
@@ -533,16 +534,19 @@ def _worth_of_rounding(
 
 
 def _again(problem: Problem, trained: Collection[str], rewrites: Rewrites) -> Losses:
-    """The losses on the example batch, computed as they were at first."""
+    """The losses on the example batch and their slopes, computed as they were at first."""
     held = _copies(problem.model)
-    for name in trained:
-        held[name].requires_grad_()
+    leaves = {name: held[name].requires_grad_() for name in trained}
     losses, _ = _losses_on_example(problem, held, rewrites)
-    return {name: loss.detach() for name, loss in losses.items()}
+    _, slopes = _reached(losses, leaves)
+    return {name: number.detach() for name, number in {**losses, **slopes}.items()}
 
 
-def _refuse_memory(model: nn.Module, before: Sequence[tuple[str, Mapping[str, Any]]]) -> NoReturn:
-    """Raise ExportError for a loss that is another one when it is called again on the same."""
+def _refuse_memory(
+    model: nn.Module, before: Sequence[tuple[str, Mapping[str, Any]]], what: str
+) -> NoReturn:
+    """Raise ExportError for a loss or gradient that is another one when it is called again on the
+    same."""
     modules = dict(model.named_modules())
     changed = [
         f"{place}.{key}" if place else key
@@ -552,7 +556,7 @@ def _refuse_memory(model: nn.Module, before: Sequence[tuple[str, Mapping[str, An
     ]
     named = f" ({', '.join(changed[:3])} changed)" if changed else ""
     raise ExportError(
-        "a second call on the same parameters, buffers and batch gives another loss: it goes by "
+        f"a second call on the same parameters, buffers and batch gives another {what}: it goes by "
         f"something else that it changes{named}, which the exported step would hold at its first "
         "value for ever",
         instead="register_buffer for what a step moves: self.count.add_(1), self.mean.mul_(0.9)",
@@ -575,15 +579,22 @@ def _losses_on_example(
     return _split_loss(problem, result)[0], left
 
 
-def _reached(losses: Losses, leaves: Mapping[str, Tensor]) -> set[str]:
-    """The names of those leaves that one of the losses has a gradient for."""
+def _reached(losses: Losses, leaves: Mapping[str, Tensor]) -> tuple[set[str], dict[str, Tensor]]:
+    """The names of those leaves that one of the losses has a gradient for, and of each of these
+    gradients a number: its slope along one direction."""
     found: set[str] = set()
-    for loss in losses.values():
+    slopes = {}
+    for title, loss in losses.items():
         gradients = torch.autograd.grad(
             loss, list(leaves.values()), allow_unused=True, retain_graph=len(losses) > 1
         )
-        found |= {name for name, g in zip(leaves, gradients, strict=True) if g is not None}
-    return found
+        for name, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None:
+                found.add(name)
+                flat = gradient.detach().to_dense().reshape(-1)
+                along = torch.cos(torch.arange(len(flat))).to(flat.dtype)
+                slopes[f"{title} along {name}"] = flat @ along
+    return found, slopes
 
 
 def _changed(before: Tensor, after: Tensor | None) -> bool:

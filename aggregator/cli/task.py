@@ -6,19 +6,23 @@ import argparse
 import json
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tabulate import tabulate
 
 from aggregator.cli.arguments import add_home, home_of
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.home import AggregatorHome, is_served
+from aggregator.publish.packets import largest_packet, packet_lines
 from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
+from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import Store
 from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.artifacts import rehearsed, require_harmless
@@ -36,6 +40,7 @@ from aggregator.task.file import (
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import ArtifactError, read_manifest
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.command_line import natural
 from device_sdk.system.printable import printable
 from device_sdk.wire.codec.message import require_name
@@ -390,15 +395,16 @@ def _check(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
     rows = store.tasks.all()
     file = None if arguments.name is None else Path(arguments.name)
     looks: list[Callable[[], dict[str, Any]]]
+    packets = _packets(store)
     if file is None and (arguments.replace or arguments.warm_start):
         raise AggregatorError("task check needs the FILE that the task is to be replaced by")
     if file is None:
-        looks = [partial(_as_served, home, store, row, arguments) for row in rows]
+        looks = [partial(_as_served, home, store, row, arguments, packets) for row in rows]
     elif arguments.replace is not None:
         row = _row(store, arguments.replace)
-        looks = [partial(_as_successor, home, store, row, file, arguments)]
+        looks = [partial(_as_successor, home, store, row, file, arguments, packets)]
     else:
-        looks = [partial(_as_named, home, store, rows, file, arguments)]
+        looks = [partial(_as_named, home, store, rows, file, arguments, packets)]
     return _told(looks, arguments)
 
 
@@ -425,7 +431,7 @@ def _without_home(home: AggregatorHome, arguments: argparse.Namespace) -> dict[s
             "fleet: --home names another folder"
         )
     file = Path(arguments.name)
-    said = _checked(file, parse_task(taken_in(file), file), arguments)
+    said = _checked(file, parse_task(taken_in(file), file), arguments, _packets(None))
     alone = f"{home.folder} holds no fleet (--home): looked at by itself"
     return said | {"note": "; ".join(filter(None, (said["note"], alone)))}
 
@@ -436,25 +442,32 @@ def _as_named(
     rows: list[TaskRow],
     file: Path,
     arguments: argparse.Namespace,
+    packets: _Packets,
 ) -> dict[str, Any]:
     """A file that is in the home, or is to replace what it is named after, or is a new task's."""
     name, is_first = _name_in(file)
     for row in rows:
         if file.resolve() == _file(home, row).resolve():
-            return _as_served(home, store, row, arguments)
+            return _as_served(home, store, row, arguments, packets)
         if (row.name == name or (is_first and row.number == FIRST)) and row.served is not None:
-            return _as_successor(home, store, row, file, arguments)
+            return _as_successor(home, store, row, file, arguments, packets)
     if arguments.warm_start is not None:
         raise AggregatorError("--warm-start is for a task that is replaced: name it by --replace")
     first = read_task(_file(home, rows[0]))
     task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
     buildable(store, task)
     require_room(len(rows))
-    return _checked(file, task, arguments) | {"next": f"task add {task.name} --from {file}"}
+    return _checked(file, task, arguments, packets) | {
+        "next": f"task add {task.name} --from {file}"
+    }
 
 
 def _as_served(
-    home: AggregatorHome, store: Store, row: TaskRow, arguments: argparse.Namespace
+    home: AggregatorHome,
+    store: Store,
+    row: TaskRow,
+    arguments: argparse.Namespace,
+    packets: _Packets,
 ) -> dict[str, Any]:
     """A file of the home, which serve takes up as far as it can."""
     path = _file(home, row)
@@ -464,7 +477,7 @@ def _as_served(
     buildable(store, task)
     if task.catalogue is not None:
         read_continued_catalogue(task.catalogue, stored)
-    said = _checked(path, task, arguments)
+    said = _checked(path, task, arguments, packets)
     if row.served is None:
         return said
     found = changes(row.served, task, partial(fits, stored), store.contents.used_by(row.number))
@@ -477,6 +490,7 @@ def _as_successor(
     row: TaskRow,
     file: Path,
     arguments: argparse.Namespace,
+    packets: _Packets,
 ) -> dict[str, Any]:
     """What ``task replace`` would do with a file."""
     stored = store.task(row.number)
@@ -497,7 +511,7 @@ def _as_successor(
         if arguments.warm_start is not None:
             raise  # as task replace would
         replacement["problem"] = str(error)
-    return _checked(file, new, arguments) | {
+    return _checked(file, new, arguments, packets) | {
         "changes": [asdict(each) for each in found],
         "replacement": replacement,
         "next": f"task replace {row.name} --from {file}",
@@ -513,20 +527,52 @@ def _require_harmless(task: Task, step_seconds: float) -> None:
     require_harmless(strange, step_seconds)
 
 
-def _checked(path: Path, task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
+_Packets = Callable[[Task, Mapping[str, int]], list[str]]
+"""Says of a task's messages, by their sizes, how the broker takes them."""
+
+
+def _packets(store: Store | None) -> _Packets:
+    rng = np.random.default_rng()
+
+    @cache
+    def ask(way: BrokerWay, proxy: str | None) -> int | None:
+        return largest_packet(way, proxy, rng, time.monotonic)
+
+    def words(task: Task, sizes: Mapping[str, int]) -> list[str]:
+        broker = task.fleet.broker
+        asked = partial(ask, proxy=broker.proxy)
+        if store is None:
+            return packet_lines([broker.way], sizes, asked, None)
+        ways = where_serve_is(find_move(store), broker.way, time.time())
+        return packet_lines(ways, sizes, asked, store.facts.packet_bytes)
+
+    return words
+
+
+def _checked(
+    path: Path, task: Task, arguments: argparse.Namespace, packets: _Packets
+) -> dict[str, Any]:
     _require_harmless(task, arguments.step_seconds)
     shows = rehearsed(task, arguments.step_seconds, arguments.data or "")
     said = {"file": str(path), "task": task.name, "method": task.binding.method_name}
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
     notes = [note for note in (task.note, alike) if note]
     problems = [each.problem for each in shows if each.problem is not None]
+    lines = [line for each in shows for line in each.lines]
+    sizes = Counter[str]()
+    for each in shows:
+        sizes |= Counter(each.sizes)
+    try:
+        lines += packets(task, sizes)
+    except PacketsTooSmall as error:
+        problems.append(str(error))
     understood = None if task.catalogue is None else understood_catalogue(task.catalogue)[1]
     return {
         **said,
         "problem": f"{path}: {problems[0]}" if problems else None,
         "note": "; ".join(notes) or None,
         "catalogue": understood,
-        "rehearsal": [line for each in shows for line in each.lines],
+        "rehearsal": lines,
     }
 
 

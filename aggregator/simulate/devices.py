@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -382,11 +382,17 @@ def _refuse_other_classes(fleet: VirtualFleet, name: str, otherwise: str) -> Non
 
 
 class ArrayDevices(VirtualDevices):
-    """Devices of :class:`~device_sdk.train.arrays.ArrayTrainer`. ``kind``: what learns on them."""
+    """Devices of :class:`~device_sdk.train.arrays.ArrayTrainer`. ``kind``: what learns on them;
+    ``opens``: makes a trainer of an artifact's folder."""
 
-    def __init__(self, settings: DeviceSettings, kind: type[Learner]) -> None:
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        kind: type[Learner],
+        opens: Callable[[Path], Trainer] = Trainer,
+    ) -> None:
         task = settings.task
-        self._fleet, self._kind = settings.fleet, kind
+        self._fleet, self._kind, self._opens = settings.fleet, kind, opens
         _refuse_other_classes(self._fleet, "k", "trains an artifact, and no columns")
         self._folders, self._companions = task.artifacts, task.companions
         manifests = [read_manifest(folder) for folder in task.artifacts]
@@ -488,7 +494,7 @@ class ArrayDevices(VirtualDevices):
 
     def _trainer(self, folder: Path, seed: int) -> Trainer:
         if folder not in self._trainers:
-            self._trainers[folder] = Trainer(folder, threads=1)
+            self._trainers[folder] = self._opens(folder)
         trainer = self._trainers[folder]
         trainer.seed = seed % 2**31
         trainer.reset()

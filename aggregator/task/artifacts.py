@@ -68,12 +68,11 @@ def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> Art
 
 
 def rehearsed(task: Task, seconds: float, data: str = "") -> list[Rehearsed]:
-    """Train each of a task's artifacts for a few rounds with what devices will bring, in a process
-    of its own: what would fail, before the first round.
+    """Train each of a task's artifacts, or its catalogue's items, for a few rounds with what
+    devices will bring, in a process of its own: what would fail, before the first round.
 
     ``seconds``: for each kind of device. ``data``: ``module:function`` or ``file.py:function``, as
-    of ``simulate``; else data are made up. Empty for a method without artifacts of its own, and
-    where there is no onnxruntime.
+    of ``simulate``; else data are made up. Empty where there is no onnxruntime.
     """
     from device_sdk.rehearsal import supervise
     from device_sdk.trial import TrialLimits
@@ -82,7 +81,7 @@ def rehearsed(task: Task, seconds: float, data: str = "") -> list[Rehearsed]:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "task.toml"
         text.write_text(task.text, encoding="utf-8")
-        for place in range(len(task.artifacts) if not task.binding.needs_catalogue else 0):
+        for place in range(1 if task.binding.needs_catalogue else len(task.artifacts)):
             arguments = [str(text), str(task.path.resolve()), str(place), data]
             limits = TrialLimits(seconds)
             each = supervise("aggregator.simulate.rehearsal", arguments, limits, Path(folder))

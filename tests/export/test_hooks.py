@@ -120,7 +120,19 @@ def _counted(model: Any, optimizer: Any) -> None:
     model.first.weight.register_hook(scaled)
 
 
+def _counted_on_a_module(model: Any, optimizer: Any) -> None:
+    def scaled(module: nn.Module, given: Any, gradients: Any) -> Any:
+        model.calls += 1
+        return tuple(None if each is None else each * model.calls for each in given)
+
+    model.last.register_full_backward_hook(scaled)
+
+
 REFUSED: dict[str, tuple[Hung, str]] = {
+    "that counts, on a module": (
+        _counted_on_a_module,
+        r"a second call .* gives another gradient: it goes by .* \(calls changed\)",
+    ),
     "accumulated": (
         lambda m, o: m.first.weight.register_post_accumulate_grad_hook(lambda p: None),
         "parameter 'first.weight' has a hook .* when its gradient is in p.grad",

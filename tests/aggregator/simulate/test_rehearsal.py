@@ -14,12 +14,14 @@ from torch import nn
 
 import export
 from aggregator.cli import main
+from aggregator.errors import PacketsTooSmall
 from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.publish.packets import packet_words
 from aggregator.simulate.devices import DeviceSettings
 from aggregator.simulate.fleet import VirtualFleet
 from aggregator.simulate.task_rounds import TaskSimulation
 from aggregator.task.file import read_task
-from device_sdk import LocalData, Trainer
+from device_sdk import LocalData, Trainer, rehearsal
 from device_sdk.rehearsal import Case, Finding, cases, made_up, problem_of, sentences, supervise
 from device_sdk.trial import TrialLimits
 from device_sdk.wire.arrays.tensors import decode_tensors, encode_tensors
@@ -27,6 +29,7 @@ from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 from export.cli import main as export_main
 from export.losses import PENALTY, distillation, example_teachers
 from export.models.mutual import DYNAMIC, mutual_losses
+from tests.brokers.fixtures import MakeMosquitto
 from tests.fakes.bombs import make_bomb
 from tests.fakes.handmade import linear_artifact, linear_parts
 from tests.fakes.homes import make_home
@@ -218,6 +221,9 @@ def normed_peers(folder: Path) -> Path:
                 "with raw 'x', such as a pressure of 101,325 Pa; with raw 'x', such as a clock's",
                 "declines (too-few-samples): a device with 1 sample: this device has 1 sample",
                 "fails (not-finite): a device with a NaN in 'x'",
+                "a device with a label of -1 in 'y'; with a label of 3 in 'y' (0 to 2 train): tr",
+                "the loss goes down: ",
+                "not checked: the largest packet that the broker mqtt://127.0.0.1:1 takes (nobody",
             ],
         ),
         ("fedavg", "line", "", ["what to do: put batch norm in front of the model, or scale"]),
@@ -259,7 +265,7 @@ def test_a_task_that_works_is_right_and_says_whom_it_fails(
     ("artifact", "training", "said"),
     [
         ("norm", "batch_size = 1", "batches are of 1 samples, and a step of 'norm' takes at least"),
-        ("line", "learning_rate = 50.0", "the loss rose from"),
+        ("line", "learning_rate = 50.0", "the loss of the same samples rose from"),
         ("fixed", "", "batches are of 32 samples, and a step of 'fixed' takes exactly 8"),
     ],
 )
@@ -298,6 +304,126 @@ def test_own_samples_take_the_place_of_made_up_ones(
     assert f"and samples of {data[1]}:" in capsys.readouterr().out
     assert main(["task", "check", str(file), "--home", home, "--data", "nowhere:data"]) == 1
     assert "nowhere cannot be imported" in capsys.readouterr().out
+
+
+def unread(model: nn.Module, batch: dict[str, Any]) -> Any:
+    """Moves its parameters by the decay alone."""
+    return (model(batch["x"]) * 0).sum() + batch["x"].square().mean()
+
+
+def all_frozen() -> nn.Module:
+    """But for what its gradient does not reach."""
+    model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    model.requires_grad_(False)
+    model.register_parameter("unused", nn.Parameter(torch.zeros(1)))
+    return model
+
+
+def of_frozen(model: nn.Module, batch: dict[str, Any]) -> Any:
+    loss, outputs = classified(model, batch)
+    return loss + 0 * dict(model.named_parameters())["unused"].sum(), outputs
+
+
+NORMED = (nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
+FAILING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "a rate of 0": (plain, {"optimizer": export.Sgd(lr=0.0)}, "no parameter moves in 40 steps: is"),
+    "all frozen": (all_frozen, {"loss": of_frozen}, "no parameter moves in 40 steps: is"),
+    "a loss of the data alone": (
+        plain,
+        {"loss": unread, "optimizer": export.Sgd(lr=0.1, weight_decay=0.1)},
+        "to the last bit before and after 4 steps, though parameters move",
+    ),
+    "a rate that explodes": (
+        lambda: nn.Linear(FEATURES, 1),
+        {"loss": squared, "example_batch": {"x": X, "y": X[:, :1]}, "optimizer": export.Sgd(lr=30)},
+        "will go on: is the learning rate too high?",
+    ),
+    "labels missing": (plain, {}, "fails (not-finite): a device with a label of -1 in 'y'; with"),
+    "batch norm of single rows": (
+        lambda: nn.Sequential(*NORMED),
+        {"example_batch": {"x": X[:2], "y": Y[:2]}},
+        "declines (too-few-samples): a device with 1 sample: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_the_rehearsal_of_a_model_that_would_have_failed(name: str, tmp_path: Path) -> None:
+    model, given, said = FAILING[name]
+    folder = write(tmp_path / "made", model(), **given)
+    found = supervise("device_sdk.rehearsal", [str(folder)], TrialLimits(30.0), tmp_path)
+    assert found is not None
+    assert said in "\n".join([*found.lines, found.problem or ""])
+    some_train = any("the loss goes down: " in line for line in found.lines)
+    assert some_train == (found.problem is None)
+
+
+@pytest.mark.parametrize("loss", ["least-squares", "bpr"])
+def test_scatter_is_rehearsed_with_items(
+    tmp_path: Path, home: str, capsys: pytest.CaptureFixture[str], loss: str
+) -> None:
+    (tmp_path / "items.tsv").write_text("".join(f"item-{row}\n" for row in range(100)))
+    file = tmp_path / "items.toml"
+    file.write_text(f'[task]\ncatalogue = "items.tsv"\n[scatter]\nloss = "{loss}"\ncolumns = 4\n')
+    capsys.readouterr()
+    assert main(["task", "check", str(file), "--home", home]) == 0
+    out = capsys.readouterr().out
+    assert f"rehearsed scatter ({loss}) with 100 items" in out
+    assert "trains: a device with 20 items; with 1 item; with 20 items that the catalogue k" in out
+    assert "declines (unknown-items): a device with no item that the catalogue knows: 20 of" in out
+
+
+def test_the_first_number_that_is_no_class_is_found_wherever_it_lies() -> None:
+    """By the sizes of the model's tensors, or between them; and nothing where any number trains."""
+    for bound in (2, 3, 5, 100, 333, 70_000):
+        for sizes in ({1, bound}, {4, 500}, set()):
+            tried: list[int] = []
+
+            def fails(value: int, bound: int = bound, tried: list[int] = tried) -> bool:
+                tried.append(value)
+                return value >= bound
+
+            assert rehearsal._bound(fails, sizes) == bound
+            assert len(tried) < 5 or bound not in sizes
+    assert rehearsal._bound(lambda value: False, {3}) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "said"),
+    [
+        ("", 0, "names no largest packet: contents go down in chunks of at most 65,536 bytes"),
+        (
+            "max_packet_size 20000",
+            0,
+            "takes packets of at most 20,000 bytes: contents go down in chunks of at most 19,808",
+        ),
+        ("allow_anonymous false", 0, "not checked: the largest packet that the broker mqtt://"),
+        ("max_packet_size 3000", 1, "takes packets of at most 3,000 bytes, and a session needs"),
+    ],
+)
+def test_the_brokers_largest_packet_is_asked_for(
+    artifacts: Path,
+    tmp_path: Path,
+    make_mosquitto: MakeMosquitto,
+    capsys: pytest.CaptureFixture[str],
+    limit: str,
+    status: int,
+    said: str,
+) -> None:
+    usual = [] if limit.startswith("allow") else ["allow_anonymous true"]
+    broker = make_mosquitto(*usual, *filter(None, [limit]))
+    home = make_home(tmp_path / "home", broker.url).folder
+    file = task(tmp_path, "fedavg", artifacts / "plain", "")
+    capsys.readouterr()
+    assert main(["task", "check", str(file), "--home", str(home)]) == status
+    assert said in capsys.readouterr().out
+
+
+def test_what_names_all_chunks_must_fit_too() -> None:
+    with pytest.raises(PacketsTooSmall, match="the task's broadcast has one of"):
+        packet_words(8000, {"broadcast": 8000 * 300})
+    words = packet_words(8000, {"broadcast": 80_000, "update": 20_000})
+    assert words.endswith("a round's 80,000 in 11 chunks, an update's 20,000 up in 3 messages")
 
 
 def test_an_artifact_that_hangs_ends_the_rehearsal(tmp_path: Path) -> None:

@@ -148,6 +148,13 @@ class Key:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class As:
+    """What a value is written and checked as: a tuple as a NamedTuple, whose fields have names."""
+
+    kind: Any
+
+
 class Misfit(ValueError):
     """A value that its declaration does not allow.
 
@@ -269,7 +276,7 @@ class _Sized(Kind):
         return value
 
 
-_NOUNS = {str: "a text", bytes: "a byte string"}
+_NOUNS: dict[type, str] = {str: "a text", bytes: "a byte string"}
 
 
 def _bytes_of(value: str | bytes) -> int:
@@ -561,9 +568,13 @@ def entries_of(kind: Any) -> tuple[Entry, ...]:
     )
 
 
-@cache
 def hints_of(kind: Any) -> dict[str, Any]:
     """What a dataclass or NamedTuple declares, bounds included, by its fields' names."""
+    return _hints_of(kind)
+
+
+@cache
+def _hints_of(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     names = kind.__dataclass_fields__ if is_dataclass(kind) else kind._fields
     return {name: hints[name] for name in names}
@@ -579,6 +590,7 @@ def _beside(hint: Any, marker: type[T], default: T) -> T:
 def kind_of(hint: Any) -> Kind:
     """The kind that a type, with what stands beside it, declares. Raises TypeError for others."""
     bare, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    bare = _beside(hint, As, As(bare)).kind
     origin, inside = get_origin(bare), get_args(bare)
     known = _beside(hint, OneOf, OneOf(inside if origin is Literal else ())).known
     length = _beside(hint, Length, Length(0, sys.maxsize))

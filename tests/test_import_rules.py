@@ -106,10 +106,10 @@ RULES = (
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),
     _device("evaluation", "fields wire.codec wire.arrays"),
-    _device("wire/seal", "wire.codec system", libraries="cryptography"),
+    _device("wire/seal", "wire.codec system fields", libraries="cryptography"),
     _device(
         "wire/publish",
-        "wire.codec wire.arrays wire.seal artifact evaluation",
+        "fields wire.codec wire.arrays wire.seal artifact evaluation",
         libraries="cryptography numpy",
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),

@@ -22,7 +22,7 @@ from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
-from device_sdk.wire.codec.message import decode
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.catalogue import Catalogue
 
 _LOG = logging.getLogger(__name__)
@@ -209,10 +209,10 @@ def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:
 def _catalogue(store: TaskStore, new: Task) -> bytes | None:
     known = stored_catalogue(store)
     if new.catalogue is None:
-        return None if known is None else known.to_bytes()
+        return None if known is None else encode(known)
     found = read_catalogue_file(new.catalogue)
     if known is None:
-        return found.to_bytes()
+        return encode(found)
     if not found.extends(known):
         raise AggregatorError(
             f"the catalogue {new.catalogue} does not begin with the {len(known)} items that the "
@@ -220,7 +220,7 @@ def _catalogue(store: TaskStore, new: Task) -> bytes | None:
             "add a task"
         )
     # What was appended is taken in before the next round, as always.
-    return known.to_bytes()
+    return encode(known)
 
 
 def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:

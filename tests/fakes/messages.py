@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from device_sdk.fields import Length, OneOf, Rising, Such, Within, hints_of
+from device_sdk.fields import As, Length, OneOf, Rising, Such, Within, hints_of
 from device_sdk.wire.arrays.exchange import is_tensor_name
 from device_sdk.wire.codec.message import Message, is_name
 from device_sdk.wire.publish.content import ContentHead
@@ -49,6 +49,7 @@ def _is_named(kind: type[Message]) -> bool:
 def any_of(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a declared type."""
     bare, *beside = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    bare = next((each.kind for each in beside if isinstance(each, As)), bare)
     origin, inside = get_origin(bare), get_args(bare)
     length = next((each for each in beside if isinstance(each, Length)), Length(0, _MOST))
     most = length.least if length.most is None else min(length.most, length.least + _MOST)

@@ -11,7 +11,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
-from device_sdk.fields import Declared, Misfit, Such, Within, plain, read
+from device_sdk.fields import As, Declared, Misfit, Such, Within, plain, read
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 
@@ -96,6 +96,10 @@ class TaskName(NamedTuple):
 
     task: Name
     cohort: Name
+
+
+Served = Annotated[tuple[str, str], As(TaskName)]
+"""A task and a cohort, as a map of ``task`` and ``cohort``."""
 
 
 class Message(Declared):

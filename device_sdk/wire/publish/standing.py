@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from device_sdk.fields import Length, Rising, require
-from device_sdk.wire.codec.message import Message, Name, TaskName
+from device_sdk.wire.codec.message import Message, Name, Served
 
 MOST_LABELS = 32
 MOST_TASKS = 256
@@ -25,7 +25,7 @@ class Standing(Message):
 
     labels: Labels
     """Its labels: by name a text."""
-    tasks: Annotated[tuple[TaskName, ...], Length(0, MOST_TASKS), Rising()]
+    tasks: Annotated[tuple[Served, ...], Length(0, MOST_TASKS), Rising()]
     """Those that the device is to take part in."""
 
     MOST_BYTES = 65_536

@@ -19,7 +19,7 @@ from device_sdk.wire.codec.message import (
     Count,
     Message,
     MessageType,
-    TaskName,
+    Served,
     check_prefix,
     decode,
     encode,
@@ -90,7 +90,7 @@ class ServedTasks(Announcement):
     """That of the life's presence."""
     revision: Count
     """Rises with each list of the same life that says something else, from 0."""
-    names: Annotated[tuple[TaskName, ...], Length(0, MOST_TASKS), Rising(), Key("tasks")]
+    names: Annotated[tuple[Served, ...], Length(0, MOST_TASKS), Rising(), Key("tasks")]
     """What is served, by task and then cohort."""
 
     MOST_BYTES = 40_960

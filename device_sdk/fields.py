@@ -428,7 +428,7 @@ class _Either(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DeclaredField:
     """A field of a record: its name, its key, its kind, and its default (MISSING: none)."""
 
     name: str
@@ -487,7 +487,9 @@ class _Record(Kind):
         parts = {each.name: value[each.key] for each in self.entries if each.key in value}
         return self._made(parts, lambda entry: entry.read)
 
-    def _made(self, parts: dict[str, Any], look: Callable[[Entry], Callable[[Any], Any]]) -> Any:
+    def _made(
+        self, parts: dict[str, Any], look: Callable[[DeclaredField], Callable[[Any], Any]]
+    ) -> Any:
         for each in self.entries:
             if each.name in parts:
                 try:
@@ -555,7 +557,7 @@ def _checks_of(kind: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
 
 
 @cache
-def entries_of(kind: Any) -> tuple[Entry, ...]:
+def entries_of(kind: Any) -> tuple[DeclaredField, ...]:
     """What a dataclass or NamedTuple declares, in its order."""
     if is_dataclass(kind):
         defaults = {each.name: default_of(each) for each in fields(kind) if each.init}
@@ -563,7 +565,9 @@ def entries_of(kind: Any) -> tuple[Entry, ...]:
         defaults = {each: kind._field_defaults.get(each, MISSING) for each in kind._fields}
     hints = hints_of(kind)
     return tuple(
-        Entry(name, _beside(hints[name], Key, Key(name)).name, kind_of(hints[name]), default)
+        DeclaredField(
+            name, _beside(hints[name], Key, Key(name)).name, kind_of(hints[name]), default
+        )
         for name, default in defaults.items()
     )
 

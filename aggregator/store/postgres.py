@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from itertools import count
@@ -38,6 +39,7 @@ except ImportError as error:
     ) from None
 
 Answer = TypeVar("Answer")
+_LOG = logging.getLogger(__name__)
 
 OLDEST_SERVER = 15
 """PostgreSQL's major version from which on it will do."""
@@ -63,6 +65,7 @@ _WRITERS_LOCK = 0x54455353  # "TESS"
 _CHANNEL = "tessera_changes"
 _PATIENCE_SECONDS = 30.0
 _LONGEST_WAIT_SECONDS = 1.0
+_SILENT_SECONDS = 5.0
 _FORGOTTEN_AFTER = "90 days"
 # Of libpq, where the URL does not say: a peer that is gone is noticed within seconds, a server that
 # only reads is none of ours.
@@ -84,6 +87,34 @@ _TIMEOUTS = {
 _SETTINGS = ("fsync", "synchronous_commit", "server_encoding", *_TIMEOUTS)
 
 
+class _WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """One whose server may fall silent within a statement: its machine stands still, or its disk,
+    while the kernel's connection lives. No time-out ends that, and it may go on at any moment."""
+
+    waits: Callable[[float], bool] = staticmethod(lambda seconds: True)
+    """Asked a few times a second, with how long the server has been silent: whether to wait on."""
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        """As psycopg's, through which all waiting goes. Raises OperationalError, with the
+        connection closed, where :attr:`waits` says so."""
+        return super().wait(self._watched(gen), *args, **kwargs)
+
+    def _watched(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        heard_seconds = time.monotonic()
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready:
+                    heard_seconds = time.monotonic()
+                elif not self.waits(time.monotonic() - heard_seconds):
+                    self.close()
+                    raise psycopg.OperationalError("it does not answer, and is waited for no more")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value
+
+
 class PostgresDatabase(Database):
     """One connection to a database of the fleet's own, which comes back when it was lost.
 
@@ -96,7 +127,8 @@ class PostgresDatabase(Database):
     minute, or for as long as :attr:`~Database.waits` says; a statement within a transaction fails,
     and all of the transaction with it. A commit without an answer is looked up: each transaction
     leaves its number in its writer's row of ``tessera_commits``, and that row can be held once the
-    lost transaction is over.
+    lost transaction is over. A server that is silent within a statement is waited for too, and
+    after five seconds :attr:`~Database.waits` is told.
 
     **Changes.** Transactions that were alone notify the others; the socket tells
     :meth:`changed_elsewhere`.
@@ -105,24 +137,26 @@ class PostgresDatabase(Database):
     this process's last commit: another store, or an older copy of this one, is refused with each
     try, until the right one is back.
 
-    ``fill``: make the store in an empty database, with what this writes into it, or not at all.
-    ``identity``: which store it has to be; without one any will do. ``rights``: what the URL's role
-    needs. No error and no ``repr`` shows
-    the URL's password.
+    ``url``: or what gives it, asked at each connection, so that another password or place needs no
+    restart; as libpq reads its password file. ``fill``: make the store in an empty database, with
+    what this writes into it, or not at all. ``identity``: which store it has to be; without one any
+    will do. ``rights``: what the URL's role needs. No error and no ``repr`` shows the URL's
+    password.
     """
 
     tells_time = True
 
     def __init__(
         self,
-        url: str,
+        url: str | Callable[[], str],
         fill: Callable[[Database], None] | None = None,
         *,
         identity: str = "",
         rights: Mapping[str, Rights] = OWNER,
     ) -> None:
-        self._settings = settings_of(url)
-        self.where = _where(self._settings)
+        self._url = url
+        self._read_settings()
+        self._has_told = False
         self._owner = Owner(f"the connection to {self.where}")
         self._depth = 0
         self._shared = self._wrote = self._changed = False
@@ -130,8 +164,7 @@ class PostgresDatabase(Database):
         try:
             self._session = self._connect()
         except psycopg.Error as error:
-            kind = AggregatorError if _is_let_down(error) else StoreUnreached
-            raise kind(f"{self.where} {_not_connected(error)}") from None
+            raise StoreUnreached(f"{self.where} {_not_connected(error)}") from None
         try:
             self._require_server()
             if fill is not None:
@@ -161,8 +194,28 @@ class PostgresDatabase(Database):
         self._owner.require()
         return self._session
 
+    def _read_settings(self) -> None:
+        """Raises AggregatorError for a URL that cannot be read."""
+        self._settings = settings_of(self._url if isinstance(self._url, str) else self._url())
+        self.where = _where(self._settings)
+
+    def _is_silent(self, seconds: float) -> bool:
+        """See ``_WatchedConnection.waits``."""
+        if seconds < _SILENT_SECONDS:
+            self._has_told = False
+            return True
+        problem = (
+            f"{self.where} is reached and does not answer: its machine or its disk may stand still"
+        )
+        if self.waits is not None:
+            return self.waits(problem)
+        if not self._has_told:
+            _LOG.warning("%s. It is waited for", problem)
+        self._has_told = True
+        return True
+
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        connection = psycopg.connect(
+        connection = _WatchedConnection.connect(
             **self._settings,
             autocommit=True,
             cursor_factory=psycopg.RawCursor[tuple[Any, ...]],
@@ -171,6 +224,7 @@ class PostgresDatabase(Database):
         )
         for kind, dumper in ((int, _Int), (bool, _Int), (float, FloatBinaryDumper), (str, _Text)):
             connection.adapters.register_dumper(kind, dumper)
+        connection.waits = self._is_silent
         connection.add_notify_handler(
             lambda notify: self._notified(notify.pid != connection.info.backend_pid)
         )
@@ -298,8 +352,17 @@ class PostgresDatabase(Database):
         return str(row[0])
 
     def _reconnect(self) -> None:
-        """Raises StoreError for a server that has another store, or what this one was before."""
-        connection = self._connect()
+        """Raises StoreError for a server that has another store, or what this one was before, or
+        does not let us in."""
+        try:
+            self._read_settings()
+            connection = self._connect()
+        except AggregatorError as error:
+            raise StoreAway(str(error)) from None
+        except psycopg.OperationalError as error:
+            if not _is_let_down(error):
+                raise
+            raise StoreAway(f"{self.where} {_not_connected(error)}") from None
         try:
             row = connection.execute(
                 "SELECT identity, (SELECT number FROM tessera_commits WHERE writer = $1) "

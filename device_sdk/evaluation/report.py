@@ -18,7 +18,7 @@ from device_sdk.evaluation.metrics import METRICS, Metric, Statistics, metric_of
 from device_sdk.fields import Key, Length
 from device_sdk.wire.arrays.sparse import LARGEST_ID, decode_number, encode_number
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Message, Name, decode, encode, require_name
+from device_sdk.wire.codec.message import Name, Record, decode, encode, require_name
 
 Stage = Literal["global", "personal"]
 STAGES: tuple[Stage, ...] = ("global", "personal")
@@ -107,7 +107,7 @@ Packed = Annotated[Mapping[Name, bytes], Length(1, 64)]
 
 
 @dataclass(frozen=True, slots=True)
-class PackedReport(Message):
+class PackedReport(Record):
     """A report's bytes inside of a :class:`~device_sdk.wire.publish.report.Report`."""
 
     received: Annotated[Packed, Key("global")] = field(default_factory=dict)

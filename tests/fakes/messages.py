@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from device_sdk.fields import As, Length, OneOf, Rising, Such, Within, hints_of
 from device_sdk.wire.arrays.exchange import is_tensor_name
-from device_sdk.wire.codec.message import Message, is_name
+from device_sdk.wire.codec.message import Record, is_name
 from device_sdk.wire.publish.content import ContentHead
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import Receipt, Verdict
@@ -32,9 +32,9 @@ _MOST = 3
 """Of an array's items, and of a byte string's bytes beyond the least: quick is enough."""
 
 
-def messages() -> Iterator[type[Message]]:
+def messages() -> Iterator[type[Record]]:
     """Every class of messages that there is."""
-    waiting: list[type[Message]] = [Message]
+    waiting: list[type[Record]] = [Record]
     while waiting:
         found = waiting.pop().__subclasses__()
         waiting += found
@@ -42,7 +42,7 @@ def messages() -> Iterator[type[Message]]:
         yield from (e for e in found if "MOST_BYTES" in vars(e) and _is_named(e))
 
 
-def _is_named(kind: type[Message]) -> bool:
+def _is_named(kind: type[Record]) -> bool:
     return getattr(sys.modules[kind.__module__], kind.__name__) is kind
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from device_sdk.evaluation.report import PackedReport
 from device_sdk.evaluation.terms import EvaluationTerms
-from device_sdk.fields import Entry, entries_of
+from device_sdk.fields import DeclaredField, entries_of
 from device_sdk.wire.codec.message import NAME_WORDS
 from device_sdk.wire.publish.content import ContentHead
 from device_sdk.wire.publish.manifest import RoundManifest
@@ -63,7 +63,7 @@ def table(kind: type[Any]) -> str:
     return "\n".join(["| field | type | |", "|---|---|---|", *rows]) + "\n"
 
 
-def _type(entry: Entry, kind: type[Any]) -> str:
+def _type(entry: DeclaredField, kind: type[Any]) -> str:
     words = entry.kind.words.replace(NAME_WORDS, "a name").replace("|", "\\|")
     if getattr(kind, "IS_ROW", False) or entry.required:
         return words

@@ -102,17 +102,17 @@ Served = Annotated[tuple[str, str], As(TaskName)]
 """A task and a cohort, as a map of ``task`` and ``cohort``."""
 
 
-class Message(Declared):
+class Record(Declared):
     """A record that travels: canonical CBOR, at most ``MOST_BYTES`` long."""
 
     __slots__ = ()
     MOST_BYTES: ClassVar[int]
 
 
-Travels = TypeVar("Travels", bound=Message)
+Travels = TypeVar("Travels", bound=Record)
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Record) -> bytes:
     """The bytes of a message."""
     return cbor.encode(plain(message))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from device_sdk.fields import Length
-from device_sdk.wire.codec.message import Message
+from device_sdk.wire.codec.message import Record
 
 MOST_ITEMS = 2_000_000
 MOST_ID_BYTES = 256
@@ -21,7 +21,7 @@ NO_CATALOGUE = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
-class Catalogue(Message):
+class Catalogue(Record):
     """External ids of rows 0, 1, ... and titles for people."""
 
     items: Annotated[tuple[Annotated[str, Length(1, MOST_ID_BYTES)], ...], Length(1, MOST_ITEMS)]

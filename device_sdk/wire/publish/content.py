@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from device_sdk.fields import Key, Within
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Message, decode, encode
+from device_sdk.wire.codec.message import Record, decode, encode
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     MAX_BODY_BYTES,
@@ -53,7 +53,7 @@ class ContentKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ContentHead(Message):
+class ContentHead(Record):
     """Which chunks make a content."""
 
     kind: ContentKind

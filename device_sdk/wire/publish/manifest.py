@@ -12,7 +12,7 @@ from typing import Annotated
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.fields import Length, Within
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Count, Message, Name
+from device_sdk.wire.codec.message import Count, Name, Record
 from device_sdk.wire.seal.broadcast import BroadcastKeys, Publication, open_chunk, read_chunk_index
 
 CHUNK_BYTES = 64 * 1024
@@ -32,7 +32,7 @@ Chunks = Annotated[tuple[Digest, ...], Length(0, MOST_CHUNKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class RoundManifest(Message):
+class RoundManifest(Record):
     """One publication of a task to a cohort."""
 
     root_fingerprint: Annotated[bytes, Length(16)]

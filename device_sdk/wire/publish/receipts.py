@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 from device_sdk.fields import Declared, Length
 from device_sdk.wire.codec.errors import Slug, WireError
-from device_sdk.wire.codec.message import Count, Message, Name, encode, read_name
+from device_sdk.wire.codec.message import Count, Name, Record, encode, read_name
 
 DIGEST_BYTES = 32
 _LABEL = b"tessera/1 update\x00"
@@ -152,7 +152,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt(Message):
+class Receipt(Record):
     """The aggregator's final word on an update."""
 
     digest: Annotated[bytes, Length(DIGEST_BYTES)]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from device_sdk.fields import Declared, Length, Such, Within, require
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.codec.message import Message, Name
+from device_sdk.wire.codec.message import Name, Record
 from device_sdk.wire.publish.standing import Labels
 
 MOST_OUTCOME_BYTES = 211
@@ -137,7 +137,7 @@ class Details(Declared):
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Message):
+class Report(Record):
     """One device's part in one round. All but the evaluation take at most 211 bytes."""
 
     outcome: ReportedOutcome

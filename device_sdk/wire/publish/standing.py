@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from device_sdk.fields import Length, Rising, require
-from device_sdk.wire.codec.message import Message, Name, Served
+from device_sdk.wire.codec.message import Name, Record, Served
 
 MOST_LABELS = 32
 MOST_TASKS = 256
@@ -20,7 +20,7 @@ Labels = Annotated[Mapping[Name, Annotated[str, Length(1, 64)]], Length(0, MOST_
 
 
 @dataclass(frozen=True)
-class Standing(Message):
+class Standing(Record):
     """What a device is told of itself."""
 
     labels: Labels

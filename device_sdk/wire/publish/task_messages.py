@@ -28,7 +28,7 @@ from device_sdk.wire.arrays.exchange import (
 from device_sdk.wire.arrays.sparse import ValueFormat
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Message, Name, decode, encode
+from device_sdk.wire.codec.message import Name, Record, decode, encode
 from device_sdk.wire.publish.manifest import Digest, RoundManifest
 from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
 
@@ -122,7 +122,7 @@ class TaskTerms(Declared):
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastHead(Message):
+class BroadcastHead(Record):
     """What stands before a broadcast's arrays."""
 
     terms: TaskTerms

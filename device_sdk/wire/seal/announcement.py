@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from device_sdk.fields import Key, Length, Rising
 from device_sdk.wire.codec.message import (
     Count,
-    Message,
     MessageType,
+    Record,
     Served,
     check_prefix,
     decode,
@@ -36,7 +36,7 @@ _BODY_AT = 2 + signature.SIGNATURE_BYTES
 _MOST_SHOWN = 8
 
 
-class Announcement(Message):
+class Announcement(Record):
     """A signed word to all. ``MOST_BYTES``: of its body."""
 
     __slots__ = ()

@@ -19,8 +19,8 @@ from device_sdk.fields import Key, Length
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import (
     Count,
-    Message,
     MessageType,
+    Record,
     check_prefix,
     decode,
     encode,
@@ -46,7 +46,7 @@ _LEAST_BYTES = _LINE_AT + DELEGATION_BYTES + signature.SIGNATURE_BYTES + 1
 
 
 @dataclass(frozen=True)
-class DescriptorBody(Message):
+class DescriptorBody(Record):
     """What a delegate signs: the keys that serve, and how long."""
 
     serial: Serial

@@ -25,8 +25,8 @@ from device_sdk.fields import Declared, Key, Length
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import (
     Count,
-    Message,
     MessageType,
+    Record,
     check_prefix,
     decode,
     encode,
@@ -106,7 +106,7 @@ class EnrolRequest(Declared):
 
 
 @dataclass(frozen=True)
-class ProvenRequest(EnrolRequest, Message):
+class ProvenRequest(EnrolRequest, Record):
     """A request as it is sent."""
 
     proof: Annotated[bytes, Length(_PROOF_BYTES)]
@@ -139,7 +139,7 @@ class Grant(Declared):
 
 
 @dataclass(frozen=True)
-class EnrolAnswer(Message):
+class EnrolAnswer(Record):
     """What the aggregator answers to a request made with the code's secret."""
 
     verdict: Grant | EnrolRefusal

@@ -18,8 +18,8 @@ from device_sdk.fields import Key, Length
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import (
     Count,
-    Message,
     MessageType,
+    Record,
     check_prefix,
     decode,
     encode,
@@ -66,7 +66,7 @@ Secret = Annotated[bytes, Length(SECRET_BYTES)]
 
 
 @dataclass(frozen=True)
-class OpenRequest(Message):
+class OpenRequest(Record):
     """What a device asks for in an open."""
 
     device_id: Annotated[DeviceId, Key("device")]
@@ -81,7 +81,7 @@ class OpenRequest(Message):
 
 
 @dataclass(frozen=True)
-class SessionReply(Message):
+class SessionReply(Record):
     """What the aggregator answers."""
 
     session_id: Annotated[bytes, Length(SESSION_ID_BYTES), Key("session")]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from device_sdk.fields import Key, Length, Such, Within
-from device_sdk.wire.codec.message import Message
+from device_sdk.wire.codec.message import Record
 
 SHARDS = 4096
 SHARD_LIMIT = 2**16 - 1
@@ -69,7 +69,7 @@ Mirror = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Placement(Message):
+class Placement(Record):
     """Where a device is heard."""
 
     shard: Shard

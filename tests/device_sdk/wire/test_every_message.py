@@ -14,7 +14,7 @@ import device_sdk.wire
 from device_sdk.fields import entries_of, plain
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Message, decode, decode_value, encode
+from device_sdk.wire.codec.message import Record, decode, decode_value, encode
 from tests.fakes.messages import any_of, messages
 
 for package in (device_sdk.wire, device_sdk.evaluation):
@@ -37,7 +37,7 @@ def test_every_message_is_here() -> None:
 @of_every
 @brisk
 @given(st.data())
-def test_a_message_is_read_as_it_was_written(kind: type[Message], data: st.DataObject) -> None:
+def test_a_message_is_read_as_it_was_written(kind: type[Record], data: st.DataObject) -> None:
     message = data.draw(any_of(kind))
     sent = encode(message)
     assert decode(kind, sent) == message
@@ -52,11 +52,11 @@ def test_a_message_is_read_as_it_was_written(kind: type[Message], data: st.DataO
 @of_every
 @brisk
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused_or_canonical(kind: type[Message], sent: bytes) -> None:
+def test_any_bytes_are_refused_or_canonical(kind: type[Record], sent: bytes) -> None:
     read_or_refused(kind, sent)
 
 
-def read_or_refused(kind: type[Message], sent: bytes) -> None:
+def read_or_refused(kind: type[Record], sent: bytes) -> None:
     try:
         message = decode(kind, sent)
     except WireError:
@@ -67,7 +67,7 @@ def read_or_refused(kind: type[Message], sent: bytes) -> None:
 @of_every
 @brisk
 @given(st.data())
-def test_an_odd_value_is_refused_and_not_repeated(kind: type[Message], data: st.DataObject) -> None:
+def test_an_odd_value_is_refused_and_not_repeated(kind: type[Record], data: st.DataObject) -> None:
     value = plain(data.draw(any_of(kind)))
     entry = data.draw(st.sampled_from(entries_of(kind)))
     for odd in ODD:
@@ -84,7 +84,7 @@ def test_an_odd_value_is_refused_and_not_repeated(kind: type[Message], data: st.
 @of_every
 @brisk
 @given(st.data())
-def test_no_field_too_few_or_too_many(kind: type[Message], data: st.DataObject) -> None:
+def test_no_field_too_few_or_too_many(kind: type[Record], data: st.DataObject) -> None:
     value = plain(data.draw(any_of(kind)))
     with pytest.raises(WireError, match="wrong-fields"):
         decode_value(kind, value | {"more": 1})
@@ -99,7 +99,7 @@ def test_no_field_too_few_or_too_many(kind: type[Message], data: st.DataObject) 
 
 
 @of_every
-def test_a_bound_comes_before_memory(kind: type[Message]) -> None:
+def test_a_bound_comes_before_memory(kind: type[Record]) -> None:
     with pytest.raises(WireError, match="too-large"):
         decode(kind, bytes(kind.MOST_BYTES + 1))
     with pytest.raises(WireError, match="wrong-fields"):
@@ -112,5 +112,5 @@ def test_a_bound_comes_before_memory(kind: type[Message]) -> None:
 
 
 @of_every
-def test_its_types_alone_say_what_a_message_is(kind: type[Message]) -> None:
+def test_its_types_alone_say_what_a_message_is(kind: type[Record]) -> None:
     assert "__post_init__" not in vars(kind)

@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from itertools import pairwise
@@ -110,8 +110,10 @@ class Length:
     least: int
     most: int | None = None
 
-    def __contains__(self, size: int) -> bool:
-        return self.least <= size <= (self.least if self.most is None else self.most)
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the most."""
+        return self.least, self.least if self.most is None else self.most
 
     def words(self, unit: str) -> str:
         """Such as " of 16 bytes", " of 1 to 64 bytes", " of at most 32 items"."""
@@ -187,6 +189,7 @@ class Misfit(ValueError):
 
 # Kinds: what a type with all that stands beside it asks for.
 
+Look: TypeAlias = Callable[[Any], Any]
 Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the value stays what it is
 
 
@@ -233,8 +236,13 @@ class _Integer(Kind):
 
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("an integer")
+        strict = within.above or within.below or within.or_zero
+        self._least: float = 1 if strict else within.least
+        self._most: float = 0 if strict else within.most
 
     def checked(self, value: Any) -> Any:
+        if type(value) is int and self._least <= value <= self._most:
+            return value  # mostly, and quickly told
         if isinstance(value, int) and not isinstance(value, bool) and value in self._within:
             return value
         raise Misfit(value, self.words)
@@ -263,12 +271,16 @@ class _Sized(Kind):
 
     def __init__(self, kind: type, length: Length, such: tuple[Such, ...]) -> None:
         self.kept = self.written = (kind,)
-        self._length, self._such = length, such
+        self._least, self._most = length.bounds
+        self._kind: Any = kind
+        self._such = such
         noun = ", ".join(each.words for each in such) + "," if such else _NOUNS[kind]
         self.words = (noun + length.words("bytes")).removesuffix(",")
 
     def checked(self, value: Any) -> Any:
-        if not isinstance(value, self.kept) or _bytes_of(value) not in self._length:
+        if not isinstance(value, self._kind):
+            raise Misfit(value, self.words)
+        if not self._least <= _bytes_of(value) <= self._most:
             raise Misfit(value, self.words)
         for each in self._such:
             if not each.test(value):
@@ -326,7 +338,8 @@ class _Array(Kind):
     kept, written = (tuple, list), (list, tuple)
 
     def __init__(self, item: Kind, length: Length, order: Rising | None) -> None:
-        self._item, self._length = item, length
+        self._item = item
+        self._least, self._most = length.bounds
         self._mark = None if order is None else attrgetter(order.by) if order.by else _itself
         rising = "" if order is None else f", by rising {order.by or 'value'}, each once"
         self.words = f"a list{length.words('items')}{rising}, each {item.words}"
@@ -347,7 +360,7 @@ class _Array(Kind):
     def _each(self, value: Any, types: Types, look: Callable[[Any], Any]) -> Any:
         if not isinstance(value, types):
             raise Misfit(value, self.words)
-        if len(value) not in self._length:
+        if not self._least <= len(value) <= self._most:
             raise Misfit(f"{len(value)} items", self.words)
         found: list[Any] = []
         try:
@@ -365,7 +378,8 @@ class _Map(Kind):
     kept, written = (Mapping,), (dict,)
 
     def __init__(self, key: Kind, item: Kind, length: Length, such: tuple[Such, ...]) -> None:
-        self._key, self._item, self._length, self._such = key, item, length, such
+        self._key, self._item, self._such = key, item, such
+        self._least, self._most = length.bounds
         also = "".join(f", {each.words}" for each in such)
         self.words = f"a map{length.words('entries')} from {key.words} to {item.words}{also}"
 
@@ -391,7 +405,7 @@ class _Map(Kind):
     ) -> dict[Any, Any]:
         if not isinstance(value, types):
             raise Misfit(value, self.words)
-        if len(value) not in self._length:
+        if not self._least <= len(value) <= self._most:
             raise Misfit(f"{len(value)} entries", self.words)
         found: dict[Any, Any] = {}
         for key, each in value.items():
@@ -467,6 +481,9 @@ class _Record(Kind):
         self.kept = (kind, tuple)
         self._required = {each.key for each in self.entries if each.required}
         self._optional = {each.key for each in self.entries} - self._required
+        self._reads = tuple(
+            (e.key, e.name, e.kind.read if e.required else e.read) for e in self.entries
+        )
         self.words = f"a map of {', '.join(sorted(each.key for each in self.entries))}"
 
     def checked(self, value: Any) -> Any:
@@ -474,8 +491,7 @@ class _Record(Kind):
             return value  # it has looked at itself
         if not isinstance(value, tuple) or len(value) != len(self.entries):
             raise Misfit(value, self.words)
-        names = (each.name for each in self.entries)
-        return self._made(dict(zip(names, value, strict=True)), lambda entry: entry.checked)
+        return self._made(zip(_checks_of(self._kind), value, strict=True))
 
     def plain(self, value: Any) -> Any:
         parts = ((each, getattr(value, each.name)) for each in self.entries)
@@ -484,19 +500,16 @@ class _Record(Kind):
     def read(self, value: Any) -> Any:
         if not isinstance(value, dict) or value.keys() - self._optional != self._required:
             raise Misfit(value, self.words, "wrong-fields")
-        parts = {each.name: value[each.key] for each in self.entries if each.key in value}
-        return self._made(parts, lambda entry: entry.read)
+        return self._made((each, value[each[0]]) for each in self._reads if each[0] in value)
 
-    def _made(
-        self, parts: dict[str, Any], look: Callable[[DeclaredField], Callable[[Any], Any]]
-    ) -> Any:
-        for each in self.entries:
-            if each.name in parts:
-                try:
-                    parts[each.name] = look(each)(parts[each.name])
-                except Misfit as misfit:
-                    raise misfit.below(each.key) from None
-        return self._kind(**parts)
+    def _made(self, parts: Iterable[tuple[tuple[str, str, Look], Any]]) -> Any:
+        found = {}
+        for (key, name, look), part in parts:
+            try:
+                found[name] = look(part)
+            except Misfit as misfit:
+                raise misfit.below(key) from None
+        return self._kind(**found)
 
 
 class _Row(_Record):
@@ -506,17 +519,16 @@ class _Row(_Record):
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
-        self.entries = tuple(replace(each, default=MISSING) for each in self.entries)
+        self._reads = tuple((each.key, each.name, each.kind.read) for each in self.entries)
         self.words = f"a list of {', '.join(each.key for each in self.entries)}"
 
     def plain(self, value: Any) -> Any:
         return [each.kind.plain(getattr(value, each.name)) for each in self.entries]
 
     def read(self, value: Any) -> Any:
-        if not isinstance(value, list) or len(value) != len(self.entries):
+        if not isinstance(value, list) or len(value) != len(self._reads):
             raise Misfit(value, self.words)
-        names = (each.name for each in self.entries)
-        return self._made(dict(zip(names, value, strict=True)), lambda entry: entry.read)
+        return self._made(zip(self._reads, value, strict=True))
 
 
 class Declared:
@@ -541,7 +553,7 @@ class Declared:
 
 def require_declared(record: object) -> None:
     """Raises Misfit, naming the field, for a value that a frozen dataclass does not declare."""
-    for name, check in _checks_of(cast(Any, type(record))):
+    for _, name, check in _checks_of(cast(Any, type(record))):
         value = getattr(record, name)
         try:
             kept = check(value)
@@ -552,8 +564,10 @@ def require_declared(record: object) -> None:
 
 
 @cache
-def _checks_of(kind: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    return tuple((each.name, each.checked) for each in entries_of(kind))
+def _checks_of(kind: Any) -> tuple[tuple[str, str, Look], ...]:
+    return tuple(
+        (e.key, e.name, e.kind.checked if e.required else e.checked) for e in entries_of(kind)
+    )
 
 
 @cache

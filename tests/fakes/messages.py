@@ -85,7 +85,12 @@ def _texts(such: list[Callable[[Any], object]], length: Length) -> st.SearchStra
     for test in such:
         pattern = _SUCH.get(test) or test.__self__.pattern  # type: ignore[attr-defined]
         drawn = st.from_regex(pattern, fullmatch=True)
-    return drawn.filter(lambda text: len(text.encode()) in length and all(t(text) for t in such))
+    return drawn.filter(lambda text: _fits(text, length) and all(test(text) for test in such))
+
+
+def _fits(text: str, length: Length) -> bool:
+    least, most = length.bounds
+    return least <= len(text.encode()) <= most
 
 
 def _numbers(kind: type, within: Within) -> st.SearchStrategy[Any]:

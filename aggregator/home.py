@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -21,6 +22,7 @@ class AggregatorHome:
     """The layout. ``root.key`` may be moved away: only ``rotate`` needs it.
 
     ``store_url``: of the PostgreSQL database that has the fleet's store; None: a file has it, here.
+    What the task file names meanwhile is the way to the same store.
     """
 
     def __init__(self, folder: Path, store_url: str | None = None) -> None:
@@ -114,7 +116,19 @@ class AggregatorHome:
                 "copy back, or write into it what SELECT identity FROM tessera_store says in the "
                 "fleet's own database"
             )
-        return Store(open_database(self.store_url, identity=identity))
+        url = self.store_url
+        return Store(open_database(lambda: self.named_store() or url, identity=identity))
+
+    def named_store(self, key: str = "store") -> str | None:
+        """The URL that the task file gives as ``store``, or ``worker_store``, under ``[cluster]``;
+        None for none, or for a file that cannot be read, of which whoever needs it says what is
+        wrong."""
+        try:
+            table = tomllib.loads(self.task_file.read_text(encoding="utf-8-sig")).get("cluster", {})
+        except (OSError, ValueError, RecursionError):
+            return None
+        url = table.get(key) if isinstance(table, dict) else None
+        return url if isinstance(url, str) else None
 
     def _identify(self, database: Database) -> None:
         said = f"{database.identity}\n{database.where}\n"

@@ -1,7 +1,8 @@
 """What lies between a virtual device and the aggregator, and what it counts.
 
 Each suite's channel carries what its method sends as the wire does, as far as that suite measures
-it: :class:`HalfChannel` counts encoded arrays, the others whole sealed messages.
+it: :class:`HalfChannel` counts encoded arrays, the others whole sealed messages, as the product's
+simulator does (:mod:`aggregator.simulate.traffic`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.simulate.engine import DirectChannel
-from aggregator.simulate.traffic import sealed_bytes
+from aggregator.simulate.traffic import sealed_bytes, sealed_content_bytes
 from device_sdk.methods.mutual.contract import samples_mark
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import (
@@ -26,21 +27,12 @@ from device_sdk.wire.arrays.exchange import (
 )
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, split
+from device_sdk.wire.publish.manifest import chunk_count
 from device_sdk.wire.publish.receipts import (
-    RecordType,
     UpdateIdentity,
-    UpdateMessage,
-    read_update,
     write_update,
 )
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, write_broadcast
-from device_sdk.wire.seal.broadcast import MAX_CHUNK_PAYLOAD_BYTES, Publication, new_group_key
-from device_sdk.wire.seal.session import (
-    End,
-    Session,
-    derive_session_keys,
-)
 
 BroadcastCodec = Literal["float16", "int8", "int4"]
 UpdateCodec = Literal["direct", "fp32", "fp16", "int8"]
@@ -86,10 +78,11 @@ class HalfChannel(DirectChannel):
 
 
 class ScatterChannel(DirectChannel):
-    """Encodes and seals what passes; ``direct`` hands it over and measures rows only.
+    """Encodes what passes, and counts it as it is sealed; ``direct`` hands it over and measures
+    rows only.
 
     Broadcasts travel in ``broadcast_codec`` whenever updates are encoded, as on the wire. ``rng``
-    rounds int8 updates; children of it draw the keys, and round broadcasts.
+    rounds int8 updates; a child of it rounds broadcasts.
     """
 
     def __init__(
@@ -101,8 +94,7 @@ class ScatterChannel(DirectChannel):
         self._codec = codec
         self._broadcast_codec = broadcast_codec
         self._rng = rng
-        keys, self._broadcast_rng = rng.spawn(2)
-        self._line = SealedLine(keys)
+        _, self._broadcast_rng = rng.spawn(2)
         self._shape = (0, 0)
         self._updates = 0
         self._rows = 0
@@ -130,9 +122,8 @@ class ScatterChannel(DirectChannel):
             return update
         items, width = self._shape
         body = encode_scatter_update(update, width, WIRE_CODECS[self._codec], self._rng)
-        arrived, size = self._line.carry(body, update.round_id)
-        self._bytes += size
-        return decode_scatter_update(arrived.body, arrived.identity.round, items, width)
+        self._bytes += _sealed(body, update.round_id)
+        return decode_scatter_update(body, update.round_id, items, width)
 
     def _coded(self, items: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
         codec = BROADCAST_CODECS[self._broadcast_codec]
@@ -150,18 +141,17 @@ class ScatterChannel(DirectChannel):
 
 
 class DistillChannel(DirectChannel):
-    """Encodes, seals and decodes what passes.
+    """Encodes and decodes what passes, and counts it as it is sealed.
 
     Updates travel under ``codec``, as float32 arrays; knowledge is in its own precision already.
-    Broadcasts of models travel as float16, sums of knowledge as they are. ``rng`` draws keys and
-    rounds int8.
+    Broadcasts of models travel as float16, sums of knowledge as they are. ``rng`` rounds
+    int8.
     """
 
     def __init__(self, codec: Codec, rng: np.random.Generator, *, exact_broadcasts: bool) -> None:
         self._codec = codec
         self._down_codec = Codec.FLOAT32 if exact_broadcasts else Codec.FLOAT16
         self._rng = rng
-        self._line = SealedLine(rng.spawn(1)[0])
         self._updates = self._broadcasts = 0
         self._up_bytes = self._down_bytes = 0
 
@@ -169,16 +159,17 @@ class DistillChannel(DirectChannel):
         """What every device of the round receives."""
         body = encode_tensors(broadcast.tensors, self._down_codec)
         self._broadcasts += 1
-        self._down_bytes += self._published(body, broadcast.settings)
+        content = len(cbor.encode(dict(broadcast.settings))) + len(body)
+        manifest = _MANIFEST_BYTES + _HASH_BYTES * chunk_count(content)
+        self._down_bytes += sealed_content_bytes(content) + manifest
         return replace(broadcast, tensors=decode_tensors(body))
 
     def up(self, update: Update) -> Update:
         """What the aggregator decodes."""
         body = encode_update(update, self._codec, self._rng)
-        arrived, size = self._line.carry(body, update.round_id)
         self._updates += 1
-        self._up_bytes += size
-        return decode_update(arrived.body, arrived.identity.round)
+        self._up_bytes += _sealed(body, update.round_id)
+        return decode_update(body, update.round_id)
 
     @property
     def up_bytes(self) -> float:
@@ -189,17 +180,6 @@ class DistillChannel(DirectChannel):
     def down_bytes(self) -> float:
         """Mean size of a broadcast's MQTT payloads: manifest and chunks."""
         return self._down_bytes / max(1, self._broadcasts)
-
-    def _published(self, arrays: bytes, settings: Mapping[str, Any]) -> int:
-        plaintext = cbor.encode(dict(settings)) + arrays
-        publication = Publication(
-            new_group_key(1, self._rng.bytes), "clicks", "all", self._rng.bytes
-        )
-        size = _MANIFEST_BYTES
-        for start in range(0, len(plaintext), MAX_CHUNK_PAYLOAD_BYTES):
-            chunk = publication.seal_chunk(plaintext[start : start + MAX_CHUNK_PAYLOAD_BYTES])
-            size += len(chunk) + _HASH_BYTES
-        return size
 
 
 class MutualChannel(DirectChannel):
@@ -240,54 +220,9 @@ class MutualChannel(DirectChannel):
         return decode_update(body, update.round_id)
 
 
-class SealedLine:
-    """Carries update bodies from the device's end to the aggregator's as MQTT payloads.
-
-    Everything of the wire but the handshake: the update's frame, fragments where one envelope is
-    too small, padding, sealing, and the way back. ``rng`` draws the keys.
-    """
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._open()
-
-    def carry(self, body: bytes, round_id: int) -> tuple[UpdateMessage, int]:
-        """What the aggregator reads, and the bytes of the MQTT payloads, without their topics."""
-        if self._device.is_spent():
-            self._open()
-        payload = write_update(UpdateIdentity(_DEVICE_ID, _TASK, 1, round_id), body)
-        if len(payload) <= PART_BYTES:
-            envelopes = [self._device.seal(RecordType.UPDATE, payload)]
-        else:
-            envelopes = [
-                self._device.seal(RecordType.UPDATE, part, fragment)
-                for fragment, part in split(payload, self._rng.bytes(8))
-            ]
-        arrived: bytes | None = None
-        for envelope in envelopes:
-            received = self._aggregator.open(envelope)
-            if received.fragment is None:
-                arrived = received.payload
-            else:
-                arrived = self._parts.add(
-                    _DEVICE_ID, received.message_type, received.fragment, received.payload
-                )
-        if arrived is None:
-            raise RuntimeError("the last fragment of an update did not complete it")
-        return read_update(arrived, _DEVICE_ID), sum(map(len, envelopes))
-
-    def _open(self) -> None:
-        # A handshake's messages enter the keys as a hash only: random bytes stand for them.
-        keys = derive_session_keys(*(self._rng.bytes(32) for _ in range(4)))
-        session_id = self._rng.bytes(8)
-        self._device = Session(session_id, keys, End.DEVICE, _standing_clock)
-        self._aggregator = Session(session_id, keys, End.AGGREGATOR, _standing_clock)
-        self._parts = Reassembler(_standing_clock)
-
-
-def _standing_clock() -> float:
-    """No time passes between virtual rounds."""
-    return 0.0
+def _sealed(body: bytes, round_id: int) -> int:
+    """Bytes of the MQTT payloads, without their topics, that carry an update's body."""
+    return sealed_bytes(len(write_update(UpdateIdentity(_DEVICE_ID, _TASK, 1, round_id), body)))
 
 
 def _through(tensors: Tensors) -> tuple[Tensors, int]:

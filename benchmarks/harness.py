@@ -1,7 +1,9 @@
-"""What the suites share: command line, data folder, progress, stored runs.
+"""What the suites share: command line, data, progress, stored runs, processes, rows, tables.
 
-A suite's runs are kept in ``results/<suite>.jsonl``, a line a run, so that one that was stopped
-continues where it was and its tables can be printed again without running anything.
+A suite declares its rows, each with the run of a seed; :func:`finished` finds or makes their
+outcomes, and :func:`table_of` prints them. Runs are kept in ``results/<suite>.jsonl``, a line a
+run, so that a suite that was stopped continues where it was and its tables can be printed again
+without running anything.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ import argparse
 import fcntl
 import hashlib
 import json
+import math
 import os
+import select
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import Field, asdict, is_dataclass
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import Field, asdict, dataclass, is_dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -240,7 +247,238 @@ def _rebuilt(kind: Any, value: Any) -> Any:
     return value
 
 
+# Processes.
+
+
+class AnswerError(SystemExit):
+    """A process ended, or did not answer in time; the message has the end of what it said."""
+
+
+class Answering:
+    """A process that says a line of JSON when it is ready, and one to each line that it is given.
+
+    Args:
+        name: in errors.
+        command: whose input's end tells it to end.
+        environment: of the process.
+        cwd: where it starts.
+        limit_seconds: of each answer; None waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        limit_seconds: float | None = None,
+    ) -> None:
+        self._name, self._limit = name, limit_seconds
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=cwd,
+            env=environment,
+        )
+        try:
+            self.first = self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """What it answers to a line. Raises :class:`AnswerError`."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            print(line, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        """End it: by itself, or after a minute."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], self._limit)
+        line = self._process.stdout.readline() if ready else ""
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        if not ready:
+            self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        why = self._errors.read()[-3000:] if ready else f"no answer in {self._limit:.0f} s"
+        raise AnswerError(f"{self._name} failed:\n{why}")
+
+
+_END_SECONDS = 60.0
+
+
+# Rows.
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[RunT]):
+    """A line of a table: its name, what it shows, and its run of a seed; ``table`` where a suite
+    has several."""
+
+    name: str
+    shows: str
+    make: Callable[[int], RunT]
+    table: str = ""
+
+
+class _Named(Protocol):
+    """Any row."""
+
+    @property
+    def name(self) -> str: ...
+
+
+RowT = TypeVar("RowT", bound=_Named)
+NameT = TypeVar("NameT", bound=Hashable)
+
+
+def chosen(given: str | None, rows: Sequence[RowT]) -> list[RowT]:
+    """The rows that ``--rows`` names, in their order; see :func:`named`."""
+    names = named(given, [row.name for row in rows])
+    return [row for row in rows if row.name in names]
+
+
+def listed(rows: Iterable[Row[Any]]) -> str:
+    """What ``--help`` says of the rows."""
+    return "\nrows:\n" + "\n".join(f"  {row.name:27} {row.shows}" for row in rows)
+
+
+def finished(
+    asked: Iterable[tuple[NameT, int, RunT | None]],
+    store: StoredRuns[RunT, OutcomeT],
+    carry_out: Callable[[RunT, Callable[[str], None]], OutcomeT] | None,
+    suite: str = "",
+) -> dict[NameT, dict[int, OutcomeT]]:
+    """Outcomes by row's name and seed, in the order of ``asked``: what is stored, and what is not
+    stored is made.
+
+    Args:
+        asked: names, seeds and runs; None for a run that cannot be known yet. With the seeds
+            outside and the rows inside, what is stopped early has all rows on the first seeds.
+        store: takes what is made.
+        carry_out: makes an outcome, telling of its progress; None where nothing may be run.
+        suite: stands before the progress on standard error.
+    """
+    outcomes: dict[NameT, dict[int, OutcomeT]] = {}
+    for name, seed, run in asked:
+        found = outcomes.setdefault(name, {})
+        outcome = None if run is None else store.load(run)
+        if outcome is None and run is not None and carry_out is not None:
+            label = ", ".join(filter(None, (suite, f"seed {seed}", str(name))))
+            with progress_line(label) as progress:
+                outcome = carry_out(run, progress)
+            store.save(run, outcome)
+        if outcome is not None:
+            found[seed] = outcome
+    return outcomes
+
+
 # Tables.
+
+BySeed = Mapping[int, OutcomeT]
+Cell = Callable[[str, BySeed[OutcomeT]], str]
+"""Of a row's name and its outcomes, at least one."""
+Read = Callable[[OutcomeT], float]
+
+
+def table_of(
+    outcomes: Mapping[str, BySeed[OutcomeT]],
+    columns: Mapping[str, Cell[OutcomeT]],
+    *,
+    more: Iterable[Sequence[object]] = (),
+    seeds: bool = True,
+) -> str:
+    """A line for each row that has an outcome: its name, the number of seeds, its cells.
+
+    Args:
+        outcomes: by row's name, by seed.
+        columns: cells by heading; the first may be about the names: "" or a text without a cell.
+        more: lines below, of as many cells as there are columns.
+        seeds: whether the number of seeds is shown.
+    """
+    headings = list(columns)
+    lines = [
+        (name, *([len(found)] if seeds else []), *(cell(name, found) for cell in columns.values()))
+        for name, found in outcomes.items()
+        if found
+    ]
+    return markdown_table([*lines, *more], ("", *(["seeds"] if seeds else []), *headings))
+
+
+def mean_of(read: Read[OutcomeT], form: str = ".4f") -> Cell[OutcomeT]:
+    """The mean over seeds."""
+    return lambda name, found: format(fmean(map(read, found.values())), form)
+
+
+def spread_of(read: Read[OutcomeT], digits: int = 4) -> Cell[OutcomeT]:
+    """Mean ± standard deviation over seeds."""
+    return lambda name, found: spread_text([*map(read, found.values())], digits)
+
+
+def spread_text(values: Sequence[float], digits: int = 4) -> str:
+    """Mean ± standard deviation; the value where there is one."""
+    from aggregator.simulate.intervals import spread
+
+    over = spread(values)
+    more = "" if math.isnan(over.deviation) else f" ± {over.deviation:.{digits}f}"
+    return f"{over.mean:.{digits}f}{more}"
+
+
+def against(
+    base: BySeed[OutcomeT],
+    read: Read[OutcomeT],
+    digits: int = 4,
+    *,
+    ahead: bool = False,
+    relative: bool = False,
+) -> Cell[OutcomeT]:
+    """The difference from ``base`` with its 95 % interval, over the seeds that both have; nothing
+    of ``base`` itself. ``ahead``: how far base is ahead; ``relative``: per cent of it, too."""
+    return lambda name, found: _difference(found, base, read, digits, ahead, relative)
+
+
+def _difference(
+    found: BySeed[OutcomeT],
+    base: BySeed[OutcomeT],
+    read: Read[OutcomeT],
+    digits: int,
+    ahead: bool,
+    relative: bool,
+) -> str:
+    from aggregator.simulate.intervals import paired_difference
+
+    shared = sorted(set(found) & set(base))
+    if found is base or not shared:
+        return ""
+    ours, theirs = ([read(one[seed]) for seed in shared] for one in (found, base))
+    change = paired_difference(theirs, ours) if ahead else paired_difference(ours, theirs)
+    text = f"{change.mean:+.{digits}f}"
+    if not math.isnan(change.half_width):
+        low, high = change.mean - change.half_width, change.mean + change.half_width
+        text += f" [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"{text} ({100 * change.mean / fmean(theirs):+.1f} %)" if relative else text
 
 
 def markdown_table(lines: Sequence[Sequence[object]], headers: Sequence[str]) -> str:

@@ -314,7 +314,7 @@ class Agent:
                 self.problem = ""
                 self.participant.connected(True, limits.maximum_packet_bytes)
             case Disconnected(reason, detail, _, code):
-                self.problem = f"no connection to the broker ({reason}): {detail}"
+                self.problem = f"no connection to {self.broker} ({reason}): {detail}"
                 if code == TAKEN_OVER:
                     if self._taken_over_seconds == -math.inf:
                         _log.warning("%s: %s", detail, CLASH)
@@ -325,7 +325,7 @@ class Agent:
                 self.participant.connected(False)
                 self._look_at_way()
             case ConnectRefused(_, detail):
-                self.problem = f"the broker refused the connection: {detail}"
+                self.problem = f"{self.broker} refused the connection: {detail}"
                 self.participant.connected(False)
                 self._look_at_way()
             case SubscribeRefused(topic_filter, _, detail):

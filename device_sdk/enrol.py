@@ -283,10 +283,7 @@ class _Conversation:
                 self._can_hear = True
             case ConnectRefused(code, detail):
                 if code in _HOPELESS_CODES:
-                    raise EnrolmentFailed(
-                        f"the broker refused the connection ({detail}): check user and password, "
-                        "and whether it asks for client ids with a prefix"
-                    )
+                    raise EnrolmentFailed(f"the broker refused the connection: {detail}")
                 self._tell(f"the broker refused the connection: {detail}")
             case Disconnected(reason, detail):
                 self._can_hear, self._ask_at_seconds = False, math.inf

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,28 +35,17 @@ def add_home(parser: argparse.ArgumentParser) -> None:
 def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     """The home, with its store where it is."""
     home = AggregatorHome(arguments.home)
-    return AggregatorHome(home.folder, named_store(home)) if home.store_identity.exists() else home
+    return AggregatorHome(home.folder, home.named_store()) if home.store_identity.exists() else home
 
 
 def elsewhere(home: AggregatorHome) -> str:
     """What to tell of a task file that names a database while the store is a file; else empty."""
-    if home.store_url is not None or named_store(home) is None:
+    if home.store_url is not None or home.named_store() is None:
         return ""
     return (
         f"{home.task_file} names a database as store under [cluster], and the store is "
         f"{home.database}: tessera-aggregator store --move moves it there; or leave that line out"
     )
-
-
-def named_store(home: AggregatorHome) -> str | None:
-    """The URL that the task file gives as ``store`` under ``[cluster]``; None for none, or for a
-    file that cannot be read, of which the command says itself what is wrong."""
-    try:
-        table = tomllib.loads(home.task_file.read_text(encoding="utf-8-sig")).get("cluster", {})
-    except (OSError, ValueError, RecursionError):
-        return None
-    url = table.get("store") if isinstance(table, dict) else None
-    return url if isinstance(url, str) else None
 
 
 def add_task(

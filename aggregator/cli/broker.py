@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
-from pathlib import Path
 
 from aggregator.cli.arguments import add_home, duration_seconds, home_of
 from aggregator.clock import moment_of
@@ -20,8 +18,9 @@ from aggregator.serve.successor import (
     where_serve_is,
 )
 from aggregator.store import Store
+from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
-from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import WAY_PARTS, BrokerWay, parse_broker_url
 
 DESCRIPTION = """\
 Shows where the fleet's broker is, or moves the fleet to another one: broker move URL. Serve, which
@@ -62,33 +61,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("how serve itself reaches it, where not as the broker before")
     own.add_argument("--own", metavar="URL", help="(default: URL)")
     own.add_argument("--user")
-    own.add_argument("--password-file", type=Path, metavar="FILE")
-    own.add_argument("--ca", "--ca-file", dest="ca_file", type=Path, metavar="PEM")
-    own.add_argument("--certificate-file", type=Path, metavar="PEM")
-    own.add_argument("--key-file", type=Path, metavar="PEM")
+    own.add_argument("--password-file", metavar="FILE")
+    own.add_argument("--ca", "--ca-file", dest="ca_file", metavar="PEM")
+    own.add_argument("--certificate-file", metavar="PEM")
+    own.add_argument("--key-file", metavar="PEM")
     own.add_argument("--client-id-prefix", metavar="TEXT")
 
 
 def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     task = read_task(home.task_file)
-    named, cells = task.fleet.broker.way, len(task.fleet.cluster.cells)
+    named, cluster = task.fleet.broker.way, task.fleet.cluster
     store = home.open_store()
     try:
         if arguments.action == "move":
-            _move(store, named, cells, arguments)
+            _move(store, named, cluster, arguments)
         elif arguments.action == "stay":
-            _stay(store, cells)
+            _stay(store, cluster)
         _show(store, named)
+        if arguments.action != "show" and not (is_served(home) or store.lease.is_held()):
+            print("serve does not run: it is announced when it does")
     finally:
         store.database.close()
-    if arguments.action != "show" and not is_served(home):
-        print("serve does not run: it is announced when it does")
     return 0
 
 
-def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namespace) -> None:
-    require_movable(store, cells)
+def _move(store: Store, named: BrokerWay, cluster: Cluster, arguments: argparse.Namespace) -> None:
+    require_movable(cluster)
     if not arguments.url:
         raise AggregatorError("say where to: broker move URL")
     now = time.time()
@@ -99,7 +98,9 @@ def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namesp
             raise ValueError(
                 "devices have users of their own: leave it out of the URL, and give --user"
             )
-        new = _new_way(named, here, arguments)
+        own = parse_broker_url(arguments.own or arguments.url)
+        way = named if own.address == named.url.address else here.at(own)
+        new = way.changed(**{name: getattr(arguments, name) for name in WAY_PARTS})
         new.read()
     except ValueError as error:
         raise AggregatorError(str(error)) from None
@@ -110,23 +111,8 @@ def _move(store: Store, named: BrokerWay, cells: int, arguments: argparse.Namesp
         ask_for_move(store, move)
 
 
-def _new_way(named: BrokerWay, here: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
-    where = parse_broker_url(arguments.own or arguments.url)
-    way = named if where.address == named.url.address else here.at(where)
-    url, password_file = way.url, way.password_file
-    if arguments.user is not None:
-        url, password_file = replace(url, user=arguments.user, password=None), None
-    if arguments.password_file is not None:
-        password_file = arguments.password_file.expanduser().absolute()
-        url = replace(url, password=None)
-    files = (arguments.ca_file, arguments.certificate_file, arguments.key_file)
-    tls = TlsFiles(*(each and each.absolute() for each in files)) if any(files) else way.tls
-    prefix = arguments.client_id_prefix
-    return BrokerWay(url, password_file, tls, way.client_id_prefix if prefix is None else prefix)
-
-
-def _stay(store: Store, cells: int) -> None:
-    require_movable(store, cells)
+def _stay(store: Store, cluster: Cluster) -> None:
+    require_movable(cluster)
     move, now = find_move(store), time.time()
     if move is None or move.is_called_off:
         raise AggregatorError("no move is under way")

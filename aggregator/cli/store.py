@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from aggregator.cli.arguments import add_home, elsewhere, home_of, named_store
+from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.store.roles import grant_worker
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     if arguments.move:
-        url = named_store(home)
+        url = home.named_store()
         if url is None:
             raise AggregatorError(
                 f'{home.task_file} names no database: write store = "postgresql://..." under '

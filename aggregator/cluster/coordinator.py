@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,16 +21,16 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
 from aggregator.serve.broker_links import BrokerLinks, Hears
-from aggregator.serve.cell_links import CellLinks
+from aggregator.serve.cell_links import links_to
 from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
 from aggregator.store.cluster import ShareRow
 from aggregator.task.artifacts import read_artifacts
-from aggregator.task.cluster import Cluster
+from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import RoundSettings, SharedSettings
-from device_sdk.link.broker_url import BrokerUrl, BrokerWay
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.announcement import Presence
@@ -38,6 +39,7 @@ from device_sdk.wire.seal.keys import RandomBytes
 
 _LOG = logging.getLogger(__name__)
 _TEND_SECONDS = 0.5
+_POST_SECONDS = 15.0
 
 
 class Coordinating(Whole):
@@ -74,20 +76,13 @@ class Coordinating(Whole):
         rngs: list[np.random.Generator],
         ways: Sequence[BrokerWay],
     ) -> BrokerLinks:
-        links: list[BrokerLinks] = []
         root_fingerprint = shared.store.facts.root_fingerprint
-        for place, cell in enumerate(self._cells, 1):
-            of_cell = replace(shared, settings=in_cell(shared.settings, cell.broker))
-            each = [rng.spawn(1)[0] for rng in rngs]
-            links.append(
-                BrokerLinks(
-                    *(of_cell, settings, each),
-                    Hears((), client=client_name(root_fingerprint, -place)),
-                    links[0].nudge if links else None,
-                )
-            )
-        # What a service asks of a link, both answer.
-        return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]
+        ends = [
+            (way, Hears((), client=client_name(root_fingerprint, -place)))
+            for place, cell in enumerate(self._cells, 1)
+            for way in ways_to(cell, shared.settings, ways)
+        ]
+        return links_to(shared, settings, rngs, ends)
 
     def changed(self, store: Store) -> Callable[[], bool]:
         return OperatorWatch(store)
@@ -133,21 +128,28 @@ class OperatorWatch:
             store.devices.revision(),
             [each.serial for each in store.secrets.descriptors()],
             [each.epoch for each in store.secrets.group_keys()],
+            store.facts.successor,
             [(each.facts.unpublished, each.versions.awaited()) for each in tasks],
             [[row.held for row in each.rounds.latest()] for each in tasks],
         )
 
 
-def in_cell(settings: SharedSettings, broker: BrokerUrl | None) -> SharedSettings:
-    """The fleet's settings with the broker of a cell, if it has one of its own."""
-    if broker is None:
-        return settings
-    fleet = settings.broker
-    return replace(settings, broker=replace(fleet, way=fleet.way.at(broker)))
+def ways_to(
+    cell: Cell, settings: SharedSettings, ways: Sequence[BrokerWay]
+) -> tuple[BrokerWay, ...]:
+    """To a cell's broker. Where it has none of its own it is the fleet's, and ``ways`` say where
+    that is, the first one first: several while the fleet moves."""
+    if cell.broker is not None:
+        return (settings.broker.way.at(cell.broker),)
+    return tuple(ways) or (settings.broker.way,)
 
 
 class Runtime(Protocol):
     """Where workers run. Nothing here waits for one of them."""
+
+    def post(self, posts: Sequence[Post]) -> None:
+        """These are the workers' posts from now on, in the same order: who was started with another
+        one is started anew."""
 
     def tend(self, revision: int, orders: Orders) -> None:
         """Called often: start who is gone, tell the orders to whom does not follow them yet."""
@@ -167,10 +169,19 @@ class Runtime(Protocol):
 
 
 class Crew:
-    """Gives workers their orders; to be tended often."""
+    """Gives workers their orders; to be tended often. ``posts``: what they are to be started with
+    now; a password that was renewed is another one."""
 
-    def __init__(self, runtime: Runtime, home: AggregatorHome, parts: Parts) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        home: AggregatorHome,
+        parts: Parts,
+        posts: Callable[[], Sequence[Post]] | None = None,
+    ) -> None:
         self._runtime, self._home, self._parts = runtime, home, parts
+        self._posts = posts
+        self._post_seconds = parts.clock() + _POST_SECONDS
         self._revision = 0
         self._known: tuple[object, ...] = ()
         self._orders: Orders | None = None
@@ -182,6 +193,10 @@ class Crew:
         if now < self._next_seconds:
             return
         self._next_seconds = now + _TEND_SECONDS
+        if now >= self._post_seconds and self._posts is not None:
+            self._post_seconds = now + _POST_SECONDS
+            with suppress(AggregatorError):  # a file is being written: they go on as they are
+                self._runtime.post(self._posts())
         parts, board = self._parts, self._parts.tasks
         known = (tuple(map(id, board.served)), board.absent, tuple(parts.keys.keyring))
         if self._orders is None or known != self._known:
@@ -189,6 +204,8 @@ class Crew:
             self._revision += 1
             self._orders = self._make()
         self._runtime.tend(self._revision, self._orders)
+        if len(parts.move.ways) > 1 and any(each.reached for each in self._runtime.statuses()):
+            parts.move.reached()
 
     def complete(self, seen: Snapshot) -> Snapshot:
         """What there is to see, with what workers have of it."""
@@ -232,30 +249,45 @@ class Crew:
         )
 
 
-def _at_hand(settings: SharedSettings) -> SharedSettings:
-    """With today's password, for machines that lack its file. Raises AggregatorError."""
-    broker = settings.broker
-    try:
-        return replace(settings, broker=replace(broker, way=broker.way.read()))
-    except ValueError as error:
-        raise AggregatorError(f"the way to the broker: {error}") from None
+def _at_hand(ways: tuple[BrokerWay, ...]) -> tuple[BrokerWay, ...]:
+    """With today's passwords, for machines that lack their files. Raises AggregatorError where the
+    only way's cannot be used."""
+    found = []
+    for way in ways:
+        try:
+            found.append(way.read())
+        except ValueError as error:
+            if len(ways) == 1:
+                raise AggregatorError(f"the way to the broker: {error}") from None
+            found.append(way)
+    return tuple(found)
 
 
 def posts(
-    home: AggregatorHome, store: Store, cluster: Cluster, settings: SharedSettings
+    home: AggregatorHome,
+    store: Store,
+    cluster: Cluster,
+    settings: SharedSettings,
+    ways: Sequence[BrokerWay] = (),
 ) -> list[Post]:
     """One for each worker, with the secrets that it needs itself: its cell's broker's, and those
-    of the workers' role in the store, where there is one."""
-    where = cluster.worker_store or home.store_url or home.database.resolve()
+    of the workers' role in the store, where there is one, as they are today. ``ways``: see
+    :func:`ways_to`. Raises AggregatorError."""
+    own = home.store_url and (home.named_store() or home.store_url)
+    where = home.named_store("worker_store") or cluster.worker_store or own
     cells = tuple(replace(each, broker=None) for each in cluster.cells)
     told = replace(cluster, cells=cells, store=None, worker_store=None, chunk_store="")
+    there = {cell: _at_hand(ways_to(cell, settings, ways)) for cell in cluster.cells}
     return [
         Post(
             slot,
-            where,
+            where or home.database.resolve(),
             store.database.identity,
             told,
-            replace(_at_hand(in_cell(settings, slot.cell.broker)), cluster=told),
+            replace(
+                settings, broker=replace(settings.broker, way=there[slot.cell][0]), cluster=told
+            ),
+            there[slot.cell],
             store.facts.root_fingerprint,
         )
         for slot in cluster.slots()

@@ -15,6 +15,7 @@ from aggregator.task.file import SharedSettings, Task
 from device_sdk.artifact import Artifact, Manifest
 from device_sdk.artifact.load import checked_initial
 from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.version import __version__
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.seal.descriptor import read_descriptor, root_of
@@ -32,6 +33,7 @@ class Post:
         identity: which store it has to be, where a URL names it.
         cluster, settings: the task file's, without what this worker has no use for: the broker is
             that of its cell, and no other's URL is there, nor the store's owner's.
+        ways: to that broker; to several, the first one first, while the fleet moves.
         root_fingerprint: the fleet's.
         program: the coordinator's version, which must be the worker's.
     """
@@ -41,6 +43,7 @@ class Post:
     identity: str
     cluster: Cluster
     settings: SharedSettings
+    ways: tuple[BrokerWay, ...]
     root_fingerprint: bytes
     program: str = __version__
 

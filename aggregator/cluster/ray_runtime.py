@@ -125,6 +125,14 @@ class RayRuntime:
                 "process again, too"
             ) from None
 
+    def post(self, posts: Sequence[Post]) -> None:
+        """See :class:`~aggregator.cluster.coordinator.Runtime`: an actor says that it is for
+        another post, and is replaced."""
+        for each, post in zip(self._hired, posts, strict=True):
+            if each.post != post:
+                each.post, each.known, each.again_seconds = post, False, 0.0
+                each.asked = each.status = None
+
     def tend(self, revision: int, orders: Orders) -> None:
         """See :class:`~aggregator.cluster.coordinator.Runtime`."""
         for each in self._hired:

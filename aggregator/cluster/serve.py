@@ -22,6 +22,7 @@ from aggregator.serve.alone import run_service
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.reach import Reaching
 from aggregator.serve.service import Service
+from aggregator.serve.successor import BrokerMoved
 from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed
 from aggregator.store.tasks import FIRST
@@ -138,17 +139,25 @@ class _Coordination:
         on_turn: Callable[[Service], None],
         on_ready: Callable[[Service], None],
     ) -> None:
-        """Until we are asked to end, or the store went away; ``task`` is then the first one as it
-        was served, which may have been replaced. Raises Deposed, AggregatorError."""
+        """Until we are asked to end, the store went away, or the fleet moves to another broker;
+        ``task`` is then the first one as it was served, which may have been replaced. Raises
+        Deposed, AggregatorError."""
         service: Service | None = None
         try:
             cluster = self.task.fleet.cluster
             role = Coordinating(cluster)
             parts = assemble(self.home, self.store, self.task, self.world, role=role)
+            fleet, ways = self.task.fleet, parts.move.ways
+
+            def where() -> list[Post]:
+                return posts(self.home, self.store, cluster, fleet, ways)
+
             if self.runtime is None:
-                self.runtime = self.start(posts(self.home, self.store, cluster, self.task.fleet))
+                self.runtime = self.start(where())
+            else:
+                self.runtime.post(where())
             role.fetch = self.runtime.shares
-            crew = Crew(self.runtime, self.home, parts)
+            crew = Crew(self.runtime, self.home, parts, where)
             service = Service(parts, on_round, crew.complete)
 
             def tend(service: Service) -> None:
@@ -156,7 +165,13 @@ class _Coordination:
                 crew.tend()
                 on_turn(service)
 
-            run_service(service, self.reach, self.stopping, tend, on_ready)
+            try:
+                run_service(service, self.reach, self.stopping, tend, on_ready)
+            except BrokerMoved:
+                _LOG.info("the fleet's broker is to be another one, or two: connecting anew")
+                service.end()
+                self.task = service.first_task
+                return
             self.runtime.stop()
             service.stop()
         except StoreAway as error:

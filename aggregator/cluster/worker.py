@@ -22,7 +22,8 @@ from aggregator.refusals import Refusals
 from aggregator.rounds.evaluator import Evaluator, option_name
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
 from aggregator.serve.assembly import LINK_SETTINGS, Bounds, World
-from aggregator.serve.broker_links import NEWCOMER_LIMIT, BrokerLinks, Hears
+from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears
+from aggregator.serve.cell_links import links_to
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.placements import Placements
 from aggregator.serve.standings import Standings
@@ -130,6 +131,8 @@ class WorkerStatus:
     ended: str = ""
     refused: tuple[str, ...] = ()
     """The topic filters that the broker refuses at present."""
+    reached: bool = False
+    """Whether a device has opened a session with it at the first of its brokers."""
 
     @property
     def counted(self) -> int:
@@ -174,6 +177,7 @@ class Worker:
             () if parts is None else tuple(_counts(each) for each in parts.board.served),
             self._ended,
             () if parts is None else parts.refused,
+            parts is not None and parts.reached,
         )
 
     def share(self, epoch: int, task: int, round_number: int, commit: int) -> bytes | None:
@@ -320,7 +324,8 @@ class WorkerParts:
             # For each filter of QoS 1 a clustered broker keeps a queue, on several nodes.
             filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
             hears = Hears(filters, NEWCOMER_LIMIT, qos=0, fleet=False, client=client)
-        self.link = BrokerLinks(shared, link_settings, world.rng.spawn(3), hears)
+        ends = [(way, hears) for way in post.ways]
+        self.link = links_to(shared, link_settings, world.rng.spawn(3), ends)
         self._outgoing = Outgoing(self.link, store.retained)
         self._opened: list[tuple[bytes, Answer]] = []
         # Of devices that are not known here: by the handle of their topic, in the order they came.
@@ -332,6 +337,8 @@ class WorkerParts:
         self._led_seconds = clock()
         self.heard = False
         """Whether all of its shards' devices can be heard and answered."""
+        self.reached = False
+        """Whether a device has opened a session at the first of its brokers."""
         self.refused: tuple[str, ...] = ()
         """The topic filters that the broker refuses at present."""
 
@@ -531,6 +538,7 @@ class WorkerParts:
         match result:
             case Answer() if result.opened:
                 self._opened.append((result.opened, result))
+                self.reached |= message.place == 0
             case Answer():
                 self._outgoing.send(result.topic, result.payload)
             case Refusal():

@@ -29,8 +29,8 @@ from aggregator.rounds.habits import KnownHabits
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
 from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.serve.broker_links import BrokerLinks
-from aggregator.serve.cell_links import CellLinks
+from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.serve.cell_links import links_to
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.placements import PlacementOf, Placements
@@ -133,14 +133,7 @@ class Whole:
         ways: Sequence[BrokerWay],
     ) -> BrokerLinks:
         """To the broker, or to two while the fleet moves."""
-        links: list[BrokerLinks] = []
-        for way in ways:
-            at = replace(shared.settings, broker=replace(shared.settings.broker, way=way))
-            each = rngs if len(ways) == 1 else [rng.spawn(1)[0] for rng in rngs]
-            nudge = links[0].nudge if links else None
-            links.append(BrokerLinks(replace(shared, settings=at), settings, each, nudge=nudge))
-        # What a service asks of a link, both answer.
-        return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]
+        return links_to(shared, settings, rngs, [(way, Hears()) for way in ways])
 
     def changed(self, store: Store) -> Callable[[], bool]:
         """What tells whether the operator did something since it was asked last."""

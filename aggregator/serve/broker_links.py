@@ -129,22 +129,34 @@ _LARGEST_BYTES = MAX_MESSAGE_BYTES + 512
 """Of any packet of ours."""
 _SMALLEST_BYTES = 1024
 _LOSSES = 2
+_ECHO_SECONDS = 3.0
 
 
 class SizeProbe:
-    """Finds it by sending messages to nobody in particular, before anything that matters is sent.
+    """Finds it by sending messages to itself, before anything that matters is sent.
 
     A broker may say its limit when it accepts a connection (MQTT 5), may refuse what exceeds it, or
-    end the connection. Where it takes the largest, there is none. ``send`` publishes at QoS 1.
+    end the connection. One of MQTT 3.1.1, which has no word for it, may acknowledge and drop it: so
+    a large message has to come back, or else a small one that was sent after it may not. Where the
+    largest passes, there is no limit. ``send`` publishes at QoS 1, over another connection than the
+    one that it comes back on; ``nonce``: tells this process' messages from others'.
     """
 
-    def __init__(self, send: Callable[[bytes], Delivery | None], topic: str) -> None:
-        self._send = send
+    def __init__(
+        self, send: Callable[[bytes], Delivery | None], topic: str, nonce: bytes, clock: Clock
+    ) -> None:
+        self._send, self._nonce, self._clock = send, nonce, clock
         self._around = packet_bytes(topic, b"")
         self._size = self._below = self._most = _LARGEST_BYTES
+        self._number = 0
         self._delivery: Delivery | None = None
+        self._small: Delivery | None = None
+        self._asked_seconds = 0.0
+        self._came: set[int] = set()  # sizes in which the last question came back
         self._losses = 0
         self._done = False
+        self.drops = False
+        """Whether it acknowledges what it drops for its size."""
 
     @property
     def packet_bytes(self) -> int | None:
@@ -155,16 +167,17 @@ class SizeProbe:
         """There is a connection."""
         self._most = limits.maximum_packet_bytes or _LARGEST_BYTES
         self._size = min(self._below, self._most)
-        self._delivery, self._done = None, False
+        self._delivery, self._done, self.drops = None, False, False
 
-    def turn(self) -> bool:
-        """To be called often, while it stands: whether it is known now."""
+    def turn(self, comes_back: bool) -> bool:
+        """To be called often, while it stands: whether it is known now. ``comes_back``: whether
+        the broker said that it shows us what we send."""
         if self._done:
             return True
         if self._delivery is None:
-            self._delivery = self._send(bytes(max(0, self._size - self._around)))
+            self._ask()
         elif self._delivery.outcome is Outcome.ACKNOWLEDGED:
-            self._found(self._size)
+            self._judge(comes_back)
         elif self._delivery.outcome is Outcome.REFUSED:
             if self._delivery.code != PACKET_TOO_LARGE:
                 self._done = True  # its rules do not let us ask
@@ -172,13 +185,44 @@ class SizeProbe:
                 self._halve()
         return self._done
 
+    def came(self, payload: bytes) -> None:
+        """A message came on the probe's topic."""
+        if payload.startswith(self._marked):
+            self._came.add(len(payload))
+
     def interrupted(self) -> None:
         """The connection ended; in the midst of a question twice, the question did it."""
         if self._delivery is not None and not self._done:
-            self._losses += 1
-            if self._losses >= _LOSSES:
-                self._halve()
+            self._lost()
         self._delivery = None
+
+    @property
+    def _marked(self) -> bytes:
+        return self._nonce + self._number.to_bytes(_NUMBER_BYTES, "big")
+
+    def _ask(self) -> None:
+        self._number += 1
+        self._small, self._asked_seconds = None, self._clock()
+        self._came.clear()
+        self._delivery = self._send(self._marked.ljust(self._size - self._around, b"\0"))
+
+    def _judge(self, comes_back: bool) -> None:
+        small = len(self._marked)
+        late = self._clock() - self._asked_seconds >= _ECHO_SECONDS
+        if not comes_back or self._came - {small} or (late and not self._came):
+            self._found(self._size)
+        elif self._came:
+            self._delivery = None
+            self.drops = self._lost() or self.drops
+        elif self._small is None:
+            self._small = self._send(self._marked)
+
+    def _lost(self) -> bool:
+        self._losses += 1
+        if self._losses < _LOSSES:
+            return False
+        self._halve()
+        return True
 
     def _halve(self) -> None:
         self._losses, self._delivery = 0, None
@@ -392,7 +436,8 @@ class BrokerLinks:
         self._probe_topic = topics.write(ProbeTopic())
         self._devices.subscribe(self._probe_topic, qos=hears.qos)
         self._probe = LossProbe(self._send_probe, shared.random_bytes(16), clock)
-        self._sizes = SizeProbe(self._send_probe, self._probe_topic)
+        self._sizes = SizeProbe(self._send_probe, self._probe_topic, shared.random_bytes(16), clock)
+        self._comes_back: bool | None = None  # what is sent to the probe's topic; None: not known
         self._granted: set[str] = set()
         self._unsaid: Connected | None = None
         self._said_small = False
@@ -446,9 +491,10 @@ class BrokerLinks:
             self._of_strangers(event, events)
         for event in self._own.events(timeout_seconds=0.0):
             self._of_ours(event, events)
-        if self._unsaid is not None and self._up_granted and self._sizes.turn():
+        if self._unsaid is not None and self._is_sized():
             self.problem = ""
             _LOG.info("connected to %s", self.broker)
+            self._tell_of_drops()
             self._device_limits.packets_of(self.packet_bytes or MAX_MESSAGE_BYTES)
             events.append(self._unsaid)
             self._unsaid = None
@@ -460,6 +506,11 @@ class BrokerLinks:
     def take_refused(self) -> Counter[bytes]:
         """Messages beyond the limits since the last call, by device id; empty bytes for others."""
         return self._device_limits.take_refused() + self._enrolment_limit.take_refused()
+
+    def _is_sized(self) -> bool:
+        if not self._up_granted or self._comes_back is None:
+            return False
+        return self._sizes.turn(self._comes_back)
 
     @property
     def _up_granted(self) -> bool:
@@ -481,15 +532,18 @@ class BrokerLinks:
         match event:
             case Message() if event.topic == self._probe_topic:
                 self._probe.came(event.payload)
+                self._sizes.came(event.payload)
             case Message():
                 events.append(event)
             case Disconnected() | ConnectRefused():
                 self._granted.clear()
+                self._comes_back = None
                 self._probe.interrupted()
                 self.problem = event.detail
                 self._tell_of(event, "devices cannot be heard")
             case Subscribed() | SubscribeRefused() if event.topic_filter == self._probe_topic:
-                return  # then nothing comes back, and nothing is judged
+                # Where it is refused nothing comes back, and nothing is judged.
+                self._comes_back = isinstance(event, Subscribed)
             case Subscribed():
                 self._granted.add(event.topic_filter)
                 events.append(event)
@@ -552,6 +606,18 @@ class BrokerLinks:
             self.broker,
             receive_maximum,
         )
+
+    def _tell_of_drops(self) -> None:
+        if self._sizes.drops:
+            _LOG.warning(
+                "%s acknowledges messages of more than about %d bytes and drops them: what is "
+                "published and sent is cut to that. Where its settings limit messages for nothing, "
+                "have it take %d bytes (in mosquitto.conf, max_packet_size in the place of "
+                "message_size_limit)",
+                self.broker,
+                self._sizes.packet_bytes or 0,
+                _LARGEST_BYTES,
+            )
 
     def _tell_of_losses(self) -> None:
         if self._probe.lost and not self._said_loss:

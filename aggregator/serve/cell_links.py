@@ -7,16 +7,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.serve.broker_links import BrokerLinks
+import numpy as np
+
+from aggregator.serve.broker_links import BrokerLinks, Hears
+from aggregator.shared import Shared
+from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import ConnectRefused, Delivery, Disconnected, Event, Message, Outcome
 from device_sdk.link.outbound import LinkError
+from device_sdk.link.settings import LinkSettings
 
 
 @dataclass(frozen=True)
 class Deliveries:
-    """One publication on its way to several brokers."""
+    """One publication on its way to several brokers, ``away`` others of which miss it."""
 
     each: tuple[Delivery, ...]
+    away: int = 0
 
     @property
     def outcome(self) -> Outcome | None:
@@ -36,9 +42,9 @@ class Deliveries:
 class CellLinks:
     """As :class:`BrokerLinks`, over several of them.
 
-    A broker that is away misses what is published meanwhile, and gets all of it anew when it is
-    there again. Nothing is cleared until all are there. What comes is taken from whichever has it;
-    an answer goes to all, for its topic is random and its reader connected to one.
+    A broker that is away misses what is published and cleared meanwhile, and gets all of it anew
+    when it is there again. What comes is taken from whichever has it; an answer goes to all, for
+    its topic is random and its reader connected to one.
     """
 
     def __init__(self, links: Sequence[BrokerLinks]) -> None:
@@ -85,11 +91,10 @@ class CellLinks:
     ) -> Deliveries:
         """Raises LinkError where none takes it, or one that is connected does not."""
         there = [link for link in self._links if link.connected]
-        if not there or (retain and not payload and len(there) < len(self._links)):
-            raise LinkError("queue-full", "a cell's broker is away")
-        return Deliveries(
-            tuple(link.publish(topic, payload, retain=retain, qos=qos) for link in there)
-        )
+        if not there:
+            raise LinkError("queue-full", "all brokers are away")
+        sent = tuple(link.publish(topic, payload, retain=retain, qos=qos) for link in there)
+        return Deliveries(sent, len(self._links) - len(sent))
 
     def publish_each(self, messages: Sequence[tuple[str, bytes]], *, qos: int) -> None:
         """To all that are connected; raises LinkError where one does not take all of them."""
@@ -116,3 +121,20 @@ class CellLinks:
         for link in self._links:
             found += link.take_refused()
         return found
+
+
+def links_to(
+    shared: Shared,
+    settings: LinkSettings,
+    rngs: Sequence[np.random.Generator],
+    ends: Sequence[tuple[BrokerWay, Hears]],
+) -> BrokerLinks:
+    """To each of these brokers, as one."""
+    links: list[BrokerLinks] = []
+    for way, hears in ends:
+        at = replace(shared.settings, broker=replace(shared.settings.broker, way=way))
+        each = [rng.spawn(1)[0] for rng in rngs]
+        nudge = links[0].nudge if links else None
+        links.append(BrokerLinks(replace(shared, settings=at), settings, each, hears, nudge))
+    # What a service asks of a link, both answer.
+    return links[0] if len(links) == 1 else CellLinks(links)  # type: ignore[return-value]

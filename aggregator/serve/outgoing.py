@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from aggregator.publish.mirror import ChunkMirror, is_chunk
 from aggregator.serve.broker_links import BrokerLinks
+from aggregator.serve.cell_links import Deliveries
 from aggregator.store.publications import Retained
 from device_sdk.link.events import Delivery, Outcome
 from device_sdk.link.outbound import LinkError
@@ -17,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 4.0
 _MOST_REPEATS = 3
 _MOST_UNMIRRORED = 1 << 16
+_IDLE_PUMPS = 64
 
 
 class _OnItsWay(NamedTuple):
@@ -36,6 +38,10 @@ class Outgoing:
     Retained messages wait as topics; their bytes stay in the store until they are sent. Chunks go
     to the mirror, where there is one and it keeps up, before what names them goes to the broker.
 
+    What is out of date is cleared at each broker that is there, and remembered in the store until
+    it was at all of them: one that is away holds up nothing at the others, and its own turn comes
+    with its connection.
+
     A broker of several nodes that has just lost one waits for the others, gives up, and
     acknowledges what it did not retain. So a retained message whose acknowledgement came after a
     long silence is sent again, up to three times.
@@ -50,7 +56,9 @@ class Outgoing:
         self._unmirrored: deque[str] = deque(maxlen=_MOST_UNMIRRORED)  # the newest of them
         self._standing: deque[tuple[str, bytes]] = deque()
         self._topics: deque[str] = deque()
-        self._clearing: dict[str, Delivery] = {}
+        self._clearing: dict[str, Delivery | Deliveries] = {}
+        self._cleared: set[str] = set()  # at all brokers that are there, and not at all
+        self._idle_pumps = 0  # left, in which the store is not asked what is to be cleared
         self._on_their_way: deque[_OnItsWay] = deque()
         self._repeats: Counter[str] = Counter()
         self.bytes_sent = 0
@@ -75,6 +83,7 @@ class Outgoing:
         """Send retained messages: ``standing`` as given, then ``topics`` from the store."""
         self._standing.extend(standing)
         self._topics.extend(topics)
+        self._idle_pumps = 0
         if self._mirror is not None:
             self._unmirrored.extend(self._topics)
 
@@ -83,6 +92,8 @@ class Outgoing:
         self._standing.clear()
         self._topics.clear()
         self._clearing.clear()
+        self._cleared.clear()
+        self._idle_pumps = 0
         self._on_their_way.clear()
         self._repeats.clear()
 
@@ -126,6 +137,8 @@ class Outgoing:
     def _show(self, topic: str, payload: bytes, *, stored: bool) -> bool:
         delivery = self._publish(topic, payload, retain=True)
         if delivery is not None:
+            self._clearing.pop(topic, None)
+            self._cleared.discard(topic)
             self._on_their_way.append(_OnItsWay(topic, None if stored else payload, delivery))
         return delivery is not None
 
@@ -154,17 +167,26 @@ class Outgoing:
         """Remove from the broker what is out of date, after its successor was sent."""
         if any(each.outcome is None for each in self._clearing.values()):
             return
-        cleared = [t for t, each in self._clearing.items() if each.outcome is Outcome.ACKNOWLEDGED]
+        taken = {t: d for t, d in self._clearing.items() if d.outcome is Outcome.ACKNOWLEDGED}
         self._clearing.clear()
-        if cleared:
-            self._retained.cleared(cleared)
+        if taken:
+            partly = {t for t, d in taken.items() if isinstance(d, Deliveries) and d.away}
+            self._cleared |= partly
+            self._retained.cleared(taken.keys() - partly)
             if self._mirror is not None:
-                self._mirror.drop(cleared)
+                self._mirror.drop(taken)
+        elif self._idle_pumps:
+            self._idle_pumps -= 1
+            return
         for topic in self._retained.superseded():
+            if topic in self._cleared:
+                continue
             try:
                 self._clearing[topic] = self._link.publish(topic, b"", retain=True)
             except LinkError:
                 return
+        if not self._clearing:
+            self._idle_pumps = _IDLE_PUMPS
 
     def _publish(self, topic: str, payload: bytes, *, retain: bool) -> Delivery | None:
         try:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
-from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
-from device_sdk.wire.seal.announcement import Successor
+from aggregator.task.cluster import Cluster
+from device_sdk.link.broker_url import BrokerWay
+from device_sdk.wire.seal.announcement import MOST_REVISION, Successor
 
 
 class BrokerMoved(Exception):
@@ -24,19 +23,19 @@ class Move:
 
     Attributes:
         announced: what devices are told.
-        before: the URL that they knew, where an earlier move told them; empty: their own.
-        named: the broker in the task file when this was asked for, and so no newer word.
         left: how serve itself reaches the brokers where devices may be still, the last one first.
         new: how it reaches the one that they are told.
+        before: the URL that they knew, where an earlier move told them; empty: their own.
+        named: the broker in the task file when this was asked for, and so no newer word.
         is_called_off: whether this takes an announcement back.
         is_reached: whether a device has had a session with serve at the new one.
     """
 
     announced: Successor
-    before: str
-    named: str
     left: tuple[BrokerWay, ...]
     new: BrokerWay
+    before: str
+    named: str
     is_called_off: bool = False
     is_reached: bool = False
 
@@ -75,34 +74,16 @@ def find_move(store: Store) -> Move | None:
     said = store.facts.successor
     if not said:
         return None
-    values = json.loads(said)
-    return Move(
-        Successor(values["revision"], values["url"], values["until"]),
-        values["before"],
-        values["named"],
-        tuple(map(_way, values["left"])),
-        _way(values["new"]),
-        values["is_called_off"],
-        values["is_reached"],
-    )
+    announced, left, new, *others = json.loads(said)
+    ways = tuple(map(BrokerWay.from_text, left))
+    return Move(Successor(*announced), ways, BrokerWay.from_text(new), *others)
 
 
 def ask_for_move(store: Store, move: Move) -> None:
     """Have serve announce it, and go there."""
-    announced = move.announced
-    store.facts.successor = json.dumps(
-        {
-            "revision": announced.revision,
-            "url": announced.url,
-            "until": announced.until_unix_seconds,
-            "before": move.before,
-            "named": move.named,
-            "left": [_written(each) for each in move.left],
-            "new": _written(move.new),
-            "is_called_off": move.is_called_off,
-            "is_reached": move.is_reached,
-        }
-    )
+    announced, left, new, *others = (getattr(move, each) for each in Move.__slots__)
+    values = [astuple(announced), [each.text for each in left], new.text, *others]
+    store.facts.successor = json.dumps(values)
 
 
 def next_move(
@@ -117,7 +98,7 @@ def next_move(
     ]
     before = last.announced.url if last is not None and last.is_about(named) else ""
     announced = Successor(next_revision(store, now_unix_seconds), told, until)
-    return Move(announced, before, named.url.address, tuple(left), new)
+    return Move(announced, tuple(left), new, before, named.url.address)
 
 
 def call_off(store: Store, move: Move, now_unix_seconds: float) -> Move:
@@ -143,9 +124,12 @@ def where_serve_is(
 
 
 def next_revision(store: Store, now_unix_seconds: float) -> int:
-    """Above all before it, in this home and in what it was put back from."""
+    """Above all before it, in this home and in what it was put back from. After the last number
+    that there is, whatever brought it here, it begins anew: devices heed that from the next
+    descriptor on."""
     last = find_move(store)
-    return max(int(now_unix_seconds), 0 if last is None else last.announced.revision + 1)
+    above = 0 if last is None else last.announced.revision + 1
+    return max(int(now_unix_seconds), above if above <= MOST_REVISION else 0)
 
 
 class WatchMove:
@@ -186,29 +170,9 @@ class WatchMove:
         return where_serve_is(move, self._named, self._unix_clock())
 
 
-def _written(way: BrokerWay) -> dict[str, str | None]:
-    tls = way.tls or TlsFiles()
-    files = (way.password_file, tls.ca_file, tls.certificate_file, tls.key_file)
-    names = ("password_file", "ca_file", "certificate_file", "key_file")
-    said = dict(zip(names, (None if each is None else str(each) for each in files), strict=True))
-    return {"url": way.url.text, "client_id_prefix": way.client_id_prefix, **said}
-
-
-def _way(said: Mapping[str, Any]) -> BrokerWay:
-    files = [said[name] for name in ("ca_file", "certificate_file", "key_file")]
-    password_file = said["password_file"]
-    return BrokerWay(
-        parse_broker_url(said["url"]),
-        None if password_file is None else Path(password_file),
-        TlsFiles(*files) if any(files) else None,
-        said["client_id_prefix"],
-    )
-
-
-def require_movable(store: Store, cells: int) -> None:
-    """Raises AggregatorError where brokers are cells, or workers have them."""
-    if cells > 1:
+def require_movable(cluster: Cluster) -> None:
+    """Raises AggregatorError where brokers are cells, by whose names devices are told them."""
+    if any(each.name for each in cluster.cells):
         raise AggregatorError(
             "this fleet has cells: devices are told theirs, and move when [[cluster.cells]] changes"
         )
-    store.lease.require_free()

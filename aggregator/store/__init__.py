@@ -122,12 +122,13 @@ def create_database(
 
 
 def open_database(
-    where: Path | str,
+    where: Path | str | Callable[[], str],
     *,
     identity: str = "",
     by_worker: bool = False,
 ) -> Database:
-    """The store of a file or a URL, which is there. Raises AggregatorError.
+    """The store of a file or a URL, which is there. Raises AggregatorError. What gives a URL is
+    asked at each connection.
 
     ``identity``: what that store has to be, where it is said. ``by_worker``: the URL's role may
     have no more than workers need.

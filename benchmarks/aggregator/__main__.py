@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from benchmarks.aggregator.broker import MOSQUITTO, SETTINGS
 from benchmarks.aggregator.function_level import measure_downlink, measure_ingest, measure_opens
-from benchmarks.aggregator.through_broker import measure_through_broker
+from benchmarks.aggregator.serving import measure_through_broker
 from benchmarks.harness import RESULTS, write_lines
 
 

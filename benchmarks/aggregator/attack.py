@@ -24,8 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from tabulate import tabulate
 
 from benchmarks.aggregator.broker import SETTINGS
-from benchmarks.aggregator.recovery import measure_recovery
-from benchmarks.aggregator.under_attack import KINDS, measure_under_attack
+from benchmarks.aggregator.under_attack import KINDS, measure_recovery, measure_under_attack
 from benchmarks.harness import RESULTS, StoredRuns, key_of
 
 ROWS = (*KINDS, "recovery")

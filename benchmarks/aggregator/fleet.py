@@ -16,6 +16,7 @@ from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.device_session import DeviceCredential
 from device_sdk.wire.seal.placement import shard_of
@@ -43,6 +44,11 @@ class BenchDevice:
 
     credential: DeviceCredential
     handle: bytes
+
+    @property
+    def up_topic(self) -> str:
+        """Of its shard, where it publishes."""
+        return Topics().write(UpTopic(shard_of(self.credential.device_id), self.handle))
 
 
 def make_bench_home(

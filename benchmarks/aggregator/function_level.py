@@ -38,7 +38,6 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
-from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 
@@ -122,7 +121,7 @@ def _messages(
 ) -> Iterator[Message]:
     row = parts.first.rounds.current
     assert row is not None
-    topics, descriptor = Topics(), parts.keys.current().descriptor
+    descriptor = parts.keys.current().descriptor
     freshness = Freshness(shown_incarnation(parts), 1)
     for index, device in enumerate(batch):
         opening = SessionOpening(device.credential, descriptor, freshness, time.monotonic)
@@ -137,8 +136,7 @@ def _messages(
             told = encode(Report(ReportedOutcome.TRAINED, "", details))
             body, record = with_report(told, body), RecordType.CONTRIBUTION
         payload = write_update(identity, body)
-        topic = topics.write(UpTopic(0, device.handle))
-        yield Message(topic, session.seal(record, payload), False)
+        yield Message(device.up_topic, session.seal(record, payload), False)
 
 
 def _resident_mb() -> float:
@@ -158,11 +156,11 @@ def measure_opens(count: int, folder: Path) -> float:
     devices = enrol_directly(store, count, rng)
     world = World(time.monotonic, time.time, rng)
     parts = assemble(home, store, read_task(home.task_file), world)
-    descriptor, topics = parts.keys.current().descriptor, Topics()
+    descriptor = parts.keys.current().descriptor
     freshness = Freshness(shown_incarnation(parts), 1)
     messages = [
         Message(
-            topics.write(UpTopic(0, device.handle)),
+            device.up_topic,
             SessionOpening(device.credential, descriptor, freshness, time.monotonic).message,
             False,
         )

@@ -1,17 +1,29 @@
-"""Many connected devices on one selector, each with one update in flight."""
+"""Many virtual devices on one thread, each with a connection of its own or over a few.
+
+Each device has what a real one has: its identity, its own session, its handle and its shard's
+topics; messages are sealed and receipts opened one by one. Where they share connections, what the
+broker has to do for one is not in what is measured: :mod:`benchmarks.cluster.connections` measures
+that. What is not answered is sent again
+after the waits of :class:`~device_sdk.world.Pace`, and a session that nobody holds is replaced when
+the aggregator says, as devices do.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import math
 import selectors
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.mqtt_client import MiniClient
+from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, decode
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import (
@@ -22,7 +34,7 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     write_update,
 )
-from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics, UpTopic
+from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics
 from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
@@ -34,30 +46,16 @@ from device_sdk.wire.seal.broadcast import (
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.placement import shard_of
-from device_sdk.wire.seal.session import DeviceSessions
+from device_sdk.wire.seal.no_session import read_no_session
+from device_sdk.wire.seal.session import Session
 from device_sdk.wire.seal.signature import public_key
+from device_sdk.world import Pace
 
-_PATIENCE_SECONDS = 60.0
-_ANSWER_SECONDS = 10.0
-_REPEAT_SECONDS = 2.0
-_LOOK_SECONDS = 0.1
-_OPEN_AGAIN_SECONDS = 3.0
+_STANDSTILL_SECONDS = 240.0
+_LOOK_SECONDS = 0.25
+_OPENS = 1000
 _FORGED_COUNTER = 2**40
-
-
-@dataclass
-class _Connected:
-    device: BenchDevice
-    client: MiniClient
-    up_topic: str
-    body: bytes
-    sessions: DeviceSessions = field(default_factory=DeviceSessions)
-    opening: SessionOpening | None = None
-    awaited: bytes = b""
-    """The digest of the update in flight; empty when there is none."""
-    resend_seconds: float = 0.0
-    """By the monotonic clock, when it is sent again."""
+_PACE = Pace()
 
 
 class Announced:
@@ -101,12 +99,60 @@ class Announced:
         self.manifest = decode(RoundManifest, open_manifest(self._sealed, keys, signing))
 
 
-class Load:
-    """Connects ``devices``; :meth:`open_sessions` and :meth:`run` drive them.
+class _Virtual:
+    """A device's end. ``digest``: of the update that waits for its receipt; empty for none."""
 
-    As the protocol's devices do, these send an update again when no receipt came for two to three
-    seconds, and then every ten; ``resent`` counts that. Only the first receipt of an update counts.
-    ``account``: the devices' user and password at the broker, if it asks for any.
+    __slots__ = (
+        *("device", "client", "up_topic", "body", "session", "opening", "counter", "digest"),
+        *("message", "due_seconds", "sent_seconds", "sends", "reopens"),
+    )
+
+    def __init__(self, device: BenchDevice, client: MiniClient, up_topic: str, body: bytes) -> None:
+        self.device, self.client, self.up_topic, self.body = device, client, up_topic, body
+        self.session: Session | None = None
+        self.opening: SessionOpening | None = None
+        self.counter = 0
+        self.digest = b""
+        self.message = b""
+        self.due_seconds = self.sent_seconds = 0.0
+        self.sends = 0
+        self.reopens = False
+
+
+@dataclass(frozen=True)
+class RoundSeen:
+    """A round, as the devices see it.
+
+    Attributes:
+        round: its number.
+        seconds: from the first update that was sent to the last receipt.
+        latencies: seconds from an update to its receipt, for each.
+        opened_at: seconds after the first update at which devices had another session.
+        resent: messages that were sent again for want of an answer.
+        reopened: seconds after the first update to the receipt, of devices that had to open another
+            session.
+    """
+
+    round: int
+    seconds: float
+    latencies: tuple[float, ...]
+    opened_at: tuple[float, ...]
+    resent: int
+    reopened: tuple[float, ...]
+
+
+class Load:
+    """All devices' ends.
+
+    Args:
+        port: the broker's.
+        devices: enrolled ones.
+        bodies: of their updates, dealt round.
+        descriptor: the aggregator's.
+        connections: that the devices share; None for one each, under the device's own name.
+        window: so many devices wait for an answer at a time, beside all those whose session was
+            lost; None for all.
+        account: the devices' user and password at the broker, if it asks for any.
     """
 
     def __init__(
@@ -115,58 +161,46 @@ class Load:
         devices: Sequence[BenchDevice],
         bodies: Sequence[bytes],
         descriptor: Descriptor,
-        rng: np.random.Generator,
+        *,
+        connections: int | None = None,
+        window: int | None = None,
         account: tuple[str, str] | None = None,
     ) -> None:
-        self._descriptor = descriptor
-        self._rng = rng
-        self._topics = Topics()
+        self._descriptor, self._window = descriptor, window or len(devices)
+        topics = Topics()
+        self._announced = Announced(topics, descriptor)
+        names = [device.handle.hex() for device in devices]
+        if connections is not None:
+            names = [f"bench-{place}" for place in range(connections)]
+        self._clients = [MiniClient(port, name, account) for name in names]
+        self._by_topic: dict[str, _Virtual] = {}
+        for each in self._announced.topics:
+            self._clients[0].subscribe(each)
+        for place, device in enumerate(devices):
+            client = self._clients[place % len(self._clients)]
+            down = topics.write(DownTopic(device.handle))
+            client.subscribe(down)
+            body = bodies[place % len(bodies)]
+            self._by_topic[down] = _Virtual(device, client, device.up_topic, body)
+        self._fleet = list(self._by_topic.values())
         self._selector = selectors.DefaultSelector()
-        self._announced = Announced(self._topics, descriptor)
-        self._fleet: list[_Connected] = []
-        self._counted = 0
-        self._done_for = 0
+        for client in self._clients:
+            self._selector.register(client.socket, selectors.EVENT_READ, client)
+        self._waiting: set[_Virtual] = set()
+        self._lost: set[_Virtual] = set()  # their session, while they wait for an answer
+        self._later: list[tuple[float, int, _Virtual]] = []  # who is to open a session, and when
+        self._rng = np.random.default_rng(6)
+        self._round = 0
         self.resent = 0
-        for index, device in enumerate(devices):
-            client = MiniClient(port, device.handle.hex(), account)
-            client.subscribe(self._topics.write(DownTopic(device.handle)))
-            if index == 0:
-                for each in self._announced.topics:
-                    client.subscribe(each)
-            topic = self._topics.write(
-                UpTopic(shard_of(device.credential.device_id), device.handle)
-            )
-            one = _Connected(device, client, topic, bodies[index % len(bodies)])
-            self._selector.register(client.socket, selectors.EVENT_READ, one)
-            self._fleet.append(one)
+        self._latencies: list[float] = []
+        self._opened: list[float] = []
+        self._reopened: list[float] = []
+        self._manifest: RoundManifest | None = None
 
     @property
     def incarnation(self) -> bytes:
         """The aggregator's life, once it was heard of."""
         return self._announced.incarnation
-
-    def open_sessions(self) -> None:
-        """One session each."""
-        until = time.monotonic() + _PATIENCE_SECONDS
-        while not self.incarnation:
-            self._hear(self._fleet[0])
-            self._turn(0.1)
-            if time.monotonic() > until:
-                raise TimeoutError("the aggregator did not show itself in time")
-        for one in self._fleet:
-            one.opening = self._opening(one.device.credential)
-            one.client.publish(one.up_topic, one.opening.message)
-            self._turn(0.0)
-        again_at = time.monotonic() + _OPEN_AGAIN_SECONDS
-        while waiting := [one for one in self._fleet if one.opening is not None]:
-            self._turn(0.1)
-            if time.monotonic() > until:
-                raise TimeoutError("sessions were not opened in time")
-            if time.monotonic() > again_at:
-                again_at = time.monotonic() + _OPEN_AGAIN_SECONDS
-                for one in waiting:
-                    if one.opening is not None:
-                        one.client.publish(one.up_topic, one.opening.message)
 
     def forged_open(self, device: BenchDevice) -> bytes:
         """An open that is right in all but its admission tag: what anybody could make up."""
@@ -175,74 +209,223 @@ class Load:
         return self._opening(credential, _FORGED_COUNTER).message
 
     def run(self, updates: int) -> float:
-        """Send ``updates`` and wait for their receipts; the seconds it took."""
+        """Rounds, until so many updates or a few more have their receipts; the seconds it took.
+        Updates are sealed as they are sent."""
         began = time.perf_counter()
-        target, seen = self._counted + updates, -1
-        until = look_at = 0.0
-        while self._counted < target:
-            manifest, now = self._announced.manifest, time.monotonic()
-            if self._counted != seen:
-                # However slow the machine is: only a standstill is a failure.
-                seen, until = self._counted, now + _PATIENCE_SECONDS
-            if manifest is not None and manifest.round > self._done_for:
-                self._done_for = manifest.round
-                for one in self._fleet:
-                    self._send(one, manifest)
-                    one.resend_seconds = now + _REPEAT_SECONDS * self._rng.uniform(1.0, 1.5)
-            elif manifest is not None and now > look_at:
-                look_at = now + _LOOK_SECONDS
-                for one in self._fleet:
-                    if one.awaited and now > one.resend_seconds:
-                        self._send(one, manifest)
-                        one.resend_seconds = now + _ANSWER_SECONDS
-                        self.resent += 1
-            self._turn(0.05)
-            if now > until:
-                raise TimeoutError(f"{self._counted} of {target} receipts came, then none")
+        for _ in range(-(-updates // len(self._fleet))):
+            self._begin_round()
+            self._drive(self._fleet, self._seal_and_send, self._window)
         return time.perf_counter() - began
+
+    def open_sessions(self) -> float:
+        """One session each; the seconds it took from the first open to the last reply."""
+        self._until(lambda: bool(self._announced.incarnation))
+        began = time.monotonic()
+        self._drive(self._fleet, self._open, min(self._window, _OPENS))
+        return time.monotonic() - began
+
+    def round(self, on_sealed: Callable[[], None] = lambda: None, alone: int = 0) -> RoundSeen:
+        """Wait for the next round; each device sends its update and waits for the receipt.
+
+        ``on_sealed`` is called when all updates are sealed, before the first is sent. The first
+        ``alone`` devices send one after the other, each when the one before has its receipt.
+        """
+        manifest = self._begin_round()
+        for one in self._fleet:
+            self._seal(one)
+        on_sealed()
+        self._latencies, self._opened, self._reopened = [], [], []
+        resent = self.resent
+        began = time.monotonic()
+        self._drive(self._fleet[:alone], self._send, 1)
+        self._drive(self._fleet[alone:], self._send, self._window)
+        ended = time.monotonic()
+        return RoundSeen(
+            manifest.round,
+            ended - began,
+            tuple(self._latencies),
+            tuple(at - began for at in self._opened),
+            self.resent - resent,
+            tuple(at - began for at in self._reopened),
+        )
 
     def close(self) -> None:
         """Disconnect."""
-        for one in self._fleet:
-            self._selector.unregister(one.client.socket)
-            one.client.socket.close()
+        self._selector.close()
+        for client in self._clients:
+            client.socket.close()
 
-    def _opening(self, credential: DeviceCredential, counter: int = 1) -> SessionOpening:
+    def _begin_round(self) -> RoundManifest:
+        self._until(self._next_round_is_open)
+        assert self._announced.manifest is not None
+        self._manifest = self._announced.manifest
+        self._round = self._manifest.round
+        return self._manifest
+
+    def _next_round_is_open(self) -> bool:
+        manifest = self._announced.manifest
+        return manifest is not None and manifest.round > self._round
+
+    def _until(self, there: Callable[[], bool]) -> None:
+        until = time.monotonic() + _STANDSTILL_SECONDS
+        self._hear(self._clients[0])
+        while not there():
+            self._turn(0.1)
+            if time.monotonic() > until:
+                raise TimeoutError("nothing that was waited for came from the aggregator")
+
+    def _drive(
+        self, fleet: Sequence[_Virtual], act: Callable[[_Virtual], None], window: int
+    ) -> None:
+        """Let each act, and wait until none waits for an answer."""
+        left = deque(fleet)
+        seen, until, look_at = -1, 0.0, 0.0
+        while left or self._waiting or self._lost:
+            now = time.monotonic()
+            while left and len(self._waiting) < window:
+                act(left.popleft())
+                if len(left) % 64 == 0:
+                    break  # what came is heard in between
+            now_left = len(left) + len(self._waiting) + len(self._lost)
+            if now_left != seen:
+                # However slow the machine is: only a standstill is a failure.
+                seen, until = now_left, now + _STANDSTILL_SECONDS
+            elif now > until:
+                raise TimeoutError(f"{seen} devices wait for an answer, and none comes")
+            if now > look_at:
+                look_at = now + _LOOK_SECONDS
+                waiting = self._waiting | self._lost
+                for one in [one for one in waiting if now > one.due_seconds]:
+                    self._send_again(one)
+                    self.resent += 1
+            while self._later and self._later[0][0] <= now:
+                self._open(heapq.heappop(self._later)[2])
+            self._turn(0.0 if left and len(self._waiting) < window else 0.02)
+
+    def _open(self, one: _Virtual) -> None:
+        one.counter += 1
+        one.session = None
+        one.opening = self._opening(one.device.credential, one.counter)
+        one.message = one.opening.message
+        self._publish(one)
+
+    def _opening(self, credential: DeviceCredential, counter: int) -> SessionOpening:
         freshness = Freshness(self.incarnation, counter)
         return SessionOpening(credential, self._descriptor, freshness, time.monotonic)
 
-    def _send(self, one: _Connected, manifest: RoundManifest) -> None:
+    def _seal_and_send(self, one: _Virtual) -> None:
+        self._seal(one)
+        self._send(one)
+
+    def _seal(self, one: _Virtual) -> None:
+        """The round's update, under the session that there is."""
+        assert self._manifest is not None and one.session is not None
         device_id = one.device.credential.device_id
+        manifest = self._manifest
         identity = UpdateIdentity(device_id, "default", manifest.generation, manifest.round)
-        one.awaited = update_digest(identity, hashlib.sha256(one.body).digest())
-        sealed = one.sessions.seal(RecordType.UPDATE, write_update(identity, one.body))
-        one.client.publish(one.up_topic, sealed)
+        one.digest = update_digest(identity, hashlib.sha256(one.body).digest())
+        one.message = one.session.seal(RecordType.UPDATE, write_update(identity, one.body))
+        one.sends = 0
+
+    def _send(self, one: _Virtual) -> None:
+        one.sent_seconds = time.monotonic()
+        self._publish(one)
+
+    def _send_again(self, one: _Virtual) -> None:
+        if one.sends % _PACE.unanswered_sends:
+            self._publish(one)
+        elif one.opening is not None:
+            self._open(one)
+        else:
+            self._open_after(one, self._backoff(_PACE.reopen_seconds, 0))
+
+    def _backoff(self, first_seconds: float, tries: int) -> float:
+        most = min(_PACE.most_seconds, first_seconds * 2.0**tries)
+        return float(self._rng.uniform(most / 10, most))
+
+    def _wait_seconds(self, one: _Virtual) -> float:
+        """Until what was just sent is sent again."""
+        if one.opening is not None:
+            wait = self._backoff(_PACE.answer_seconds, one.sends)
+            return max(_PACE.answer_seconds / 2, wait)
+        if not one.sends:
+            return _PACE.repeat_seconds * float(self._rng.uniform(1.0, 1.5))
+        return max(_PACE.answer_seconds, self._backoff(_PACE.answer_seconds, one.sends - 1))
+
+    def _open_after(self, one: _Virtual, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        one.session, one.due_seconds, one.sends, one.reopens = None, math.inf, 0, True
+        self._waiting.discard(one)
+        self._lost.add(one)
+        heapq.heappush(self._later, (at, id(one), one))
+
+    def _publish(self, one: _Virtual) -> None:
+        one.due_seconds = time.monotonic() + self._wait_seconds(one)
+        one.sends += 1
+        if one not in self._lost:
+            self._waiting.add(one)
+        one.client.publish(one.up_topic, one.message)
 
     def _turn(self, timeout_seconds: float) -> None:
         for key, _ in self._selector.select(timeout_seconds):
             self._hear(key.data)
 
-    def _hear(self, one: _Connected) -> None:
-        for topic, payload in one.client.received():
-            if topic in self._announced.topics:
+    def _hear(self, client: MiniClient) -> None:
+        for topic, payload in client.received():
+            one = self._by_topic.get(topic)
+            if one is None:
                 self._announced.hear(topic, payload)
-            else:
-                self._take(one, payload)
+            elif payload[1] == MessageType.SESSION_REPLY:
+                self._take_reply(one, payload)
+            elif payload[1] == MessageType.NO_SESSION:
+                self._take_denial(one, payload)
+            elif one.session is not None and payload[4:12] == one.session.session_id:
+                self._take_record(one, payload)
 
-    def _take(self, one: _Connected, payload: bytes) -> None:
-        if payload[1] == MessageType.SESSION_REPLY:
-            if one.opening is not None:
-                opened = one.opening.accept(payload, 0)
-                one.sessions.install(opened.session)
-                one.opening = None
-                self._announced.learn(opened.group_keys)
-            return
-        received = one.sessions.receive(payload)
+    def _take_reply(self, one: _Virtual, payload: bytes) -> None:
+        if one.opening is None:
+            return  # the same reply, to an open that was sent twice
+        try:
+            opened = one.opening.accept(payload, 0)
+        except WireError:
+            return  # it answers an earlier open
+        one.session, one.opening = opened.session, None
+        self._announced.learn(opened.group_keys)
+        self._opened.append(time.monotonic())
+        if one.digest:
+            self._seal(one)
+            self._publish(one)
+        else:
+            self._waiting.discard(one)
+            self._lost.discard(one)
+
+    def _take_denial(self, one: _Virtual, payload: bytes) -> None:
+        denial = read_no_session(payload)
+        if one.session is not None and denial.session_id == one.session.session_id:
+            soon = self._backoff(_PACE.renew_seconds, 0)
+            self._open_after(one, max(soon, denial.wait_seconds))
+
+    def _take_record(self, one: _Virtual, payload: bytes) -> None:
+        assert one.session is not None
+        received = one.session.open(payload)
         if received.message_type != RecordType.RECEIPT:
-            return  # where it belongs: it stays where it is
+            return
         receipt = decode(Receipt, received.payload)
+        if receipt.digest != one.digest:
+            return
         if receipt.verdict is not Verdict.COUNTED:
             raise RuntimeError(f"an update was not counted: {receipt}")
-        if receipt.digest == one.awaited:
-            one.awaited = b""
-            self._counted += 1
+        one.digest = b""
+        self._waiting.discard(one)
+        if one.reopens:
+            self._reopened.append(time.monotonic())
+            self._lost.discard(one)
+            one.reopens = False
+        self._latencies.append(time.monotonic() - one.sent_seconds)
+
+
+def spread_by_second(moments: Sequence[float]) -> list[int]:
+    """How many fell into each second from 0 on."""
+    if not moments:
+        return []
+    return [int(count) for count in np.bincount(np.asarray(moments, np.int64))]

@@ -5,38 +5,53 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 # Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
+import numpy as np
+
+from aggregator.simulate.intervals import spread
 from benchmarks.attention.execute import execute
-from benchmarks.attention.experiment import Experiment, Outcome
-from benchmarks.attention.pictures import draw_joining, draw_listening
-from benchmarks.attention.rows import BEST, ROWS, TABLES, Row
-from benchmarks.attention.table import (
-    BySeed,
-    joining_table,
-    known_table,
-    main_caption,
-    main_table,
-    validation_table,
+from benchmarks.attention.experiment import (
+    BEST,
+    KINDS,
+    OBSERVED,
+    ROWS,
+    TABLES,
+    Experiment,
+    Outcome,
+    Scores,
 )
+from benchmarks.datasets.air import SUBURBS
+from benchmarks.datasets.vmnist import VARIANTS
 from benchmarks.harness import (
+    BySeed,
+    Cell,
     StoredRuns,
     add_rows,
     add_run_options,
+    against,
+    chosen,
     data_folder,
-    progress_line,
+    finished,
+    markdown_table,
+    mean_of,
     seeds_of,
+    spread_of,
+    spread_text,
     suite_parser,
+    table_of,
 )
+from device_sdk.methods.attention.mixer import AttentionScores
+from examples.attention_picture import Moment, draw_attention
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ARTIFACTS = _ROOT / "out" / "artifacts" / "attention"
-_HOLDS = "mnist, fashion-mnist and beijing-air"
 
 _DESCRIPTION = """\
 Personalised federated learning with the real learners, methods and train graphs: FedAMN, its
@@ -59,20 +74,24 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
-    names = [name.strip() for name in options.rows.split(";")] if options.rows else None
     tables = list(TABLES) if options.table == "all" else [options.table]
-    rows = [r for r in ROWS if r.table in tables and (names is None or r.name in names)]
-    if not rows:
-        known = "; ".join(row.name for row in ROWS if row.table in tables)
-        print(f"--rows: none of {options.rows!r} is known; known are: {known}", file=sys.stderr)
-        return 2
-    store = StoredRuns(options.results, "attention", Outcome)
-    outcomes: dict[str, dict[str, dict[int, Outcome]]] = {table: {} for table in tables}
-    # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-    for seed, row in product(seeds_of(options), rows):
-        outcome = _outcome(row, seed, store, options)
-        if outcome is not None:
-            outcomes[row.table].setdefault(row.name, {})[seed] = outcome
+    rows = chosen(options.rows, [row for row in ROWS if row.table in tables])
+    store = StoredRuns[Experiment, Outcome](options.results, "attention", Outcome)
+
+    def run(experiment: Experiment, progress: Callable[[str], None]) -> Outcome:
+        root = data_folder(options.root, "mnist, fashion-mnist and beijing-air")
+        return execute(experiment, root, options.artifacts, progress)
+
+    # All tables' rows on the first seeds first; then a row's name says its table.
+    asked = (
+        (f"{row.table}: {row.name}", seed, row.make(seed))
+        for seed, row in product(seeds_of(options), rows)
+    )
+    found = finished(asked, store, None if options.table_only else run)
+    outcomes: dict[str, dict[str, BySeed[Outcome]]] = {table: {} for table in tables}
+    for row in rows:
+        if by_seed := found.get(f"{row.table}: {row.name}"):
+            outcomes[row.table][row.name] = by_seed
     for table in tables:
         if not outcomes[table]:
             continue
@@ -91,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _draw(folder: Path, outcomes: Mapping[str, Mapping[str, BySeed]]) -> None:
+def _draw(folder: Path, outcomes: Mapping[str, Outcomes]) -> None:
     """Figure 5 of the first seed that has it, figure 6 of all; says what cannot be drawn."""
     for table in (name for name in ("vmnist", "air") if name in outcomes):
         found = outcomes[table].get(BEST, {})
@@ -105,19 +124,6 @@ def _draw(folder: Path, outcomes: Mapping[str, Mapping[str, BySeed]]) -> None:
         print(f"\npicture: {draw_joining(folder / 'joining.png', outcomes['joining'])}")
     elif "joining" in outcomes:
         print("no picture of joining: no run is stored", file=sys.stderr)
-
-
-def _outcome(
-    row: Row, seed: int, store: StoredRuns[Experiment, Outcome], options: argparse.Namespace
-) -> Outcome | None:
-    experiment = row.make(seed)
-
-    def run() -> Outcome:
-        with progress_line(f"{row.table}, seed {seed}, {row.name}") as progress:
-            root = data_folder(options.root, _HOLDS)
-            return execute(experiment, root, options.artifacts, progress)
-
-    return store.found_or_made(experiment, None if options.table_only else run)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -137,6 +143,186 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
     return parser.parse_args(arguments)
+
+
+# The tables.
+
+Outcomes = Mapping[str, BySeed[Outcome]]
+"""By row's name, by seed."""
+
+
+def _accuracy(one: Outcome) -> float:
+    return 100 * one.best.accuracy
+
+
+def main_table(outcomes: Outcomes) -> str:
+    """Mean and deviation over seeds at the round that validation picks, and what it cost.
+
+    Times are a device's processor time while it trains.
+    """
+
+    def seconds_to(accuracy: float) -> Cell[Outcome]:
+        def cell(name: str, found: BySeed[Outcome]) -> str:
+            times = [one.seconds_to(accuracy) for one in found.values()]
+            reached = [time for time in times if time is not None]
+            if len(reached) < len(times):
+                return "-" if not reached else f"({len(reached)} of {len(times)} seeds)"
+            return f"{fmean(reached):.1f}"
+
+        return cell
+
+    columns: Mapping[str, Cell[Outcome]] = {
+        "accuracy %": spread_of(_accuracy, 2),
+        "macro precision %": spread_of(lambda one: 100 * one.best.precision, 2),
+        f"{BEST} is ahead by": against(outcomes.get(BEST, {}), _accuracy, 2, ahead=True),
+        "s to 70 %": seconds_to(0.7),
+        "s to 80 %": seconds_to(0.8),
+        "kB down": mean_of(lambda one: one.down_bytes / 1000, ",.0f"),
+        "kB up": mean_of(lambda one: one.up_bytes / 1000, ",.0f"),
+        "ms a round": mean_of(lambda one: 1000 * one.round_seconds, ",.0f"),
+    }
+    return table_of(outcomes, columns)
+
+
+def main_caption(every: int) -> str:
+    """What the main table's times and bytes are; ``every``: rounds between evaluations."""
+    return (
+        f"Times are those of the first evaluation at the accuracy or above, one every {every} "
+        "rounds, not interpolated.\n"
+        "Bytes are those of the encoded arrays, without seals and padding."
+    )
+
+
+def joining_accuracies(outcomes: Outcomes) -> dict[str, dict[int, list[float]]]:
+    """Accuracies % at the observed station, one a seed, by method and number of stations."""
+    accuracies: dict[str, dict[int, list[float]]] = {}
+    for name, found in outcomes.items():
+        method, _, count = name.partition(", ")
+        if found:
+            values = [100 * one.by_device[OBSERVED] for one in found.values()]
+            accuracies.setdefault(method, {})[int(count)] = values
+    return accuracies
+
+
+def joining_table(outcomes: Outcomes) -> str:
+    """Accuracy at the observed station: a line a method, a column a number of stations."""
+    found = joining_accuracies(outcomes)
+    counts = sorted({count for by_count in found.values() for count in by_count})
+    lines = [
+        (method, *(spread_text(by_count[c], 2) if c in by_count else "" for c in counts))
+        for method, by_count in found.items()
+    ]
+    headers = (f"accuracy % at {OBSERVED}, stations:", *(str(count) for count in counts))
+    return markdown_table(lines, headers)
+
+
+def known_table(outcomes: Outcomes) -> str:
+    """Accuracy by what devices' pictures show: a line a method, those told apart first."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, by_seed in outcomes.items():
+        method, _, among = name.partition(", ")
+        for kind, devices in KINDS.items():
+            if among not in (kind, "all") or not by_seed:
+                continue
+            line = method if among == "all" else f"{method}, told apart"
+            found.setdefault(line, {})[kind] = [
+                100 * sum(one.by_device[device] for device in devices) / len(devices)
+                for one in by_seed.values()
+            ]
+    lines = [
+        (line, *(spread_text(by_kind[kind], 2) if kind in by_kind else "" for kind in KINDS))
+        for line, by_kind in found.items()
+    ]
+    headers = ("accuracy %", *(f"{len(devices)} with {k}" for k, devices in KINDS.items()))
+    return markdown_table(lines, headers)
+
+
+def validation_table(outcomes: Outcomes) -> str:
+    """Validation accuracy alone, to choose settings by."""
+    columns: Mapping[str, Cell[Outcome]] = {
+        "validation %": spread_of(lambda one: 100 * one.best.validation, 2),
+        "round": mean_of(lambda one: one.best.round_id, ",.0f"),
+    }
+    return table_of(outcomes, columns)
+
+
+# Figures 5 and 6 of papers/fedamn, drawn from stored outcomes; no data set is read.
+
+
+def device_groups(data: str, names: Collection[str]) -> dict[str, str]:
+    """Each device's group, V-MNIST's variant or the city and its suburbs, in the fleet's order.
+
+    A stored outcome names its devices in no order, and has weights in the fleet's.
+    """
+    if data != "vmnist":
+        return {name: "suburbs" if name in SUBURBS else "city" for name in sorted(names)}
+    variant = {name: name.partition(".")[0] for name in names}
+    order: list[str] = list(VARIANTS)
+    return {n: variant[n] for n in sorted(names, key=lambda n: (order.index(variant[n]), n))}
+
+
+def moment_of(scores: Scores, names: Collection[str]) -> Moment:
+    """What a round's scores say of each device; ``names`` in the fleet's order."""
+    senders = tuple(names)
+    return {
+        name: AttentionScores(
+            scores.round_id,
+            senders,
+            np.asarray([weights], np.float32),
+            np.asarray([[share, 1 - share]], np.float32),
+        )
+        for name, weights, share in zip(senders, scores.first, scores.second, strict=True)
+    }
+
+
+def draw_listening(path: Path, data: str, outcome: Outcome) -> Path:
+    """Figure 5: whom each device listens to, in an early round and in the last, group by group.
+
+    Returns the path of the PNG; raises ValueError for an outcome without scores.
+    """
+    if not outcome.scores:
+        raise ValueError("nobody mixes in this run: there are no scores to draw")
+    groups = device_groups(data, outcome.by_device)
+    moments = [moment_of(scores, groups) for scores in outcome.scores]
+    return draw_attention(path, moments, {name: name for name in groups}, groups)
+
+
+def draw_joining(path: Path, outcomes: Outcomes) -> Path:
+    """Figure 6: accuracy at the observed station as others join, a line a method.
+
+    Means over seeds with their deviation; returns the path of the PNG.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    accuracies = joining_accuracies(outcomes)
+    for method, found in accuracies.items():
+        over = {count: spread(values) for count, values in sorted(found.items())}
+        axes.errorbar(
+            list(over),
+            [one.mean for one in over.values()],
+            [np.nan_to_num(one.deviation) for one in over.values()],
+            marker="o",
+            capsize=3,
+            label=method,
+        )
+    axes.set_xticks(sorted({count for found in accuracies.values() for count in found}))
+    axes.set_xlabel("stations that take part")
+    axes.set_ylabel(f"accuracy % at {OBSERVED}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+# Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 
 if __name__ == "__main__":

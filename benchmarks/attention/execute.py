@@ -13,7 +13,7 @@ from sklearn.metrics import precision_score
 
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Method, RoundSummary, rate_at
+from aggregator.methods.method import Method, rate_at
 from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
@@ -23,7 +23,6 @@ from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.local_steps import SampleStream, predict_all
-from device_sdk.methods.state import State
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
@@ -49,14 +48,6 @@ class _Timed(Learner):
         self.seconds += time.thread_time() - began
         return update
 
-    def state(self) -> State:
-        """The learner's."""
-        return self.learner.state()
-
-    def restore(self, state: State) -> None:
-        """The learner's."""
-        self.learner.restore(state)
-
 
 def execute(
     experiment: Experiment, root: Path, artifacts: Path, progress: Callable[[str], None]
@@ -73,18 +64,25 @@ def execute(
     fleet = fleet_of(experiment.data, experiment.seed, root, experiment.devices)
     timed = [_Timed(learner) for learner in _learners(experiment, fleet, artifacts)]
     method = _method(experiment, fleet)
-    falling = FallingRate(method, experiment.decay)
-    channel = HalfChannel(len(timed))
-    simulation = Simulation(falling, timed, np.random.default_rng(0), channel)
+    channel = FallingRate(len(timed), experiment.decay)
+    alone = experiment.method if isinstance(experiment.method, Local) else None
+    simulation = None
+    if method is not None:
+        simulation = Simulation(method, timed, np.random.default_rng(0), channel)
     warm = experiment.method.training.warm_up_rounds if _mixes(experiment) else 0
     curve: list[Point] = []
     scores: list[Scores] = []
     by_device: dict[str, float] = {}
     at_warm = (0.0, 0, 0)
     for round_id in range(1, experiment.rounds + 1):
-        simulation.round()
-        if simulation.failures:
-            raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+        if simulation is not None:
+            simulation.round()
+            if simulation.failures:
+                raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+        elif alone is not None:
+            told = channel.down(Broadcast(round_id, 0, {}, {"learning_rate": alone.learning_rate}))
+            for one in timed:
+                one.train(told)
         seconds = sum(one.seconds for one in timed) / len(timed)
         if round_id == min(warm, experiment.rounds - 1):
             at_warm = (seconds, channel.down_bytes, channel.up_bytes)
@@ -146,16 +144,17 @@ def _learners(experiment: Experiment, fleet: Fleet, artifacts: Path) -> list[Any
     return found
 
 
-def _method(experiment: Experiment, fleet: Fleet) -> Method:
+def _method(experiment: Experiment, fleet: Fleet) -> Method | None:
+    """None where devices share nothing."""
     if isinstance(experiment.method, Local):
-        return LocalMethod(experiment.method)
+        return None
     if isinstance(experiment.method, FedAvgSettings):
         return FedAvgMethod(dict(fleet.parameters(0)), {}, experiment.method)
     return AttentionMethod(fleet.initial, fleet.layouts, experiment.method)
 
 
 def _models(
-    experiment: Experiment, fleet: Fleet, method: Method, learners: list[AnyLearner]
+    experiment: Experiment, fleet: Fleet, method: Method | None, learners: list[AnyLearner]
 ) -> list[Callable[[], Trainer]]:
     """For each device, what sets its trainer to the model that is to be evaluated."""
     if experiment.shows == "personal":
@@ -235,85 +234,22 @@ class LocalLearner(Learner):
             self.trainer.step(self._stream.draw(), hyper={"lr": rate})
         return Update(broadcast.round_id, {})
 
-    def state(self) -> State:
-        """The trainer's."""
-        return self.trainer.state
-
-    def restore(self, state: State) -> None:
-        """Take ``state()`` back."""
-        self.trainer.set_state(state)
-
 
 AnyLearner = AttentionLearner | FedAvgLearner | LocalLearner
 
 
-class LocalMethod(Method):
-    """Counts the devices, and shares nothing."""
-
-    def __init__(self, settings: Local) -> None:
-        self._settings = settings
-        self._round_id = 0
-        self._participants = 0
-
-    def open_round(self, round_id: int) -> Broadcast:
-        """A broadcast that holds the learning rate alone."""
-        self._round_id, self._participants = round_id, 0
-        return Broadcast(round_id, 0, {}, {"learning_rate": self._settings.learning_rate})
-
-    def check(self, update: Update) -> None:
-        """Takes everything: there is nothing in it."""
-
-    def absorb(self, update: Update) -> None:
-        """Counts the device."""
-        self._participants += 1
-
-    def close_round(self) -> RoundSummary:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return RoundSummary(self._round_id, 0, self._participants)
-
-    def state(self) -> State:
-        """The round."""
-        return {"round": np.asarray(self._round_id, dtype=np.int64)}
-
-    def restore(self, state: State) -> None:
-        """Take ``state()`` back."""
-        self._round_id = int(state["round"])
-
-
-class FallingRate(Method):
-    """The method, with ``learning_rate`` times decay^(round - 1) in its broadcasts.
+class FallingRate(HalfChannel):
+    """Broadcasts' ``learning_rate`` times decay^(round - 1) on their way to ``devices``.
 
     All methods fall alike, so that none is ahead because its last steps are quieter.
     """
 
-    bounds = None  # the method has its own
-
-    def __init__(self, method: Method, decay: float) -> None:
-        self._method = method
+    def __init__(self, devices: int, decay: float) -> None:
+        super().__init__(devices)
         self._decay = decay
 
-    def open_round(self, round_id: int) -> Broadcast:
-        """The method's, at this round's rate."""
-        opened = self._method.open_round(round_id)
-        rate = rate_at(float(opened.settings["learning_rate"]), self._decay, round_id)
-        return replace(opened, settings={**opened.settings, "learning_rate": rate})
-
-    def check(self, update: Update) -> None:
-        """The method's."""
-        self._method.check(update)
-
-    def absorb(self, update: Update) -> None:
-        """The method's."""
-        self._method.absorb(update)
-
-    def close_round(self) -> RoundSummary:
-        """The method's."""
-        return self._method.close_round()
-
-    def state(self) -> State:
-        """The method's."""
-        return self._method.state()
-
-    def restore(self, state: State) -> None:
-        """The method's."""
-        self._method.restore(state)
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        """See :class:`HalfChannel`; at this round's rate."""
+        rate = float(broadcast.settings["learning_rate"])
+        settings = {"learning_rate": rate_at(rate, self._decay, broadcast.round_id)}
+        return super().down(replace(broadcast, settings={**broadcast.settings, **settings}))

@@ -12,7 +12,7 @@ import numpy as np
 
 from aggregator.publish.mirror import is_chunk
 from benchmarks.aggregator.fleet import ML1M, Shape
-from benchmarks.cluster.load import RoundSeen, spread_by_second
+from benchmarks.aggregator.load import RoundSeen, spread_by_second
 from benchmarks.cluster.processes import Usage, between
 from benchmarks.cluster.serving import Served, Setup, served
 from benchmarks.harness import key_of

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,11 +17,10 @@ from aggregator.keys.folder import current_descriptor
 from aggregator.store import Store
 from benchmarks.aggregator.broker import running_mosquitto
 from benchmarks.aggregator.fleet import Shape, enrol_directly, make_bench_home, scatter_body
-from benchmarks.cluster.load import MultiplexedLoad
+from benchmarks.aggregator.load import Load
+from benchmarks.aggregator.serving import running_aggregator
 from benchmarks.cluster.processes import Meter
 
-_START_SECONDS = 180.0
-_STOP_SECONDS = 120.0
 _BODIES = 64
 _DAY_SECONDS = 86_400
 
@@ -47,7 +43,7 @@ class Setup:
 class Served:
     """A load whose devices have no sessions yet. ``store`` is for looking."""
 
-    load: MultiplexedLoad
+    load: Load
     meter: Meter
     store: Store
 
@@ -92,17 +88,14 @@ def served(
         store = home.open_store()
         stack.callback(store.database.close)
         log = folder / "serve.log"
-        process = stack.enter_context(_serving(home, setup, log))
-        try:
-            bodies = [scatter_body(rng, shape) for _ in range(_BODIES)]
-            load = MultiplexedLoad(
-                broker.port, fleet, bodies, descriptor, connections=connections, window=window
-            )
-            with closing(load):
-                yield Served(load, Meter(process.pid, broker.pid, server), store)
-        except Exception as error:
-            error.add_note(f"serve's log: {log.read_text()[-3000:]}")
-            raise
+        options = ("--plain", "--cluster", "ray", "--local") if setup.workers else ()
+        process = stack.enter_context(
+            running_aggregator(home, log, options, connections=1 + setup.workers)
+        )
+        bodies = [scatter_body(rng, shape) for _ in range(_BODIES)]
+        load = Load(broker.port, fleet, bodies, descriptor, connections=connections, window=window)
+        with closing(load):
+            yield Served(load, Meter(process.pid, broker.pid, server), store)
 
 
 def _settings(setup: Setup, devices: int, url: str | None) -> str:
@@ -112,29 +105,6 @@ def _settings(setup: Setup, devices: int, url: str | None) -> str:
     if url:
         lines.append(f'store = "{url}"')
     return "\n".join(lines)
-
-
-@contextmanager
-def _serving(home: AggregatorHome, setup: Setup, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "aggregator.cli", "serve", "--home", str(home.folder)]
-    if setup.workers:
-        command += ["--plain", "--cluster", "ray", "--local"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
-    try:
-        until = time.monotonic() + _START_SECONDS
-        while log.read_bytes().count(b"connected to") < 1 + setup.workers:
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"the aggregator did not come up: {log.read_text()}")
-            time.sleep(0.1)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 
+from aggregator.simulate.intervals import paired_difference, spread
 from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
-from benchmarks.distill.execute import execute
-from benchmarks.distill.experiment import Experiment, Outcome
-from benchmarks.distill.fleet import ArtifactShelf, click_fields
-from benchmarks.distill.presets import HARDER_ROWS, ROWS, Row
-from benchmarks.distill.table import (
-    cost_table,
-    device_table,
-    harder_table,
-    quality_table,
-    verdict,
+from benchmarks.distill.experiment import (
+    AFD,
+    BASELINE,
+    GLOBAL,
+    HARDER_ROWS,
+    PAPER,
+    ROWS,
+    Experiment,
+    Outcome,
+    PaperFigures,
 )
+from benchmarks.distill.fleet import ArtifactShelf, click_fields, execute
 from benchmarks.harness import (
+    BySeed,
+    Cell,
     StoredRuns,
     add_rows,
     add_run_options,
-    progress_line,
+    chosen,
+    finished,
+    listed,
+    mean_of,
     seeds_of,
+    spread_of,
     suite_parser,
+    table_of,
 )
+from benchmarks.recommendation.click_metrics import ClickQuality
 
 _DESCRIPTION = """\
 Four devices with unequal shares of MovieLens 1M's users predict clicks and teach one another by
@@ -47,39 +56,28 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
-    options = _parse(arguments)
-    names = [name.strip() for name in options.rows.split(";")] if options.rows else None
-    rows = [row for row in ROWS if names is None or row.name in names]
-    if names is not None and len(rows) != len(set(names)):
-        known = "; ".join(row.name for row in ROWS)
-        print(f"--rows: unknown name among {options.rows!r}; known are: {known}", file=sys.stderr)
-        return 2
+    parser = suite_parser("distill", _DESCRIPTION, _EXAMPLES + listed(ROWS))
+    add_rows(parser)
+    add_run_options(parser)
+    options = parser.parse_args(arguments)
+    rows = chosen(options.rows, ROWS)
+    asked = ((row.name, seed, row.make(seed)) for seed, row in product(seeds_of(options), rows))
+    store = StoredRuns[Experiment, Outcome](options.results, "distill", Outcome)
     with tempfile.TemporaryDirectory(prefix="tessera-distill-") as folder:
+
+        @cache
+        def loaded(settings: ClickSettings) -> tuple[Clicks, ArtifactShelf]:
+            clicks = load_clicks(options.root or data_root(), settings)
+            return clicks, ArtifactShelf(Path(folder), click_fields(clicks.sizes))
+
+        def run(experiment: Experiment, progress: Callable[[str], None]) -> Outcome:
+            return execute(experiment, *loaded(experiment.data), progress)
+
         try:
-            outcomes = _outcomes(options, rows, _Runner(options.root, Path(folder)))
+            outcomes = finished(asked, store, None if options.table_only else run)
         except FileNotFoundError as error:
-            print(f"{error}", file=sys.stderr)
+            print(error, file=sys.stderr)
             return 2
-    _report(outcomes)
-    return 0
-
-
-def _outcomes(
-    options: argparse.Namespace, rows: Sequence[Row], runner: _Runner
-) -> dict[str, dict[int, Outcome]]:
-    store = StoredRuns(options.results, "distill", Outcome)
-    outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
-    # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-    for seed, row in product(seeds_of(options), rows):
-        experiment = row.make(seed)
-        run = partial(runner.run, experiment, f"seed {seed}, {row.name}")
-        outcome = store.found_or_made(experiment, None if options.table_only else run)
-        if outcome is not None:
-            outcomes[row.name][seed] = outcome
-    return outcomes
-
-
-def _report(outcomes: dict[str, dict[int, Outcome]]) -> None:
     harder = {row.name for row in HARDER_ROWS}
     fleet = {name: found for name, found in outcomes.items() if name not in harder}
     print("\nAll devices' test samples; in brackets the paper's figure\n")
@@ -92,36 +90,210 @@ def _report(outcomes: dict[str, dict[int, Outcome]]) -> None:
     print(harder_table(outcomes))
     print()
     print(verdict(outcomes))
+    return 0
 
 
-class _Runner:
-    """Loads the data once, when the first run needs them; exports artifacts into ``folder``."""
+# The tables: a line a row, the paper's figures in brackets beside ours.
 
-    def __init__(self, root: Path | None, folder: Path) -> None:
-        self._root = root
-        self._folder = folder
-        self._loaded: dict[ClickSettings, tuple[Clicks, ArtifactShelf]] = {}
-
-    def run(self, experiment: Experiment, label: str) -> Outcome:
-        """Carry out one experiment, with its progress on standard error."""
-        if experiment.data not in self._loaded:
-            clicks = load_clicks(self._root or data_root(), experiment.data)
-            shelf = ArtifactShelf(self._folder, click_fields(clicks.sizes))
-            self._loaded = {experiment.data: (clicks, shelf)}
-        clicks, shelf = self._loaded[experiment.data]
-        with progress_line(label) as progress:
-            return execute(experiment, clicks, shelf, progress)
+Outcomes = Mapping[str, BySeed[Outcome]]
+Measure = Callable[[ClickQuality], float]
+_NOTHING = PaperFigures()
+_BYTES_ROW = "FedAvg, Wide & Deep"
+_MEASURES: Mapping[str, Measure] = {
+    "ACC": lambda quality: quality.accuracy,
+    "AUC": lambda quality: quality.auc,
+    "NDCG@5": lambda quality: quality.ndcg,
+    "MAE": lambda quality: quality.mae,
+}
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = suite_parser(
-        "distill",
-        _DESCRIPTION,
-        _EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:24} {r.shows}" for r in ROWS),
+def quality_table(outcomes: Outcomes) -> str:
+    """ACC, AUC, NDCG@5 and MAE over all devices' test samples, mean and deviation over seeds."""
+    printed: Mapping[str, Callable[[PaperFigures], float | None]] = {
+        "ACC": lambda paper: paper.accuracy,
+        "AUC": lambda paper: paper.auc,
+        "NDCG@5": lambda paper: paper.ndcg,
+        "MAE": lambda paper: paper.mae,
+    }
+    columns = {
+        title: _beside(spread_of(_of(read)), printed[title]) for title, read in _MEASURES.items()
+    }
+    return table_of(outcomes, {**columns, "round": mean_of(lambda one: one.best.round_id, ".1f")})
+
+
+def device_table(outcomes: Outcomes) -> str:
+    """Each measure of each device, mean over seeds: two tables, each as wide as a terminal."""
+    first = next((one for found in outcomes.values() for one in found.values()), None)
+    devices = [] if first is None else [name for name in first.best.quality if name != GLOBAL]
+
+    def cell(title: str, place: int, device: str) -> Cell[Outcome]:
+        def printed(paper: PaperFigures) -> float | None:
+            return paper.by_device[place] if title == "MAE" and paper.by_device else None
+
+        return _beside(mean_of(_of(_MEASURES[title], device), ".3f"), printed)
+
+    return "\n\n".join(
+        table_of(
+            outcomes,
+            {
+                f"{title} {device}": cell(title, place, device)
+                for title in titles
+                for place, device in enumerate(devices)
+            },
+            seeds=False,
+        )
+        for titles in (("MAE", "AUC"), ("ACC", "NDCG@5"))
     )
-    add_rows(parser)
-    add_run_options(parser)
-    return parser.parse_args(arguments)
+
+
+def cost_table(outcomes: Outcomes) -> str:
+    """Training time to FD's validation loss, and bytes of a round.
+
+    FD's loss is that of the round which validation picks. Times are processor seconds of a device;
+    the ratio is taken seed by seed. Rows without an exchange have no bytes.
+    """
+    base = outcomes.get(BASELINE, {})
+
+    def sent(read: Callable[[Outcome], float]) -> Cell[Outcome]:
+        return lambda name, found: "" if name in _APART else mean_of(read, ",.0f")(name, found)
+
+    columns: Mapping[str, Cell[Outcome]] = {
+        f"s to {BASELINE}'s loss": lambda name, found: _time_to(found, base)[0],
+        f"of {BASELINE}'s time": lambda name, found: _time_to(found, base)[1],
+        f"rounds to {BASELINE}'s loss": lambda name, found: _time_to(found, base)[2],
+        "in the paper": lambda name, found: _paper_time(name),
+        "s a round": mean_of(lambda one: one.curve[-1].seconds / len(one.curve), ".2f"),
+        "bytes up": sent(lambda one: one.up_bytes),
+        "bytes down": sent(lambda one: one.down_bytes),
+        "parameters": mean_of(lambda one: one.parameters, ",.0f"),
+        "switched": lambda name, found: _switches(found),
+    }
+    return table_of(outcomes, columns, seeds=False)
+
+
+def harder_table(outcomes: Outcomes) -> str:
+    """What harder conditions change against AFD's own run of the seed, over the same devices."""
+    base = outcomes.get(AFD, {})
+    harder = {
+        name: {seed: one for seed, one in found.items() if seed in base}
+        for name, found in outcomes.items()
+        if name.startswith(f"{AFD}, ")
+    }
+
+    def points(read: Measure) -> Cell[Outcome]:
+        def cell(name: str, found: BySeed[Outcome]) -> str:
+            honest = [one for one in next(iter(found.values())).best.quality if one != GLOBAL]
+            ours, theirs = (
+                [
+                    sum(read(one[seed].best.quality[d]) for d in honest) / len(honest)
+                    for seed in found
+                ]
+                for one in (found, base)
+            )
+            return f"{100 * paired_difference(ours, theirs).mean:+.2f} points"
+
+        return cell
+
+    columns = {title: points(read) for title, read in _MEASURES.items()}
+    return "Against AFD, mean of honest devices\n\n" + table_of(
+        harder, {**columns, "bytes up": mean_of(lambda one: one.up_bytes, ",.0f")}
+    )
+
+
+def verdict(outcomes: Outcomes) -> str:
+    """The targets, each with what was measured."""
+    base, best = outcomes.get(BASELINE, {}), outcomes.get(AFD, {})
+    shared = sorted(set(base) & set(best))
+    if not shared:
+        return f"no verdict without runs of {AFD} and {BASELINE} on the same seeds"
+    lines = []
+    for title, read in (("AUC", _MEASURES["AUC"]), ("NDCG@5", _MEASURES["NDCG@5"])):
+        ours = [read(best[seed].best.quality[GLOBAL]) for seed in shared]
+        theirs = [read(base[seed].best.quality[GLOBAL]) for seed in shared]
+        found = paired_difference(ours, theirs)
+        noise = max(spread(ours).deviation, spread(theirs).deviation)
+        lines.append(
+            f"{AFD} ahead of {BASELINE} in {title}: {found.mean:+.4f} (seed spread {noise:.4f})"
+        )
+    models = outcomes.get(_BYTES_ROW, {})
+    if models:
+        ours_up = sum(one.up_bytes for one in best.values()) / len(best)
+        ours_down = sum(one.down_bytes for one in best.values()) / len(best)
+        theirs_up = sum(one.up_bytes for one in models.values()) / len(models)
+        theirs_down = sum(one.down_bytes for one in models.values()) / len(models)
+        lines.append(
+            f"bytes below {_BYTES_ROW}: {theirs_up / ours_up:.0f} times up, "
+            f"{theirs_down / ours_down:.0f} times down, "
+            f"{(theirs_up + theirs_down) / (ours_up + ours_down):.0f} times both"
+        )
+    return "\n".join(lines)
+
+
+def _exchanges(experiment: Experiment) -> bool:
+    """Whether devices learn from one another; where not, what they send is of no use."""
+    if experiment.method == "teacher_logits":
+        told = experiment.training
+        return told.beta > 0 or (told.divergence and told.alpha + told.beta < 1)
+    if experiment.prototypes is not None:
+        return experiment.prototypes.training.pull > 0
+    return experiment.method == "fedavg"
+
+
+_APART = frozenset(row.name for row in ROWS if not _exchanges(row.make(0)))
+"""Rows without an exchange: they cost no bytes, whatever the simulated channel counts."""
+
+
+def _of(read: Measure, device: str = GLOBAL) -> Callable[[Outcome], float]:
+    """A measure in the round that validation picks."""
+    return lambda one: read(one.best.quality[device])
+
+
+def _beside(cell: Cell[Outcome], printed: Callable[[PaperFigures], float | None]) -> Cell[Outcome]:
+    """With the paper's figure in brackets where there is one."""
+
+    def both(name: str, found: BySeed[Outcome]) -> str:
+        paper = printed(PAPER.get(name, _NOTHING))
+        return cell(name, found) + ("" if paper is None else f" ({paper:.2f})")
+
+    return both
+
+
+def _time_to(by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> tuple[str, str, str]:
+    """Seconds, their ratio to the baseline's, and rounds; how many seeds never got there."""
+    times, ratios, rounds, missed = [], [], [], 0
+    for seed in sorted(set(by_seed) & set(base)):
+        wanted = base[seed].best.validation_loss
+        found, reference = by_seed[seed].seconds_to(wanted), base[seed].seconds_to(wanted)
+        number = by_seed[seed].rounds_to(wanted)
+        if found is None or reference is None or number is None:
+            missed += 1
+            continue
+        times.append(found)
+        ratios.append(found / reference)
+        rounds.append(number)
+    if not times:
+        return ("never" if missed else ""), "", ""
+    note = f" ({missed} never)" if missed else ""
+    return _mean(times, ".1f") + note, _mean(ratios, ".2f"), _mean(rounds, ".1f")
+
+
+def _paper_time(name: str) -> str:
+    """Of the baseline's, for as many iterations."""
+    ours, base = (PAPER.get(each, _NOTHING).minutes for each in (name, BASELINE))
+    return f"{ours / base:.2f}" if ours is not None and base is not None else ""
+
+
+def _switches(by_seed: Mapping[int, Outcome]) -> str:
+    """The first round after which all devices' segmented optimizers took plain steps."""
+    rounds = [
+        next((p.round_id for p in one.curve if p.switched == 1), None) for one in by_seed.values()
+    ]
+    found = [number for number in rounds if number is not None]
+    return f"round {_mean(found, '.1f')}" if found else ""
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    return format(sum(values) / len(values), form) if values else ""
 
 
 if __name__ == "__main__":

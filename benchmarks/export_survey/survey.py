@@ -9,20 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import select
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from benchmarks.export_survey.subject import Subject
-from benchmarks.harness import key_of
+from benchmarks.harness import AnswerError, Answering, key_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, TORCH, BEFORE = "ours", "torch", "before"
@@ -193,65 +190,33 @@ def _trained(
         for name, (checkout, arguments) in contenders.items():
             environment = processes.enter_context(_environment(checkout))
             contender = Contender(arguments, environment, settings.limit_seconds)
-            opened[name] = processes.enter_context(contender)
+            opened[name] = processes.enter_context(closing(contender))
         return "", by_turns(opened, settings.turn_seconds)
-    except ContenderError as error:
+    except AnswerError as error:
         return str(error), {}
 
 
-class ContenderError(RuntimeError):
-    """A contender ended, or did not answer in time."""
-
-
 class Contender:
-    """A process of :mod:`contender`; it ends with the block."""
+    """A process of :mod:`contender`."""
 
     def __init__(
         self, arguments: tuple[str, ...], environment: Mapping[str, str], limit_seconds: float
     ) -> None:
-        self._named = " ".join(arguments[:2])
-        self._limit = limit_seconds
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-        self._process = subprocess.Popen(
+        self._process = Answering(
+            " ".join(arguments[:2]),
             [*_PYTHON, "benchmarks.export_survey.contender", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env=environment, cwd=tempfile.gettempdir(),
-        )  # fmt: skip
-        self.first = self._answer()
+            environment=environment,
+            cwd=Path(tempfile.gettempdir()),
+            limit_seconds=limit_seconds,
+        )
+        self.first: float = self._process.first["seconds"]
         """Seconds of opening and the first step."""
         self.peak_mib = 0.0
-
-    def __enter__(self) -> Contender:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
+        self.close = self._process.close
 
     def seconds(self, steps: int) -> float:
-        """Train so many steps; returns the seconds that they took."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n".encode())
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> float:
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], self._limit)
-        line = self._process.stdout.readline() if ready else b""
-        if not line:
-            self._process.kill()
-            self._process.wait()
-            self._errors.seek(0)
-            why = self._errors.read()[-2000:] if ready else f"no answer in {self._limit:.0f} s"
-            raise ContenderError(f"{self._named}: {why}")
-        answer: dict[str, Any] = json.loads(line)
+        """Train so many steps; returns the seconds that they took. Raises AnswerError."""
+        answer = self._process.ask(str(steps))
         self.peak_mib = float(answer["peak_bytes"]) / 2**20
         return float(answer["seconds"])
 

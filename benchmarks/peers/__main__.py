@@ -19,8 +19,7 @@ from benchmarks.harness import (
     progress_line,
     suite_parser,
 )
-from benchmarks.peers.compare import Comparison, Measured, table
-from benchmarks.peers.processes import Peer, Row, install, started
+from benchmarks.peers.compare import Comparison, Measured, Peer, Row, install, started, table
 from benchmarks.peers.record import record
 from benchmarks.recommendation.split import load_split
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import key_of, markdown_table
+from benchmarks.harness import Answering, key_of, markdown_table
 
 TOLERANCE = 1e-4
 """Of a framework's result, as a share of how far the values moved. Sums of float32 in another order
@@ -147,3 +154,115 @@ def _line(name: str, devices: int, costs: Costs) -> tuple[str, ...]:
         f"{costs.peak_bytes / 1e6:,.0f}",
         f"{max(costs.errors.values()):.0e}",
     )
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PINS = Path(__file__).with_name("requirements")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One framework's way of running rounds.
+
+    Attributes:
+        name: in the table.
+        module: of this package; takes the workload's path and then ``arguments``.
+        arguments: ``{temporary}`` in one stands for a folder that is removed afterwards.
+        environment: names the file of pins and the environment; empty for Tessera's own.
+        by_turns: whether it rests while others have their turn. One that does not is measured by
+            itself.
+    """
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    environment: str = ""
+    by_turns: bool = True
+
+
+class Peer:
+    """The row's process; it has read the workload."""
+
+    def __init__(self, row: Row, workload: Path, environments: Path, temporary: Path) -> None:
+        python = _python(row.environment, environments)
+        arguments = [one.format(temporary=temporary) for one in row.arguments]
+        command = [str(python), "-m", f"benchmarks.peers.{row.module}", str(workload), *arguments]
+        self._process = Answering(row.name, command, environment=_environment(temporary), cwd=_ROOT)
+        told = self._process.first
+        self._versions = {**told["versions"], "python": told["python"]}
+        self._rounds: list[Round] = []
+        self.close = self._process.close
+
+    def round(self) -> Round:
+        """Run the next round. Raises SystemExit with what the process said when it fails."""
+        self._rounds.append(Round(**self._process.ask("round")))
+        return self._rounds[-1]
+
+    def end(self) -> Costs:
+        """What all of them cost; the process then ends by itself."""
+        found = self._process.ask("end")
+        return Costs(self._versions, tuple(self._rounds), found["errors"], found["peak_bytes"])
+
+
+@contextlib.contextmanager
+def started(row: Row, workload: Path, environments: Path) -> Iterator[Peer]:
+    """The row's process, ended with the block, and what it wrote removed."""
+    # Ray makes sockets below it, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="peer-", ignore_cleanup_errors=True) as folder:
+        peer = Peer(row, workload, environments, Path(folder))
+        try:
+            yield peer
+        finally:
+            peer.close()
+
+
+def install(rows: Sequence[Row], environments: Path) -> None:
+    """Make the environments that the rows need, or make them anew where pins have changed."""
+    for name in dict.fromkeys(row.environment for row in rows if row.environment):
+        pins = _PINS / f"{name}.txt"
+        python = _python(name, environments)
+        stamp = environments / f".venv-{name}" / ".installed"
+        if stamp.exists() and stamp.read_text(encoding="utf-8") == pins.read_text(encoding="utf-8"):
+            continue
+        print(f"installing {pins} into {stamp.parent}", file=sys.stderr, flush=True)
+        venv.create(stamp.parent, with_pip=True, clear=True)
+        # Every package is pinned, so that nothing is left to choose.
+        command = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-cache-dir",
+            "--no-deps",
+            "-r",
+            str(pins),
+        ]
+        kept = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+        subprocess.run(command, check=True, env=kept)
+        stamp.write_text(pins.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def _python(environment: str, environments: Path) -> Path:
+    if not environment:
+        return Path(sys.executable)
+    folder = environments / f".venv-{environment}"
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def _environment(temporary: Path) -> dict[str, str]:
+    home = temporary / "home"
+    home.mkdir(exist_ok=True)
+    return {
+        **os.environ,
+        "PYTHONPATH": str(_ROOT),
+        # One thread for NumPy everywhere; JAX and Ray take the cores that they find.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "ORT_DISABLE_TELEMETRY": "1",
+        "HOME": str(home),
+        "FLWR_HOME": str(home / "flower"),
+    }

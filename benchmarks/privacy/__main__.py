@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import product
+from statistics import fmean
 
 from benchmarks.harness import (
+    BySeed,
+    Cell,
     StoredRuns,
     add_rows,
     add_run_options,
+    against,
+    chosen,
     data_folder,
-    named,
-    progress_line,
+    finished,
+    markdown_table,
+    mean_of,
     seeds_of,
     suite_parser,
+    table_of,
 )
+from benchmarks.privacy.attack import Judgement
 from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import ROWS, Outcome, Run, run_of
-from benchmarks.privacy.table import attack_table, joining_table
+from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
 from benchmarks.recommendation.split import LeaveOneOut, load_split_of
-from benchmarks.scatter.cost import open_step
+from benchmarks.scatter.execute import open_step
 from device_sdk.methods.scatter.factor_step import FactorStep
 
 _DESCRIPTION = """\
@@ -37,19 +43,27 @@ what is there.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
-    options = _parse(arguments)
-    names = named(options.rows, [row.name for row in ROWS])
-    rows = [row for row in ROWS if row.name in names]
-    store = StoredRuns(options.results, "privacy", Outcome)
-    runner = _Runner(options)
-    outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
-    # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-    for seed, row in product(seeds_of(options), rows):
-        run = run_of(row, seed, options.epochs)
-        make = None if options.table_only else partial(runner.run, run, f"seed {seed}, {row.name}")
-        outcome = store.found_or_made(run, make)
-        if outcome is not None:
-            outcomes[row.name][seed] = outcome
+    told = "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS)
+    parser = suite_parser("privacy", _DESCRIPTION, f"rows:\n{told}")
+    add_rows(parser)
+    add_run_options(parser, seeds=3)
+    parser.add_argument("--epochs", type=int, default=20, help="passes of BPR (20)")
+    options = parser.parse_args(arguments)
+
+    @cache
+    def loaded() -> tuple[LeaveOneOut, FactorStep]:
+        root = data_folder(options.root, "ml-100k/leave_one_out")
+        return load_split_of(root, "ml-100k", "validation"), open_step(None)
+
+    def run(one: Run, progress: Callable[[str], None]) -> Outcome:
+        return execute(one, *loaded(), progress)
+
+    asked = (
+        (row.name, seed, run_of(row, seed, options.epochs))
+        for seed, row in product(seeds_of(options), chosen(options.rows, ROWS))
+    )
+    store = StoredRuns[Run, Outcome](options.results, "privacy", Outcome)
+    outcomes = finished(asked, store, None if options.table_only else run)
     print(f"\nML-100K, validation items, BPR {options.epochs} passes; precision / recall / AUC\n")
     print(attack_table(outcomes))
     print("\nthe first update sent by a device that joins the trained fleet\n")
@@ -57,34 +71,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Runner:
-    """Loads the data and the train graph once, when the first run needs them."""
+# The tables.
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
-        self._loaded: tuple[LeaveOneOut, FactorStep] | None = None
-
-    def run(self, run: Run, label: str) -> Outcome:
-        """Carry out one run, with its progress on standard error."""
-        if self._loaded is None:
-            root = data_folder(self._options.root, "ml-100k/leave_one_out")
-            split = load_split_of(root, "ml-100k", "validation")
-            self._loaded = (split, open_step(None))
-        split, step = self._loaded
-        with progress_line(label) as progress:
-            return execute(run, split, step, progress)
+Outcomes = Mapping[str, BySeed[Outcome]]
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = suite_parser(
-        "privacy",
-        _DESCRIPTION,
-        "rows:\n" + "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS),
-    )
-    add_rows(parser)
-    add_run_options(parser, seeds=3)
-    parser.add_argument("--epochs", type=int, default=20, help="passes of BPR (20)")
-    return parser.parse_args(arguments)
+def attack_table(outcomes: Outcomes) -> str:
+    """Accuracy beside precision / recall / AUC of each attack, means over seeds by row's name."""
+    columns: Mapping[str, Cell[Outcome]] = {
+        "HR@10": mean_of(lambda one: one.hit_ratio),
+        f"against {DEFAULT!r}": against(outcomes.get(DEFAULT, {}), lambda one: one.hit_ratio),
+        "rows up": mean_of(lambda one: one.update_rows, ".0f"),
+        "first update, by size": lambda name, found: _judged(lambda one: one.first_by_size, found),
+        "first update, learned": lambda name, found: _judged(lambda one: one.first, found),
+        "last update, learned": lambda name, found: _judged(lambda one: one.last, found),
+        "all updates, learned": lambda name, found: _judged(lambda one: one.every, found),
+    }
+    return table_of(outcomes, columns)
+
+
+def joining_table(outcomes: Outcomes) -> str:
+    """The attacks on devices that join a trained fleet, by the rounds that they trained before."""
+    lines = []
+    for name, found in outcomes.items():
+        rounds = next(iter(found.values())).joined if found else {}
+        for silent in rounds:
+            lines.append(
+                (
+                    name,
+                    silent,
+                    _judged(lambda one, key=silent: one.joined_by_size[key], found),  # type: ignore[misc]
+                    _judged(lambda one, key=silent: one.joined[key], found),  # type: ignore[misc]
+                )
+            )
+    return markdown_table(lines, ("devices", "rounds in silence", "by size", "learned"))
+
+
+def _judged(part: Callable[[Outcome], Judgement], found: BySeed[Outcome]) -> str:
+    judged = [part(one) for one in found.values()]
+    parts = [[one.precision for one in judged], [one.recall for one in judged]]
+    ranked = [one.auc for one in judged if one.auc is not None]
+    return " / ".join(f"{fmean(part):.3f}" for part in (*parts, ranked) if part)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ from aggregator.methods.scatter import initial_items
 from aggregator.simulate.engine import Simulation, device_name
 from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.channels import ScatterChannel
-from benchmarks.privacy.attack import Victim, by_learning, by_size
+from benchmarks.privacy.attack import CuriousMethod, Sighting, Victim, by_learning, by_size
 from benchmarks.privacy.experiment import Outcome, Run
-from benchmarks.privacy.sighting import CuriousMethod, Sighting
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.execute import vectors
-from device_sdk.methods.learner import Learner, State
+from device_sdk.methods.learner import Learner
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -169,11 +168,3 @@ class DisguisedLearner(Learner):
             noise = self._rng.standard_normal(values.shape) / np.sqrt(values.shape[1])
             values = values + self._run.noise_multiple * lengths * noise
         return replace(update, tensors={**update.tensors, "values": values.astype(np.float32)})
-
-    def state(self) -> State:
-        """The inner learner's."""
-        return self._learner.state()
-
-    def restore(self, state: State) -> None:
-        """Give the inner learner its state back."""
-        self._learner.restore(state)

@@ -8,8 +8,7 @@ from typing import Literal
 
 from benchmarks.harness import key_of
 from benchmarks.privacy.attack import Judgement
-from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.presets import least_squares, preset
+from benchmarks.scatter.experiment import Experiment, least_squares, preset
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.methods.scatter.triples import PoolSettings
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import add_run_options, named, seeds_of, suite_parser
-from benchmarks.robust import scatter
+from benchmarks.robust import clicks, scatter
 from benchmarks.robust.attacks import ATTACKS, SHARES, SINGLE
-from benchmarks.robust.clicks import suite as clicks
 from benchmarks.robust.suite import Option, Selection, Suite
 
 _METHODS: Mapping[str, tuple[str, Sequence[Option]]] = {
@@ -69,21 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="tessera-robust-") as folder:
         for method in methods:
             suite = _suite(method, options, Path(folder))
+            found = suite.found(
+                selection,
+                options.results,
+                single=options.one_device,
+                table_only=options.table_only,
+            )
+            print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
             if options.one_device:
-                one = suite.found_single(selection, options.results, table_only=options.table_only)
-                print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
-                print("one device sends any value in every round\n")
-                print(suite.single_table(one))
-                continue
-            found = suite.found(selection, options.results, table_only=options.table_only)
-            if options.against:
-                before = suite.found(selection, options.against, table_only=True)
-                print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
-                for table in suite.difference_tables(found, before):
-                    print(f"\n{table}")
+                print(f"one device sends any value in every round\n\n{suite.single_table(found)}")
                 continue
             shown = [one.name for one in suite.options if one.name in selection.options]
-            print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
             for table in suite.tables(found, shown):
                 print(f"\n{table}")
     return 0
@@ -91,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _suite(method: str, options: argparse.Namespace, folder: Path) -> Suite[Any, Any]:
     if method == "scatter":
-        return scatter.ScatterSuite(options.root, options.artifact, everyone=options.everyone)
+        return scatter.ScatterSuite(options.root, options.artifact)
     return clicks.ClickSuite("fedavg" if method == "fedavg" else "logits", options.root, folder)
 
 
@@ -110,9 +105,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="one device in every round sends any value: what a task's default limits leave of it",
     )
-    parser.add_argument(
-        "--everyone", action="store_true", help="scatter: all devices take part in each round"
-    )
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     parser.add_argument("--options", help="names of defences, separated by semicolons")
     parser.add_argument(
@@ -125,12 +117,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add_run_options(parser, seeds=1)
     parser.add_argument("--epochs", type=int, default=0, help="fewer passes, for a quick look")
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="RESULTS",
-        help="print the difference from the same runs of another tree, stored there by --results",
-    )
     parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
     return parser.parse_args(arguments)
 

@@ -84,14 +84,6 @@ class AnyValue(Learner):
         claims = {"samples": _MOST_CLAIMED} if "samples" in update.metadata else {}
         return replace(update, tensors=tensors, metadata={**update.metadata, **claims})
 
-    def state(self) -> State:
-        """That of the honest learner."""
-        return self._honest.state()
-
-    def restore(self, state: State) -> None:
-        """See :class:`device_sdk.methods.learner.Learner`."""
-        self._honest.restore(state)
-
     def _opposite(self, array: NDArray[Any]) -> NDArray[Any]:
         if array.dtype != np.float32:
             return array

@@ -28,19 +28,21 @@ from benchmarks.robust.attacks import (
     noise_like,
     unpopular_item,
 )
-from benchmarks.robust.suite import Option, SplitKind, Suite, Trial, changed
-from benchmarks.robust.table import (
+from benchmarks.robust.suite import (
     DEFAULT,
     UNPROTECTED,
     Found,
+    Option,
+    SplitKind,
+    Suite,
+    Trial,
     change_table,
-    difference_table,
+    changed,
     promotion_table,
     single_table,
 )
-from benchmarks.scatter.cost import open_step
-from benchmarks.scatter.experiment import Experiment
-from benchmarks.scatter.presets import preset, unequal
+from benchmarks.scatter.execute import open_step
+from benchmarks.scatter.experiment import Experiment, preset, unequal
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
@@ -105,14 +107,6 @@ class HostileLearner(Learner):
             strength = np.float32(1.0) if self._attack == "patient" else STRENGTH
             tensors = self._promoting(update.tensors, broadcast.tensors["items"], strength)
         return replace(update, tensors=tensors)
-
-    def state(self) -> State:
-        """That of the honest learner."""
-        return self._honest.state()
-
-    def restore(self, state: State) -> None:
-        """See :class:`device_sdk.methods.learner.Learner`."""
-        self._honest.restore(state)
 
     def _promoting(
         self, tensors: State, items: NDArray[Any], strength: np.float32
@@ -211,8 +205,6 @@ def exposure(users: Floats, items: Floats, split: LeaveOneOut, item: int, n: int
 
 RECOMMENDED = "guarded"
 _DATA = "ml-100k"
-_RATE_OF_ALL = 0.05
-"""Of the server, where a pass is a single round."""
 
 OPTIONS = (
     Option(UNPROTECTED, "no protection", lambda base: base),
@@ -247,7 +239,6 @@ class ScatterSuite(Suite[Experiment, Outcome]):
     Args:
         root: the data folder; None for the default one.
         artifact: another factorisation artifact's folder.
-        everyone: whether all devices take part in each round.
     """
 
     options = OPTIONS
@@ -255,20 +246,15 @@ class ScatterSuite(Suite[Experiment, Outcome]):
     devices = 943
     outcome = Outcome
 
-    def __init__(self, root: Path | None, artifact: Path | None, *, everyone: bool = False) -> None:
+    def __init__(self, root: Path | None, artifact: Path | None) -> None:
         self._root = root
-        self._everyone = everyone
         self._artifact = artifact
         self._splits: dict[SplitKind, LeaveOneOut] = {}
         self._step: FactorStep | None = None
 
     def experiment(self, split: SplitKind, seed: int, option: Option, rounds: int) -> Experiment:
         """See :func:`base_experiment`."""
-        found = base_experiment(split, seed, option, rounds)
-        if not self._everyone:
-            return found
-        optimizer = replace(found.settings.optimizer, learning_rate=_RATE_OF_ALL)
-        return replace(found, cohort=0, settings=replace(found.settings, optimizer=optimizer))
+        return base_experiment(split, seed, option, rounds)
 
     def run(self, trial: Trial[Experiment], progress: Callable[[str], None]) -> Outcome:
         """See :class:`Suite`."""
@@ -284,19 +270,6 @@ class ScatterSuite(Suite[Experiment, Outcome]):
         """HR@10."""
         share = 1 / self.devices
         return single_table(found, share, lambda one: one.hit_ratio, "HR@10 of the other users")
-
-    def difference_tables(self, found: Found[Outcome], before: Found[Outcome]) -> list[str]:
-        """HR@10, and the round in which most updates were left out."""
-        return [
-            difference_table(found, before, lambda one: one.hit_ratio, "HR@10 of honest users"),
-            difference_table(
-                found,
-                before,
-                lambda one: dict.fromkeys(one.hit_ratio, one.most_outliers),
-                "most outliers in a round",
-                digits=0,
-            ),
-        ]
 
     def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
         """HR@10, and who sees the promoted item."""

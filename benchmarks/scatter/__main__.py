@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.harness import (
+    BySeed,
+    Cell,
     StoredRuns,
     add_rows,
     add_run_options,
+    against,
+    chosen,
     data_folder,
-    named,
-    progress_line,
+    finished,
+    markdown_table,
+    mean_of,
     seeds_of,
+    spread_of,
+    spread_text,
     suite_parser,
+    table_of,
 )
-from benchmarks.recommendation.central import central_lines
-from benchmarks.recommendation.split import DATA_SETS, LeaveOneOut, load_split_of
-from benchmarks.scatter.cost import open_step, published_bytes
-from benchmarks.scatter.execute import execute
-from benchmarks.scatter.experiment import Experiment, Outcome
-from benchmarks.scatter.presets import ROWS
-from benchmarks.scatter.table import by_class_table, curve_table, quality_table
+from benchmarks.recommendation.central import Line, central_lines
+from benchmarks.recommendation.split import DATA_SETS, load_split_of
+from benchmarks.scatter.execute import execute, open_step, published_bytes
+from benchmarks.scatter.experiment import BASELINE, ROWS, Experiment, Outcome
 from device_sdk.methods.scatter.factor_step import FactorStep
 
 _DESCRIPTION = """\
@@ -41,30 +47,22 @@ examples:
   python -m benchmarks.scatter --data ml-1m --rows "least squares;unequal" --seeds 1
   python -m benchmarks.scatter --split validation --data ml-100k --seeds 2   (to choose settings)
   python -m benchmarks.scatter --data ml-100k --seeds 1 --curve    (quality on the way)
-  python -m benchmarks.scatter.full_round                  (time and memory of 6,040 devices)
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = _parse(arguments)
-    names = named(options.rows, [row.name for row in ROWS])
-    rows = [row for row in ROWS if row.name in names]
-    store = StoredRuns(options.results, "scatter", Outcome)
+    rows = chosen(options.rows, ROWS)
+    store = StoredRuns[Experiment, Outcome](options.results, "scatter", Outcome)
+    step = cache(lambda: open_step(options.artifact))
     for data in DATA_SETS if options.data == "all" else (options.data,):
-        seeds = seeds_of(options, 10 if data == "ml-100k" else 3)
-        outcomes: dict[str, dict[int, Outcome]] = {row.name: {} for row in rows}
-        runner = _Runner(options, data)
-        # Seeds outside, rows inside: what is stopped early has all rows on the first seeds.
-        for seed, row in product(seeds, rows):
-            experiment = row.experiment(data, options.split, seed)
-            if options.epochs:
-                experiment = replace(experiment, epochs=options.epochs)
-            label = f"{data}, seed {seed}, {row.name}"
-            run = None if options.table_only else partial(runner.run, experiment, label)
-            outcome = store.found_or_made(experiment, run)
-            if outcome is not None:
-                outcomes[row.name][seed] = outcome
+        asked = (
+            (row.name, seed, _lasting(row.experiment(data, options.split, seed), options.epochs))
+            for seed, row in product(seeds_of(options, 10 if data == "ml-100k" else 3), rows)
+        )
+        carry_out = None if options.table_only else _runner(options, step)
+        outcomes = finished(asked, store, carry_out, data)
         _, central = central_lines(data, options)
         down = {row.name: published_bytes(row.experiment(data, "test", 0)) for row in rows}
         print(f"\n{data}, {options.split} items\n")
@@ -72,8 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print()
         print(by_class_table(outcomes))
         if options.picture is not None:
-            from benchmarks.scatter.picture import draw_bytes
-
             draw_bytes(options.picture, outcomes, central)
         if options.curve:
             print()
@@ -81,35 +77,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Runner:
-    """Loads the data and the train graph once, when the first run needs them."""
-
-    def __init__(self, options: argparse.Namespace, data: str) -> None:
-        self._options = options
-        self._data = data
-        self._loaded: tuple[LeaveOneOut, FactorStep] | None = None
-
-    def run(self, experiment: Experiment, label: str) -> Outcome:
-        """Carry out one experiment, with its progress on standard error."""
-        if self._loaded is None:
-            root = _data_folder(self._options)
-            split = load_split_of(root, self._data, self._options.split)
-            self._loaded = (split, open_step(self._options.artifact))
-        split, step = self._loaded
-        with progress_line(label) as progress:
-            return execute(experiment, split, step, progress)
+def _lasting(experiment: Experiment, epochs: int) -> Experiment:
+    return replace(experiment, epochs=epochs) if epochs else experiment
 
 
-def _data_folder(options: argparse.Namespace) -> Path:
-    return data_folder(options.root, "ml-100k/leave_one_out and ml-1m/ncf")
+def _runner(
+    options: argparse.Namespace, step: Callable[[], FactorStep]
+) -> Callable[[Experiment, Callable[[str], None]], Outcome]:
+    """Carries out experiments; loads the data and the train graph when the first needs them."""
+    split = cache(load_split_of)
+
+    def run(experiment: Experiment, progress: Callable[[str], None]) -> Outcome:
+        root = data_folder(options.root, "ml-100k/leave_one_out and ml-1m/ncf")
+        held = split(root, experiment.data, experiment.split)
+        return execute(experiment, held, step(), progress)
+
+    return run
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = suite_parser(
-        "scatter",
-        _DESCRIPTION,
-        _EXAMPLES + "\nrows:\n" + "\n".join(f"  {r.name:27} {r.shows}" for r in ROWS),
-    )
+    rows = "\n".join(f"  {row.name:27} {row.shows}" for row in ROWS)
+    parser = suite_parser("scatter", _DESCRIPTION, f"{_EXAMPLES}\nrows:\n{rows}")
     parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
     parser.add_argument("--split", choices=("test", "validation"), default="test")
     add_rows(parser)
@@ -128,6 +116,127 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.epochs and options.split != "validation":
         parser.error("--epochs chooses passes, which test items must not: add --split validation")
     return options
+
+
+# The tables: a line a row.
+
+Outcomes = Mapping[str, BySeed[Outcome]]
+_MEASURES = {
+    "HR@10 of all": "full_hit_ratio",
+    "NDCG@10 of all": "full_ndcg",
+    "HR@10 of 99": "hit_ratio",
+    "NDCG@10 of 99": "ndcg",
+}
+
+
+def quality_table(
+    outcomes: Outcomes, central: Sequence[Line], down_bytes: Mapping[str, int]
+) -> str:
+    """Mean and standard deviation over seeds; the paired difference of NDCG@10 among all items to
+    the baseline; what a device sends, fetches and computes in a round that it is in, and on the way
+    to 95 % of the quality at the end.
+
+    Args:
+        outcomes: by row's name, by seed.
+        central: recommenders that see everybody's data.
+        down_bytes: what a device fetches a round, by row's name.
+    """
+
+    def last(measure: str) -> Callable[[Outcome], float]:
+        return lambda one: float(getattr(one.last, measure))
+
+    def took_part(found: BySeed[Outcome]) -> float:
+        return fmean(one.enough.rounds * one.share for one in found.values())
+
+    def up(found: BySeed[Outcome]) -> float:
+        return fmean(one.update_bytes for one in found.values())
+
+    def milliseconds(found: BySeed[Outcome]) -> float:
+        return 1000 * fmean(one.device_seconds for one in found.values())
+
+    quality: dict[str, Cell[Outcome]] = {
+        heading: spread_of(last(measure)) for heading, measure in _MEASURES.items()
+    }
+    difference = against(outcomes.get(BASELINE, {}), last("full_ndcg"), relative=True)
+    headings = list(quality)
+    columns: dict[str, Cell[Outcome]] = {
+        **{heading: quality[heading] for heading in headings[:2]},
+        f"against {BASELINE!r}": difference,
+        **{heading: quality[heading] for heading in headings[2:]},
+        "bytes up": lambda name, found: f"{up(found):,.0f}",
+        "bytes down": lambda name, found: f"{down_bytes[name]:,}",
+        "ms": lambda name, found: f"{milliseconds(found):.2f}",
+        "rounds to 95 %": mean_of(lambda one: one.enough.rounds, ".0f"),
+        "KB up to 95 %": lambda name, found: f"{took_part(found) * up(found) / 1000:.0f}",
+        "ms to 95 %": lambda name, found: f"{took_part(found) * milliseconds(found):.1f}",
+    }
+    more = []
+    for line in central:
+        found = [spread_text([getattr(o, m) for o in line.outcomes]) for m in _MEASURES.values()]
+        more.append([line.name, line.seeds, *found[:2], "", *found[2:], *[""] * 6])
+    return table_of(outcomes, columns, more=more)
+
+
+def by_class_table(outcomes: Outcomes) -> str:
+    """NDCG@10 among all items of the users on devices of each k_i, mean over seeds."""
+    classes = sorted({int(k) for by in outcomes.values() for o in by.values() for k in o.by_class})
+    lines = []
+    for name, by_seed in outcomes.items():
+        found = [outcome.by_class for outcome in by_seed.values()]
+        if not found or len(found[0]) < 2:
+            continue
+        means = [[one[str(k)] for one in found if str(k) in one] for k in classes]
+        lines.append([name, *(f"{fmean(each):.4f}" if each else "" for each in means)])
+    return markdown_table(lines, ("NDCG@10 of all, of users by k_i", *map(str, classes)))
+
+
+def curve_table(outcomes: Outcomes) -> str:
+    """NDCG@10 among all items on the way, mean over seeds; rows apart, as their rounds are."""
+    lines = []
+    for name, by_seed in outcomes.items():
+        for points in zip(*(outcome.curve for outcome in by_seed.values()), strict=True):
+            mean = fmean(point.full_ndcg for point in points)
+            lines.append([name, points[0].rounds, f"{mean:.4f}"])
+    return markdown_table(lines, ("", "rounds", "NDCG@10 of all"))
+
+
+def draw_bytes(file: Path, outcomes: Outcomes, central: Sequence[Line]) -> None:
+    """NDCG@10 among all items over a device's kilobytes up, means over seeds, into ``file``.
+
+    ``central``: recommenders that see everybody's data, as levels.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
+    for name, by_seed in outcomes.items():
+        curves = [one for one in by_seed.values() if one.update_bytes]
+        if curves:
+            points = list(zip(*(one.curve for one in curves), strict=True))
+            sent = fmean(one.share * one.update_bytes for one in curves) / 1000
+            kilobytes = [sent * at[0].rounds for at in points]
+            quality = [fmean(each.full_ndcg for each in at) for at in points]
+            axes.plot(kilobytes, quality, label=name, marker="o", markersize=2.5, linewidth=1.2)
+    for place, line in enumerate(central):
+        level = line.mean("full_ndcg")
+        axes.axhline(level, color="0.6", linestyle="--", linewidth=0.8)
+        axes.annotate(
+            line.name,
+            (1 - 0.3 * place, level),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=7,
+        )
+    axes.set(
+        xscale="log", xlabel="kilobytes that a device has sent", ylabel="NDCG@10 among all items"
+    )
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7, frameon=False)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

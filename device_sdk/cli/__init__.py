@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.cli.arguments import CommandError
 from device_sdk.errors import DeviceError
@@ -36,5 +38,9 @@ examples:
         "bench": "measure how large a model this device can train in time",
         "train": "learn from a file of interactions and recommend",
     },
-    errors=dict.fromkeys((ArtifactError, CommandError, DeviceError), "{error}"),
+    errors={
+        **dict.fromkeys((ArtifactError, CommandError, DeviceError), "{error}"),
+        sqlite3.Error: "the home's database cannot be used: {error}. Mend the disk, or make room, "
+        "and try again",
+    },
 )

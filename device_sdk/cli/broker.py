@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from device_sdk.cli.arguments import CommandError, add_broker, add_home
 from device_sdk.home.home import Home
-from device_sdk.home.membership import KnownSuccessor
-from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
+from device_sdk.home.membership import Membership
+from device_sdk.link.broker_url import WAY_PARTS, TlsFiles
 
 DESCRIPTION = """\
-Shows how this device reaches its fleet's broker, or changes that: broker set URL. What is not given
-stays as it is; an empty text ('') takes an option away. Identity, data and updates that wait stay.
-A device that runs meanwhile goes by it within a minute. The home keeps where certificates and
-password lie, and no copy: they are read again at each connection, so that renewed ones need no
-command."""
+Shows how this device reaches its fleet's broker, and where else it looks for the fleet: every place
+in turn, and why. Or changes the way: broker set URL. What is not given stays as it is; an empty
+text ('') takes an option away. Identity, data and updates that wait stay. A device that runs
+meanwhile goes by it within a minute. The home keeps where certificates and password lie, and no
+copy: they are read again at each connection, so that renewed ones need no command."""
 
 EXAMPLES = """\
 examples:
@@ -43,53 +42,27 @@ def run(arguments: argparse.Namespace) -> int:
         membership = home.membership.load()
         if membership is None:
             raise CommandError(f"the device of {home.folder} has not joined a fleet: join it")
-        way, successor = membership.way, membership.successor
         if arguments.action == "set":
-            way = _changed(way, arguments)
+            given = {name: getattr(arguments, name) for name in WAY_PARTS}
+            way = membership.way.changed(arguments.url, **given)
             way.read()
             home.membership.give_way(way, insists=True)
+            membership = home.membership.load() or membership
     except ValueError as error:
         raise CommandError(str(error)) from error
     finally:
         home.close()
-    for line in _lines(way, successor):
+    for line in _lines(membership):
         print(line)
     return 0
 
 
-def _changed(way: BrokerWay, arguments: argparse.Namespace) -> BrokerWay:
-    """Raises ValueError for what does not go together."""
-    url = way.url
-    if arguments.url:
-        url = way.at(parse_broker_url(arguments.url)).url
-    user, password_file = arguments.user, arguments.password_file
-    if user is not None:
-        url = replace(url, user=user or None, password=None)
-    if password_file:
-        url = replace(url, password=None)
-    known = way.tls or TlsFiles()
-    files = [
-        getattr(known, name) if getattr(arguments, name) is None else getattr(arguments, name)
-        for name in ("ca_file", "certificate_file", "key_file")
-    ]
-    given = any(getattr(arguments, name) for name in ("ca_file", "certificate_file", "key_file"))
-    tls = TlsFiles(*(each or None for each in files)) if any(files) else None
-    prefix = arguments.client_id_prefix
-    kept_file = way.password_file if url.user is not None else None
-    return BrokerWay.parse(
-        url.text,
-        password_file=kept_file if password_file is None else password_file or None,
-        tls=tls if given or url.tls else None,
-        client_id_prefix=way.client_id_prefix if prefix is None else prefix,
-    )
-
-
-def _lines(way: BrokerWay, successor: KnownSuccessor | None) -> list[str]:
+def _lines(membership: Membership) -> list[str]:
+    way = membership.way
     tls = way.tls or TlsFiles()
     password = "in the home" if way.url.password is not None else None
     rows = {
         "broker": str(way),
-        "announced": None if successor is None else _announced(successor),
         "user": way.url.user,
         "password": password if way.password_file is None else way.password_file,
         "authorities": tls.ca_file or ("the system's" if way.url.tls else None),
@@ -97,9 +70,11 @@ def _lines(way: BrokerWay, successor: KnownSuccessor | None) -> list[str]:
         "its key": tls.key_file,
         "client ids": f"begin with {way.client_id_prefix}" if way.client_id_prefix else None,
     }
-    return [f"{name:<12} {value}" for name, value in rows.items() if value is not None]
-
-
-def _announced(successor: KnownSuccessor) -> str:
-    found = "this device found it there" if successor.reached else "not found there yet"
-    return f"{successor.announced.url}: the fleet is there, or goes there; {found}"
+    lines = [f"{name:<12} {value}" for name, value in rows.items() if value is not None]
+    places = membership.tried
+    if len(places) > 1:
+        lines += [
+            f"{name:<12} {membership.broker(place)}: {membership.why(place)}"
+            for name, place in zip(["tried first", *["then"] * len(places)], places, strict=False)
+        ]
+    return lines

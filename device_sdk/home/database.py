@@ -30,21 +30,14 @@ _CACHE_KIB = 64
 _SCHEMA = """
 CREATE TABLE membership (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    url TEXT NOT NULL, prefix TEXT NOT NULL, task TEXT NOT NULL, cohort TEXT NOT NULL,
-    ca_file TEXT, certificate_file TEXT, key_file TEXT,
+    way TEXT NOT NULL, prefix TEXT NOT NULL, task TEXT NOT NULL, cohort TEXT NOT NULL,
     root_fingerprint BLOB NOT NULL, device_id BLOB NOT NULL, handle BLOB NOT NULL,
     admission_key BLOB NOT NULL, shard INTEGER NOT NULL,
     least_serial INTEGER NOT NULL DEFAULT 0,
     has_left INTEGER NOT NULL DEFAULT 0,
     is_wish INTEGER NOT NULL DEFAULT 1,
     cell TEXT NOT NULL DEFAULT '',
-    mirror TEXT NOT NULL DEFAULT '',
-    password_file TEXT, client_id_prefix TEXT NOT NULL DEFAULT '');
-CREATE TABLE successor (
-    one INTEGER PRIMARY KEY CHECK (one = 1), given_url TEXT NOT NULL, revision INTEGER NOT NULL,
-    url TEXT NOT NULL, until_unix_seconds INTEGER NOT NULL, serial INTEGER NOT NULL,
-    reached INTEGER NOT NULL);
-CREATE TABLE found_broker (number INTEGER PRIMARY KEY, url TEXT NOT NULL UNIQUE);
+    mirror TEXT NOT NULL DEFAULT '', moves TEXT NOT NULL DEFAULT '{}');
 CREATE TABLE descriptor (
     one INTEGER PRIMARY KEY CHECK (one = 1), message BLOB NOT NULL);
 CREATE TABLE clock (

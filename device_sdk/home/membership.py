@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 
 from device_sdk.home.database import HomeStore
-from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
+from device_sdk.link.broker_url import BrokerUrl, BrokerWay, parse_broker_url
 from device_sdk.wire.seal.announcement import Successor
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
@@ -62,18 +63,59 @@ _MOST_FOUND = 4
 
 
 @dataclass(frozen=True, slots=True)
-class KnownSuccessor:
-    """The newest announcement that this device heeds.
+class Moves:
+    """What a device knows of its fleet's moves.
 
     Attributes:
-        announced: what it says.
-        serial: of the descriptor whose key signed it.
-        reached: whether the aggregator was found there, by a session.
+        serial: of the descriptor whose key signed the newest announcement that it heeds; 0 before
+            the first.
+        revision, until_unix_seconds: what that one says.
+        url: where it leads to; empty: nowhere.
+        found: URLs of announced brokers where the aggregator was found, the last one first, since
+            the one that the device calls its own. All are kept until newer keys confirm one of
+            them: the own one may be gone by then, and the one that is announced may never be there.
+        given_url: what its owner said last, where it has moved since; else empty.
     """
 
-    announced: Successor
-    serial: int
-    reached: bool = False
+    serial: int = 0
+    revision: int = 0
+    url: str = ""
+    until_unix_seconds: int = 0
+    found: tuple[str, ...] = ()
+    given_url: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the aggregator was found where the newest announcement leads, by a session."""
+        return self.url in self.found
+
+    def heard(self, said: Successor, serial: int, own: BrokerUrl) -> Moves:
+        """After an announcement that the descriptor of this serial signed; the same where it is no
+        newer one. One that names the device's ``own`` broker leads nowhere.
+
+        Newer is what a newer descriptor's key signed, and of one descriptor's the higher revision.
+        So whatever number one key, or one clock, has ever counted up to, it binds the device no
+        longer than that descriptor is in force.
+        """
+        url, until = said.url, said.until_unix_seconds
+        if url and parse_broker_url(url).address == own.address:
+            url = ""
+        is_newer = (serial, said.revision) > (self.serial, self.revision)
+        is_signed_anew = (said.revision, url, until) == (
+            *(self.revision, self.url, self.until_unix_seconds),
+        )
+        if not is_newer or (is_signed_anew and self.serial):
+            return self
+        return replace(
+            self, serial=serial, revision=said.revision, url=url, until_unix_seconds=until
+        )
+
+    def with_found(self, url: str) -> Moves:
+        """The first ones and the last are kept: who has stolen keys, and announces one broker of
+        his own after the other, displaces none that the device knew before."""
+        if url in self.found:
+            return self
+        return replace(self, found=(url, *self.found[len(self.found) >= _MOST_FOUND :]))
 
 
 @dataclass(frozen=True)
@@ -98,41 +140,54 @@ class Membership:
     mirror: str = field(default="", repr=False)
     """The URL of the fleet's mirror, as the newest placement told it."""
 
-    successor: KnownSuccessor | None = None
-    """Where the fleet moves to; None where it does not."""
-    found: tuple[str, ...] = ()
-    """URLs of announced brokers where the aggregator was found, the last one first, since the one
-    that the device calls its own. All are kept until newer keys confirm one of them: the own one
-    may be gone by then, and the one that is announced may never be there."""
+    moves: Moves = Moves()
 
     def broker(self, cell: str) -> BrokerWay:
         """A cell's broker, or the successor, reached as the one that this device enrolled at;
         empty: that one."""
-        if cell == SUCCESSOR:
-            if self.successor is None:
-                return self.way
-            return self.way.at(parse_broker_url(self.successor.announced.url))
         if cell.startswith(SUCCESSOR):
-            return self.way.at(parse_broker_url(cell.removeprefix(SUCCESSOR)))
+            url = cell.removeprefix(SUCCESSOR) or self.moves.url
+            return self.way.at(parse_broker_url(url)) if url else self.way
         return self.way.at(self.way.url.at(*split_cell(cell))) if cell else self.way
 
     @property
     def places(self) -> tuple[str, ...]:
         """Where the fleet may be, its cells aside, each as :meth:`broker` takes it. First where it
         is to be: at the successor, or at the own one where none is announced."""
-        ends = ("",) if self.successor is None else (SUCCESSOR, "")
+        ends = (SUCCESSOR, "") if self.moves.url else ("",)
         known = {self.broker(each).url.address for each in ends}
         found = [
-            SUCCESSOR + url for url in self.found if parse_broker_url(url).address not in known
+            SUCCESSOR + url
+            for url in self.moves.found
+            if parse_broker_url(url).address not in known
         ]
         return (ends[0], *found, *ends[1:])
 
     @property
+    def tried(self) -> tuple[str, ...]:
+        """Every place, each as :meth:`broker` takes it, in the order in which a device that starts
+        looks for the aggregator."""
+        every = (self.grant.cell, *self.places) if self.grant.cell else self.places
+        first = every.index(self.first_place)
+        return every[first:] + every[:first]
+
+    def why(self, place: str) -> str:
+        """Why the aggregator may be there, for people."""
+        if place == SUCCESSOR:
+            found = "there" if self.moves.reached else "not there yet"
+            return f"the fleet is there, or goes there; this device found it {found}"
+        if place.startswith(SUCCESSOR):
+            return "announced before, and this device found the fleet there"
+        if place:
+            return "the cell of the fleet that this device was told"
+        return "this device's own: it joined there, or was told so since"
+
+    @property
     def first_place(self) -> str:
         """Where to look for the aggregator first: where it was found last."""
-        if self.grant.cell or self.successor is None:
+        if self.grant.cell or not self.moves.url:
             return self.grant.cell
-        return self.places[0 if self.successor.reached else 1]
+        return self.places[0 if self.moves.reached else 1]
 
 
 class MembershipStore(HomeStore):
@@ -141,96 +196,51 @@ class MembershipStore(HomeStore):
     def load(self) -> Membership | None:
         """The membership; None before enrolment."""
         row = self._database.row(
-            "SELECT url, prefix, task, cohort, ca_file, certificate_file, key_file, "
-            "root_fingerprint, device_id, handle, admission_key, shard, least_serial, is_wish, "
-            "has_left, cell, mirror, password_file, client_id_prefix "
-            "FROM membership"
+            "SELECT way, prefix, task, cohort, root_fingerprint, mirror, least_serial, is_wish, "
+            "has_left, moves, device_id, handle, admission_key, shard, cell FROM membership"
         )
         if row is None:
             return None
-        url, prefix, task, cohort = row[:4]
-        tls = TlsFiles(*row[4:7]) if any(row[4:7]) else None
-        root_fingerprint, device_id, handle, admission_key, shard, least_serial = row[7:13]
-        grant = Grant(device_id, handle, admission_key, shard, row[15])
-        wish, left = map(bool, row[13:15])
-        mirror = row[16]
-        password_file = None if row[17] is None else Path(row[17])
-        way = BrokerWay(parse_broker_url(url), password_file, tls, row[18])
+        way, prefix, task, cohort, root_fingerprint, mirror, least_serial, is_wish, left = row[:9]
+        moves = json.loads(row[9])
+        moves["found"] = tuple(moves.get("found", ()))
         return Membership(
-            *(way, prefix, task, cohort, root_fingerprint, grant, least_serial, wish, left),
-            *(mirror, self._successor(), self._found()),
+            BrokerWay.from_text(way),
+            *(prefix, task, cohort, root_fingerprint, Grant(*row[10:]), least_serial),
+            *(bool(is_wish), bool(left), mirror, Moves(**moves)),
         )
-
-    def _successor(self) -> KnownSuccessor | None:
-        row = self._database.row(
-            "SELECT revision, url, until_unix_seconds, serial, reached FROM successor"
-        )
-        if row is None or not row[1]:
-            return None
-        return KnownSuccessor(Successor(*row[:3]), row[3], bool(row[4]))
-
-    def _found(self) -> tuple[str, ...]:
-        rows = self._database.rows("SELECT url FROM found_broker ORDER BY number DESC")
-        return tuple(url for (url,) in rows)
 
     def announced(self, successor: Successor, serial: int) -> bool:
         """Keep an announcement, signed under the descriptor of this serial; whether it is newer
-        than the one that was heeded last. One that names this device's own broker leads nowhere."""
-        known = self.load()
-        with self._database.transaction() as sql:
-            row = self._database.row("SELECT revision, given_url FROM successor")
-            if row is not None and successor.revision <= row[0]:
-                return False
-            given = "" if row is None else row[1]
-            url = successor.url
-            if known is not None and url and parse_broker_url(url).address == known.way.url.address:
-                url = ""
-            sql.execute(
-                "INSERT OR REPLACE INTO successor VALUES (1, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(given, successor.revision, url),
-                    *(successor.until_unix_seconds, serial, url in self._found()),
-                ),
-            )
-        return True
+        than the one that was heeded last: see :meth:`Moves.heard`."""
+        return self._change(
+            lambda known: (known.way, known.moves.heard(successor, serial, known.way.url))
+        )
 
     def reached(self, url: str) -> None:
-        """The aggregator was found at a broker that it announced, at present or before.
-
-        The first ones and the last are kept: who has stolen keys, and announces one of his own
-        after the other, displaces none that the device knew before.
-        """
-        with self._database.transaction() as sql:
-            sql.execute("UPDATE successor SET reached = 1 WHERE url = ?", (url,))
-            if url in (found := self._found()):
-                return
-            if len(found) >= _MOST_FOUND:
-                sql.execute("DELETE FROM found_broker WHERE url = ?", (found[0],))
-            sql.execute("INSERT INTO found_broker (url) VALUES (?)", (url,))
+        """The aggregator was found at a broker that it announced, at present or before."""
+        self._change(lambda known: (known.way, known.moves.with_found(url)))
 
     def moved(self) -> None:
         """The announced broker is this device's from now on, and those before are forgotten."""
-        known = self.load()
-        if known is None or known.successor is None:
-            return
-        with self._database.transaction() as sql:
-            sql.execute(
-                "UPDATE successor SET url = '', "
-                "given_url = CASE WHEN given_url = '' THEN ? ELSE given_url END",
-                (known.way.url.text,),
-            )
-            sql.execute("DELETE FROM found_broker")
-            self._set_way(known.broker(SUCCESSOR))
+
+        def move(known: Membership) -> tuple[BrokerWay, Moves]:
+            given = known.moves.given_url or known.way.url.text
+            moves = replace(known.moves, url="", found=(), given_url=given)
+            return (known.broker(SUCCESSOR), moves) if known.moves.url else (known.way, known.moves)
+
+        self._change(move)
 
     def save(self, membership: Membership, descriptor: Descriptor, unix_seconds: int) -> None:
         """Store the outcome of an enrolment, once. ``unix_seconds``: no later time falls below."""
         grant = membership.grant
         with self._database.transaction() as sql:
             sql.execute(
-                "INSERT INTO membership (one, url, prefix, task, cohort, root_fingerprint, "
+                "INSERT INTO membership (one, way, prefix, task, cohort, root_fingerprint, "
                 "device_id, handle, admission_key, shard, least_serial, is_wish, cell) "
-                "VALUES (1, '', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
+                    membership.way.text,
                     membership.prefix,
                     membership.task,
                     membership.cohort,
@@ -244,7 +254,6 @@ class MembershipStore(HomeStore):
                     grant.cell,
                 ),
             )
-            self._set_way(membership.way)
             self.save_descriptor(descriptor)
             self.raise_time(unix_seconds)
 
@@ -255,35 +264,29 @@ class MembershipStore(HomeStore):
         since stays where it is, and an announcement holds. Elsewhere it is forgotten, and heeded
         again where it is shown there.
         """
-        known = self.load()
-        row = self._database.row("SELECT given_url FROM successor")
-        if known is None:
-            return
-        here, said = known.way.url.address, row[0] if row is not None else ""
-        if not insists and said and parse_broker_url(said).address == way.url.address:
-            way = way.at(parse_broker_url(here))
-        if way == known.way:
-            return
-        with self._database.transaction() as sql:
-            if way.url.address != here:
-                sql.execute(
-                    "UPDATE successor SET url = '', given_url = '', revision = revision - 1"
-                )
-                sql.execute("DELETE FROM found_broker")
-            self._set_way(way)
 
-    def _set_way(self, way: BrokerWay) -> None:
-        tls = way.tls if way.tls is not None else TlsFiles()
-        files = [
-            None if file is None else str(Path(file).absolute())
-            for file in (way.password_file, tls.ca_file, tls.certificate_file, tls.key_file)
-        ]
+        def give(known: Membership) -> tuple[BrokerWay, Moves]:
+            here, moves, new = known.way.url.address, known.moves, way
+            said = moves.given_url
+            if not insists and said and parse_broker_url(said).address == way.url.address:
+                new = way.at(parse_broker_url(here))
+            if new.url.address != here:
+                moves = replace(moves, url="", found=(), given_url="", revision=moves.revision - 1)
+            return new, moves
+
+        self._change(give)
+
+    def _change(self, change: Callable[[Membership], tuple[BrokerWay, Moves]]) -> bool:
+        """Whether it is another one. In one transaction: the device's owner and its agent may both
+        be at it, in two processes."""
         with self._database.transaction() as sql:
-            sql.execute(
-                "UPDATE membership SET url = ?, client_id_prefix = ?, password_file = ?, "
-                "ca_file = ?, certificate_file = ?, key_file = ?",
-                (way.url.text, way.client_id_prefix, *files),
-            )
+            known = self.load()
+            if known is None or (changed := change(known)) == (known.way, known.moves):
+                return False
+            way, moves = changed
+            values = way.text, json.dumps(asdict(moves))
+            sql.execute("UPDATE membership SET way = ?, moves = ?", values)
+        return True
 
     def place(self, placement: Placement) -> None:
         """Where this device belongs from now on."""
@@ -322,7 +325,8 @@ class MembershipStore(HomeStore):
     def trust(self, root_fingerprint: bytes, least_serial: int, unix_seconds: int) -> None:
         """Trust a root on the operator's word. What another one vouched for goes.
 
-        That is its descriptor, the marks of rounds that were published under it, and its time.
+        That is its descriptor, the marks of rounds that were published under it, its time, and how
+        new its announcement is.
         """
         with self._database.transaction() as sql:
             changed = sql.execute(
@@ -334,6 +338,7 @@ class MembershipStore(HomeStore):
             if changed:
                 sql.execute("DELETE FROM descriptor")
                 sql.execute("DELETE FROM mark")
+                self._change(lambda known: (known.way, replace(known.moves, serial=0, revision=0)))
 
     def signed_time(self) -> int:
         """The largest Unix time signed under the descriptor in force, 0 before the first."""

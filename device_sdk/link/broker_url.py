@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
@@ -19,6 +21,9 @@ _USUAL_PATH = "/mqtt"
 _VISIBLE = re.compile(r"[!-~]+")
 _MOST_PREFIX_BYTES = 64
 _MOST_PASSWORD_BYTES = 65_535
+_TLS_FILES = ("ca_file", "certificate_file", "key_file")
+WAY_PARTS = ("user", "password_file", *_TLS_FILES, "client_id_prefix")
+"""What :meth:`BrokerWay.changed` takes beside a URL, and commands take as options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ class TlsFiles:
     """Private key of the client certificate; None when it stands in ``certificate_file``."""
 
     def __post_init__(self) -> None:
-        for name in ("ca_file", "certificate_file", "key_file"):
+        for name in _TLS_FILES:
             given = getattr(self, name)
             if given is not None:
                 object.__setattr__(self, name, Path(given).expanduser())
@@ -144,19 +149,29 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """A client context that verifies the chain and the host's name, TLS 1.2 or later.
 
-        Raises ValueError when a file is missing or is not the PEM it should be.
+        Raises ValueError when a file is missing or is not the PEM it should be. A key with a
+        passphrase is none that can be used: nobody is there to be asked.
         """
         try:
+            for file in (self.ca_file, self.certificate_file, self.key_file):
+                if file is not None:
+                    _require_file(Path(file))
             context = ssl.create_default_context(
                 cafile=None if self.ca_file is None else str(self.ca_file)
             )
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if self.certificate_file is not None:
-                context.load_cert_chain(self.certificate_file, self.key_file)
+                context.load_cert_chain(self.certificate_file, self.key_file, password="")
         except (OSError, ssl.SSLError) as error:
             given = [str(f) for f in (self.ca_file, self.certificate_file, self.key_file) if f]
             raise ValueError(f"cannot use the TLS files {', '.join(given)}: {error}") from error
         return context
+
+
+def _require_file(path: Path) -> None:
+    """Raises OSError for a folder, and for a pipe: it would be read once, and waited for then."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is {'a folder' if path.is_dir() else 'no file'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +239,77 @@ class BrokerWay:
         same = replace(url, user=self.url.user, password=self.url.password)
         return replace(self, url=same, tls=tls)
 
+    def changed(
+        self,
+        url: str = "",
+        *,
+        user: str | None = None,
+        password_file: str | None = None,
+        ca_file: str | None = None,
+        certificate_file: str | None = None,
+        key_file: str | None = None,
+        client_id_prefix: str | None = None,
+    ) -> BrokerWay:
+        """What is given in the place of what there is; None leaves a part as it is, and an empty
+        text takes it away. Paths are as seen from here. Raises ValueError for parts that do not go
+        together."""
+        way = self.at(parse_broker_url(url)) if url else self
+        to = way.url
+        if user is not None:
+            to = replace(to, user=user or None, password=None)
+        if password_file:
+            to = replace(to, password=None)
+        known, given = way.tls or TlsFiles(), (ca_file, certificate_file, key_file)
+        kept = (known.ca_file, known.certificate_file, known.key_file)
+        files = [old if new is None else new or None for old, new in zip(kept, given, strict=True)]
+        password: str | Path | None = password_file
+        if password is None and to.user is not None:
+            password = way.password_file
+        return BrokerWay.parse(
+            to.text,
+            password_file=password or None,
+            tls=TlsFiles(*files) if any(files) and (to.tls or any(given)) else None,
+            client_id_prefix=self.client_id_prefix
+            if client_id_prefix is None
+            else client_id_prefix,
+        )
+
+    @property
+    def text(self) -> str:
+        """What :meth:`from_text` reads as this, on the same machine: JSON, with a password only
+        where the URL has one."""
+        tls = self.tls or TlsFiles()
+        files = {name: getattr(tls, name) for name in _TLS_FILES}
+        files["password_file"] = self.password_file
+        paths = {name: str(Path(file).absolute()) for name, file in files.items() if file}
+        return json.dumps(
+            {"url": self.url.text, "client_id_prefix": self.client_id_prefix, **paths}
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> BrokerWay:
+        """The inverse of :attr:`text`. Raises ValueError."""
+        values: dict[str, Any] = json.loads(text)
+        files = {name: values.pop(name) for name in _TLS_FILES if name in values}
+        return cls.parse(values.pop("url"), tls=TlsFiles(**files) if files else None, **values)
+
     def password(self) -> str | None:
         """The one of today. Raises ValueError where its file cannot be read, unless the URL has one
         (as for a worker on another machine, whose coordinator read it)."""
         if self.password_file is None:
             return self.url.password
         try:
+            _require_file(self.password_file)
             with self.password_file.open(encoding="utf-8") as file:
-                return file.read(_MOST_PASSWORD_BYTES).strip("\r\n")
+                password = file.read(_MOST_PASSWORD_BYTES).strip("\r\n")
+            if not password:
+                raise OSError("it is empty")
         except (OSError, UnicodeDecodeError) as error:
             if self.url.password is not None:
                 return self.url.password
             why = getattr(error, "strerror", None) or error
             raise ValueError(f"the password file {self.password_file}: {why}") from None
+        return password
 
     def context(self) -> ssl.SSLContext | None:
         """With the certificates of today; None where there is no TLS. Raises ValueError."""

@@ -35,6 +35,8 @@ from device_sdk.link.settings import LinkSettings
 
 _FAILURE = 128
 _UNSUPPORTED_VERSION = 132
+UNWANTED_CODES = (133, 134, 135)
+"""A broker's reason codes for client ids, users and passwords that it does not want."""
 
 
 class Sink(Protocol):
@@ -247,7 +249,10 @@ class Connection:
         if code.value == _UNSUPPORTED_VERSION:
             self.end = ConnectionEnd("version", str(code), code.value)
         elif code.value >= _FAILURE:
-            self.end = ConnectionEnd("refused", _detail(code, properties), code.value)
+            detail = _detail(code, properties)
+            if code.value in UNWANTED_CODES:
+                detail += f" ({_who(self._way.broker)})"
+            self.end = ConnectionEnd("refused", detail, code.value)
         else:
             self.limits = _limits(properties)
 
@@ -301,6 +306,17 @@ def _cause(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return f"the host's name does not resolve: {said}"
     return said
+
+
+def _who(broker: BrokerWay) -> str:
+    """As whom we came, and what to do where that is not wanted."""
+    user = "no user" if broker.url.user is None else f"user {broker.url.user!r}"
+    prefix = broker.client_id_prefix
+    ids = f"a client id that begins with {prefix!r}" if prefix else "a client id without a prefix"
+    return (
+        f"{broker} was given {user} and {ids}: check user and password, and whether it asks for "
+        f"{'another' if prefix else 'a'} client_id_prefix"
+    )
 
 
 def _leave_writing_to_the_loop(client: Client, userdata: object, sock: object) -> None:

@@ -84,18 +84,21 @@ class CellChoice:
     def announced(self, successor: Successor, serial: int) -> None:
         """The aggregator announced where the fleet moves to, signed under the descriptor of this
         serial. Raises ``sqlite3.Error``."""
-        before = self._successor
+        before = self._announced
         if not self._store.announced(successor, serial):
             return
         self._look()
         self._tries.reset()
         soon = 0.0
-        if self.here == SUCCESSOR and before is not None:
-            self.here += before.announced.url  # the name is another's now
+        if self.here == SUCCESSOR:
+            self.here += before.url  # the name is another's now
         else:
             most = max(0.0, min(self._pace.cell_seconds, self._grace_left_seconds() / 4))
             soon = float(self._rng.uniform(0.0, most))
         self._move_seconds = self._clock() + soon
+        # Who has no session here has less to wait for than in a cell that is away.
+        leaves_seconds = self._clock() + max(soon, self._short_stay_seconds())
+        self._leave_seconds = min(self._leave_seconds, leaves_seconds)
 
     def way_given(self) -> None:
         """The device's owner said how the fleet's broker is reached now."""
@@ -109,24 +112,24 @@ class CellChoice:
             self._know(now)
 
     def _know(self, membership: Membership) -> None:
-        self._successor, self._announced_places = membership.successor, membership.places
+        self._announced, self._announced_places = membership.moves, membership.places
 
     def _reached_successor(self) -> None:
-        known, descriptor = self._successor, self._sessions.descriptor
-        if known is None or descriptor is None:
+        known, descriptor = self._announced, self._sessions.descriptor
+        if not known.url or descriptor is None:
             return
         if self._grace_left_seconds() <= 0 and descriptor.serial > known.serial:
             self._store.moved()
             self.here = ""
         elif not known.reached:
-            self._store.reached(known.announced.url)
+            self._store.reached(known.url)
         self._look()
 
     def _grace_left_seconds(self) -> float:
         now = self._sessions.time.now()
-        if self._successor is None or now is None:
+        if not self._announced.url or now is None:
             return math.inf
-        return self._successor.announced.until_unix_seconds - now
+        return self._announced.until_unix_seconds - now
 
     def told(self, placement: Placement) -> None:
         """The aggregator said where this device belongs. Raises ``sqlite3.Error``."""
@@ -177,12 +180,16 @@ class CellChoice:
 
     def _stay_seconds(self) -> float:
         is_away = self.here in ("", self._fled, *self._places[1:])
-        if self.here == SUCCESSOR and not (self._successor and self._successor.reached):
+        if self.here == SUCCESSOR and not self._announced.reached:
             most = max(self._pace.answer_seconds, self._grace_left_seconds() / 4)
             most = min(most, _SHORT_ANSWERS * self._pace.answer_seconds)
             return float(most / 2 * self._rng.uniform(1.0, 2.0))
-        first = _SHORT_ANSWERS * self._pace.answer_seconds if is_away else self._pace.cell_seconds
-        return float(first * self._rng.uniform(1.0, 2.0))
+        if is_away:
+            return self._short_stay_seconds()
+        return float(self._pace.cell_seconds * self._rng.uniform(1.0, 2.0))
+
+    def _short_stay_seconds(self) -> float:
+        return float(_SHORT_ANSWERS * self._pace.answer_seconds * self._rng.uniform(1.0, 2.0))
 
     def _stays_seconds(self) -> float:
         """How long it stays where it was told to be before the next move that it is told."""

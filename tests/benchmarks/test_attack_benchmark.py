@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.aggregator.broker import MOSQUITTO
-from benchmarks.aggregator.through_broker import measure_through_broker
+from benchmarks.aggregator.serving import measure_through_broker
 from benchmarks.aggregator.under_attack import KINDS, measure_under_attack
 
 pytestmark = [

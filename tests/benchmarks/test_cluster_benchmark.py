@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.aggregator.broker import MOSQUITTO
+from benchmarks.aggregator.load import spread_by_second
 from benchmarks.cluster import scale
 from benchmarks.cluster.__main__ import stored_runs, tables
 from benchmarks.cluster.connections import measure_connections
 from benchmarks.cluster.experiment import TINY, ClusterRun, execute
-from benchmarks.cluster.load import spread_by_second
 from benchmarks.cluster.processes import between
 from benchmarks.cluster.serving import Setup
 

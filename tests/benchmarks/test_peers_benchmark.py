@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import StoredRuns
-from benchmarks.peers import processes
+from benchmarks.peers import compare
 from benchmarks.peers.__main__ import ROWS
 from benchmarks.peers.compare import (
     TOLERANCE,
@@ -18,10 +18,11 @@ from benchmarks.peers.compare import (
     Costs,
     Measured,
     Round,
+    Row,
     extrapolated,
+    started,
     table,
 )
-from benchmarks.peers.processes import Row, started
 from benchmarks.peers.record import positives_of, record
 from benchmarks.peers.tessera_rounds import AloneRounds
 from benchmarks.peers.workload import Floats, Workload, device_step
@@ -151,7 +152,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_every_package_of_an_environment_is_pinned() -> None:
-    pins = Path(processes.__file__).with_name("requirements")
+    pins = Path(compare.__file__).with_name("requirements")
     named = {row.environment for row in ROWS if row.environment}
     assert {path.stem for path in pins.iterdir()} == named
     found: dict[str, str] = {}
@@ -205,9 +206,3 @@ def test_a_whole_fleet_is_read_off_a_line_and_said_to_be() -> None:
     assert "by a line through the rows above" in last and "about 60" in last
     assert "about" not in table([few, compared(600, Flower=costs(9.0, 6.0, error=1.0))], 6040)
     assert "about" not in table([few, many, compared(6040, Flower=costs(9.0, 70.0))], 6040)
-
-
-def test_a_comparison_is_another_with_other_rows() -> None:
-    one = Comparison(("a", "b"), 6040, 32, 5, 0)
-    assert one.key == replace(one).key
-    assert len({one.key, replace(one, rows=("a",)).key, replace(one, turns=6).key}) == 3

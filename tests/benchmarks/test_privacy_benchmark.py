@@ -12,13 +12,12 @@ import pytest
 from aggregator.methods.scatter import ScatterMethod, initial_items
 from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.harness import StoredRuns
-from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality
+from benchmarks.privacy.__main__ import attack_table, joining_table
+from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality, sight
 from benchmarks.privacy.execute import execute
 from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
-from benchmarks.privacy.sighting import sight
-from benchmarks.privacy.table import attack_table, joining_table
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
-from benchmarks.scatter.presets import least_squares, preset
+from benchmarks.scatter.experiment import least_squares, preset
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.methods.scatter.triples import PoolSettings
 from tests.fakes.reference_step import ReferenceStep

@@ -21,9 +21,7 @@ from benchmarks.robust.scatter import (
     execute,
     exposure,
 )
-from benchmarks.robust.suite import Trial
-from benchmarks.robust.table import single_table
-from benchmarks.scatter.presets import preset
+from benchmarks.robust.suite import Trial, single_table
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -130,10 +128,6 @@ def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
             Trial(CLEAN.experiment, attack, share)  # type: ignore[arg-type]
 
 
-def test_options_that_are_off_leave_the_keys_of_earlier_runs() -> None:
-    assert preset("ml-100k", "test", 0).key == "11e72ca67dce2be152b9"
-
-
 def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     found = {
         ("none", "", 0.0): {0: Outcome({"0.0": 0.60, "0.05": 0.50}, {"0.0": 0.0}, 1.0)},
@@ -145,23 +139,6 @@ def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     assert [cell in shown for cell in ("70.0 %", "30.0 %", "patient, 5%")] == [True] * 3
 
 
-def test_two_trees_are_compared_on_the_seeds_that_both_ran() -> None:
-    def outcome(hit_ratio: float, most_outliers: float) -> Outcome:
-        return Outcome({"0.05": hit_ratio}, {"0.05": 0.0}, 1.0, most_outliers)
-
-    case = ("guarded", "flip", 0.05)
-    before = {case: {0: outcome(0.5, 40), 1: outcome(0.6, 60), 2: outcome(0.9, 0)}}
-    found = {
-        case: {0: outcome(0.51, 20), 1: outcome(0.63, 30)},
-        ("default", "", 0.0): {0: outcome(0.5, 0)},
-    }
-    quality, left_out = ScatterSuite(None, None).difference_tables(found, before)
-    (line,) = quality.splitlines()[2:]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["guarded, flip of 5%", "2", "0.5500", "0.5700", "+0.0200 ± 0.1271"]
-    assert left_out.splitlines()[2].split("|")[3:5] == [" 50       ", " 25      "]
-
-
 def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that_table() -> None:
     share = 1 / 40
     earlier = Outcome({"0.0": 0.5}, {}, 1.0)
@@ -171,11 +148,6 @@ def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that
     table = single_table(found, share, lambda one: one.hit_ratio, "HR@10")
     assert "| none, no attack " in table and "| 1       | 0.6000 (+0.0 %)" in table
     assert "| default, row" in table and "0.3000 (-50.0 %)" in table
-
-
-def test_keys_of_earlier_runs_stay() -> None:
-    trial = Trial(base_experiment("test", 0, OPTIONS[0], 40), None, 0.0)
-    assert trial.key == "701e3942d96325cd9ce3"
 
 
 def test_names_that_do_not_exist_are_refused(

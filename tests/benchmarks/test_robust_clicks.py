@@ -14,16 +14,21 @@ from benchmarks.distill.experiment import ModelChoice
 from benchmarks.distill.fleet import ArtifactShelf, click_fields, entries_of
 from benchmarks.harness import StoredRuns
 from benchmarks.robust.attacks import ATTACKS, SHARES, Attack
-from benchmarks.robust.clicks.catalogue import Catalogue, Watcher, seen_by, watchers
-from benchmarks.robust.clicks.execute import execute
-from benchmarks.robust.clicks.experiment import (
+from benchmarks.robust.clicks import (
+    OPTIONS,
+    Catalogue,
+    ClickSuite,
     Experiment,
+    HostileLearner,
     MethodName,
     Outcome,
+    TrainerShelf,
+    Watcher,
     base_experiment,
+    execute,
+    seen_by,
+    watchers,
 )
-from benchmarks.robust.clicks.fleet import HostileLearner, TrainerShelf
-from benchmarks.robust.clicks.suite import OPTIONS, ClickSuite
 from benchmarks.robust.suite import Trial
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
@@ -196,19 +201,6 @@ def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
         replace(base, models=(base.models[0], ModelChoice("cnn")))
     with pytest.raises(ValueError, match="rounds"):
         replace(base, rounds=0)
-
-
-def test_two_trees_are_compared_at_all_rounds_too(tmp_path: Path) -> None:
-    def outcome(auc: float, *by_round: float) -> Outcome:
-        return Outcome({"0.2": auc}, {}, {}, {}, 1, 1.0, by_round)
-
-    case = ("default", "flip", 0.2)
-    found, before = {case: {0: outcome(0.5, 0.5, 0.7)}}, {case: {0: outcome(0.6, 0.5, 0.6)}}
-    suite = ClickSuite("fedavg", None, tmp_path)
-    chosen, mean = (table.splitlines()[2] for table in suite.difference_tables(found, before))
-    assert "-0.1000" in chosen and "+0.0500" in mean
-    earlier = {case: {0: outcome(0.6)}}
-    assert "nan" in suite.difference_tables(found, earlier)[1]
 
 
 def test_each_method_has_its_own_attacks_and_tables(tmp_path: Path) -> None:

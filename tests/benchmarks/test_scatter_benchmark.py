@@ -14,13 +14,18 @@ from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.central import Line
 from benchmarks.recommendation.central import Outcome as CentralOutcome
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.scatter.__main__ import main
-from benchmarks.scatter.cost import published_bytes
-from benchmarks.scatter.execute import execute
-from benchmarks.scatter.experiment import METHOD_REVISION, Experiment, Outcome, Point
-from benchmarks.scatter.picture import draw_bytes
-from benchmarks.scatter.presets import BASELINE, CLASSES, ROWS, preset
-from benchmarks.scatter.table import by_class_table, curve_table, quality_table
+from benchmarks.scatter.__main__ import by_class_table, curve_table, draw_bytes, main, quality_table
+from benchmarks.scatter.execute import execute, published_bytes
+from benchmarks.scatter.experiment import (
+    BASELINE,
+    CLASSES,
+    METHOD_REVISION,
+    ROWS,
+    Experiment,
+    Outcome,
+    Point,
+    preset,
+)
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.seal.session import (
@@ -82,19 +87,6 @@ def test_passes_are_chosen_by_validation_items_alone(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["--epochs", "20", "--table-only"])
     assert "add --split validation" in capsys.readouterr().err
-
-
-def test_options_that_came_later_keep_the_keys_of_stored_outcomes() -> None:
-    assert preset("ml-100k", "test", 0).key == "11e72ca67dce2be152b9"
-
-
-def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store = StoredRuns(tmp_path / "made", "scatter", Outcome)
-    one, other = preset("ml-100k", "test", 0), preset("ml-100k", "test", 1)
-    assert store.load(one) is None
-    store.save(one, outcome(0.06))
-    assert store.load(one) == outcome(0.06)
-    assert store.load(other) is None
 
 
 def test_another_revision_of_the_method_has_other_outcomes(

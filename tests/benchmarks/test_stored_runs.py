@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.harness import StoredRuns, add_rows, add_run_options, named, seeds_of
+from benchmarks.harness import RESULTS, StoredRuns, add_rows, add_run_options, named, seeds_of
 
 
 @dataclass(frozen=True)
@@ -111,3 +114,43 @@ def test_an_unknown_name_ends_the_program_and_lists_the_known(
 def test_seeds_are_those_named_else_the_benchmarks_own() -> None:
     assert list(seeds_of(options(), otherwise=2)) == [0, 1]
     assert list(seeds_of(options("--seeds", "3", "--first-seed", "4"), otherwise=2)) == [4, 5, 6]
+
+
+# By suite, the command lines that together ask for everything stored.
+_ASKED = {
+    "attention": ["--seeds 3"],
+    "distill": ["--seeds 3"],
+    "mutual": ["--seeds 3"],
+    "peers": ["--flower-whole"],
+    "privacy": ["--seeds 1"],
+    "recommendation": [""],
+    "robust": [
+        "--seeds 3",
+        "--split validation",
+        "--epochs 40 --method scatter --seeds 3",
+        "--one-device",
+        "--one-device --split validation",
+        "--one-device --epochs 40 --split validation --method scatter --seeds 2",
+        "--one-device --epochs 10 --split validation --method scatter --seeds 2",
+    ],
+    "scatter": ["--seeds 10"],
+}
+
+
+@pytest.mark.parametrize("suite", _ASKED)
+def test_stored_runs_are_asked_for(suite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = set()
+    load = StoredRuns.load
+
+    def noted(stored: StoredRuns[Any, Any], run: Any) -> Any:
+        asked.add(run.key)
+        # These two ask for what depends on what they found.
+        return load(stored, run) if suite in ("mutual", "recommendation") else None
+
+    monkeypatch.setattr(StoredRuns, "load", noted)
+    main = importlib.import_module(f"benchmarks.{suite}.__main__").main
+    for arguments in _ASKED[suite]:
+        assert main(["--table-only", *arguments.split()]) == 0
+    lines = map(json.loads, (RESULTS / f"{suite}.jsonl").read_text().splitlines())
+    lost = [line["run"] for line in lines if line["key"] not in asked]
+    assert not lost, f"{len(lost)}, of which one is {lost[0]}"

@@ -41,13 +41,22 @@ class Threads:
 
     def __init__(self, posts: Sequence[Post]) -> None:
         self.errors: list[BaseException] = []
-        self.workers = [Worker(post, world(post.slot.number + 10)) for post in posts]
-        self._told: dict[int, int] = {}
         self.fetched = 0
         """States that came from workers, and not from the store."""
         self._running = 0
-        self._stopping = [run_on_thread(each, self._ended) for each in self.workers]
+        self._start(posts)
+
+    def _start(self, posts: Sequence[Post]) -> None:
+        self.posts = [*posts]
+        self.workers = [Worker(post, world(post.slot.number + 10)) for post in posts]
+        self._told: dict[int, int] = {}
         self._running = len(self.workers)
+        self._stopping = [run_on_thread(each, self._ended) for each in self.workers]
+
+    def post(self, posts: Sequence[Post]) -> None:
+        if self.posts != [*posts]:
+            self.stop()
+            self._start(posts)
 
     def tend(self, revision: int, orders: Orders) -> None:
         for number, worker in enumerate(self.workers):

@@ -158,6 +158,9 @@ class Reached:
         for post in posts:
             threading.Thread(target=self._keep_told, args=(post.slot.number,), daemon=True).start()
 
+    def post(self, posts: Sequence[Post]) -> None:
+        """They keep theirs."""
+
     def tend(self, revision: int, orders: Orders) -> None:
         self._told = revision, orders
 

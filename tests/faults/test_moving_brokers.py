@@ -23,17 +23,14 @@ PACE = Pace(
 )
 
 
-class Fleet:
-    """Serve in a process of its own, and devices in this one."""
+class Devices:
+    """In this process."""
 
-    def __init__(self, folder: Path, url: str, devices: int, stack: ExitStack) -> None:
-        self.home = make_home(folder, url, ROUND)
-        codes = invite(self.home, devices)
-        self.serve = ServeProcess(self.home)
-        self.serve.start()
-        stack.callback(self.serve.stop)
+    def __init__(
+        self, home: AggregatorHome, url: str, count: int, folder: Path, stack: ExitStack
+    ) -> None:
         self.devices = []
-        for place, code in enumerate(codes):
+        for place, code in enumerate(invite(home, count)):
             device = stack.enter_context(
                 Device.enrol(
                     url,
@@ -51,15 +48,36 @@ class Fleet:
     def rounds(self) -> list[int]:
         return [each.status().receipted_round or 0 for each in self.devices]
 
+    def problems(self) -> object:
+        return [each.status().problem for each in self.devices]
+
     def await_rounds(self, more: int = 2) -> None:
         before = self.rounds()
         wait_until(
             lambda: all(now >= was + more for now, was in zip(self.rounds(), before, strict=True)),
-            lambda: ([each.status().problem for each in self.devices], self.serve.log.read_text()),
+            self.problems,
         )
 
     def at(self, url: str) -> bool:
         return all(each.status().broker == url for each in self.devices)
+
+    def stop(self) -> None:
+        for each in self.devices:
+            each.stop()
+
+
+class Fleet(Devices):
+    """Serve in a process of its own, and devices in this one."""
+
+    def __init__(self, folder: Path, url: str, devices: int, stack: ExitStack) -> None:
+        self.home = make_home(folder, url, ROUND)
+        self.serve = ServeProcess(self.home)
+        self.serve.start()
+        stack.callback(self.serve.stop)
+        super().__init__(self.home, url, devices, folder, stack)
+
+    def problems(self) -> object:
+        return super().problems(), self.serve.log.read_text()
 
 
 def require_each_counted_once(home: AggregatorHome) -> None:
@@ -83,10 +101,10 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
         fleet.await_rounds()
         assert command(fleet.home, "broker", "move", new.url, "--grace", "20s") == 0
         assert f"moves        to {new.url}" in capsys.readouterr().out
-        wait_until(lambda: fleet.at(new.url), lambda: [d.status().problem for d in fleet.devices])
+        wait_until(lambda: fleet.at(new.url), fleet.problems)
         fleet.await_rounds()
         assert device_command(["broker", "--home", str(fleet.devices[0].home)]) == 0
-        assert f"announced    {new.url}: the fleet is there" in capsys.readouterr().out
+        assert f"tried first  {new.url}: the fleet is there" in capsys.readouterr().out
         old.stop()
         fleet.await_rounds()
         fleet.devices[0].stop()
@@ -103,8 +121,7 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
         wait_until(lambda: moved in said("broker"))
         wait_until(lambda: f"runs, connected to {new.url} for" in said("status"))
         fleet.await_rounds()
-        for device in fleet.devices:
-            device.stop()
+        fleet.stop()
     require_each_counted_once(fleet.home)
 
 
@@ -157,8 +174,7 @@ def test_a_broker_that_cannot_be_reached_is_left_again(
             fleet.await_rounds()
         assert command(fleet.home, "broker", "stay") == 0
         fleet.await_rounds()
-        for device in fleet.devices:
-            device.stop()
+        fleet.stop()
     require_each_counted_once(fleet.home)
 
 
@@ -193,8 +209,7 @@ def test_nobody_leaves_the_broker_that_works_for_one_that_is_not_there(
         wait_until(lambda: "\nmoved  " in said("broker"))
         second.stop()
         fleet.await_rounds()
-        for device in fleet.devices:
-            device.stop()
+        fleet.stop()
     require_each_counted_once(fleet.home)
 
 
@@ -232,6 +247,5 @@ def test_a_move_that_follows_another_or_is_called_off_leaves_nobody_behind(
         second.stop()
         third.stop()
         fleet.await_rounds()
-        for device in fleet.devices:
-            device.stop()
+        fleet.stop()
     require_each_counted_once(fleet.home)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from device_sdk import Device, TrainingOptions
+from device_sdk.link.events import MqttVersion, VersionChoice
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.fakes.homes import command, invite, make_home, serving
@@ -26,11 +27,30 @@ def enrolled(url: str, code: str, folder: Path, **more: Any) -> Device:
     )
 
 
-@pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit"])
+class OldProtocol(VersionChoice):
+    """MQTT 3.1.1 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = MqttVersion.V311
+
+    def rejected(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("limit", ["max_packet_size", "message_size_limit", "3.1.1"])
 def test_chunks_and_updates_are_cut_to_what_the_broker_takes(
-    tmp_path: Path, make_mosquitto: MakeMosquitto, limit: str
+    tmp_path: Path,
+    make_mosquitto: MakeMosquitto,
+    limit: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first is told to clients, the second is found out: Mosquitto ends the connection."""
+    """The first is told to clients, the second is found out: Mosquitto refuses such messages, or,
+    by MQTT 3.1.1, acknowledges and drops them, which is said."""
+    if limit == "3.1.1":
+        monkeypatch.setattr("device_sdk.link.loop.VersionChoice", OldProtocol)
+        limit = "message_size_limit"
     broker = make_mosquitto("allow_anonymous true", f"{limit} {MOST}")
     home = make_home(tmp_path, broker.url, ROUND)
     lines = [f"item-{row}\tThe long title of number {row}" for row in range(ITEMS)]

@@ -99,6 +99,57 @@ def test_serve_waits_for_its_store_whatever_it_was_doing_and_says_so(
     assert counted == closed + waiting, "each is in exactly one version"
 
 
+def test_a_renewed_password_and_a_server_that_stands_still_need_no_restart(
+    tmp_path: Path,
+    make_mosquitto: MakeMosquitto,
+    make_database: MakeDatabase,
+    postgres: PostgresServer,
+) -> None:
+    """Serve starts with a password that is refused, gets the right one by the task file, loses it
+    to a newer one, and is told that; then the server freezes, and serve ends when it is told to."""
+    broker, url = make_mosquitto(), make_database()
+    role = f"renewed_{os.getpid()}"
+    hba = Path(postgres.run("SHOW hba_file")[0][0])
+    hba.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+    postgres.run(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD 'one'")
+    postgres.run("SELECT pg_reload_conf()")
+    named = [url.replace("tessera@", f"{role}:{word}@") for word in ("none", "one", "two")]
+    home = make_home(tmp_path, broker.url, ROUND, f'[cluster]\nstore = "{url}"', store_url=url)
+    serve = ServeProcess(home)
+
+    def name(url: str, instead: str) -> None:
+        home.task_file.write_text(home.task_file.read_text().replace(instead, url))
+
+    def said() -> str:
+        return home.live_file.read_text() if home.live_file.exists() else ""
+
+    name(named[0], url)
+    serve.start()
+    try:
+        wait_until(lambda: "does not let us in" in said(), serve.log.read_text)
+        name(named[1], named[0])
+        serve.await_connections(1)
+        wait_until(lambda: '"store_problem": ""' in said(), said)
+        postgres.run(f"ALTER ROLE {role} PASSWORD 'two'")
+        postgres.run(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'"
+        )
+        wait_until(lambda: "does not let us in" in said(), serve.log.read_text)
+        name(named[2], named[1])
+        wait_until(lambda: '"store_problem": ""' in said(), said)
+        with postgres.frozen():
+            wait_until(lambda: "does not answer" in said(), serve.log.read_text)
+        wait_until(lambda: '"store_problem": ""' in said(), said)
+        with postgres.frozen():
+            wait_until(lambda: "does not answer" in said(), serve.log.read_text)
+            assert serve.stop() == 0, serve.log.read_text()
+    finally:
+        serve.kill()
+    log = serve.log.read_text()
+    assert log.count("the store is away") >= 3 and "there again" in log
+    assert "one@" not in log and "two@" not in log
+
+
 def test_a_file_that_another_program_holds_is_waited_for_too(
     tmp_path: Path,
     make_mosquitto: MakeMosquitto,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aggregator.home import AggregatorHome
-from device_sdk import BrokerWay, Device, TlsFiles
+from device_sdk import BrokerWay, Device, EnrolmentFailed, TlsFiles
 from device_sdk.cli import main as device_main
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
@@ -76,6 +77,11 @@ def test_certificates_and_passwords_are_read_at_each_dial(
         f'password_file = "{word}"\nca_file = "{trusted}"\nclient_id_prefix = "edge-"',
     )
     way = BrokerWay.parse(url, password_file=word, tls=TlsFiles(trusted), client_id_prefix="edge-")
+    for prefix, asked in (("", "for a client_id_prefix"), ("x-", "for another client_id_prefix")):
+        with pytest.raises(EnrolmentFailed) as refused:
+            joined(url, home, tmp_path / "other", replace(way, client_id_prefix=prefix))
+        assert f"{way} was given user 'fleet' and" in str(refused.value)
+        assert asked in str(refused.value)
     with (
         serving(home, link_settings=QUICK) as served,
         joined(url, home, tmp_path / "device", way) as device,

@@ -144,6 +144,19 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All of its processes stand still, as on a machine that does; their sockets live on."""
+        server = psutil.Process(self.pid)
+        processes = [server, *server.children()]
+        for each in processes:
+            each.suspend()
+        try:
+            yield
+        finally:
+            for each in processes:
+                each.resume()
+
     def start(self) -> None:
         """Start, and wait until it takes connections."""
         with self._log.open("ab") as log:

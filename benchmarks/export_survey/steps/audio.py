@@ -23,63 +23,6 @@ def _classified(model: nn.Module, *shape: int) -> TrainStep:
     return TrainStep(model, loss, batch)
 
 
-class DSCNN(nn.Module):
-    """Zhang et al. 2017, on MFCC pictures of 49 x 10."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-
-        def separable() -> nn.Sequential:
-            return nn.Sequential(
-                nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),
-                nn.BatchNorm2d(width), nn.ReLU(),
-                nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            )  # fmt: skip
-
-        self.features = nn.Sequential(
-            nn.Conv2d(1, width, (10, 4), stride=(2, 2), padding=(5, 1), bias=False),
-            nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.2),
-            *[separable() for _ in range(4)], nn.Dropout(0.4), nn.AdaptiveAvgPool2d(1),
-        )  # fmt: skip
-        self.fc = nn.Linear(width, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.features(x).flatten(1))
-
-
-KIND.add("DS-CNN")(lambda: _classified(DSCNN(), 1, 49, 10))
-
-
-class M5(nn.Module):
-    """Dai et al. 2016, as torchaudio's tutorial has it."""
-
-    def __init__(self, n_channel: int = 16) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv1d(1, n_channel, kernel_size=80, stride=16)
-        self.bn1, self.pool1 = nn.BatchNorm1d(n_channel), nn.MaxPool1d(4)
-        self.conv2 = nn.Conv1d(n_channel, n_channel, kernel_size=3)
-        self.bn2, self.pool2 = nn.BatchNorm1d(n_channel), nn.MaxPool1d(4)
-        self.conv3 = nn.Conv1d(n_channel, 2 * n_channel, kernel_size=3)
-        self.bn3, self.pool3 = nn.BatchNorm1d(2 * n_channel), nn.MaxPool1d(4)
-        self.fc1 = nn.Linear(2 * n_channel, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool1(F.relu(self.bn1(self.conv1(x))))
-        x = self.pool2(F.relu(self.bn2(self.conv2(x))))
-        x = self.pool3(F.relu(self.bn3(self.conv3(x))))
-        x = F.avg_pool1d(x, x.shape[-1])
-        return F.log_softmax(self.fc1(x.permute(0, 2, 1)), dim=2)
-
-
-@KIND.add("M5")
-def m5() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return F.nll_loss(model(batch["audio"]).squeeze(), batch["label"])
-
-    step = _classified(M5(), 1, 4000)
-    return TrainStep(step.model, loss, step.batch)
-
-
 class BCResBlock(nn.Module):
     """Kim et al. 2021: broadcast residual learning with sub-spectral norm."""
 
@@ -271,29 +214,6 @@ def sincnet() -> TrainStep:
         nn.Flatten(), nn.Linear(16, CLASSES),
     )  # fmt: skip
     return _classified(model, 1, 800)
-
-
-class CRNN(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cnn = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ELU(), nn.MaxPool2d((2, 2)),
-            nn.Dropout(0.1), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ELU(),
-            nn.MaxPool2d((4, 2)),
-        )  # fmt: skip
-        self.rnn = nn.LSTM(
-            16 * 5, 24, num_layers=2, batch_first=True, dropout=0.3, bidirectional=True
-        )
-        self.out = nn.Linear(48, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.cnn(x)
-        h = h.permute(0, 3, 1, 2).flatten(2)
-        out, _ = self.rnn(h)
-        return self.out(out.mean(1))
-
-
-KIND.add("CRNN")(lambda: _classified(CRNN(), 1, 40, 32))
 
 
 def _wav2vec(own_loss: bool) -> TrainStep:

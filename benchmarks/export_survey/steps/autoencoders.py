@@ -17,81 +17,6 @@ def _pictures(*shape: int) -> Batch:
     return {"x": torch.rand(ROWS, *shape)}
 
 
-class ConvAutoencoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 7),
-        )  # fmt: skip
-        self.decoder = nn.Sequential(
-            nn.ConvTranspose2d(32, 16, 7), nn.ReLU(),
-            nn.ConvTranspose2d(16, 8, 3, stride=2, padding=1, output_padding=1), nn.ReLU(),
-            nn.ConvTranspose2d(8, 1, 3, stride=2, padding=1, output_padding=1), nn.Sigmoid(),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.encoder(x))
-
-
-@KIND.add("convolutional autoencoder")
-def conv_autoencoder() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return F.mse_loss(model(batch["x"]), batch["x"])
-
-    return TrainStep(ConvAutoencoder(), loss, _pictures(1, 28, 28))
-
-
-class VAE(nn.Module):
-    """pytorch/examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(784, 64)
-        self.fc21, self.fc22 = nn.Linear(64, 8), nn.Linear(64, 8)
-        self.fc3, self.fc4 = nn.Linear(8, 64), nn.Linear(64, 784)
-
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h1 = F.relu(self.fc1(x))
-        return self.fc21(h1), self.fc22(h1)
-
-    def reparameterize(self, mu: Tensor, logvar: Tensor) -> Tensor:
-        std = torch.exp(0.5 * logvar)
-        eps = torch.randn_like(std)
-        return mu + eps * std
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mu, logvar = self.encode(x.view(-1, 784))
-        z = self.reparameterize(mu, logvar)
-        return torch.sigmoid(self.fc4(F.relu(self.fc3(z)))), mu, logvar
-
-
-@KIND.add("VAE")
-def vae() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        recon_x, mu, logvar = model(batch["x"])
-        bce = F.binary_cross_entropy(recon_x, batch["x"].view(-1, 784), reduction="sum")
-        return bce - 0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
-
-    return TrainStep(VAE(), loss, _pictures(1, 28, 28))
-
-
-@KIND.add("VAE by torch.distributions")
-def vae_distributions() -> TrainStep:
-    from torch.distributions import Normal, kl_divergence
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        mu, logvar = model.encode(batch["x"].flatten(1))
-        q = Normal(mu, (0.5 * logvar).exp())
-        z = q.rsample()
-        recon = model.fc4(F.relu(model.fc3(z)))
-        nll = F.binary_cross_entropy_with_logits(recon, batch["x"].flatten(1), reduction="sum")
-        prior = Normal(torch.zeros_like(mu), torch.ones_like(mu))
-        return (nll + kl_divergence(q, prior).sum()) / mu.size(0)
-
-    return TrainStep(VAE(), loss, _pictures(1, 28, 28))
-
-
 class ConvVAE(nn.Module):
     def __init__(self, latent: int = 8) -> None:
         super().__init__()
@@ -276,26 +201,6 @@ def denoising() -> TrainStep:
         return F.mse_loss(model(noisy), batch["x"])
 
     return TrainStep(model, loss, _pictures(64))
-
-
-@KIND.add("LSTM autoencoder")
-def lstm_autoencoder() -> TrainStep:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = nn.LSTM(6, 16, batch_first=True)
-            self.decoder = nn.LSTM(16, 16, batch_first=True)
-            self.out = nn.Linear(16, 6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            _, (hidden, _) = self.encoder(x)
-            repeated = hidden[-1].unsqueeze(1).repeat(1, x.size(1), 1)
-            return self.out(self.decoder(repeated)[0])
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return nn.L1Loss()(model(batch["x"]), batch["x"])
-
-    return TrainStep(Model(), loss, _pictures(20, 6))
 
 
 class Diffusion(nn.Module):

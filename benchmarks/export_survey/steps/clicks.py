@@ -276,59 +276,6 @@ KIND.add("DCN-V2")(_fields(lambda dims, k: CrossV2(dims, k, 3, 8)))
 KIND.add("AutoInt")(_fields(AutoInt))
 
 
-class DLRM(nn.Module):
-    """Naumov et al. 2019: bags of ids with offsets, dot products of all pairs."""
-
-    def __init__(self, dense: int, tables: int, rows: int, dim: int) -> None:
-        super().__init__()
-        self.emb_l = nn.ModuleList(
-            nn.EmbeddingBag(rows, dim, mode="sum", sparse=False) for _ in range(tables)
-        )
-        self.bot_l = nn.Sequential(nn.Linear(dense, 32), nn.ReLU(), nn.Linear(32, dim), nn.ReLU())
-        pairs = (tables + 1) * tables // 2
-        self.top_l = nn.Sequential(
-            nn.Linear(pairs + dim, 32), nn.ReLU(), nn.Linear(32, 1), nn.Sigmoid()
-        )
-
-    def interact_features(self, x: Tensor, ly: list[Tensor]) -> Tensor:
-        batch_size, d = x.shape
-        t = torch.cat([x, *ly], dim=1).view((batch_size, -1, d))
-        z = torch.bmm(t, torch.transpose(t, 1, 2))
-        _, ni, nj = z.shape
-        li = torch.tensor([i for i in range(ni) for j in range(i)])
-        lj = torch.tensor([j for i in range(nj) for j in range(i)])
-        zflat = z[:, li, lj]
-        return torch.cat([x, zflat], dim=1)
-
-    def forward(self, dense: Tensor, offsets: Tensor, ids: Tensor) -> Tensor:
-        x = self.bot_l(dense)
-        ly = [emb(ids[k], offsets[k]) for k, emb in enumerate(self.emb_l)]
-        return self.top_l(self.interact_features(x, ly))
-
-
-@KIND.add("DLRM")
-def dlrm() -> TrainStep:
-    tables, bag = 4, 3
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        p = model(batch["dense"], batch["offsets"], batch["ids"])
-        return F.mse_loss(p, batch["click"])
-
-    batch = {
-        "dense": torch.rand(ROWS, 5),
-        "ids": torch.randint(VOCABULARY, (tables, ROWS * bag)),
-        "offsets": torch.arange(0, ROWS * bag, bag).repeat(tables, 1),
-        "click": torch.randint(2, (ROWS, 1)).float(),
-    }
-    axes = {
-        "dense": {0: "batch"},
-        "click": {0: "batch"},
-        "offsets": {1: "batch"},
-        "ids": {1: "ids"},
-    }
-    return TrainStep(DLRM(5, tables, VOCABULARY, 8), loss, batch, "sgd", axes)
-
-
 class TwoTower(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -29,28 +29,6 @@ def _triples() -> Batch:
     }
 
 
-class BiasedMF(nn.Module):
-    def __init__(self, k: int = 16) -> None:
-        super().__init__()
-        self.user_emb, self.item_emb = nn.Embedding(USERS, k), nn.Embedding(ITEMS, k)
-        self.user_bias, self.item_bias = nn.Embedding(USERS, 1), nn.Embedding(ITEMS, 1)
-        self.user_emb.weight.data.uniform_(0, 0.005)
-        self.item_emb.weight.data.uniform_(0, 0.005)
-        self.mean = nn.Parameter(torch.FloatTensor([3.5]), False)
-
-    def forward(self, u: Tensor, i: Tensor) -> Tensor:
-        b_u, b_i = self.user_bias(u).squeeze(), self.item_bias(i).squeeze()
-        return (self.user_emb(u) * self.item_emb(i)).sum(1) + b_u + b_i + self.mean
-
-
-@KIND.add("biased MF")
-def biased_mf() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return nn.MSELoss()(model(batch["user"], batch["item"]), batch["rating"])
-
-    return TrainStep(BiasedMF(), loss, _ratings(), "sgd")
-
-
 class BPR(nn.Module):
     def __init__(self, k: int = 32) -> None:
         super().__init__()
@@ -99,29 +77,6 @@ def neumf() -> TrainStep:
         return nn.BCELoss()(model(batch["user"], batch["item"]), (batch["rating"] > 3).float())
 
     return TrainStep(NeuMF(), loss, _ratings())
-
-
-class FM(nn.Module):
-    """Rendle 2010, on one-hot rows."""
-
-    def __init__(self, n: int, k: int) -> None:
-        super().__init__()
-        self.V = nn.Parameter(torch.randn(n, k) * 0.1)
-        self.lin = nn.Linear(n, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out_1 = torch.matmul(x, self.V).pow(2).sum(1, keepdim=True)
-        out_2 = torch.matmul(x.pow(2), self.V.pow(2)).sum(1, keepdim=True)
-        return 0.5 * (out_1 - out_2) + self.lin(x)
-
-
-@KIND.add("FM on one-hot rows")
-def fm() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        x = torch.cat([F.one_hot(batch["user"], USERS), F.one_hot(batch["item"], ITEMS)], 1).float()
-        return F.mse_loss(model(x).squeeze(1), batch["rating"])
-
-    return TrainStep(FM(USERS + ITEMS, 10), loss, _ratings(), "sgd")
 
 
 def _adjacency() -> Tensor:
@@ -180,37 +135,6 @@ def _lightgcn(registered: bool) -> TrainStep:
 
 KIND.add("LightGCN, sparse adjacency")(lambda: _lightgcn(False))
 KIND.add("LightGCN, dense adjacency")(lambda: _lightgcn(True))
-
-
-class MultVAE(nn.Module):
-    """Liang et al. 2018: a multinomial likelihood and a normal prior."""
-
-    def __init__(self, n: int, hidden: int = 32, latent: int = 8) -> None:
-        super().__init__()
-        self.q = nn.ModuleList([nn.Linear(n, hidden), nn.Linear(hidden, latent * 2)])
-        self.p = nn.ModuleList([nn.Linear(latent, hidden), nn.Linear(hidden, n)])
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h = self.drop(F.normalize(input))
-        h = self.q[1](torch.tanh(self.q[0](h)))
-        mu, logvar = h.chunk(2, dim=1)
-        z = mu
-        if self.training:
-            std = torch.exp(0.5 * logvar)
-            z = torch.randn_like(std).mul(std).add_(mu)
-        return self.p[1](torch.tanh(self.p[0](z))), mu, logvar
-
-
-@KIND.add("Mult-VAE")
-def multvae() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        recon, mu, logvar = model(batch["x"])
-        bce = -torch.mean(torch.sum(F.log_softmax(recon, 1) * batch["x"], -1))
-        kld = -0.5 * torch.mean(torch.sum(1 + logvar - mu.pow(2) - logvar.exp(), dim=1))
-        return bce + 0.2 * kld
-
-    return TrainStep(MultVAE(ITEMS), loss, {"x": (torch.rand(16, ITEMS) < 0.1).float()})
 
 
 class AutoRec(nn.Module):

@@ -91,20 +91,7 @@ class DLinear(nn.Module):
         return (seasonal_out + trend_out).permute(0, 2, 1)
 
 
-class NLinear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.Linear = nn.Linear(PAST, FUTURE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seq_last = x[:, -1:, :].detach()
-        x = x - seq_last
-        return self.Linear(x.permute(0, 2, 1)).permute(0, 2, 1) + seq_last
-
-
 KIND.add("DLinear")(lambda: forecast(DLinear(False)))
-KIND.add("DLinear, a layer a channel")(lambda: forecast(DLinear(True)))
-KIND.add("NLinear")(lambda: forecast(NLinear()))
 
 
 class PatchTST(nn.Module):
@@ -136,45 +123,6 @@ class PatchTST(nn.Module):
 
 
 KIND.add("PatchTST")(lambda: forecast(PatchTST()))
-
-
-class ResidualBlock(nn.Module):
-    def __init__(self, before: int, hidden: int, after: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(before, hidden), nn.Linear(hidden, after)
-        self.fc3 = nn.Linear(before, after)
-        self.dropout, self.ln = nn.Dropout(0.1), nn.LayerNorm(after)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.dropout(self.fc2(F.relu(self.fc1(x)))) + self.fc3(x)
-        return self.ln(out)
-
-
-class TiDE(nn.Module):
-    def __init__(self, hidden: int = 32, decoded: int = 8) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            ResidualBlock(PAST, hidden, hidden), ResidualBlock(hidden, hidden, hidden)
-        )
-        self.decoder = ResidualBlock(hidden, hidden, decoded * FUTURE)
-        self.temporal = ResidualBlock(decoded, hidden, 1)
-        self.residual = nn.Linear(PAST, FUTURE)
-        self.decoded = decoded
-
-    def one(self, x: Tensor) -> Tensor:
-        means = x.mean(1, keepdim=True).detach()
-        x = x - means
-        stdev = torch.sqrt(torch.var(x, dim=1, keepdim=True, unbiased=False) + 1e-5)
-        x = x / stdev
-        h = self.decoder(self.encoder(x)).reshape(x.shape[0], FUTURE, self.decoded)
-        out = self.temporal(h).squeeze(-1) + self.residual(x)
-        return out * stdev + means
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([self.one(x[:, :, i]) for i in range(x.shape[-1])], dim=-1)
-
-
-KIND.add("TiDE")(lambda: forecast(TiDE()))
 
 
 class iTransformer(nn.Module):
@@ -369,79 +317,6 @@ class Informer(nn.Module):
 KIND.add("Informer")(lambda: forecast(Informer()))
 
 
-class TimeMixer(nn.Module):
-    """Wang et al. 2024: seasons mixed upwards and trends downwards over pooled scales."""
-
-    def __init__(self, d: int = 16, scales: int = 3) -> None:
-        super().__init__()
-        self.scales = scales
-        lengths = [PAST // 2**i for i in range(scales)]
-        self.embedding = DataEmbedding(1, d)
-        self.normalize_layers = nn.ModuleList(RevIN(CHANNELS) for _ in range(scales))
-        self.decomposition = series_decomp(13)
-        self.season = nn.ModuleList(
-            nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Linear(b, b))
-            for a, b in zip(lengths, lengths[1:])
-        )
-        self.trend = nn.ModuleList(
-            nn.Sequential(nn.Linear(b, a), nn.GELU(), nn.Linear(a, a))
-            for a, b in zip(lengths, lengths[1:])
-        )
-        self.cross = nn.Sequential(nn.Linear(d, 32), nn.GELU(), nn.Linear(32, d))
-        self.predict = nn.ModuleList(nn.Linear(n, FUTURE) for n in lengths)
-        self.projection = nn.Linear(d, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        down = nn.AvgPool1d(2)
-        xs, series = [], x.permute(0, 2, 1)
-        for i in range(self.scales):
-            if i:
-                series = down(series)
-            xs.append(series.permute(0, 2, 1))
-        b = x.shape[0]
-        embedded = []
-        for i, x_i in enumerate(xs):
-            x_i = self.normalize_layers[i](x_i, "norm")
-            t, n = x_i.size(1), x_i.size(2)
-            embedded.append(self.embedding(x_i.permute(0, 2, 1).contiguous().reshape(b * n, t, 1)))
-        seasons, trends = [], []
-        for e in embedded:
-            season, trend = self.decomposition(e)
-            seasons.append(season.permute(0, 2, 1))
-            trends.append(trend.permute(0, 2, 1))
-        out_high, out_low = seasons[0], seasons[1]
-        season_list = [out_high.permute(0, 2, 1)]
-        for i in range(len(seasons) - 1):
-            out_low = out_low + self.season[i](out_high)
-            out_high = out_low
-            if i + 2 <= len(seasons) - 1:
-                out_low = seasons[i + 2]
-            season_list.append(out_high.permute(0, 2, 1))
-        reverse = trends.copy()
-        reverse.reverse()
-        out_low, out_high = reverse[0], reverse[1]
-        trend_list = [out_low.permute(0, 2, 1)]
-        layers = list(self.trend)[::-1]
-        for i in range(len(reverse) - 1):
-            out_high = out_high + layers[i](out_low)
-            out_low = out_high
-            if i + 2 <= len(reverse) - 1:
-                out_high = reverse[i + 2]
-            trend_list.append(out_low.permute(0, 2, 1))
-        trend_list.reverse()
-        out = []
-        for i, (e, s, t) in enumerate(zip(embedded, season_list, trend_list)):
-            mixed = e + self.cross(s + t)
-            y = self.predict[i](mixed.permute(0, 2, 1)).permute(0, 2, 1)
-            out.append(
-                self.projection(y).reshape(b, CHANNELS, FUTURE).permute(0, 2, 1).contiguous()
-            )
-        return self.normalize_layers[0](torch.stack(out, dim=-1).sum(-1), "denorm")
-
-
-KIND.add("TimeMixer")(lambda: forecast(TimeMixer()))
-
-
 class NHiTSBlock(nn.Module):
     def __init__(self, pool: int, hidden: int = 32) -> None:
         super().__init__()
@@ -585,50 +460,6 @@ def lstnet() -> TrainStep:
 
     batch = {"x": torch.rand(ROWS, PAST, CHANNELS), "y": torch.rand(ROWS, CHANNELS)}
     return TrainStep(LSTNet(), loss, batch)
-
-
-class InceptionTime(nn.Module):
-    def __init__(self, filters: int = 8) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList()
-        before = CHANNELS
-        for _ in range(3):
-            self.blocks.append(
-                nn.ModuleDict(
-                    {
-                        "bottleneck": nn.Conv1d(before, filters, 1, bias=False),
-                        "convs": nn.ModuleList(
-                            nn.Conv1d(filters, filters, k, padding="same", bias=False)
-                            for k in (39, 19, 9)
-                        ),
-                        "pooled": nn.Sequential(
-                            nn.MaxPool1d(3, stride=1, padding=1),
-                            nn.Conv1d(before, filters, 1, bias=False),
-                        ),
-                        "bn": nn.BatchNorm1d(4 * filters),
-                    }
-                )
-            )
-            before = 4 * filters
-        self.shortcut = nn.Sequential(nn.Conv1d(CHANNELS, before, 1), nn.BatchNorm1d(before))
-        self.out = nn.Linear(before, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x = x.transpose(1, 2)
-        for block in self.blocks:
-            b = block["bottleneck"](h)
-            parts = [conv(b) for conv in block["convs"]] + [block["pooled"](h)]
-            h = F.relu(block["bn"](torch.cat(parts, 1)))
-        return self.out(F.relu(h + self.shortcut(x)).mean(-1))
-
-
-@KIND.add("InceptionTime")
-def inception_time() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return F.cross_entropy(model(batch["x"]), batch["y"])
-
-    batch = {"x": torch.randn(ROWS, PAST, CHANNELS), "y": torch.randint(4, (ROWS,))}
-    return TrainStep(InceptionTime(), loss, batch)
 
 
 class TransformerForecaster(nn.Module):

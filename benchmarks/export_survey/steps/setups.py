@@ -255,20 +255,6 @@ def triplet() -> TrainStep:
     return TrainStep(_mlp(after=16), loss, batch)
 
 
-@KIND.add("batch-hard triplets with cdist")
-def hard_triplets() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        e = model(batch["x"])
-        distance = torch.cdist(e, e, p=2)
-        same = batch["y"].unsqueeze(0) == batch["y"].unsqueeze(1)
-        hardest_positive = (distance * same.float()).max(1)[0]
-        hardest_negative = distance.masked_fill(same, float("inf")).min(1)[0]
-        return F.relu(hardest_positive - hardest_negative + 0.3).mean()
-
-    batch = {"x": torch.randn(ROWS, FEATURES), "y": torch.arange(ROWS) % 4}
-    return TrainStep(_mlp(after=16), loss, batch, dynamic={})
-
-
 @KIND.add("siamese, contrastive")
 def siamese() -> TrainStep:
     def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -337,51 +323,6 @@ def supcon() -> TrainStep:
         return -((mask * log_prob).sum(1) / pairs).mean()
 
     return TrainStep(_mlp(after=16), loss, _rows())
-
-
-class ArcFace(nn.Module):
-    def __init__(self, s: float = 30.0, m: float = 0.5) -> None:
-        super().__init__()
-        self.body, self.weight = _mlp(after=16), nn.Parameter(torch.empty(CLASSES, 16))
-        nn.init.xavier_uniform_(self.weight)
-        self.s, self.cos_m, self.sin_m = s, math.cos(m), math.sin(m)
-        self.th, self.mm = math.cos(math.pi - m), math.sin(math.pi - m) * m
-
-    def forward(self, x: Tensor, label: Tensor) -> Tensor:
-        cosine = F.linear(F.normalize(self.body(x)), F.normalize(self.weight))
-        sine = torch.sqrt((1.0 - torch.pow(cosine, 2)).clamp(0, 1))
-        phi = cosine * self.cos_m - sine * self.sin_m
-        phi = torch.where(cosine > self.th, phi, cosine - self.mm)
-        one_hot = torch.zeros(cosine.size())
-        one_hot.scatter_(1, label.view(-1, 1).long(), 1)
-        return ((one_hot * phi) + ((1.0 - one_hot) * cosine)) * self.s
-
-
-@KIND.add("ArcFace")
-def arcface() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return F.cross_entropy(model(batch["x"], batch["y"]), batch["y"])
-
-    return TrainStep(ArcFace(), loss, _rows())
-
-
-@KIND.add("prototypical network")
-def prototypical() -> TrainStep:
-    ways, shots, queries = 4, 3, 5
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        support, query = model(batch["support"]), model(batch["query"])
-        proto = support.view(ways, shots, -1).mean(1)
-        dists = torch.pow(query.unsqueeze(1) - proto.unsqueeze(0), 2).sum(2)
-        log_p_y = F.log_softmax(-dists, dim=1).view(ways, queries, -1)
-        target = torch.arange(ways).view(ways, 1, 1).expand(ways, queries, 1).long()
-        return -log_p_y.gather(2, target).squeeze().view(-1).mean()
-
-    batch = {
-        "support": torch.randn(ways * shots, 3, 16, 16),
-        "query": torch.randn(ways * queries, 3, 16, 16),
-    }
-    return TrainStep(_cnn(out=16), loss, batch, dynamic={})
 
 
 # Mixtures, several tasks, several losses.
@@ -463,16 +404,6 @@ def mixup_given() -> TrainStep:
         return (batch["lam"] * one + (1 - batch["lam"]) * two).mean()
 
     return TrainStep(_cnn(), loss, {**_pictures(), "lam": torch.rand(ROWS)})
-
-
-@KIND.add("focal loss with class weights")
-def focal() -> TrainStep:
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        weight = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.5])
-        ce = F.cross_entropy(model(batch["x"]), batch["y"], weight=weight, reduction="none")
-        return ((1 - torch.exp(-ce)) ** 2 * ce).mean()
-
-    return TrainStep(_cnn(), loss, _pictures())
 
 
 # Adversaries.
@@ -742,31 +673,6 @@ def sac() -> TrainStep:
 # Tables and structures.
 
 
-@KIND.add("TabTransformer")
-def tab_transformer() -> TrainStep:
-    class Model(nn.Module):
-        def __init__(self, d: int = 16) -> None:
-            super().__init__()
-            self.embeds = nn.ModuleList(nn.Embedding(10, d) for _ in range(4))
-            layer = nn.TransformerEncoderLayer(d, 2, 32, 0.1, "gelu", batch_first=True)
-            self.encoder, self.norm = nn.TransformerEncoder(layer, 2), nn.LayerNorm(6)
-            self.mlp = _mlp(4 * d + 6, 1)
-
-        def forward(self, ids: Tensor, x: Tensor) -> Tensor:
-            e = torch.stack([emb(ids[:, i]) for i, emb in enumerate(self.embeds)], 1)
-            return self.mlp(torch.cat([self.encoder(e).flatten(1), self.norm(x)], -1)).squeeze(-1)
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        return F.binary_cross_entropy_with_logits(model(batch["ids"], batch["x"]), batch["y"])
-
-    batch = {
-        "ids": torch.randint(10, (ROWS, 4)),
-        "x": torch.randn(ROWS, 6),
-        "y": torch.randint(2, (ROWS,)).float(),
-    }
-    return TrainStep(Model(), loss, batch)
-
-
 class CRF(nn.Module):
     """A tagger's partition function by a loop over time (as pytorch-crf)."""
 
@@ -816,24 +722,6 @@ def crf() -> TrainStep:
         "mask": torch.arange(9) < lengths,
     }
     return TrainStep(Model(), loss, batch)
-
-
-@KIND.add("PointNet")
-def pointnet() -> TrainStep:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp = nn.Sequential(
-                nn.Conv1d(3, 16, 1), nn.BatchNorm1d(16), nn.ReLU(), nn.Conv1d(16, 32, 1),
-                nn.BatchNorm1d(32), nn.ReLU(),
-            )  # fmt: skip
-            self.out = _mlp(32)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(torch.max(self.mlp(x.transpose(2, 1)), 2, keepdim=True)[0].view(-1, 32))
-
-    batch = {"x": torch.randn(ROWS, 64, 3), "y": torch.randint(CLASSES, (ROWS,))}
-    return TrainStep(Model(), _classify, batch)
 
 
 @KIND.add("NeRF, positional encoding and volume rendering")

@@ -32,6 +32,7 @@ from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.signature import Purpose
 
 MOST_TASKS = 256
+MOST_REVISION = 2**63 - 1
 _BODY_AT = 2 + signature.SIGNATURE_BYTES
 _MOST_SHOWN = 8
 
@@ -120,7 +121,7 @@ class Successor(Announcement):
     """
 
     revision: Count
-    """Rises with each word of the fleet's, whatever became of those before."""
+    """Rises with each word that one descriptor's key signs; a newer descriptor's word is newer."""
     url: Annotated[str, Length(0, 512)]
     """A broker's URL without user and password; empty: the one that each device was told by its
     owner, or enrolled at."""

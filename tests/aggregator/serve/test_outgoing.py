@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aggregator.publish.mirror import ChunkMirror
+from aggregator.serve.cell_links import CellLinks
 from aggregator.serve.outgoing import Outgoing
 from device_sdk.link.events import Delivery, Outcome
 from device_sdk.wire.codec.message import MessageType, prefix
@@ -39,6 +43,99 @@ class Shelf:
 
     def superseded(self) -> list[str]:
         return []
+
+
+class Broker(Desk):
+    """One of several: what it retains, and whether it is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connected = True
+        self.retained: dict[str, bytes] = {}
+
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
+    ) -> Delivery:
+        delivery = super().publish(topic, payload, retain=retain, qos=qos)
+        self.retained[topic] = payload
+        if not payload:
+            del self.retained[topic]
+        delivery.outcome = Outcome.ACKNOWLEDGED
+        return delivery
+
+
+class Publications:
+    """The store's messages by topic; None: to be cleared."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, bytes | None] = {}
+
+    def message(self, topic: str) -> bytes | None:
+        return self.rows.get(topic)
+
+    def superseded(self) -> list[str]:
+        return [topic for topic, message in self.rows.items() if message is None]
+
+    def cleared(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            if self.rows.get(topic, b"") is None:
+                del self.rows[topic]
+
+    @property
+    def current(self) -> dict[str, bytes]:
+        return {topic: message for topic, message in self.rows.items() if message is not None}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(["publish", "supersede", "first", "second", "pump"]), max_size=40))
+def test_each_broker_holds_what_is_current_and_nothing_else_whichever_is_away(
+    steps: list[str],
+) -> None:
+    brokers, store = {"first": Broker(), "second": Broker()}, Publications()
+    outgoing = Outgoing(CellLinks(list(brokers.values())), store)  # type: ignore[arg-type]
+
+    def pump(times: int = 3) -> None:
+        for _ in range(times):
+            outgoing.pump()
+
+    def reach(name: str) -> None:
+        brokers[name].connected ^= True
+        if brokers[name].connected:
+            outgoing.connection_lost()
+            outgoing.announce([], sorted(store.current))
+
+    for number, step in enumerate(steps):
+        topic = f"topic-{number % 3}"
+        if step == "publish":
+            store.rows[topic] = b"%d" % number
+            outgoing.announce([], [topic])
+        elif step == "supersede":
+            if topic in store.rows:
+                store.rows[topic] = None
+                outgoing.announce([], [])
+        elif step == "pump":
+            pump(1)
+        else:
+            reach(step)
+    pump()
+    for broker in brokers.values():
+        assert not broker.connected or broker.retained == store.current
+    for name in [name for name, broker in brokers.items() if not broker.connected]:
+        reach(name)
+    pump()
+    assert all(broker.retained == store.rows for broker in brokers.values()), "forgotten at last"
+
+
+def test_the_store_is_not_asked_at_each_turn_for_what_waits_for_a_broker_that_is_away() -> None:
+    brokers, store, asked = [Broker(), Broker()], Publications(), []
+    superseded = store.superseded
+    store.superseded = lambda: asked.append(1) or superseded()  # type: ignore
+    outgoing = Outgoing(CellLinks(brokers), store)  # type: ignore[arg-type]
+    brokers[1].connected = False
+    store.rows = dict.fromkeys(map(str, range(1000)))
+    for _ in range(200):
+        outgoing.pump()
+    assert len(brokers[0].sent) == 1000 and len(asked) < 8 and len(store.rows) == 1000
 
 
 @pytest.fixture

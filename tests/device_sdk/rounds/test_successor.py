@@ -28,7 +28,7 @@ class Fleet(Bench):
         take = self.aggregator._take
 
         def take_where_it_is(message: Message) -> None:
-            if self.here not in self.silent:
+            if not {self.here, self.address} & self.silent:
                 take(message)
 
         self.aggregator._take = take_where_it_is  # type: ignore[method-assign]
@@ -56,6 +56,10 @@ class Fleet(Bench):
         for _ in range(20):
             if not self.participant.sessions.is_settled:
                 self.run(10)
+        return self.membership.broker(self.here).url.address
+
+    @property
+    def address(self) -> str:
         return self.membership.broker(self.here).url.address
 
     @property
@@ -95,7 +99,7 @@ def test_a_device_moves_within_the_grace_and_forgets_the_old_broker_once_newer_k
     fleet.run(1.5 * DAY)
     assert fleet.membership.way.url.host == "unused", "the keys that announced it cannot confirm it"
     fleet.rotate(30)
-    assert fleet.membership.way.url.address == NEW and fleet.membership.successor is None
+    assert fleet.membership.way.url.address == NEW and not fleet.membership.moves.url
     given = BrokerWay.parse("mqtt://unused")
     fleet.home.membership.give_way(given)
     assert fleet.membership.way.url.address == NEW, "what an app gives at each start"
@@ -169,7 +173,7 @@ def test_a_thief_s_brokers_displace_none_that_was_reached_before(fleet: Fleet) -
     fleet.run(DAY)
     fleet.silent |= {SUCCESSOR, *(place for place in fleet.membership.places if "thief" in place)}
     fleet.rotate(30)
-    assert fleet.find() == NEW and len(fleet.membership.found) <= 4
+    assert fleet.find() == NEW and len(fleet.membership.moves.found) <= 4
     fleet.take_part()
 
 
@@ -184,7 +188,31 @@ def test_an_old_word_moves_nobody_and_a_newer_one_does(fleet: Fleet) -> None:
     assert len(fleet.moves) == moves
     fleet.announce(3, "")
     fleet.run(GRACE)
-    assert fleet.here == "" and fleet.membership.successor is None
+    assert fleet.here == "" and not fleet.membership.moves.url
+    fleet.take_part()
+
+
+def test_the_last_number_that_there_is_binds_no_longer_than_the_keys_that_signed_it(
+    fleet: Fleet,
+) -> None:
+    """A store that was set wrongly, a clock or a thief: after the next descriptor devices heed
+    what is announced, whatever number it has, and the same word signed anew is no new one."""
+    until = int(fleet.aggregator.unix_seconds() + GRACE)
+    fleet.announce(2**63 - 1, OTHER)
+    fleet.run(GRACE)
+    fleet.announce(7)
+    fleet.run(60)
+    assert fleet.find() == OTHER, "of one descriptor's words the highest number counts"
+    moves = len(fleet.moves)
+    fleet.rotate(30)
+    fleet.announce(2**63 - 1, OTHER, until - fleet.aggregator.unix_seconds() + 0.5)
+    fleet.run(60)
+    assert fleet.find() == OTHER and len(fleet.moves) == moves
+    fleet.announce(7)
+    assert fleet.find() == NEW
+    fleet.announce(6, OTHER)
+    fleet.run(GRACE)
+    assert fleet.find() == NEW, "and from there on numbers rise again"
     fleet.take_part()
 
 
@@ -244,6 +272,35 @@ def test_the_word_is_heeded_again_where_the_owner_sends_the_device(fleet: Fleet)
     fleet.run(GRACE)
     assert fleet.here == SUCCESSOR and fleet.membership.broker(SUCCESSOR).url.address == NEW
     fleet.take_part()
+
+
+def test_a_device_that_slept_through_two_moves_is_led_from_one_broker_to_the_next(
+    fleet: Fleet,
+) -> None:
+    """Each of those that were left shows what it retained then, under the keys of then; the
+    aggregator is at the last one alone."""
+    fleet.announce(1, seconds=1)
+    shown = {"mqtt://unused:1883": dict(fleet.broker.retained)}
+    fleet.now_seconds += DAY
+    for revision, url in ((2, OTHER), (3, "mqtt://third:3")):
+        fleet.aggregator.rotate_descriptor(lifetime_seconds=int(30 * DAY))
+        fleet.aggregator.forget_sessions()
+        fleet.aggregator.publish_standing()
+        fleet.announce(revision, url, seconds=1)
+        shown[NEW if url == OTHER else OTHER] = dict(fleet.broker.retained)
+        fleet.now_seconds += DAY
+    shown["mqtt://third:3"] = shown[OTHER]
+    fleet.silent |= shown.keys() - {"mqtt://third:3"}
+    connect = fleet.set_connected
+
+    def connect_there(value: bool) -> None:
+        fleet.broker.retained = dict(shown[fleet.address])
+        connect(value)
+
+    fleet.set_connected = connect_there  # type: ignore[method-assign]
+    fleet.broker.retained = dict(shown["mqtt://unused:1883"])
+    fleet.restart()
+    assert fleet.find(200) == "mqtt://third:3"
 
 
 def test_the_life_that_is_asked_is_the_one_shown_where_the_device_is(fleet: Fleet) -> None:

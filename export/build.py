@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+import export.wing  # noqa: F401  (its operators and rewrites register themselves)
 from device_sdk.artifact import Manifest
 from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
@@ -26,10 +29,8 @@ from export.optimizers import Optimizer
 from export.optimizers.from_torch import as_optimizer, trained_by
 from export.optimizers.passing import counted, passes, together
 from export.optimizers.protocol import bound, packs
-from export.progress import Progress, reported
 from export.rewrites.patch import one_at_a_time, recordable, trainable
-from export.rewrites.precision import held_in_float32
-from export.rewrites.sparse import is_sparse
+from export.rewrites.plain import held_in_float32
 from export.step import (
     LossesFunction,
     LossFunction,
@@ -53,6 +54,29 @@ from export.verify import (
     verify_artifact,
 )
 from export.write import write_artifact
+
+Progress = Callable[[str], None]
+"""Told of each phase as it begins, and of each step of a long one."""
+
+
+@contextmanager
+def reported(progress: Progress | None) -> Iterator[Progress]:
+    """``progress``; where it is None, a line on standard error, if that is a terminal.
+
+    The line is rewritten with each phase and taken away at the end, so that a quick export leaves
+    nothing.
+    """
+    live = progress is None and sys.stderr.isatty()
+
+    def show(text: str) -> None:
+        if live:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield progress or show
+    finally:
+        show("")
+
 
 BATCH_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
 
@@ -272,7 +296,7 @@ def _problem(
     if not trained:
         raise ExportError("the model has no trainable parameter")
     # A sparse buffer is a constant of the graph: it has no dense elements to be state.
-    dense = {n: b for n, b in model.named_buffers() if not is_sparse(b)}
+    dense = {n: b for n, b in model.named_buffers() if b.layout == torch.strided}
     buffers = {**dense, **kept}
     axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
     sources, evaluated_loss = read_metrics(metrics, batch)

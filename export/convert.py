@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 import sympy
 import torch
 from onnx import helper
-from torch import fx
+from torch import Tensor, fx
 
 import export.lowering  # noqa: F401  (fills the registry)
-from export.errors import ExportError
-from export.insides import GuardOnDataDependentSymNode, OpOverload, tree_map
-from export.lowering import registry
-from export.lowering.graph import (
-    NUMPY_DTYPE,
-    ONNX_DTYPE,
-    Graph,
-    Value,
-    expression,
-    used_names,
-)
-from export.lowering.probabilities import probabilities, sigmoid
-from export.lowering.simplify import simplify
+from export.lowering.graph import ONNX_DTYPE, Graph, Value, live_nodes, rename, used_names
+from export.lowering.walk import Walk, probabilities, value_of
 from export.lowering.ways import Way, chosen, said, tree_of
-from export.mutation import live_nodes
-from export.origins import of
-from export.sizes import symbols_in
-from export.threads import several_threads_pay
+from export.mutation import nodes_behind
+from export.symbols import Dim, same_shape, symbols_in
 from export.trace import Trace
-
-# What to use instead of an operator that cannot be exported.
-
-_HINTS: tuple[tuple[str, str], ...] = (
-    ("replication_pad", "torch.cat of the edge slices, or padding mode 'reflect' or 'constant'"),
-    ("as_strided", "slices, reshape or Tensor.unfold"),
-    ("mode", "counts by one_hot and sum, then argmax"),
-    ("erfc", "1 - torch.erf(x)"),
-    ("erfinv", "values computed before the step, given as a batch input"),
-    ("gamma", "values computed before the step, given as a batch input"),
-    ("hypot", "torch.sqrt(x * x + y * y)"),
-    ("copysign", "torch.where(y < 0, -x.abs(), x.abs())"),
-    ("signbit", "torch.where(y < 0, -x.abs(), x.abs())"),
-    ("fake_quant", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
-    ("put", "gather, or indexing of the flattened tensor"),
-    ("complex", "two tensors, the real and the imaginary part"),
-    ("grid_sampler", "torch.nn.functional.grid_sample"),
-    ("upsample", "torch.nn.ConvTranspose2d, or repeat_interleave by reshape and expand"),
-    ("linalg", "products and sums; decompositions belong outside the step"),
-    ("svd", "products and sums; decompositions belong outside the step"),
-    ("fft", "torch.nn.Conv1d with fixed weights"),
-    ("nonzero", "torch.where, or multiplying by a mask"),
-    ("masked_select", "torch.where, or multiplying by a mask"),
-    ("unique", "distinct values found before the step, given as a batch input"),
-    ("_embedding_bag", "torch.nn.EmbeddingBag with mode sum or mean"),
-    ("_thnn", "torch.nn.GRU or torch.nn.LSTM"),
-    ("rnn", "torch.nn.GRU or torch.nn.LSTM"),
-)
-
-
-def instead_of(operator: str) -> str:
-    """A hint for the operator's name, with a general one where none fits."""
-    for part, hint in _HINTS:
-        if part in operator:
-            return hint
-    return "other operators (`tessera-export operators` lists those that can be exported)"
-
 
 WAY = "way"
 """The output that says which way a step took, by its number: for verification."""
@@ -137,7 +88,7 @@ def _way(trace: Trace, number: int, graph: Graph, outputs: Sequence[str]) -> Way
     questions = trace.env.questions
     # Whether two ways are one is asked of all that they compute.
     wanted = trace.outputs if questions else outputs
-    results = _Lowering(trace, graph).run(set(wanted))
+    results = _results(trace, graph, wanted)
     infos = {output: _output(output, results[output], trace.symbols) for output in wanted}
     values = {output: results[output].name for output in outputs if output != WAY}
     key = [results[output].name for output in wanted]
@@ -163,6 +114,36 @@ def _way(trace: Trace, number: int, graph: Graph, outputs: Sequence[str]) -> Way
         values,
         infos,
     )
+
+
+def _results(trace: Trace, graph: Graph, outputs: Collection[str]) -> dict[str, Value]:
+    """The outputs' values, with all that they and what was asked of data need in the graph."""
+    nodes: list[fx.Node] = list(trace.graph.graph.nodes)
+    ends = dict(zip(trace.outputs, nodes[-1].args[0], strict=True))  # type: ignore[arg-type]
+    env = trace.env
+    known = (*env.needed, *(question.condition for question in env.questions))
+    asked = {symbol for each in known for symbol in each.free_symbols}
+    placed = (node for node in nodes if node.op == "placeholder")
+    given = {
+        node: value_of(name, node.meta["val"])
+        for name, node in zip(trace.inputs, placed, strict=True)
+    }
+    for value in given.values():
+        graph.shapes.setdefault(value.name, value.shape)
+    live = nodes_behind({ends[name] for name in outputs} | _deciding(nodes, asked))
+    values = Walk(trace.graph, graph, given, probabilities(nodes)).lower(live)
+    return {name: values[ends[name]] for name in outputs}
+
+
+def _deciding(nodes: Sequence[fx.Node], symbols: Collection[sympy.Symbol]) -> set[fx.Node]:
+    """The nodes that these symbols come from: the first that each of them occurs at."""
+    left, found = set(symbols), set()
+    for node in nodes:
+        new = left & symbols_in(node.meta.get("val")) if left else left
+        if new:
+            found.add(node)
+            left -= new
+    return found
 
 
 def _simplified(graph: Graph, ways: Sequence[Way]) -> list[Way]:
@@ -192,205 +173,171 @@ def _output(name: str, value: Value, symbols: Mapping[sympy.Symbol, str]) -> onn
     return helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], sizes)
 
 
-class _Lowering:
-    """Walks the aten graph once, in order, lowering what the outputs need."""
+# Nodes that move nothing, or that do in several steps what one does.
+#
+# A node costs onnxruntime about 1 us whatever it computes, and a small step is 150 of them. What is
+# left out here changes no bit of a result: a Reshape to the shape that is there, the axes of size 1
+# that a sum keeps and a Reshape takes away, and arithmetic on each part of a pack that could be on
+# the whole of it (batch norm's running statistics and counters).
 
-    def __init__(self, trace: Trace, graph: Graph) -> None:
-        self._trace = trace
-        self._graph = graph
-        self._values: dict[fx.Node, Any] = {}
-        self._probabilities: set[fx.Node] = set()
+_ELEMENTWISE = {"Add", "Sub", "Mul", "Div"}
 
-    def run(self, outputs: set[str]) -> dict[str, Value]:
-        gm = self._trace.graph
-        nodes = list(gm.graph.nodes)
-        self._probabilities = probabilities(nodes)
-        final = nodes[-1].args[0]
-        ends = dict(zip(self._trace.outputs, final, strict=True))
-        env = self._trace.env
-        known = (*env.needed, *(question.condition for question in env.questions))
-        asked = {symbol for each in known for symbol in each.free_symbols}
-        live = live_nodes({ends[name] for name in outputs} | _deciding(nodes, asked))
-        names = iter(self._trace.inputs)
-        for node in nodes:
-            if node.op == "placeholder":
-                input_name = next(names)
-                self._values[node] = self._named(input_name, node.meta["val"])
-            elif node not in live or node.op == "output":
-                continue
-            elif node.op == "get_attr":
-                self._values[node] = self._attribute(node)
-            elif isinstance(node.meta.get("val"), _NUMBERS):
-                self._values[node] = node.meta["val"]
-                if node.target is torch.ops.aten._local_scalar_dense.default:
-                    for symbol in symbols_in(node.meta["val"]):
-                        self._graph.bind_number(symbol, self._values[node.args[0]])
+
+Key = TypeVar("Key")
+
+
+def simplify(g: Graph, outputs: Mapping[Key, str]) -> dict[Key, str]:
+    """Make the graph's nodes fewer; the outputs' values, of which some may have other names now."""
+    names = _Simpler(g, outputs.values()).names
+    return {output: names.get(name, name) for output, name in outputs.items()}
+
+
+class _Simpler:
+    def __init__(self, g: Graph, ends: Collection[str]) -> None:
+        self._g = g
+        self.names: dict[str, str] = {}
+        before = live_nodes(g.taken_out(), ends)
+        self._uses = Counter(name for node in before for name in used_names([node]))
+        self._uses.update(ends)
+        for node in before:
+            rename(node, self.names)
+            instead = self._reshape(node) or self._concat(node)
+            if instead is None:
+                g.nodes.append(node)
             else:
-                self._values[node] = self._node(node)
-        return {name: self._values[node] for name, node in ends.items() if name in outputs}
+                self.names[node.output[0]] = instead
 
-    def _attribute(self, node: fx.Node) -> Value:
-        return self._constant(node, getattr(self._trace.graph, str(node.target)))
-
-    def _constant(self, node: fx.Node, tensor: torch.Tensor) -> Value:
-        try:
-            array = tensor.detach().numpy()
-        except Exception as error:
-            raise ExportError(
-                "a constant tensor of the model has no values while tracing",
-                module=of(node).module,
-                line=of(node).line,
-                instead="register_buffer for tensors that the model holds",
-            ) from error
-        return Value(
-            self._graph.constant(array.astype(NUMPY_DTYPE[tensor.dtype])),
-            tensor.dtype,
-            tuple(tensor.shape),
-        )
-
-    def _node(self, node: fx.Node) -> Any:
-        target: Any = node.target
-        if target is operator.getitem:
-            source, index = node.args
-            chosen = self._values[source][index]  # type: ignore[index]
-            if chosen is None:
-                raise ExportError(
-                    "a result is used that the exporter does not compute",
-                    operator=str(source.target) if isinstance(source, fx.Node) else "",
-                    module=of(node).module,
-                    line=of(node).line,
-                )
-            return chosen
-        function = registry.find(_functional(target))
-        if node in self._probabilities:
-            function = sigmoid
-        if function is None:
-            constants = self._evaluated(node)
-            if constants is not None:
-                return constants
-            raise ExportError(
-                "no lowering for this operator",
-                operator=str(target),
-                module=of(node).module,
-                line=of(node).line,
-                instead=instead_of(str(target)),
-            )
-        out = node.meta["val"]
-        self._check_dtypes(node, out)
-        args = fx.map_arg(node.args, lambda n: self._values[n])
-        kwargs = fx.map_arg(dict(node.kwargs), lambda n: self._values[n])
-        try:
-            result = function(self._graph, out, *args, **kwargs)
-        except ExportError as error:
-            origin = of(node)
-            raise error.at(origin.module, origin.line, operator=str(target)) from error
-        except GuardOnDataDependentSymNode as error:
-            raise ExportError(
-                "a number that depends on data stands where the operator takes a fixed one",
-                operator=str(target),
-                module=of(node).module,
-                line=of(node).line,
-                instead="the tensor itself, with operators that take it (x * scale)",
-            ) from error
-        except (TypeError, KeyError, ValueError, ArithmeticError, IndexError) as error:
-            raise ExportError(
-                f"this use of the operator is not supported ({error})",
-                operator=str(target),
-                module=of(node).module,
-                line=of(node).line,
-                instead=instead_of(str(target)),
-            ) from error
-        self._bind_sizes(result, out)
-        if isinstance(result, (tuple, list)):
-            return tuple(
-                None if name is None or name == "" else self._named(name, part)
-                for name, part in zip(result, out, strict=False)
-            )
-        return self._named(result, out)
-
-    def _named(self, name: str, fake: Any) -> Value:
-        value = _value(name, fake)
-        self._graph.shapes.setdefault(name, value.shape)
-        return value
-
-    def _evaluated(self, node: fx.Node) -> Any:
-        """What torch computes of constants alone; None where an input or a free size comes in."""
-        needed = live_nodes({node})
-        if not all(_is_constant(one) for one in needed):
+    def _reshape(self, node: onnx.NodeProto) -> str | None:
+        source = node.input[0] if node.op_type == "Reshape" else ""
+        before, after = self._shape(source), self._shape(node.output[0])
+        if before is None or after is None:
             return None
-        self._check_dtypes(node, node.meta["val"])
-        found: dict[fx.Node, Any] = {}
-        with torch.no_grad():
-            for one in (each for each in self._trace.graph.graph.nodes if each in needed):
-                if one.op == "get_attr":
-                    found[one] = getattr(self._trace.graph, str(one.target))
-                else:
-                    args, kwargs = fx.map_arg((one.args, dict(one.kwargs)), found.__getitem__)
-                    found[one] = _functional(one.target)(*args, **kwargs)
-        return tree_map(lambda tensor: self._constant(node, tensor), found[node])
+        if same_shape(before, after):
+            return source
+        reduction = self._g.producer.get(source)
+        if reduction is None or reduction.op_type != "ReduceSum" or self._uses[source] > 1:
+            return None
+        kept = all(a.i for a in reduction.attribute if a.name == "keepdims")
+        axes = self._g.array(reduction.input[1])
+        if not kept or axes is None or not same_shape(_without(before, axes.tolist()), after):
+            return None
+        return self._g.op("ReduceSum", *reduction.input, keepdims=0)
 
-    def _bind_sizes(self, result: Any, out: Any) -> None:
-        """Say where the sizes stand that data decide (of ``nonzero``)."""
-        several = isinstance(result, (tuple, list))
-        pairs = zip(result, out, strict=False) if several else [(result, out)]
-        for name, part in pairs:
-            for axis, size in enumerate(part.shape if name else ()):
-                symbol = expression(size)
-                if isinstance(symbol, sympy.Symbol):
-                    self._graph.bind_symbol(symbol, name, axis)
+    def _concat(self, node: onnx.NodeProto) -> str | None:
+        vectors = node.op_type == "Concat" and all(map(self._vector, node.input))
+        return self._whole(node.input) if vectors else None
 
-    def _check_dtypes(self, node: fx.Node, out: Any) -> None:
-        for part in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(part, torch.Tensor) and part.dtype not in ONNX_DTYPE:
-                raise ExportError(
-                    f"dtype {part.dtype} is not supported",
-                    operator=str(node.target),
-                    module=of(node).module,
-                    line=of(node).line,
-                    instead="float32 or int64: no autocast, no .half(), no complex numbers",
-                )
+    def _whole(self, parts: Sequence[str]) -> str | None:
+        """The vector of these values' elements one after the other, where parts of it made them."""
+        makers = [self._g.producer.get(part) for part in parts]
+        first = makers[0]
+        if first is None or any(m is None or m.op_type != first.op_type for m in makers):
+            return None
+        nodes = [maker for maker in makers if maker is not None]
+        if first.op_type == "Split":
+            source = first.input[0]
+            return source if list(first.output) == list(parts) and self._vector(source) else None
+        if first.op_type == "Reshape":
+            return self._whole([node.input[0] for node in nodes])
+        if first.op_type not in _ELEMENTWISE or any(self._uses[part] > 1 for part in parts):
+            return None
+        sides = [[node.input[side] for node in nodes] for side in (0, 1)]
+        wholes = [self._number(side) or self._aligned(side, parts) for side in sides]
+        if not any(whole and whole not in side for whole, side in zip(wholes, sides, strict=True)):
+            return None  # no part of a pack among them: joining them would be no gain
+        joined = [
+            whole or self._joined(side, parts) for whole, side in zip(wholes, sides, strict=True)
+        ]
+        return None if None in joined else self._g.op(first.op_type, *joined)
+
+    def _aligned(self, side: Sequence[str], parts: Sequence[str]) -> str | None:
+        """The whole of one side's operands, where each has its result's shape."""
+        alike = all(self._alike(a, b) for a, b in zip(side, parts, strict=True))
+        return self._whole(side) if alike else None
+
+    def _number(self, side: Sequence[str]) -> str | None:
+        number = self._g.array(side[0])
+        same_one = number is not None and number.ndim == 0 and len(set(side)) == 1
+        return side[0] if same_one else None
+
+    def _joined(self, side: Sequence[str], parts: Sequence[str]) -> str | None:
+        vectors = all(
+            self._alike(a, b) and self._vector(a) for a, b in zip(side, parts, strict=True)
+        )
+        return self._g.op("Concat", *side, axis=0) if vectors else None
+
+    def _alike(self, a: str, b: str) -> bool:
+        one, other = self._shape(a), self._shape(b)
+        return one is not None and other is not None and same_shape(one, other)
+
+    def _vector(self, name: str) -> bool:
+        return len(self._shape(name) or ()) == 1
+
+    def _shape(self, name: str) -> tuple[Dim, ...] | None:
+        return self._g.shapes.get(name)
 
 
-_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+def _without(shape: Sequence[Dim], axes: Sequence[int]) -> list[Dim]:
+    return [size for place, size in enumerate(shape) if place not in axes]
 
 
-def _deciding(nodes: Sequence[fx.Node], symbols: Collection[sympy.Symbol]) -> set[fx.Node]:
-    """The nodes that these symbols come from: the first that each of them occurs at."""
-    left, found = set(symbols), set()
+# Whether a second thread pays: whether a step's products are large beside what it scatters.
+#
+# onnxruntime's ScatterND that adds races under several threads, so a graph with it runs with one.
+# ScatterElements adds in one fixed order at any number of threads, and takes 5 to 30 times as long
+# (0.25 against 0.04 ms for 512 rows of 128). It is the better choice only where it takes little of
+# the step.
+
+aten = torch.ops.aten
+
+LEAST_OPERATIONS = 1e8
+"""Of a step's products, about 1 ms of one core: below, threads cost more than they bring."""
+
+OPERATIONS_A_SCATTERED_ELEMENT = 2e4
+"""About 200 ns of products for the 4 to 10 ns that ScatterElements takes."""
+
+_ROWS_OF: dict[Any, int] = {
+    aten.embedding_dense_backward.default: 0,
+    aten.index_add.default: 3,
+    aten.index_put.default: 2,
+    aten._unsafe_index_put.default: 2,
+}
+
+
+def several_threads_pay(nodes: Iterable[fx.Node]) -> bool:
+    """Whether these nodes' products, at the traced sizes, outweigh an order-fixed scatter."""
+    operations, scattered = 0.0, 0.0
     for node in nodes:
-        new = left & symbols_in(node.meta.get("val")) if left else left
-        if new:
-            found.add(node)
-            left -= new
-    return found
+        if node.op != "call_function":
+            continue
+        operations += _operations(node)
+        place = _ROWS_OF.get(node.target)
+        if place is not None:
+            scattered += _elements(node.args[place])
+    return operations >= max(LEAST_OPERATIONS, OPERATIONS_A_SCATTERED_ELEMENT * scattered)
 
 
-def _value(name: str, fake: Any) -> Value:
-    if fake.dtype not in ONNX_DTYPE:
-        raise ExportError(f"dtype {fake.dtype} is not supported", instead="float32 or int64")
-    return Value(name, fake.dtype, tuple(fake.shape))
+def _operations(node: fx.Node) -> float:
+    """Two for each multiplication and addition of a matrix product or convolution."""
+    target: Any = node.target
+    if target in (aten.mm.default, aten.bmm.default):
+        return 2 * _elements(node) * _sizes(node.args[0])[-1]
+    if target in (aten.addmm.default, aten.baddbmm.default):
+        return 2 * _elements(node) * _sizes(node.args[1])[-1]
+    if target is aten.convolution.default:
+        return 2 * _elements(node) * math.prod(_sizes(node.args[1])[1:])
+    if target is aten.convolution_backward.default:
+        return 4 * _elements(node.args[0]) * math.prod(_sizes(node.args[2])[1:])
+    return 0.0
 
 
-def _is_constant(node: fx.Node) -> bool:
-    """Whether a node, of constants, is one: no input or free size, not random, and no write."""
-    if node.op == "get_attr" or node.target is operator.getitem:
-        return True
-    target = _functional(node.target)
-    return (
-        isinstance(target, OpOverload)
-        and not target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in target.tags
-        and not isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat))
-    )
+def _elements(node: Any) -> float:
+    return float(math.prod(_sizes(node)))
 
 
-def _functional(target: Any) -> Any:
-    """The out-of-place overload of an in-place operator; any other operator unchanged."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return target
-    name = schema.name.split("::")[1]
-    if not name.endswith("_"):
-        return target
-    packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, target._overloadname, target)
+def _sizes(node: Any) -> list[int]:
+    value = node.meta["val"] if isinstance(node, fx.Node) else node
+    if not isinstance(value, Tensor):
+        return [0]
+    # A hint says what was traced, and assumes nothing of the axis.
+    return [s.node.hint or 1 if isinstance(s, torch.SymInt) else s for s in value.shape]

@@ -15,7 +15,7 @@ _VIEWS = {
 }  # fmt: skip
 
 
-def live_nodes(ends: set[fx.Node]) -> set[fx.Node]:
+def nodes_behind(ends: set[fx.Node]) -> set[fx.Node]:
     """The nodes that ``ends`` depend on, and ``ends`` themselves."""
     live: set[fx.Node] = set()
     queue = list(ends)
@@ -34,7 +34,7 @@ def shared_write(graph: fx.Graph) -> fx.Node | None:
     write is right as a plain function only where no other view of it is read afterwards.
     """
     nodes: list[fx.Node] = list(graph.nodes)
-    live = live_nodes({nodes[-1]})
+    live = nodes_behind({nodes[-1]})
     order = {node: i for i, node in enumerate(nodes)}
     group: dict[fx.Node, int] = {}
     members: dict[int, list[fx.Node]] = {}

@@ -26,10 +26,10 @@ from export.insides import (
     PythonMod,
     ShapeEnv,
     maybe_get_fake_mode,
-    tree_leaves,
     uninteresting_files,
 )
 from export.origins import Origins
+from export.symbols import renamed
 
 MOST_WAYS = 16
 """In how many ways a step may be recorded."""
@@ -359,29 +359,6 @@ def questions_of(tensor: Tensor) -> Sequence[Question]:
     mode: Any = maybe_get_fake_mode(tensor)
     sizes = getattr(mode, "shape_env", None)
     return sizes.questions if isinstance(sizes, Sizes) else ()
-
-
-def numbers_in(value: Any) -> list[sympy.Expr]:
-    """The sizes of tensors, or the numbers that it is, as expressions; of a truth its symbol."""
-    found: list[sympy.Expr] = []
-    for leaf in tree_leaves(value):
-        for part in leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,):
-            if isinstance(part, torch.SymBool):
-                found += part.node.expr.free_symbols
-            elif isinstance(part, (torch.SymInt, torch.SymFloat)):
-                found.append(part.node.expr)
-    return found
-
-
-def symbols_in(value: Any) -> set[sympy.Symbol]:
-    """The symbols of a tensor's sizes, or of the number that it is."""
-    return {symbol for size in numbers_in(value) for symbol in size.free_symbols}
-
-
-def renamed(value: Any, again: Any) -> dict[sympy.Symbol, sympy.Expr]:
-    """Other symbols for those that a value has, by the same value in another recording."""
-    pairs = zip(numbers_in(value), numbers_in(again), strict=False)
-    return {old: new for old, new in pairs if isinstance(old, sympy.Symbol) and old != new}
 
 
 def _is_condition(question: sympy.Basic) -> bool:

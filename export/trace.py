@@ -30,13 +30,11 @@ from export.insides import (
     use_lazy_graph_module,
 )
 from export.lowering.decompositions import decompositions
-from export.lowering.graph import expression
 from export.mutation import shared_write, without_writes, written_inputs
 from export.origins import Origins, of
 from export.rewrites import Replacement
 from export.rewrites.numbers import File, ReadInFile, read_in
 from export.rewrites.patch import patched
-from export.rewrites.sparse import is_sparse
 from export.sizes import (
     MOST_ROUNDS,
     MOST_WAYS,
@@ -44,10 +42,9 @@ from export.sizes import (
     Selections,
     Sizes,
     TooManyWays,
-    renamed,
-    symbols_in,
     too_many_ways,
 )
+from export.symbols import expression, renamed, symbols_in
 
 NamedFunction = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
@@ -444,7 +441,7 @@ def _refuse_kept_tensors(graph: fx.GraphModule, model: nn.Module) -> None:
         tensor.untyped_storage().data_ptr(): name
         for source in (model.named_parameters(), model.named_buffers())
         for name, tensor in source
-        if tensor.numel() > 0 and not is_sparse(tensor)
+        if tensor.numel() > 0 and tensor.layout == torch.strided
     }
     for node in graph.graph.nodes:
         if node.op != "get_attr":

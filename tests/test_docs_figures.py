@@ -14,7 +14,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 ONE_DEVICE = "--one-device --split validation"
 PRINTED = [
-    ("figures.md", "Scatter aggregation", ["scatter"]),
+    ("figures.md", "Scatter aggregation", ["scatter", "scatter --data ml-1m --seeds 10"]),
     ("figures.md", "Mutual learning", ["mutual"]),
     ("figures.md", "Federated distillation", ["distill"]),
     ("figures.md", "Attention", ["attention"]),

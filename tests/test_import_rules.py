@@ -86,6 +86,12 @@ def _device(folder: str, below: str, libraries: str = "numpy") -> Rule:
     return Rule(f"device_sdk/{folder}", frozenset(names | set(libraries.split())))
 
 
+def _exporter(folder: str, below: str) -> Rule:
+    """A folder of the exporter: itself, what is below it, and the libraries."""
+    names = {f"export.{name}" for name in [folder, "errors", "insides", "symbols", *below.split()]}
+    return Rule(f"export/{folder}", frozenset(names | {"numpy", "onnx", "sympy", "torch"}))
+
+
 def _server(
     folder: str, below: str, banned: frozenset[str] = frozenset(), libraries: str = ""
 ) -> Rule:
@@ -190,7 +196,12 @@ RULES = (
             | {"numpy", "onnx", "onnxruntime", "sympy", "tabulate", "torch"}
         ),
     ),
+    _exporter("lowering", "mutation origins"),
+    _exporter("rewrites", "arguments lowering mutation short_gradients sizes"),
+    _exporter("wing", "lowering rewrites short_gradients"),
 )
+# What puts the exporter together, and lists what it can do.
+_KNOWS_THE_WING = {"export/build.py", "export/cli/operators.py"}
 
 
 def imports_of(source: str, package: str) -> Iterator[tuple[int, str]]:
@@ -251,6 +262,17 @@ def test_imports_follow_the_rule(rule: Rule) -> None:
     assert _files(ROOT / rule.folder), f"{rule.folder} holds no Python files"
     found = offences(rule, ROOT)
     assert not found, "\n".join([rule.explain(), *found])
+
+
+def test_the_exporters_core_knows_nothing_of_its_wing() -> None:
+    found = [
+        f"{path}:{line}"
+        for path in (each.relative_to(ROOT) for each in _files(ROOT / "export"))
+        if "wing" not in path.parts and str(path) not in _KNOWS_THE_WING
+        for line, module in imports_of((ROOT / path).read_text(), ".".join(path.parent.parts))
+        if _below(module, "export.wing")
+    ]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(

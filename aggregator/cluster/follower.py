@@ -11,7 +11,6 @@ import numpy as np
 from aggregator.cluster.orders import ServedTask
 from aggregator.errors import MethodFault
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.methods.method import taken_of
 from aggregator.rounds.hold import hold_failed
 from aggregator.rounds.round_times import RoundTimes
 from aggregator.shared import TaskShared
@@ -116,7 +115,7 @@ class ShareKeeper:
         method = self._committed_method(row)
         named = [(body, device_id.hex()) for body, device_id in bodies]
         decoded = self._binding.decode_each(named, row.round, self._items)
-        return taken_of(method, decoded)
+        return method.take_each(decoded)
 
     def _committed_method(self, row: RoundRow) -> GuardedMethod:
         """Raises RoundOver where the round is of another task by now."""

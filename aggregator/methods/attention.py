@@ -6,7 +6,7 @@ any mixing, FedAvg are settings of it. docs/methods/attention.md has the formula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -18,15 +18,14 @@ from aggregator.methods.clustering import ClusterSettings, assign_clusters
 from aggregator.methods.method import (
     LOSSES,
     Binding,
-    Method,
+    ModelMethod,
     RateDecay,
     Refused,
-    RoundSummary,
     Said,
     rate_at,
 )
-from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, HeardModel, MixtureSettings
-from aggregator.methods.model import Arrays, fitted
+from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, MixtureSettings
+from aggregator.methods.robust import LastUpdates
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
@@ -37,7 +36,7 @@ from device_sdk.methods.attention.contract import (
     layouts_to_text,
     sketches,
 )
-from device_sdk.methods.state import Entry, RestoreError, Schema, Stateful, counters
+from device_sdk.methods.state import Entry, RestoreError, Schema
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, halved
 
@@ -206,8 +205,9 @@ def attachments_of(
     return attachments, cohorts
 
 
-class AttentionMethod(Stateful, Method):
-    """Keeps each device's last model; see :class:`~aggregator.methods.method.Method` for the calls.
+class AttentionMethod(ModelMethod):
+    """Keeps each device's last model, and the global one, the mean of a round's, which is the
+    version: what devices made of it for themselves is theirs.
 
     Args:
         initial: the global model to start from, float32 [p] of the widest layout.
@@ -219,7 +219,9 @@ class AttentionMethod(Stateful, Method):
     layouts do not nest, ``initial`` does not fit, or not even one neighbour fits the byte cap.
     """
 
-    PARTS = ("models", "incoming")
+    PARTS = ("last",)
+    keeps = True
+    _training: AttentionTraining
     # A model's place among the layouts is no amount.
     bounds = UpdateBounds(exact=("width",))
 
@@ -235,19 +237,11 @@ class AttentionMethod(Stateful, Method):
         self._settings = settings if settings is not None else AttentionSettings()
         for inner, outer in zip(self._layouts[:-1], self._layouts[1:], strict=True):
             inner.places_in(outer)
-        self._places = tuple(one.places_in(self._widest) for one in self._layouts)
-        if initial.dtype != np.float32 or initial.shape != (self._widest.size,):
-            raise ValueError(
-                f"initial is {initial.dtype} {initial.shape}; expected float32 "
-                f"[{self._widest.size}], the widest model's parameters"
-            )
-        if not np.isfinite(initial).all():
-            raise ValueError("initial holds values that are not finite")
-        self._global = initial.copy()
-        self._models = DeviceModels.of([], self._widest.size)
-        self._heard: dict[str, HeardModel] = {}
+        self._places = tuple(one.places_in(layouts[-1]) for one in layouts)
+        self._last, self._came = LastUpdates(), LastUpdates()
+        self._losses: list[float] = []
         self._clusters = np.empty(0, dtype=np.int64)
-        self._clear()
+        super().__init__(initial, layouts[-1], self._settings.training)
         if self._most_members(0) < 2:
             raise ValueError(
                 f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
@@ -257,28 +251,14 @@ class AttentionMethod(Stateful, Method):
     @property
     def shared(self) -> Floats:
         """w_g, float32 [p] of the widest layout: a copy."""
-        return self._global.copy()
+        return self.model
 
     @property
     def clusters(self) -> dict[str, int]:
         """Each known device's cluster."""
-        return dict(zip(self._models.senders, self._clusters.tolist(), strict=True))
+        return {one.sender: int(at) for one, at in zip(self._last, self._clusters, strict=True)}
 
-    @property
-    def model_arrays(self) -> dict[str, Floats]:
-        """The global model's parameters by torch's names, of the widest layout.
-
-        What devices made of it for themselves is theirs, and no part of a version.
-        """
-        return self._widest.unflatten(self._global)
-
-    def begin_with(self, model: Arrays) -> None:
-        """Takes the global model. The devices' own models, as they were last heard of, stay."""
-        shapes = {entry.name: entry.shape for entry in self._widest.entries}
-        self._global = self._widest.flatten(fitted(shapes, model))
-        self._clear()
-
-    def open_round(self, round_id: int) -> Broadcast:
+    def tell(self) -> Broadcast:
         """The broadcast holds ``global`` [p], and for the n known devices ``senders`` uint8
         [n, 16], ``sketches`` [n, g, d], ``widths`` uint8 [n], ``clusters`` int32 [n] and ``scales``
         [clusters, g].
@@ -286,23 +266,21 @@ class AttentionMethod(Stateful, Method):
         After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
         for each device that does not mix by itself, for that device alone.
         """
-        self._begin(round_id)
-        self._clear()
-        training, models = self._settings.training, self._models
+        round_id, training, models = self._round_id, self._training, self._models
         rate = rate_at(training.learning_rate, self._settings.rate_decay, round_id)
         training = replace(training, learning_rate=rate)
-        sketched, scales = in_cluster_units(self._sketches(), self._clusters)
+        sketched, scales = in_cluster_units(self._sketches(models), self._clusters)
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
         if training.mix and round_id > training.warm_up_rounds:
             attachments, cohorts = attachments_of(
-                models, self._clusters, self._layouts, self._global, sketched, self._settings
+                models, self._clusters, self._layouts, self._model, sketched, self._settings
             )
         return Broadcast(
             round_id=round_id,
             version=self._version,
             tensors={
-                "global": self._global.copy(),
+                "global": self.model,
                 "senders": models.sender_bytes,
                 "sketches": sketched,
                 "widths": models.widths.astype(np.uint8),
@@ -314,153 +292,111 @@ class AttentionMethod(Stateful, Method):
             cohorts=cohorts,
         )
 
-    def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``no-sender``, ``repeated``, ``bad-tensors``,
-        ``bad-metadata`` or ``bad-values``."""
-        self._require_round(update)
+    def require(self, update: Update) -> None:
+        """Refuses with reason ``no-sender``, ``repeated``, ``bad-tensors``, ``bad-metadata`` or
+        ``bad-values``."""
         if not update.sender:
             raise Refused("no-sender", "attention must know whose model it is")
-        known = self._heard.get(update.sender)
-        came = known is not None and known.round_id == update.round_id
-        if came or self._bounding.held.has(update.sender, update.round_id):
+        if self._held.has(update.sender, update.round_id):
             raise Refused("repeated", "this device's model of the round is here already")
         check_parts(update, self._layouts)
 
     def expected(self, update: Update) -> dict[str, Floats]:
         """The global model, in the layout of the device's own: w_j - w_g is what is bounded."""
-        return {"vector": self._global[self._places[int(update.metadata["width"])]]}
+        return {"vector": self._model[self._places[int(update.metadata["width"])]]}
 
-    def absorb(self, update: Update) -> None:
-        """Keeps the model; ``update`` must have passed ``check``. It takes the place of one of the
-        same device that was carried over from a round without quorum."""
-        width = int(update.metadata["width"])
-        whole = np.zeros(self._widest.size, dtype=np.float32)
-        whole[self._places[width]] = update.tensors["vector"]
-        self._heard[update.sender] = HeardModel(
-            update.sender,
-            whole,
-            width=width,
-            samples=int(update.metadata["samples"]),
-            round_id=update.round_id,
-            asks=bool(update.metadata["mixture"]),
-        )
-        self._loss_sums += (float(update.metadata["loss"]), 1)
+    def add(self, update: Update) -> None:
+        """Keeps the model. It takes the place of one of the same device that was carried over from
+        a round without quorum."""
+        self._came.put(update)
+        self._losses.append(float(update.metadata["loss"]))
 
-    def close_round(self) -> RoundSummary:
-        """Metrics: mean ``loss``, ``known`` devices, ``clusters``, the ``largest``, and how many
+    def step(self) -> Mapping[str, float]:
+        """Figures: mean ``loss``, ``known`` devices, ``clusters``, the ``largest``, and how many
         known devices ``moved`` to another."""
-        came = self._incoming
-        metrics: dict[str, float] = {}
-        if len(came):
-            self._global = self._average(came)
-            before = self.clusters
-            self._models = self._models.updated(came).younger_than(
-                self._round_id - self._settings.keep_rounds
-            )
-            previous = [before.get(name, -1) for name in self._models.senders]
-            self._clusters = self._cluster(np.asarray(previous, dtype=np.int64))
-            sizes = np.bincount(self._clusters)
-            moved = sum(
-                old not in (-1, new) for old, new in zip(previous, self._clusters, strict=True)
-            )
-            metrics = {
-                "loss": float(self._loss_sums[0] / self._loss_sums[1]),
-                "known": float(len(self._models)),
-                "clusters": float(len(sizes)),
-                "largest": float(sizes.max()),
-                "moved": float(moved),
-            }
-            self._version += 1
-        self._clear()
-        return RoundSummary(self._round_id, self._version, len(came), metrics)
+        came, losses = self._came, self._losses
+        self._came, self._losses = LastUpdates(), []
+        self._participants = len(came)  # of whom some may have been carried over, and come again
+        self._model = self._average(DeviceModels.of(came, self._layouts))
+        before = self.clusters
+        for update in came:
+            self._last.put(update)
+        for update in list(self._last):
+            if update.round_id <= self._round_id - self._settings.keep_rounds:
+                self._last.drop(update.sender)
+        previous = [before.get(update.sender, -1) for update in self._last]
+        self._clusters = self._cluster(np.asarray(previous, dtype=np.int64))
+        sizes = np.bincount(self._clusters)
+        moved = sum(old not in (-1, new) for old, new in zip(previous, self._clusters, strict=True))
+        return {
+            "loss": sum(losses) / len(losses),
+            "known": float(len(self._last)),
+            "clusters": float(len(sizes)),
+            "largest": float(sizes.max()),
+            "moved": float(moved),
+        }
 
     def forget(self, sender: str) -> None:
-        if sender not in self._models.senders:
+        if sender not in self._last:
             return
-        kept = np.asarray([name != sender for name in self._models.senders])
-        self._models = self._models.those(kept)
+        kept = np.asarray([update.sender != sender for update in self._last])
+        self._last.drop(sender)
         # Clusters are numbered without gaps.
         self._clusters = np.unique(self._clusters[kept], return_inverse=True)[1].astype(np.int64)
 
-    def _schema(self) -> Schema:
-        return {
-            "global": Entry(np.float32, (self._widest.size,)),
-            "clusters": Entry(np.int64, ("devices",), least=0),
-            "losses": Entry(np.int64, (2,)),
-            "counters": counters("version", "round_id"),
-        }
+    def schema(self) -> Schema:
+        return {**super().schema(), "clusters": Entry(np.int64, ("devices",), least=0)}
 
     def _require_sound(self) -> None:
-        if len(self._clusters) != len(self._models):
-            raise RestoreError(f"'clusters' are expected to be those of {len(self._models)} models")
-        for models in (self._models, self._incoming):
-            if len(models) and models.widths.max() >= len(self._layouts):
-                raise RestoreError(f"'widths' are expected to stay below {len(self._layouts)}")
+        if len(self._clusters) != len(self._last):
+            raise RestoreError(f"'clusters' are expected to be those of {len(self._last)} models")
+        for update in (*self._last, *self._held):
+            try:
+                check_parts(update, self._layouts)
+            except Refused as error:
+                raise RestoreError(f"a kept model is of another task: {error}") from None
 
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _widest(self) -> FlatLayout:
-        return self._layouts[-1]
-
-    @property
     def _vector_bytes(self) -> int:
-        return self._widest.size * (2 if self._settings.half else 4)
+        return self._layout.size * (2 if self._settings.half else 4)
 
     @property
-    def _incoming(self) -> DeviceModels:
-        return DeviceModels.of(list(self._heard.values()), self._widest.size)
-
-    @_incoming.setter
-    def _incoming(self, models: DeviceModels) -> None:
-        self._heard = {model.sender: model for model in models.each()}
-
-    @property
-    def _losses(self) -> NDArray[np.int64]:
-        """The bits of the sum of the devices' losses and of their number."""
-        return self._loss_sums.view(np.int64)
-
-    @_losses.setter
-    def _losses(self, bits: NDArray[np.int64]) -> None:
-        self._loss_sums = bits.view(np.float64)
-
-    def _clear(self) -> None:
-        self._heard = {}
-        self._loss_sums = np.zeros(2)
+    def _models(self) -> DeviceModels:
+        return DeviceModels.of(self._last, self._layouts)
 
     def _average(self, came: DeviceModels) -> Floats:
         """FedAvg over the devices whose models have the number; what none has stays."""
         most = self._settings.most_samples
         counts = np.minimum(came.samples, most) if most else came.samples
-        total = np.zeros(self._widest.size, dtype=np.float64)
-        weight = np.zeros(self._widest.size, dtype=np.float64)
+        total = np.zeros(self._layout.size, dtype=np.float64)
+        weight = np.zeros(self._layout.size, dtype=np.float64)
         for vector, width, samples in zip(came.vectors, came.widths, counts, strict=True):
             places = self._places[width]
             total[places] += float(samples) * vector[places]
             weight[places] += float(samples)
         known = weight > 0
-        return np.where(known, total / np.where(known, weight, 1.0), self._global).astype(
-            np.float32
-        )
+        return np.where(known, total / np.where(known, weight, 1.0), self._model).astype(np.float32)
 
     def _most_members(self, known: int) -> int:
         """How many devices may be in a cluster under the byte cap; all without one."""
         cap = self._settings.clusters.most_bytes
         if cap == 0:
             return max(known, 2)
-        training = self._settings.training
-        about_each = 16 + 1 + 4 + 2 * training.sketch_rows * len(self._widest.groups)
+        training = self._training
+        about_each = 16 + 1 + 4 + 2 * training.sketch_rows * len(self._layout.groups)
         left = cap - self._vector_bytes - known * about_each
         return max(1, 1 + left // self._vector_bytes)
 
     def _cluster(self, previous: NDArray[np.int64]) -> NDArray[np.int64]:
-        points = cluster_points(self._sketches())
+        points = cluster_points(self._sketches(self._models))
         most = self._most_members(len(points))
         return assign_clusters(points, previous, most, self._settings.clusters)
 
-    def _sketches(self) -> Floats:
-        vectors, training = self._models.vectors, self._settings.training
-        return gap_sketches(vectors, self._global, self._places[0], self._layouts[0], training)
+    def _sketches(self, models: DeviceModels) -> Floats:
+        vectors, training = models.vectors, self._training
+        return gap_sketches(vectors, self._model, self._places[0], self._layouts[0], training)
 
 
 class AttentionBinding(Binding[AttentionSettings]):

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import FleetScale
-from aggregator.methods.robust import MOST_HELD_BYTES, HeldUpdates
-from device_sdk.methods.state import COUNT, Entry, RestoreError, State, part, prefixed, unpack
+from aggregator.methods.sums import Additive
+from device_sdk.methods.state import COUNT, Schema, State, part, prefixed, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 
 Array = NDArray[Any]
@@ -31,9 +31,6 @@ _FIRST_LENGTHS = 10.0
 """Lengths of what was told that a tensor may be away from it, where no majority speaks of it."""
 _MOST_SCALES = 4096
 """As many as an update may have arrays."""
-# The two measures of a tensor, and those of a number.
-_ZERO, _APART = 0, 1
-_ABOVE, _BELOW = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,79 @@ class UpdateBounds:
     exact: tuple[str, ...] = ()
 
 
-class Bounding:
+class FleetScales(Additive):
+    """For each name that updates have, how large and how far from what was told it usually is."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, FleetScale] = {}
+        self._round = 0
+
+    def medians(self, name: str) -> tuple[float, float] | None:
+        """Of both measures; None where no majority speaks of the name."""
+        scale = self._by_name.get(name)
+        return (scale.median(0), scale.median(1)) if scale is not None and scale.known else None
+
+    def note(self, name: str, sender: str, sizes: tuple[float, float]) -> None:
+        """Take note of an update's; what is zero says nothing of what is usual."""
+        if max(sizes) > 0:
+            if name not in self._by_name:
+                self._by_name[name] = self._new()
+            self._by_name[name].note(sender, sizes)
+
+    def _new(self) -> FleetScale:
+        scale = FleetScale(2)
+        scale.begin(self._round)
+        return scale
+
+    def begin(self, round_id: int) -> None:
+        self._round = round_id
+        for scale in self._by_name.values():
+            scale.begin(round_id)
+
+    def look_again(self) -> None:
+        for scale in self._by_name.values():
+            scale.look_again()
+
+    def settle(self) -> None:
+        for scale in self._by_name.values():
+            scale.settle()
+        if len(self._by_name) > _MOST_SCALES:
+            # Names that one device made up. Those that a majority uses are known.
+            self._by_name = {name: each for name, each in self._by_name.items() if each.known}
+
+    def state(self) -> dict[str, Array]:
+        """``round``, and of each name ``NAME|ARRAY``; copies."""
+        found = {"round": np.asarray(self._round, dtype=np.int64)}
+        for name, scale in self._by_name.items():
+            found.update(prefixed(f"{name}|", scale.state()))
+        return found
+
+    def restored(self, state: State) -> FleetScales:
+        """See :class:`~device_sdk.methods.state.Stateful`."""
+        found = FleetScales()
+        own = {name: array for name, array in state.items() if "|" not in name}
+        found._round = int(unpack({"round": COUNT}, own)["round"])
+        for name, each in _by_name(state).items():
+            found._by_name[name] = FleetScale(2).restored(each)
+        return found
+
+    def share(self) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        for name, scale in self._by_name.items():
+            found.update(prefixed(f"{name}|", scale.share()))
+        return found
+
+    def _read(self, share: State) -> dict[str, Any]:
+        unpack({}, {name: array for name, array in share.items() if "|" not in name})
+        new, each = self._new(), _by_name(share).items()
+        return {name: self._by_name.get(name, new)._read(own) for name, own in each}
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        for name, voices in found.items():
+            self._by_name.setdefault(name, self._new())._add(voices)
+
+
+class Bounding(Additive):
     """Measures and bounds a task's updates, each judged by what was known when its round opened.
 
     The rounds of a task's first two versions are held until they close, and judged by themselves,
@@ -67,65 +136,51 @@ class Bounding:
     no majority, and nothing is bounded.
     """
 
+    PARTS = ("heard", "scales")
+    ADDED = ("shortened", "fewer")
+    _shortened: int
+    _fewer: int
+
     def __init__(self, bounds: UpdateBounds) -> None:
         self._bounds = bounds
-        self._scales: dict[str, FleetScale] = {}
-        self._heard = FleetScale(1)
-        self._versions = self._round = 0
-        self.held = HeldUpdates()
+        self._scales, self._heard = FleetScales(), FleetScale(1)
+        self._versions = 0
         self.told: Mapping[str, Array] = {}
         """Of what the open round's broadcast holds, float arrays that updates are compared with."""
-        self.lowered: dict[str, str] = {}
-        """Whose claims count for less, since somebody looked, and how: for people."""
-        self.shortened = self.fewer = 0
-        """Updates of the open round whose tensors were brought nearer, and whose claims of samples
-        count for less."""
-
-    # -- a round -----------------------------------------------------------------------------------
+        self.begin(0)
 
     @property
     def holds(self) -> bool:
         """Whether the open round's updates are held until it closes."""
         return self._versions < _HELD_VERSIONS or not self._heard.known
 
-    @property
-    def full(self) -> bool:
-        """Whether as many updates are held as memory is set aside for."""
-        return self.held.nbytes > MOST_HELD_BYTES
-
     def begin(self, round_id: int) -> None:
-        """A round begins; what was noted in one that made no version is forgotten."""
-        self._round = round_id
-        self.held, self.told = HeldUpdates(), {}
-        self.shortened = self.fewer = 0
-        for scale in self._all():
-            scale.begin(round_id)
-
-    def look_again(self) -> None:
-        """Judge by this round's updates too, all of which were noted."""
-        for scale in self._all():
-            scale.look_again()
+        super().begin(round_id)
+        self.told = {}
 
     def settle(self) -> None:
-        """The round made a version."""
+        super().settle()
         self._versions += 1
-        for scale in self._all():
-            scale.settle()
-        if len(self._scales) > _MOST_SCALES:
-            # Names that one device made up. Those that a majority uses are known.
-            self._scales = {name: each for name, each in self._scales.items() if each.known}
+
+    def metrics(self) -> dict[str, float]:
+        """``shortened`` updates of the round, whose tensors were brought nearer, and
+        ``fewer_samples``, whose claims count for less; where there are any."""
+        acted = {"shortened": self._shortened, "fewer_samples": self._fewer}
+        return {name: float(count) for name, count in acted.items() if count}
 
     # -- an update ---------------------------------------------------------------------------------
 
     def note(self, update: Update, expected: Mapping[str, Array]) -> None:
-        """Take note of an update as it came; what is zero says nothing of what is usual."""
+        """Take note of an update as it came."""
         self._heard.note(update.sender, (1.0,))
         for name, sizes in self._sizes(update, expected).items():
-            if max(sizes) > 0:
-                self._scale(name).note(update.sender, sizes)
+            self._scales.note(name, update.sender, sizes)
 
-    def bounded(self, update: Update, expected: Mapping[str, Array]) -> Update:
-        """The update as it counts. One that is within all bounds comes back as it is."""
+    def bounded(
+        self, update: Update, expected: Mapping[str, Array], lowered: dict[str, str]
+    ) -> Update:
+        """The update as it counts. One that is within all bounds comes back as it is. ``lowered``
+        is told whose claims count for less than they say, and how."""
         if not self._heard.known:
             return update
         moved, furthest = {}, 1.0
@@ -138,29 +193,26 @@ class Bounding:
         claimed = {
             name: held
             for name, counts in self._counts_of(update)
-            if (held := self._fewer(name, counts, furthest)) is not counts
+            if (held := self._lessened(name, counts, furthest)) is not counts
         }
         said = {name: self._less(name, value, furthest) for name, value in update.metadata.items()}
-        lowered = {name for name, value in said.items() if value != update.metadata[name]}
-        self.shortened += bool(moved)
-        counted = [name for name in lowered if isinstance(said[name], int)]
-        self.fewer += bool(claimed or counted)
+        changed = {name for name, value in said.items() if value != update.metadata[name]}
+        self._shortened += bool(moved)
+        counted = [name for name in changed if isinstance(said[name], int)]
+        self._fewer += bool(claimed or counted)
         for name in counted:
-            self.lowered[update.sender] = f"{name} {update.metadata[name]:,} as {said[name]:,}"
+            lowered[update.sender] = f"{name} {update.metadata[name]:,} as {said[name]:,}"
         for name, held in claimed.items():
             most, left = int(update.tensors[name].max()), int(held.max())
-            self.lowered[update.sender] = f"{name} of up to {most:,} as {left:,}"
-        if not (moved or claimed or lowered):
+            lowered[update.sender] = f"{name} of up to {most:,} as {left:,}"
+        if not (moved or claimed or changed):
             return update
         tensors = {**update.tensors, **moved, **claimed}
         return Update(update.round_id, tensors, said, update.sender)
 
     def _nearer(self, name: str, values: Array, expected: Array | None) -> tuple[Array, float]:
         """``values`` within the limit of their distance, and how many times the usual that is."""
-        scale = self._scales.get(name)
-        zero, apart = (scale.median(_ZERO), scale.median(_APART)) if scale else (0.0, 0.0)
-        if scale is None or not scale.known:
-            zero = apart = 0.0
+        zero, apart = self._scales.medians(name) or (0.0, 0.0)
         by_rows = name in self._bounds.rows
         wide = _as_rows(values, by_rows)
         about = np.zeros_like(wide)
@@ -196,7 +248,7 @@ class Bounding:
         held[far] = nearer
         return held.reshape(values.shape), self._bounds.multiple
 
-    def _fewer(self, name: str, counts: Array, furthest: float) -> Array:
+    def _lessened(self, name: str, counts: Array, furthest: float) -> Array:
         most = max(1, int(self._most(name) / furthest))
         if not counts.size or (int(counts.min()) >= 0 and int(counts.max()) <= most):
             return counts
@@ -212,16 +264,14 @@ class Bounding:
 
     def _most(self, name: str) -> float:
         """What a claim counts for at most; what no majority speaks of, for few samples."""
-        return self._both(name)[_ABOVE] or self._bounds.multiple
+        return self._both(name)[0] or self._bounds.multiple
 
     def _both(self, name: str) -> tuple[float, float]:
         """How far above and below zero a number may be: not at all where most are on the other
         side, for a weight below zero would take from the others' sum."""
-        scale, multiple = self._scales.get(name), self._bounds.multiple
-        above, below = (0.0, 0.0) if scale is None else map(scale.median, (_ABOVE, _BELOW))
-        if scale is None or not scale.known or not (above or below):
-            return multiple, multiple
-        return multiple * above, multiple * below
+        multiple = self._bounds.multiple
+        above, below = self._scales.medians(name) or (0.0, 0.0)
+        return (multiple * above, multiple * below) if above or below else (multiple, multiple)
 
     # -- what an update is made of -----------------------------------------------------------------
 
@@ -262,73 +312,24 @@ class Bounding:
             if name in self._bounds.counts or values.ndim == 0:
                 yield name, values
 
-    def _scale(self, name: str) -> FleetScale:
-        if name not in self._scales:
-            self._scales[name] = FleetScale(2)
-            self._scales[name].begin(self._round)
-        return self._scales[name]
-
-    def _all(self) -> list[FleetScale]:
-        return [self._heard, *self._scales.values()]
-
     # -- state -------------------------------------------------------------------------------------
 
-    def share(self) -> dict[str, Array]:
-        """What was noted since the round opened, as named arrays (copies)."""
-        found = prefixed("heard.", self._heard.share())
-        for name, scale in self._scales.items():
-            found.update(prefixed(f"scale.{name}|", scale.share()))
-        return {**found, "acted": self._acted}
-
-    @property
-    def _acted(self) -> Array:
-        return np.asarray([self.shortened, self.fewer], dtype=np.int64)
-
-    def merge(self, share: State) -> None:
-        """Add another shard's :meth:`share`. Raises as
-        :meth:`~aggregator.methods.sums.Additive.merge`, and changes nothing then."""
-        heard = self._heard._read(part("heard.", share))
-        acted = unpack({"acted": _ACTED}, {n: a for n, a in share.items() if "." not in n})["acted"]
-        others = {name: self._scale(name)._read(own) for name, own in _by_name(share).items()}
-        self._heard._add(heard)
-        for name, found in others.items():
-            self._scale(name)._add(found)
-        self.shortened += int(acted[0])
-        self.fewer += int(acted[1])
+    def _schema(self) -> Schema:
+        return {**super()._schema(), "versions": COUNT}
 
     def state(self) -> dict[str, Array]:
-        """Everything, what is held included, as named arrays (copies)."""
-        found = {
-            "versions": np.asarray(self._versions, dtype=np.int64),
-            "round": np.asarray(self._round, dtype=np.int64),
-            "acted": self._acted,
-        }
-        found.update(prefixed("heard.", self._heard.state()))
-        for name, scale in self._scales.items():
-            found.update(prefixed(f"scale.{name}|", scale.state()))
-        found.update(prefixed("held.", self.held.state()))
-        found.update({f"told.{name}": np.array(each) for name, each in self.told.items()})
-        return found
+        """Everything as named arrays (copies). What was told is in it as long as the round is open:
+        another process may have to go on."""
+        return {**super().state(), **{f"told.{n}": np.array(each) for n, each in self.told.items()}}
 
-    def restored(self, state: State) -> Bounding:
-        """One that continues from ``state()``; raises RestoreError where it does not fit. What
-        holds nothing begins afresh."""
-        found = Bounding(self._bounds)
-        if not state:
-            return found
-        own = {name: array for name, array in state.items() if "." not in name}
-        counted = unpack({"versions": COUNT, "round": COUNT, "acted": _ACTED}, own)
-        found._versions, found._round = int(counted["versions"]), int(counted["round"])
-        found.shortened, found.fewer = counted["acted"].tolist()
-        found._heard = found._heard.restored(part("heard.", state))
-        for name, each in _by_name(state).items():
-            found._scales[name] = FleetScale(2).restored(each)
-        found.held = found.held.restored(part("held.", state))
+    def restored(self, state: State) -> Self:
+        """See :class:`~device_sdk.methods.state.Stateful`."""
+        own = {name: array for name, array in state.items() if not name.startswith("told.")}
+        found = super().restored(own)
         found.told = part("told.", state)
         return found
 
 
-_ACTED = Entry(np.int64, (2,), least=0)
 _LARGEST_WHOLE = 2.0**62
 _LARGEST = 1e300
 """Sizes beyond count as this one: voices are finite."""
@@ -353,9 +354,8 @@ def _said(name: str) -> str:
 
 def _by_name(state: State) -> dict[str, dict[str, Array]]:
     found: dict[str, dict[str, Array]] = {}
-    for key, array in part("scale.", state).items():
+    for key, array in state.items():
         name, bar, rest = key.rpartition("|")
-        if not bar:
-            raise RestoreError(f"the state's {key!r} is of no measure")
-        found.setdefault(name, {})[rest] = array
+        if bar:
+            found.setdefault(name, {})[rest] = array
     return found

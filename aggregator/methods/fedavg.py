@@ -8,7 +8,7 @@ optimization, algorithm 2: the mean difference, negated, is the server's gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from aggregator.methods.limits import (
     MOST_MEDIANS,
-    Measured,
     UpdateLimits,
     clip_factor,
     euclidean_norm,
@@ -25,28 +24,17 @@ from aggregator.methods.limits import (
 )
 from aggregator.methods.method import (
     LOSSES,
+    Arrays,
     Binding,
-    NoVersion,
+    ModelMismatch,
     Refused,
-    RoundSummary,
     Said,
+    fitted,
 )
-from aggregator.methods.model import Arrays, ModelMismatch, fitted
-from aggregator.methods.robust import (
-    MOST_HELD_BYTES,
-    HeldUpdates,
-    Multiple,
-    Robust,
-    RobustRule,
-    TrimShare,
-)
+from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.summing import SummingMethod
-from aggregator.methods.sums import (
-    MOST_UPDATES,
-    FixedPointSum,
-    UnlikeSum,
-)
+from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
+from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.fedavg.contract import (
@@ -55,7 +43,7 @@ from device_sdk.methods.fedavg.contract import (
     exact_names,
     shared_tensors,
 )
-from device_sdk.methods.state import Entry, Schema, counters
+from device_sdk.methods.state import Entry, Schema
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Floats = NDArray[np.float32]
@@ -67,7 +55,7 @@ _VARIANCE = "running_var"
 _BUFFERS, _SAMPLES = 0, 1
 _MOST_WEIGHT = 1 << 38
 """A device's: so much from each of 2^24 stays within 2^62."""
-_LOSS_UNITS, _LOSS_LIMB = 1 << 30, 1 << 32
+_LOSS_UNITS, _LIMB = 1 << 30, 1 << 32
 """Losses are summed in units of 2^-30, as whole numbers in two parts: a high and a low one."""
 
 
@@ -122,16 +110,17 @@ class FedAvgMethod(SummingMethod):
         frozen: names among them of what no step moves: devices have it from the artifact, and it
             travels no more.
 
-    A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
-    known of the fleet to judge them: in a task's first round, and while fewer than three devices
-    were heard of. What does not add up is held, and judged by itself when the round closes.
-
     Raises ValueError where there is nothing to share or a value is not finite.
     """
 
-    PARTS = ("optimizer", "limits", "held", "moved", "buffers_moved")
-    COUNTED = "kept"
-    ADDED = ("kept", "clipped", "fewer", "weight_sum", "losses")
+    PARTS = ("optimizer", "moved", "buffers_moved")
+    ADDED = ("fewer", "weight_sum", "losses")
+    _fewer: int
+    _weight_sum: int
+    _losses: NDArray[np.int64]
+    _robust: Floats | None
+    _moved: FixedPointSum | None = None
+    _buffers_moved: UnlikeSum | None = None
 
     def __init__(
         self,
@@ -140,8 +129,8 @@ class FedAvgMethod(SummingMethod):
         settings: FedAvgSettings | None = None,
         frozen: Collection[str] = (),
     ) -> None:
-        self._settings = settings if settings is not None else FedAvgSettings()
-        kept = self._settings.training.personal_names
+        self._settings = chosen = settings if settings is not None else FedAvgSettings()
+        kept = chosen.training.personal_names
         self._layout = shared_tensors(parameters, buffers or {}, kept, frozen)
         # Personal layers and counts of batches: of the model, and the devices' own.
         self._unshared = {*parameters, *(buffers or {})} - {one.name for one in self._layout}
@@ -151,9 +140,8 @@ class FedAvgMethod(SummingMethod):
         if not np.isfinite(self._model).all():
             raise ValueError("the first model holds values that are not finite")
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
-        self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
-        self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
-        chosen = self._settings
+        self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
+        self._rule = RobustRule(chosen.robust, chosen.trim_share)
         self._limits = UpdateLimits(
             chosen.clip_norm,
             chosen.clip_multiple,
@@ -165,10 +153,7 @@ class FedAvgMethod(SummingMethod):
         self._variances = np.concatenate(
             [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
         )
-        self._adds_up = 0
-        self._moved: FixedPointSum | None = None
-        self._buffers_moved: UnlikeSum | None = None
-        self._clear()
+        self.begin(0)
 
     @property
     def model(self) -> dict[str, Floats]:
@@ -196,40 +181,29 @@ class FedAvgMethod(SummingMethod):
         found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)
         self._model = np.concatenate([array.reshape(-1) for array in found.values()])
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
-        self._clear()
+        self.begin(self._round_id)
 
-    def open_round(self, round_id: int) -> Broadcast:
-        """The broadcast holds the model and the devices' training settings.
-
-        The model's tensors are named by :mod:`device_sdk.methods.fedavg.contract`.
-        """
-        self._begin(round_id)
-        self._clear()
-        if self._limits.known and not self._rule.holds:
-            self._adds_up = 1
-            self._bounds_follow()
-            self._moved = FixedPointSum((self._trained,), self._bound)
-            self._buffers_moved = UnlikeSum((self._untrained,), self._buffers_bound)
+    def tell(self) -> Broadcast:
+        """The model and the devices' training settings. Tensors are named by
+        :mod:`device_sdk.methods.fedavg.contract`."""
+        told = zip(self._layout, self._parts(), strict=True)
         return Broadcast(
-            round_id=round_id,
-            version=self._version,
-            tensors={
-                one.wire_name: part.reshape(one.wire_shape).copy()
-                for one, part in zip(self._layout, self._parts(), strict=True)
-            },
-            settings=self._settings.training.as_scalars(),
+            self._round_id,
+            self._version,
+            {one.wire_name: part.reshape(one.wire_shape).copy() for one, part in told},
+            self._settings.training.as_scalars(),
             exact=exact_names(self._layout),
         )
 
-    def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-metadata``,
-        ``bad-values`` or, where updates are held, ``round-full``."""
-        self._require_round(update)
+    def require(self, update: Update) -> None:
+        """Refuses with reason ``bad-tensors``, ``bad-metadata`` or ``bad-values``."""
         if set(update.tensors) != {one.wire_name for one in self._layout}:
             raise Refused("bad-tensors", "the update's tensors are not those of the model")
-        self._check_metadata(update)
-        if self.full:
-            raise Refused("round-full", "this round holds as many updates as memory is set aside")
+        said = Said(update.metadata)
+        said.number("loss", LOSSES)
+        if self._by_samples:
+            said.integer("samples", _SAMPLE_COUNTS)
+        said.end()
         weight = self._weight(update)
         for one in self._layout:
             values = update.tensors[one.wire_name]
@@ -245,134 +219,101 @@ class FedAvgMethod(SummingMethod):
             if values.size and not float(np.abs(values).max()) <= most:
                 raise Refused("bad-values", "a value is not finite or is absurdly large")
 
-    @property
-    def full(self) -> bool:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return self._held.nbytes > MOST_HELD_BYTES or self._kept >= MOST_UPDATES
+    def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
+        for update in updates:
+            values = _flat(self._layout, update.tensors)
+            buffers = euclidean_norm(values[self._trained :])
+            # As one row: a model has none that could be compared.
+            found = measured(values[None, : self._trained])
+            others = buffers, float(self._samples(update))
+            yield [Sized(update, self._honest_variances(values)[None], found, others)]
 
-    def absorb(self, update: Update) -> None:
-        """Adds the difference, unless it is an outlier, or holds the update until the round closes;
-        it must have passed ``check``."""
-        if not self._adds_up:
-            self._held.add(update)
-            return
-        values = _flat(self._layout, update.tensors)
-        found = self._noted(update, values)
-        judged = self._judged(update, values, found)
-        if judged is not None:
-            self._add_pull(*judged)
+    def heavier(self, one: Sized) -> float:
+        weight = self._weight(one.update)
+        return weight / (self._limits.usual(_SAMPLES) or weight)
 
-    def _noted(self, update: Update, values: Floats) -> Measured:
-        """How large the difference is; the limits heard of it."""
-        # As one row: a model has none that could be compared.
-        found = measured(values[None, : self._trained])
-        buffers = euclidean_norm(values[self._trained :])
-        self._limits.note(update.sender, found, (buffers, float(self._samples(update))))
-        return found
+    def begin_sums(self) -> None:
+        self._moved = FixedPointSum((self._trained,), self._bound)
+        self._buffers_moved = UnlikeSum((self._untrained,), self._buffers_bound)
 
-    def _judged(self, update: Update, values: Floats, found: Measured) -> tuple[Floats, int] | None:
-        """The difference as it counts, and its weight; None where it is an outlier."""
-        units = round(float(update.metadata["loss"]) * _LOSS_UNITS)
-        self._losses += divmod(units, _LOSS_LIMB)
-        values = self._honest_variances(values)
-        weight, claimed = self._weight(update), self._samples(update)
-        if weight < claimed:
-            self._fewer += 1
-            self.lowered[update.sender] = f"samples {claimed:,} as {weight:,}"
-        # What weighs more may move less far: it is the product that moves the model.
-        heavier = weight / (self._limits.usual(_SAMPLES) or weight)
-        _, factor = self._limits.apply(values[None, : self._trained], found, heavier)
-        if factor == 0:
-            return None
-        if factor < 1:
-            values = values * np.float32(factor)
-            self._clipped += 1
-        self._kept += 1
-        self._weight_sum += weight
-        return self._bounded_buffers(values), weight
+    def sum_up(self, judged: Sequence[Judged]) -> None:
+        for values, weight in self._weighed(judged):
+            self._add_pull(values, weight)
 
     def _add_pull(self, values: Floats, weight: int) -> None:
         assert self._moved is not None and self._buffers_moved is not None
+        self._weight_sum += weight
         units = self._moved.array
         units += self._moved.units(values[: self._trained], weight)
         self._buffers_moved.add(values[self._trained :], weight)
 
-    def _difference(self) -> Floats:
-        """The mean of what was absorbed; what was held is judged now."""
-        if not self._adds_up:
-            each = [(update, _flat(self._layout, update.tensors)) for update in self._held]
-            sized = [(update, values, self._noted(update, values)) for update, values in each]
-            self._limits.look_again()
-            judged = [one for one in (self._judged(*each) for each in sized) if one is not None]
-            if self._rule.holds and judged:
-                self._weight_sum = self._kept
-                return self._rule.mean(np.stack([values for values, _ in judged]))
-            pulls = [np.abs(values).astype(np.float64) * weight for values, weight in judged]
-            own = max((float(pull[: self._trained].max()) for pull in pulls), default=0.0)
-            others = max((float(p[self._trained :].max(initial=0)) for p in pulls), default=0.0)
-            self._moved = FixedPointSum((self._trained,), own)
-            self._buffers_moved = UnlikeSum((self._untrained,), others)
-            for values, weight in judged:
-                self._add_pull(values, weight)
-        assert self._moved is not None and self._buffers_moved is not None
-        total = np.concatenate([self._moved.value, self._buffers_moved.value])
-        # Without anything that is kept, the mean is of no difference at all.
-        return (total / max(1, self._weight_sum)).astype(np.float32)
+    def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
+        counted = list(self._weighed(judged))
+        if self._rule.holds and counted:
+            self._robust = self._rule.mean(np.stack([values for values, _ in counted]))
+            self._weight_sum = len(counted)
+            return
+        pulls = [np.abs(values).astype(np.float64) * weight for values, weight in counted]
+        self._bound = max((float(pull[: self._trained].max()) for pull in pulls), default=0.0)
+        buffers = (float(pull[self._trained :].max(initial=0)) for pull in pulls)
+        self._buffers_bound = max(buffers, default=0.0)
+        self.begin_sums()
+        for values, weight in counted:
+            self._add_pull(values, weight)
 
-    def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``fewer_samples`` where claims of samples counted for less,
-        ``outliers`` with ``outlier_multiple``, mean ``loss`` of
-        the devices, ``update_norm`` of the mean difference and the ``weight`` behind it: samples
-        or devices."""
-        difference = self._difference()
-        metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
-        if self._fewer:
-            metrics["fewer_samples"] = float(self._fewer)
-        participants = self._kept + int(metrics.get("outliers", 0))
-        if participants:
-            trained = self._trained
-            moved = np.empty_like(self._model)
-            moved[:trained] = self._optimizer.step(
-                self._model[None, :trained], -difference[None, :trained]
-            )[0]
-            moved[trained:] = self._model[trained:] + difference[trained:]
-            if not np.isfinite(moved).all():
-                raise NoVersion(
-                    "the server's step made the model non-finite; lower the learning rate or set "
-                    "clip_norm"
-                )
-            self._model = moved
-            self._limits.settle()
-            self._version += 1
-            metrics["update_norm"] = float(np.linalg.norm(difference[:trained]))
-            high, low = self._losses.tolist()
-            metrics["loss"] = (high * _LOSS_LIMB + low) / _LOSS_UNITS / participants
-            metrics["weight"] = float(self._weight_sum)
-        self._clear()
-        return RoundSummary(self._round_id, self._version, participants, metrics)
+    def _weighed(self, judged: Iterable[Judged]) -> Iterator[tuple[Floats, int]]:
+        """What counts of each but outliers, [p], and its weight; of all the losses."""
+        for one in judged:
+            self._losses += divmod(round(float(one.update.metadata["loss"]) * _LOSS_UNITS), _LIMB)
+            weight, claimed = self._weight(one.update), self._samples(one.update)
+            if weight < claimed:
+                self._fewer += 1
+                self._lowered[one.update.sender] = f"samples {claimed:,} as {weight:,}"
+            if one.factor:
+                yield self._bounded_buffers(one.values[0]), weight
 
-    def _schema(self) -> Schema:
+    def step(self) -> Mapping[str, float]:
+        """McMahan's mean, and the optimizer's step along it. Figures: ``clipped`` updates,
+        ``fewer_samples`` where claims of samples counted for less, ``outliers`` with
+        ``outlier_multiple``, mean ``loss`` of the devices, ``update_norm`` of the mean difference
+        and the ``weight`` behind it: samples or devices."""
+        difference = self._robust
+        if difference is None:
+            assert self._moved is not None and self._buffers_moved is not None
+            total = np.concatenate([self._moved.value, self._buffers_moved.value])
+            # Without anything that is kept, the mean is of no difference at all.
+            difference = (total / max(1, self._weight_sum)).astype(np.float32)
+        trained = self._trained
+        before, gradient = self._model[None, :trained], -difference[None, :trained]
+        stepped = self._optimizer.step(before, gradient)[0]
+        buffers = self._model[trained:] + difference[trained:]
+        self._model = finite("model", np.concatenate([stepped, buffers]))
+        high, low = self._losses.tolist()
+        fewer = {"fewer_samples": float(self._fewer)} if self._fewer else {}
+        return {
+            **self.figures(),
+            **fewer,
+            "update_norm": float(np.linalg.norm(difference[:trained])),
+            "loss": (high * _LIMB + low) / _LOSS_UNITS / self._participants,
+            "weight": float(self._weight_sum),
+        }
+
+    def schema(self) -> Schema:
         return {
             "model": Entry(np.float32, self._model.shape),
-            "counters": counters(
-                "version", "round_id", "clipped", "fewer", "kept", "weight_sum", "adds_up"
-            ),
             "losses": Entry(np.int64, (2,)),
         }
 
     def _parts_follow(self) -> None:
-        self._held = HeldUpdates()
-        sums = bool(self._adds_up)
-        self._moved = FixedPointSum((self._trained,)) if sums else None
-        self._buffers_moved = UnlikeSum((self._untrained,)) if sums else None
+        self._robust = None
+        self._moved = self._buffers_moved = None
+        if self._adds_up:
+            self._moved = FixedPointSum((self._trained,))
+            self._buffers_moved = UnlikeSum((self._untrained,))
 
-    def _require_sound(self) -> None:
-        super()._require_sound()
-        self._bounds_follow()
-
-    def _bounds_follow(self) -> None:
-        """How far a value times its weight may pull, and what ``check`` takes of it: where no limit
-        shortens updates, a sum of integers needs one."""
+    def follow(self) -> None:
+        """How far a value times its weight may pull, and what ``require`` takes of it: where no
+        limit shortens updates, a sum of integers needs one."""
         usual, heaviest = self._limits.usual(_SAMPLES), self._heaviest
         length = self._buffers_length
         self._bound = self._limits.most_pull(usual, heaviest)
@@ -385,13 +326,6 @@ class FedAvgMethod(SummingMethod):
             # A variance below 0 may be lifted by as much as the model's own.
             own = float(np.abs(self._model[self._trained :]).max(initial=0)) * heaviest
             self._buffers_bound = max(self._most_buffers_pull, own)
-
-    def _check_metadata(self, update: Update) -> None:
-        said = Said(update.metadata)
-        said.number("loss", LOSSES)
-        if self._by_samples:
-            said.integer("samples", _SAMPLE_COUNTS)
-        said.end()
 
     @property
     def _by_samples(self) -> bool:
@@ -436,16 +370,6 @@ class FedAvgMethod(SummingMethod):
     def _parts(self) -> list[Floats]:
         ends = np.cumsum([one.size for one in self._layout])
         return np.split(self._model, ends[:-1])
-
-    def _clear(self) -> None:
-        self._adds_up = 0
-        self._parts_follow()
-        self._limits.begin(self._round_id)
-        self._kept = 0
-        self._clipped = self._fewer = 0
-        self._weight_sum = 0
-        self._losses = np.zeros(2, dtype=np.int64)
-        self._bounds_follow()
 
 
 def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:

@@ -8,21 +8,20 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from opcode import opmap
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.errors import CallOverdue, MethodFault
 from aggregator.methods.method import (
+    FINAL,
     Binding,
     Method,
+    ModelMismatch,
     NoVersion,
     Refused,
     RoundSummary,
-    require_staged,
 )
-from aggregator.methods.model import Arrays, ModelMismatch
 from aggregator.patience import PATIENCE
 from device_sdk.artifact import Artifact
 from device_sdk.methods.state import RestoreError, State
@@ -31,8 +30,8 @@ from device_sdk.wire.codec.errors import WireError
 
 _RAISE = opmap["RAISE_VARARGS"]
 _MOST_COUNTED = 2**63
-_COMES_AND_GOES = re.compile(r"[0-9a-f]{32}|^bounds\.scale\.")
-"""In the name of an array that a later state may lack: a device's id; a measure that few use."""
+_COMES_AND_GOES = re.compile(r"[0-9a-f]{32}|\|")
+"""In the name of an array that a later state may lack: a device's id; what updates call it."""
 
 
 def _asked_to_end(error: BaseException) -> bool:
@@ -87,8 +86,9 @@ def _count(found: object) -> int:
     return number
 
 
-def _of_round(broadcast: Broadcast, round_id: int) -> Broadcast:
+def _of_round(found: object, round_id: int) -> Broadcast:
     """What was returned, which has to be of the round that was asked for."""
+    broadcast = _a(Broadcast, found)
     if broadcast.round_id != round_id:
         raise ValueError(f"it returned a broadcast of round {broadcast.round_id}, not {round_id}")
     return broadcast
@@ -110,6 +110,14 @@ def _summary(found: object) -> RoundSummary:
         if not isinstance(name, str) or not isinstance(value, (int, float)):
             raise TypeError(f"it returned the metric {name!r:.40}: {type(value).__name__}")
     return summary
+
+
+def _nothing(found: object, *given: object) -> None:
+    """Whatever was returned."""
+
+
+def _refusals(found: object, updates: Sequence[Update]) -> list[Refused | None]:
+    return _each(found, len(updates), Refused, type(None))
 
 
 def _each(found: object, count: int, *kinds: type) -> list[Any]:
@@ -168,7 +176,7 @@ def _require_forms(forms: Mapping[str, _Form], before: Mapping[str, _Form]) -> N
             raise ValueError(f"it returned {name!r} with numbers that are not finite")
 
 
-def _require_alike(method: Method, anew: Method) -> None:
+def _require_alike(method: GuardedMethod, anew: GuardedMethod) -> None:
     """Raises ValueError where one that goes on from the other's state is another."""
     for what, one, other in (
         ("version", method.version, anew.version),
@@ -220,7 +228,9 @@ class GuardedBinding:
         with _calling("build", ValueError):
             made = self._binding.build(items, rng, artifacts)
         with _calling("build"):
-            require_staged(_a(Method, made))  # type: ignore[type-abstract]
+            past = sorted(FINAL & _a(Method, made).__dict__.keys())  # type: ignore[type-abstract]
+            if past:
+                raise TypeError(f"{past[0]} is set on the object, past the stages of every method")
             return GuardedMethod(made, lambda: self._build_again(items, drawn, artifacts))
 
     def _build_again(
@@ -274,13 +284,39 @@ class GuardedBinding:
             return [_count(each) for each in found]
 
 
-class GuardedMethod(Method):
-    """A method whose code may fail in any way; see :class:`GuardedBinding`.
+_Found = TypeVar("_Found")
+
+
+def _door(
+    call: str, read: Callable[..., _Found], *allowed: type[Exception]
+) -> Callable[..., _Found]:
+    """The method's ``call``, as :func:`_calling` has it; ``read`` gives what was returned, or
+    raises where it is of another kind."""
+
+    def through(self: GuardedMethod, *given: Any) -> _Found:
+        with _calling(call, *allowed):
+            return read(getattr(self.unguarded, call)(*given), *given)
+
+    return through
+
+
+class _Window(Generic[_Found]):
+    """Likewise a property."""
+
+    def __init__(self, call: str, read: Callable[[object], _Found]) -> None:
+        self._call, self._read = call, read
+
+    def __get__(self, method: GuardedMethod, kind: type[GuardedMethod]) -> _Found:
+        with _calling(self._call):
+            return self._read(getattr(method.unguarded, self._call))
+
+
+class GuardedMethod:
+    """A :class:`~aggregator.methods.method.Method` whose code may fail in any way; see
+    :class:`GuardedBinding`. Its calls are the method's.
 
     ``anew`` makes another one, as a process that starts does.
     """
-
-    bounds = None  # the method inside has its stage
 
     def __init__(self, method: Method, anew: Callable[[], GuardedMethod]) -> None:
         self.unguarded = method
@@ -288,72 +324,44 @@ class GuardedMethod(Method):
         self._before: dict[str, _Form] | None = None
         self._tried_on: GuardedMethod | None = None
 
-    @property
-    def version(self) -> int:
-        with _calling("version"):
-            return _count(self.unguarded.version)
+    version = _Window("version", _count)
+    adds_up = _Window("adds_up", lambda found: _a(bool, found))
+    full = _Window("full", lambda found: _a(bool, found))
+    model_arrays = _Window("model_arrays", lambda found: None if found is None else _arrays(found))
+    derived = _Window("derived", lambda found: _a(frozenset, found))
+    fits = _door("fits", lambda found, name, array: _a(bool, found))
+    open_round = _door("open_round", _of_round)
+    check = _door("check", _nothing, Refused)
+    check_each = _door("check_each", _refusals)
+    share = _door("share", _arrays)
+    merge = _door("merge", _nothing, RestoreError)
+    close_round = _door("close_round", _summary, NoVersion)
+    begin_with = _door("begin_with", _nothing, ModelMismatch)
+    adopt = _door("adopt", _nothing, ModelMismatch)
+    begin_at = _door("begin_at", _nothing)
+    forget = _door("forget", _nothing)
+
+    def take_each(self, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:
+        """What the method takes of ``decoded``; an error in the place of what it does not."""
+        refused = iter(self.check_each([each for each in decoded if isinstance(each, Update)]))
+        return [next(refused) or each if isinstance(each, Update) else each for each in decoded]
 
     @property
     def lowered(self) -> dict[str, str]:
         return self.unguarded.lowered
 
-    @property
-    def adds_up(self) -> bool:
-        with _calling("adds_up"):
-            return _a(bool, self.unguarded.adds_up)
-
-    @property
-    def full(self) -> bool:
-        with _calling("full"):
-            return _a(bool, self.unguarded.full)
-
-    @property
-    def model_arrays(self) -> Arrays | None:
-        with _calling("model_arrays"):
-            found = self.unguarded.model_arrays
-            return None if found is None else _arrays(found)
-
-    @property
-    def derived(self) -> frozenset[str]:
-        with _calling("derived"):
-            return _a(frozenset, self.unguarded.derived)
-
-    def fits(self, name: str, array: NDArray[Any]) -> bool:
-        with _calling("fits"):
-            return _a(bool, self.unguarded.fits(name, array))
-
-    def open_round(self, round_id: int) -> Broadcast:
-        with _calling("open_round"):
-            return _of_round(_a(Broadcast, self.unguarded.open_round(round_id)), round_id)
-
-    def check(self, update: Update) -> None:
-        with _calling("check", Refused):
-            self.unguarded.check(update)
-
     def absorb(self, update: Update) -> None:
-        with _calling("absorb"):
-            self.unguarded.absorb(update)
-
-    def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
-        with _calling("check_each"):
-            found = self.unguarded.check_each(updates)
-            return _each(found, len(updates), Refused, type(None))
+        self._absorb("absorb", update, 1)
 
     def absorb_each(self, updates: Sequence[Update]) -> None:
-        with _calling("absorb_each"):
-            self.unguarded.absorb_each(updates)
+        self._absorb("absorb_each", updates, len(updates))
 
-    def share(self) -> State:
-        with _calling("share"):
-            return _arrays(self.unguarded.share())
-
-    def merge(self, share: State) -> None:
-        with _calling("merge", RestoreError):
-            self.unguarded.merge(share)
-
-    def close_round(self) -> RoundSummary:
-        with _calling("close_round", NoVersion):
-            return _summary(self.unguarded.close_round())
+    def _absorb(self, call: str, given: object, count: int) -> None:
+        with _calling(call):
+            due = self.unguarded.participants + count
+            getattr(self.unguarded, call)(given)
+            if self.unguarded.participants != due:
+                raise TypeError(f"{call} took an update past the stages of every method")
 
     def state(self) -> State:
         """A full one: of what no method can go on from, or lacks what this one's first state had,
@@ -413,19 +421,3 @@ class GuardedMethod(Method):
         with _calling("state"):
             used = _arrays(self.unguarded.state())
         self._before = {name: form for name, form in (self._before or {}).items() if name in used}
-
-    def begin_with(self, model: Arrays) -> None:
-        with _calling("begin_with", ModelMismatch):
-            self.unguarded.begin_with(model)
-
-    def adopt(self, model: Arrays) -> None:
-        with _calling("adopt", ModelMismatch):
-            self.unguarded.adopt(model)
-
-    def begin_at(self, version: int) -> None:
-        with _calling("begin_at"):
-            self.unguarded.begin_at(version)
-
-    def forget(self, sender: str) -> None:
-        with _calling("forget"):
-            self.unguarded.forget(sender)

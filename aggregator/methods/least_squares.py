@@ -35,19 +35,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import UpdateLimits, euclidean_norm
-from aggregator.methods.method import Refused
-from aggregator.methods.model import Arrays
+from aggregator.methods.method import Arrays, Refused
 from aggregator.methods.robust import RobustRule, touched_means
 from aggregator.methods.scatter_loss import (
     FLOAT32,
     Doubles,
     Floats,
-    Judged,
     Measures,
     RoundSum,
     ScatterLoss,
     require_floats,
 )
+from aggregator.methods.summing import Judged
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.scatter.contract import (
@@ -56,7 +55,7 @@ from device_sdk.methods.scatter.contract import (
     SOLVE,
     LeastSquaresTraining,
 )
-from device_sdk.methods.state import COUNT, Entry, Schema, State, counters, unpack
+from device_sdk.methods.state import COUNT, Entry, Schema, State, unpack
 from device_sdk.wire.arrays.exchange import Scalar, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
@@ -175,12 +174,11 @@ class DistinctSenders(Additive):
         """With those of this round."""
         return _distinct(_least(self._earlier, self._with_recent()))
 
-    def begin(self) -> None:
-        """A round begins: forget who came since the last one that settled."""
+    def begin(self, round_id: int) -> None:
         self._recent = set()
 
-    def settle(self, updates: int) -> None:
-        """The round of so many updates made a version."""
+    def close(self, updates: int) -> None:
+        """The round of so many updates makes a version."""
         self._settled, self._updates = self._with_recent(), self._updates + updates
         self._recent = set()
         if self._updates >= _ERA * _distinct(self._settled):
@@ -249,11 +247,13 @@ class LeastSquaresLoss(ScatterLoss):
     MEASURES = 3
     PARTS = ("gram", "senders")
     ADDED = ("people", "named")
+    _people: int
+    _named: Counts
 
     def __init__(
         self, shape: tuple[int, int], settings: LeastSquaresSettings, spread: float = 0.01
     ) -> None:
-        self._shape, self._settings, self._spread = shape, settings, spread
+        self.shape, self._settings, self._spread = shape, settings, spread
         self._seen: Doubles = np.zeros(shape[0])
         self._seen_by = 0.0
         self._senders = DistinctSenders()
@@ -263,8 +263,7 @@ class LeastSquaresLoss(ScatterLoss):
         self._outer_heard = 0.0
         self._most_length = self._limit = self._most_users = self._most_likes = math.inf
         self._gram: FixedPointSum | None = None
-        self._robust: Doubles | None = None
-        self._clear(adds_up=False)
+        self.begin(0)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         wide = items.astype(np.float64)
@@ -298,11 +297,17 @@ class LeastSquaresLoss(ScatterLoss):
         self._users, self._senders = before._users, before._senders
         self._heard = before._heard
 
-    def clear(self) -> None:
-        self._clear(adds_up=False)
+    def begin(self, round_id: int) -> None:
+        super().begin(round_id)
+        self._columns: Counts = np.arange(self.shape[1])
+        self._adds_up = 0
+        self._robust: Doubles | None = None
+        self._gram = None
 
-    def begin(self, *, adds_up: bool) -> None:
-        self._clear(adds_up=adds_up, bound=min(self._limit, self._most_length) ** 2)
+    def begin_sums(self) -> None:
+        width = self.shape[1]
+        self._adds_up = 1
+        self._gram = FixedPointSum((width, width), min(self._limit, self._most_length) ** 2)
 
     def columns(self, update: Update) -> Counts:
         return self._columns
@@ -311,7 +316,7 @@ class LeastSquaresLoss(ScatterLoss):
         return int(update.tensors["k"])
 
     def squares(self, update: Update) -> float:
-        tensors, width = update.tensors, self._shape[1]
+        tensors, width = update.tensors, self.shape[1]
         pulls, factor, counts = tensors["pulls"], tensors["factor"], tensors["counts"]
         users, rows = _number(tensors, "users", 0, MOST_USERS), len(tensors["rows"])
         _number(tensors, "k", 1, width)
@@ -367,7 +372,7 @@ class LeastSquaresLoss(ScatterLoss):
         # Users count whatever their update was shortened by: divided by a factor, as the mean over
         # an item's few users is, what was shortened would be as long as before.
         tensors, factor = one.update.tensors, one.factor
-        units = round(self._weight(one.measures) * _UNIT) if factor else 0
+        units = round(self._weight(one.others) * _UNIT) if factor else 0
         self._senders.note(one.update.sender)
         self._people += int(tensors["users"]) * units
         self._named[tensors["rows"]] += tensors["counts"] * units
@@ -376,7 +381,7 @@ class LeastSquaresLoss(ScatterLoss):
 
     def absorb_held(self, judged: Sequence[Judged], rule: RobustRule) -> None:
         shape = self._outer.shape
-        longest = max((one.measures[_LENGTH] for one in judged), default=0.0)
+        longest = max((one.others[_LENGTH] for one in judged), default=0.0)
         self._gram = FixedPointSum(shape, longest**2)
         super().absorb_held(judged, rule)
         if rule.holds:
@@ -391,7 +396,7 @@ class LeastSquaresLoss(ScatterLoss):
         people, named = self._people / _UNIT, self._named / _UNIT
         # Users there are, were there as many on each device as on those of this round.
         self._users = max(people, self._senders.count * people / found.updates, 1.0)
-        self._senders.settle(found.updates)
+        self._senders.close(found.updates)
         passed = people / self._users
         self._seen = _HABIT**passed * self._seen + named
         self._seen_by = _HABIT**passed * self._seen_by + people
@@ -425,23 +430,21 @@ class LeastSquaresLoss(ScatterLoss):
         return shorter
 
     def grow(self, items: int) -> None:
-        self._shape = (self._shape[0] + items, self._shape[1])
+        self.shape = (self.shape[0] + items, self.shape[1])
         self._seen = np.concatenate([self._seen, np.zeros(items)])
         self._heard = np.concatenate([self._heard, np.zeros(items)])
-        self._clear(adds_up=False)
 
     def width(self) -> int:
-        width = self._shape[1]
+        width = self.shape[1]
         if self._dimension <= _FULL * width:
             return width
         return max(width, min(2 * width, self._settings.most_columns))
 
     def widen(self, columns: int) -> None:
-        more = columns - self._shape[1]
-        self._shape = (self._shape[0], columns)
+        more = columns - self.shape[1]
+        self.shape = (self.shape[0], columns)
         self._outer = np.pad(self._outer, (0, more))
         self._dimension = 0.0
-        self._clear(adds_up=False)
 
     @property
     def _common(self) -> Doubles:
@@ -456,7 +459,7 @@ class LeastSquaresLoss(ScatterLoss):
 
     @property
     def _usual_length(self) -> float:
-        return math.sqrt(self._shape[1])
+        return math.sqrt(self.shape[1])
 
     def _mean_outer(self, people: float) -> tuple[Doubles, Doubles]:
         """M, the mean of u u' over the users of this round and, where they are few for K columns,
@@ -473,18 +476,8 @@ class LeastSquaresLoss(ScatterLoss):
         values, turn = np.linalg.eigh((mean + mean.T) / 2)
         return values.clip(0), turn
 
-    def _clear(self, *, adds_up: bool, bound: float = 1.0) -> None:
-        items, width = self._shape
-        self._people = 0
-        self._named: Counts = np.zeros(items, dtype=np.int64)
-        self._columns: Counts = np.arange(width)
-        self._robust = None
-        self._senders.begin()
-        self._adds_up = int(adds_up)
-        self._gram = FixedPointSum((width, width), bound) if adds_up else None
-
     def _schema(self) -> Schema:
-        items, width = self._shape
+        items, width = self.shape
         count = Entry(np.int64, least=0, below=MOST_UPDATES * MOST_USERS * _UNIT + 1)
         return {
             "seen": Entry(np.float64, (items,), least=0),
@@ -496,11 +489,11 @@ class LeastSquaresLoss(ScatterLoss):
             "outer_heard": Entry(np.float64, least=0),
             "people": count,
             "named": replace(count, shape=(items,)),
-            "counters": counters("adds_up"),
+            "adds_up": COUNT,
         }
 
     def _parts_follow(self) -> None:
-        width = self._shape[1]
+        width = self.shape[1]
         self._gram = FixedPointSum((width, width)) if self._adds_up else None
 
 

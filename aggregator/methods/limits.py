@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import struct
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,7 +189,6 @@ class Voices(Additive):
         self._hear(bytes.fromhex(sender) if sender else _nameless(values), tuple(values))
 
     def settle(self) -> None:
-        """The round made a version: what came in it stays."""
         self._settled = self.together
         self.begin(self._round)
 
@@ -224,15 +221,14 @@ class Voices(Additive):
     def _round_state(self) -> dict[str, NDArray[Any]]:
         return {"round": np.asarray(self._round, dtype=np.int64)}
 
-    def restored(self, state: State) -> Voices:
+    def restored(self, state: State) -> Self:
         """See :class:`~device_sdk.methods.state.Stateful`."""
-        found = Voices(self._measures)
+        found = type(self)(self._measures)
         if not state:
             return found
         own = {n: a for n, a in state.items() if "." not in n}
-        round_id = int(unpack({"round": COUNT}, own)["round"])
         found._settled = _unpacked(part("settled.", state), self._measures)
-        found.begin(round_id)
+        found.begin(int(unpack({"round": COUNT}, own)["round"]))
         for name, values in _unpacked(part("recent.", state), self._measures).items():
             found._hear(name, values)
         return found
@@ -272,20 +268,12 @@ def _unpacked(state: State, measures: int) -> dict[bytes, Voice]:
     return dict(zip(names, map(tuple, found["values"].tolist()), strict=True))
 
 
-class FleetScale(Additive):
+class FleetScale(Voices):
     """Medians of a few measures of an update, over the fleet's :class:`Voices`.
 
     They stay as they are for a whole round, that of its opening. Values are noted as they came,
     before anything was scaled down.
     """
-
-    PARTS = ("voices",)
-    FRESH = True
-
-    def __init__(self, measures: int) -> None:
-        self._measures = measures
-        self._voices = Voices(measures)
-        self._judge_by(self._voices.settled)
 
     @property
     def known(self) -> bool:
@@ -296,51 +284,19 @@ class FleetScale(Additive):
         """Of one measure, the lower of two in the middle; 0 where nothing is known."""
         return self._medians[measure]
 
-    def note(self, sender: str, values: Sequence[float]) -> None:
-        """Take note of an accepted update: finite values, one a measure, none below 0."""
-        self._voices.note(sender, values)
-
     def begin(self, round_id: int) -> None:
-        """A round begins: what came before it is what its updates are judged by."""
-        self._voices.begin(round_id)
-        self._judge_by(self._voices.settled)
+        super().begin(round_id)
+        self._judge_by(self._settled)
 
     def look_again(self) -> None:
-        """Judge by this round's updates too, all of which were noted."""
-        self._judge_by(self._voices.together)
-
-    def settle(self) -> None:
-        """The round made a version: what came in it stays."""
-        self._voices.settle()
-
-    def _require_sound(self) -> None:
-        self._judge_by(self._voices.settled)
+        self._judge_by(self.together)
 
     def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
         self._count = len(voices)
+        measures = zip(*voices.values(), strict=True)
+        columns: list[list[float]] = [sorted(column) for column in measures]
         middle = (self._count - 1) // 2
-        columns = [sorted(column) for column in zip(*voices.values(), strict=True)]
-        self._medians: list[float] = [column[middle] for column in columns] or [
-            0.0
-        ] * self._measures
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        return self._voices.state()
-
-    def share(self) -> dict[str, NDArray[Any]]:
-        return self._voices.share()
-
-    def restored(self, state: State) -> FleetScale:
-        found = copy.copy(self)
-        found._voices = self._voices.restored(state)
-        found._require_sound()
-        return found
-
-    def _read(self, share: State) -> dict[str, Any]:
-        return self._voices._read(share)
-
-    def _add(self, found: Mapping[str, Any]) -> None:
-        self._voices._add(found)
+        self._medians = [column[middle] for column in columns] or [0.0] * self._measures
 
 
 # Which updates are out of line with the fleet's: far too large, or far too lopsided.
@@ -379,12 +335,12 @@ class Outliers(Additive):
     PARTS = ("voices",)
     ADDED = ("count",)
     FRESH = True
+    _count: int
 
     def __init__(self, multiple: float) -> None:
         self._multiple = multiple
         self._voices = Voices(3)
-        self._count = 0
-        self._judge_by(self._voices.settled)
+        self.begin(0)
 
     @property
     def known(self) -> bool:
@@ -414,18 +370,11 @@ class Outliers(Additive):
         return outlier
 
     def begin(self, round_id: int) -> None:
-        """A round begins: what came before it is what its updates are judged by."""
-        self._voices.begin(round_id)
-        self._count = 0
+        super().begin(round_id)
         self._judge_by(self._voices.settled)
 
     def look_again(self) -> None:
-        """Judge by this round's updates too, all of which were noted."""
         self._judge_by(self._voices.together)
-
-    def settle(self) -> None:
-        """The round made a version: what came in it stays."""
-        self._voices.settle()
 
     def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
         self._known = len(voices)
@@ -436,9 +385,6 @@ class Outliers(Additive):
         ahead = [float(np.median(alike)) for alike in classes if len(alike) >= _LEAST_ALIKE]
         self._usual_size = min(max([float(usual), *ahead]), _MOST_APART * float(usual))
         self._usual_peak = float(peak)
-
-    def _schema(self) -> Schema:
-        return {"count": COUNT}
 
     def _require_sound(self) -> None:
         self._judge_by(self._voices.settled)
@@ -507,10 +453,9 @@ class UpdateLimits(Additive):
         self._clip_norm = clip_norm
         self._clip_multiple = clip_multiple
         self._row_multiple = row_multiple
-        self._outlier_multiple = outlier_multiple
         self._length = length
-        self._others = others
-        self._parts_follow()
+        self._fleet = FleetScale(_OTHERS + others)
+        self._outliers = Outliers(outlier_multiple) if outlier_multiple else None
         self._bounded = 0
 
     @property
@@ -525,11 +470,6 @@ class UpdateLimits(Additive):
             self._fleet.note(sender, (found.norm, found.median_row, *others))
         if self._outliers is not None:
             self._outliers.note(sender, found)
-
-    def look_again(self) -> None:
-        """Judge by this round's updates too, all of which were noted."""
-        for one in self._in_use():
-            one.look_again()
 
     def apply(
         self, values: Floats32, found: Measured, weight: float = 1.0
@@ -598,39 +538,8 @@ class UpdateLimits(Additive):
             found["outliers"] = float(self._outliers.count)
         return found
 
-    def begin(self, round_id: int) -> None:
-        """A round begins; what was noted in one that made no version is forgotten."""
-        self._bounded = 0
-        for one in self._in_use():
-            one.begin(round_id)
-
-    def settle(self) -> None:
-        """The round made a version."""
-        for one in self._in_use():
-            one.settle()
-
     def _schema(self) -> Schema:
-        # What the state does not know starts afresh.
-        return {
-            "length": Entry(np.float64, least=0, optional=True),
-            "bounded": replace(COUNT, optional=True),
-        }
-
-    def _parts_follow(self) -> None:
-        self._fleet = FleetScale(_OTHERS + self._others)
-        self._outliers = Outliers(self._outlier_multiple) if self._outlier_multiple else None
-
-    def _in_use(self) -> tuple[FleetScale | Outliers, ...]:
-        return (self._fleet,) if self._outliers is None else (self._fleet, self._outliers)
-
-    def restored(self, state: State) -> UpdateLimits:
-        """Limits with these settings that continue from ``state()``; this object is unchanged.
-
-        A limit that the state does not know starts afresh, and what is no longer in use is dropped:
-        the options may change between rounds. Raises RestoreError for arrays that do not fit.
-        """
-        used = {*self._schema(), *self.PARTS}
-        return super().restored({n: a for n, a in state.items() if n.split(".")[0] in used})
+        return {**super()._schema(), "length": Entry(np.float64, least=0)}
 
     def _following(self, measure: int, multiple: float, length: float) -> float:
         median = self._fleet.median(measure) if self._fleet.known else 0.0

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.bounds import Bounding, UpdateBounds
-from aggregator.methods.model import Arrays, ModelMismatch
+from aggregator.methods.robust import HeldUpdates
+from aggregator.methods.sums import MOST_UPDATES, Additive, RefusedShare
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
+from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
-from device_sdk.methods.state import State, part, prefixed
-from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
+from device_sdk.methods.state import COUNT, Entry, Schema, State
+from device_sdk.wire.arrays.exchange import Broadcast, TrainingSettings, Update, decode_update
 from device_sdk.wire.codec.errors import WireError
 
 
@@ -53,6 +53,40 @@ class NoVersion(ArithmeticError):
     says why, and what would help."""
 
 
+# A model as named arrays: what is kept of a version, and what one may begin with.
+
+Arrays = Mapping[str, NDArray[Any]]
+_MOST_NAMED = 12
+
+
+class ModelMismatch(ValueError):
+    """Arrays that are no model of the method, which is unchanged; the message says how."""
+
+
+def fitted(
+    wanted: Mapping[str, tuple[int, ...]], given: Arrays, ignored: Collection[str] = ()
+) -> dict[str, NDArray[np.float32]]:
+    """The arrays of these names and shapes, as float32, in the order of ``wanted``.
+
+    ``ignored``: names that may be given and are not asked for. Raises ModelMismatch.
+    """
+    odd = [f"{name!r} {list(wanted[name])} is missing" for name in wanted if name not in given]
+    odd += [f"{name!r} is unknown" for name in given if name not in wanted and name not in ignored]
+    for name, shape in wanted.items():
+        array = given.get(name)
+        if array is None:
+            continue
+        if array.shape != shape or array.dtype.kind != "f":
+            found = f"{array.dtype} {list(array.shape)}"
+            odd.append(f"{name!r} is {found}, expected float32 {list(shape)}")
+        elif not np.isfinite(array.astype(np.float32)).all():
+            odd.append(f"{name!r} holds numbers that are not finite")
+    if odd:
+        more = f"; and {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else ""
+        raise ModelMismatch("; ".join(odd[:_MOST_NAMED]) + more)
+    return {name: given[name].astype(np.float32) for name in wanted}
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSummary:
     """How a round ended: ``version`` is the one to publish next, ``metrics`` are for people."""
@@ -63,8 +97,23 @@ class RoundSummary:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Method(ABC):
-    """Aggregates one round after another. Pure arithmetic: no I/O, no clock, no randomness.
+FINAL = frozenset(
+    {"open_round", "check", "check_each", "absorb", "absorb_each", "close_round", "participants"}
+    | {"adds_up", "full", "share", "merge", "state", "restore", "version", "lowered"}
+)
+"""What no class redefines."""
+
+
+class Method(Additive, ABC):
+    """A method's formula, and the stages that every method gets around it.
+
+    An update goes through **decode** (:meth:`Binding.decode`), **bound**
+    (:mod:`aggregator.methods.bounds`), **weigh and sum** (:meth:`add`); a round's end is **make the
+    version** (:meth:`step`). A method writes :meth:`tell`, :meth:`require`, :meth:`add` and
+    :meth:`step`, and declares what it keeps: :meth:`schema`, and in ``ADDED`` what of it the open
+    round adds up, which is zero when a round begins. Rounds, bounds, what is held, checkpoints and
+    shards are the stages', which no class redefines. All is pure arithmetic: no I/O, no clock, no
+    randomness.
 
     Order of calls: ``open_round``, then any number of ``check`` and ``absorb``, then
     ``close_round``. A round without quorum is given up by opening the next one; what was absorbed
@@ -74,25 +123,72 @@ class Method(ABC):
     opened the same round. :meth:`merge` takes what each absorbed into one of them, which then
     closes the round as if it had absorbed everything, bit for bit.
 
-    Whoever calls these, of whatever class, an update is bounded before the class's own ``absorb``
-    sees it: see :mod:`aggregator.methods.bounds`. What is held until the round closes comes to
-    ``absorb`` then. ``bounds`` says what the updates are made of; None: the class bounds them by
-    itself, which a test has to show (``tests/aggregator/methods/test_influence.py``).
+    Attributes:
+        bounds: what the updates are made of, for the stage that bounds them; None: the class bounds
+            them by itself, which ``tests/aggregator/methods/test_influence.py`` has to show.
+        SHARDS: whether rounds may add up: all that ``add`` changes is whole numbers named in
+            ``ADDED``, and parts that add up.
     """
 
     bounds: ClassVar[UpdateBounds | None] = UpdateBounds()
+    SHARDS: ClassVar[bool] = False
+    PARTS: ClassVar[tuple[str, ...]] = ("bounding", "held")
+    ADDED: ClassVar[tuple[str, ...]] = ("participants",)
 
+    _bounding: Bounding | None
+    _held: HeldUpdates
+    _lowered: dict[str, str]
     _round_id = 0
     _version = 0
+    _participants = 0
 
-    def __init_subclass__(cls) -> None:
-        """A class that has a ``check`` or ``absorb`` of its own is not passed over by what another
-        made of many at once; and all of its calls go through the stage that bounds updates."""
-        for one in ("check", "absorb"):
-            each = f"{one}_each"
-            if one in cls.__dict__ and each not in cls.__dict__:
-                setattr(cls, each, getattr(Method, each))
-        bounded(cls)
+    def __new__(cls, *given: object, **named: object) -> Self:
+        found = super().__new__(cls)
+        found._bounding = None if cls.bounds is None else Bounding(cls.bounds)
+        found._held = HeldUpdates()
+        found._lowered = {}
+        return found
+
+    def __init_subclass__(cls, *, stages: bool = True) -> None:
+        """Raises TypeError for a class that redefines a stage, past which updates could go."""
+        own = sorted(FINAL & cls.__dict__.keys())
+        if stages and own:
+            raise TypeError(
+                f"{cls.__qualname__} redefines {own[0]}, a stage that every method gets: write "
+                "tell, require, add and step"
+            )
+        if "require" in cls.__dict__ and "sound_together" not in cls.__dict__:
+            # What another class sees at a glance is not what this one asks.
+            cls.sound_together = Method.sound_together  # type: ignore[method-assign]
+
+    # -- the formula -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def tell(self) -> Broadcast:
+        """What the round that opens tells the devices: of ``_round_id`` and ``_version``."""
+
+    @abstractmethod
+    def require(self, update: Update) -> None:
+        """Raise :class:`Refused` unless ``add`` will take this update, which is of the open round.
+
+        Pure and total: changes nothing, and raises nothing but ``Refused`` (a WireError is taken
+        for one) whatever the arrays hold. Runs before the update is committed to disk.
+        """
+
+    @abstractmethod
+    def add(self, update: Update) -> None:
+        """Add an update, as it counts, to the round's sums. The same updates in the same order give
+        the same bits; in any order, where the round adds up."""
+
+    @abstractmethod
+    def step(self) -> Mapping[str, float]:
+        """Make the next version out of what was added: of ``_participants`` updates, one or more.
+        Returns figures for people. Raises :class:`NoVersion` where none can be made."""
+
+    def schema(self) -> Schema:
+        """What is kept, beside ``PARTS``: the array ``name`` is the attribute ``_name``; see
+        :class:`~device_sdk.methods.state.Stateful`. Here: nothing."""
+        return {}
 
     def expected(self, update: Update) -> Arrays:
         """What the round told this device about the tensors of its update, by their names, in
@@ -101,7 +197,8 @@ class Method(ABC):
 
         Here: what the broadcast holds under the same name, in the same shape.
         """
-        told, tensors = self._bounding.told, update.tensors
+        told = {} if self._bounding is None else self._bounding.told
+        tensors = update.tensors
         return {
             name: told[name]
             for name in tensors
@@ -109,90 +206,160 @@ class Method(ABC):
         }
 
     @property
-    def lowered(self) -> dict[str, str]:
-        """Whose claims of samples counted for less than they said, and how: for people, who clear
-        it. What is told is no part of the state."""
-        return self._bounding.lowered
+    def keeps(self) -> bool:
+        """Whether updates are held until the round closes, because ``step`` is to follow all of
+        ``add`` at once. Here: False."""
+        return False
 
-    @property
-    def _bounding(self) -> Bounding:
-        found = self.__dict__.get("_bounding_stage")
-        if found is None:
-            found = self.__dict__["_bounding_stage"] = Bounding(self.bounds or UpdateBounds())
-        return cast("Bounding", found)
+    def sound_together(self, updates: Sequence[Update]) -> bool:
+        """Whether :meth:`require` takes all of these; False where that is not seen at a glance. For
+        methods that are quicker with many at once. Here: False."""
+        return False
+
+    # -- the stages --------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """The number of rounds that changed something."""
         return self._version
 
-    def _begin(self, round_id: int) -> None:
-        """Open the round by its number. Raises ValueError where it is not above the last one."""
+    @property
+    def participants(self) -> int:
+        """Updates that were absorbed in the open round."""
+        return self._participants
+
+    @property
+    def lowered(self) -> dict[str, str]:
+        """Whose claims of samples counted for less than they said, and how: for people, who clear
+        it. No part of the state."""
+        return self._lowered
+
+    def open_round(self, round_id: int) -> Broadcast:
+        """Forget what was absorbed and open ``round_id``, which must be above the last one."""
         if round_id <= self._round_id:
             raise ValueError(f"round {round_id} does not follow round {self._round_id}")
         self._round_id = round_id
+        self.begin(round_id)
+        self._open()
+        opened = self.tell()
+        if self._bounding is not None and type(self).expected is Method.expected:
+            self._bounding.told = {n: a for n, a in opened.tensors.items() if a.dtype.kind == "f"}
+        return opened
 
-    def _require_round(self, update: Update) -> None:
-        """Raises Refused, with reason ``bad-round``, for an update of another round."""
-        if update.round_id != self._round_id or self._round_id == 0:
-            raise Refused(
-                "bad-round", f"the update is for round {update.round_id}, not {self._round_id}"
-            )
+    def begin(self, round_id: int) -> None:
+        super().begin(round_id)
+        self._held = self._held.emptied()
 
-    @abstractmethod
-    def open_round(self, round_id: int) -> Broadcast:
-        """Forget what was absorbed and open ``round_id``, which must be above the last one."""
+    def _open(self) -> None:
+        """Decide what becomes of the round's updates."""
 
-    @abstractmethod
     def check(self, update: Update) -> None:
-        """Raise :class:`Refused` unless ``absorb`` will take this update.
-
-        Pure and total: changes nothing, and raises nothing but ``Refused`` whatever the arrays
-        hold. Runs before the update is committed to disk.
-        """
-
-    @abstractmethod
-    def absorb(self, update: Update) -> None:
-        """Add a checked update. The same updates in the same order give the same bits; in any
-        order, where the round adds up."""
+        """Raise :class:`Refused` unless ``absorb`` will take this update; changes nothing."""
+        if (refused := self._refusal(update)) is not None:
+            raise refused
 
     def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
-        """What :meth:`check` has to say of each; None of a good one. Here one by one: for methods
-        that are quicker with many at once."""
+        """What :meth:`check` has to say of each; None of a good one."""
         found: list[Refused | None] = []
-        for update in updates:
-            try:
-                self.check(update)
-            except Refused as error:
-                found.append(error)
+        for start in range(0, len(updates), _CHECKED_TOGETHER):
+            group = updates[start : start + _CHECKED_TOGETHER]
+            good = len(group) > 1 and not self._is_full and self._of_round(group)
+            if good and self.sound_together(group):
+                found.extend([None] * len(group))
             else:
-                found.append(None)
+                found.extend(map(self._refusal, group))
         return found
+
+    def _of_round(self, updates: Sequence[Update]) -> bool:
+        opened = self._round_id
+        return opened != 0 and all(update.round_id == opened for update in updates)
+
+    def _refusal(self, update: Update) -> Refused | None:
+        if not self._of_round([update]):
+            of = f"the update is for round {update.round_id}, not {self._round_id}"
+            return Refused("bad-round", of)
+        try:
+            self.require(update)
+        except Refused as error:
+            return error
+        except WireError as error:
+            return Refused(error.reason, str(error))
+        if self.bounds is not None:
+            for values in update.tensors.values():
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
+                    return Refused("bad-values", "a value is not finite")
+        if self._is_full:
+            return Refused("round-full", "this round holds as many updates as it may")
+        return None
+
+    def absorb(self, update: Update) -> None:
+        """Add a checked update, or hold it until the round closes. The same updates in the same
+        order give the same bits; in any order, where the round adds up."""
+        self._absorb([update])
 
     def absorb_each(self, updates: Sequence[Update]) -> None:
         """:meth:`absorb` of many, with the same bits. Where it raises, any number of them may have
         been absorbed: the state is to be made again."""
+        self._absorb(updates)
+
+    def _absorb(self, updates: Sequence[Update]) -> None:
+        if self._holds:
+            for update in updates:
+                self._held.add(update)
+        else:
+            self._count(updates)
+        self._participants += len(updates)
+
+    @property
+    def _holds(self) -> bool:
+        """Whether the open round's updates are held until it closes, whatever for."""
+        return self.keeps or (self._bounding is not None and self._bounding.holds)
+
+    def _count(self, updates: Iterable[Update]) -> None:
+        """Bound, and add."""
         for update in updates:
-            self.absorb(update)
+            if self._bounding is not None:
+                expected = self.expected(update)
+                self._bounding.note(update, expected)
+                update = self._bounding.bounded(update, expected, self._lowered)
+            self.add(update)
+
+    def _count_held(self) -> None:
+        """Likewise of all that was held, each judged by all where nothing is known but them."""
+        stage = self._bounding
+        if stage is None or not stage.holds:
+            self._count(self._held)
+            return
+        each = [(update, self.expected(update)) for update in self._held]
+        for update, expected in each:
+            stage.note(update, expected)
+        stage.look_again()
+        for update, expected in each:
+            self.add(stage.bounded(update, expected, self._lowered))
 
     @property
     def adds_up(self) -> bool:
         """Whether the open round's updates enter as sums, which several shards may make apart.
 
-        Decided when the round opens, by settings and what was known then. Here: False.
+        Decided when the round opens, by settings and what was known then.
         """
-        return False
+        return self.SHARDS and not self._holds
 
     @property
     def full(self) -> bool:
         """Whether the open round holds all that it may: ``check`` refuses any other update with
-        reason ``round-full``. Here: where the stage that bounds updates does."""
-        return self.bounds is not None and self._bounding.full
+        reason ``round-full``."""
+        return self._is_full
 
-    def share(self) -> State:
+    @property
+    def _is_full(self) -> bool:
+        return self._held.full or self._participants >= MOST_UPDATES
+
+    def share(self) -> dict[str, NDArray[Any]]:
         """What was absorbed in the open round, as named arrays (copies): sums, counts, and little
         else. Raises TypeError where it does not add up."""
-        raise TypeError(f"a round of {type(self).__name__} does not add up")
+        self._require_adding_up()
+        return super().share()
 
     def merge(self, share: State) -> None:
         """Add another shard's :meth:`share`: in any order and grouping, the same bits. What an
@@ -202,24 +369,47 @@ class Method(ABC):
         :class:`~aggregator.methods.sums.RefusedShare` for those of a later round or another scale,
         and changes nothing then; TypeError where the round does not add up.
         """
-        raise TypeError(f"a round of {type(self).__name__} does not add up")
+        self._require_adding_up()
+        super().merge(share)
 
-    @abstractmethod
+    def _require_adding_up(self) -> None:
+        if not self.SHARDS:
+            raise TypeError(f"a round of {type(self).__name__} does not add up")
+        if self._holds:
+            raise TypeError(f"round {self._round_id} does not add up: its updates are held")
+
+    def _read(self, share: State) -> dict[str, Any]:
+        found = super()._read(share)
+        if self._participants + int(found["participants"]) > MOST_UPDATES:
+            raise RefusedShare(f"a round of more than {MOST_UPDATES} updates could overflow")
+        return found
+
     def close_round(self) -> RoundSummary:
         """Make the next version out of what was absorbed; without updates the version stays.
 
         Raises :class:`NoVersion` where none can be made.
         """
+        metrics: dict[str, float] = {}
+        if self._participants:
+            if self._holds:
+                self._count_held()
+            metrics.update(self.step())
+            if self._bounding is not None:
+                metrics.update(self._bounding.metrics())
+            self._version += 1
+            self.settle()
+        summary = RoundSummary(self._round_id, self._version, self._participants, metrics)
+        self.begin(self._round_id)
+        return summary
 
-    @abstractmethod
-    def state(self) -> State:
-        """Everything, the open round's sums included, as named arrays (copies)."""
+    def _schema(self) -> Schema:
+        return {
+            **super()._schema(),
+            **self.schema(),
+            **dict.fromkeys(("version", "round_id"), COUNT),
+        }
 
-    @abstractmethod
-    def restore(self, state: State) -> None:
-        """Continue, bit for bit, where ``state()`` was taken. Raises
-        :class:`~device_sdk.methods.state.RestoreError`, and changes nothing, where it does not fit.
-        """
+    # -- the model ---------------------------------------------------------------------------------
 
     @property
     def model_arrays(self) -> Arrays | None:
@@ -258,230 +448,71 @@ class Method(ABC):
         """Number the model, before the first round: a task that is replaced counts on."""
         self._version = version
 
-    def forget(self, sender: str) -> None:  # noqa: B027
+    def forget(self, sender: str) -> None:
         """Drop what is kept of a device, where it is known: it was revoked. Between rounds.
 
         Here: nothing. For methods that hand on what single devices sent in earlier rounds.
         """
 
 
-# The calls of a class as they are once the stage that bounds updates stands before them.
-#
-# Each is run as it is where another of them is running: a class may make one of another's, or of
-# its parent's.
+class ModelMethod(Method):
+    """A method whose version is one model of an artifact, as a vector.
 
-_Call = Callable[..., Any]
-_STAGE = "bounds."
+    Args:
+        initial: the first version, float32 [p].
+        layout: which parameter lies where.
+        training: what every device is told.
 
+    Left to write are ``require``, ``add`` and ``step``, which changes ``_model``. Raises ValueError
+    where ``initial`` does not fit.
+    """
 
-def bounded(kind: type[Method]) -> None:
-    """Have a class's calls go through the stage, unless it bounds its updates by itself."""
-    if kind.bounds is None:
-        return
-    for name, wrap in _STAGED.items():
-        own = _found(kind, name)
-        call = own.fget if isinstance(own, property) else own
-        if call is None or hasattr(call, "staged") or own is Method.__dict__.get(name):
-            continue
-        if getattr(call, "__isabstractmethod__", False):
-            continue
-        made = _outermost(wrap, call)
-        setattr(kind, name, property(made) if isinstance(own, property) else made)
+    def __init__(
+        self, initial: NDArray[np.float32], layout: FlatLayout, training: TrainingSettings
+    ) -> None:
+        if initial.dtype != np.float32 or initial.shape != (layout.size,):
+            raise ValueError(
+                f"initial is {initial.dtype} {initial.shape}; expected float32 [{layout.size}], "
+                "the model's parameters"
+            )
+        if not np.isfinite(initial).all():
+            raise ValueError("initial holds values that are not finite")
+        self._layout, self._training = layout, training
+        self._model = initial.copy()
+        self.reset()
+        self.begin(0)
 
+    def reset(self) -> None:
+        """Forget what was learnt about the model's steps: it is another one. Here: nothing was."""
 
-def require_staged(method: Method) -> None:
-    """See to it that all of an object's calls go through the stage, those too that its class got
-    after it was made. Raises TypeError for a call that is set on the object alone."""
-    bounded(type(method))
-    past = sorted(_STAGED.keys() & method.__dict__.keys())
-    if past and type(method).bounds is not None:
-        raise TypeError(
-            f"{past[0]} is set on the object, past the bounds of updates: define it in the class"
-        )
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The version, float32 [p]: a copy."""
+        return self._model.copy()
 
+    @property
+    def model_arrays(self) -> dict[str, NDArray[np.float32]]:
+        """The version's parameters by torch's names."""
+        return self._layout.unflatten(self._model)
 
-def _found(kind: type[Method], name: str) -> Any:
-    return next((each.__dict__[name] for each in kind.__mro__ if name in each.__dict__), None)
+    def begin_with(self, model: Arrays) -> None:
+        """Takes all parameters."""
+        shapes = {entry.name: entry.shape for entry in self._layout.entries}
+        self._model = self._layout.flatten(fitted(shapes, model))
+        self.reset()
+        self.begin(self._round_id)
 
+    def tell(self) -> Broadcast:
+        """``model`` float32 [p], and the training settings."""
+        told = self._training.as_scalars()
+        return Broadcast(self._round_id, self._version, {"model": self.model}, told)
 
-def _outermost(wrap: Callable[[Method, _Call], _Call], own: _Call) -> _Call:
-    @functools.wraps(own)
-    def call(self: Method, *arguments: Any) -> Any:
-        inner = functools.partial(own, self)
-        if self.__dict__.get("_in_stage") or type(self).bounds is None:
-            return inner(*arguments)
-        return wrap(self, inner)(*arguments)
-
-    call.staged = True  # type: ignore[attr-defined]
-    return call
-
-
-@contextmanager
-def _inside(method: Method) -> Iterator[None]:
-    method.__dict__["_in_stage"] = True
-    try:
-        yield
-    finally:
-        del method.__dict__["_in_stage"]
+    def schema(self) -> Schema:
+        return {"model": Entry(np.float32, (self._layout.size,))}
 
 
-def _open_round(self: Method, own: _Call) -> _Call:
-    def open_round(round_id: int) -> Broadcast:
-        with _inside(self):
-            opened: Broadcast = own(round_id)
-        self._bounding.begin(round_id)
-        if type(self).expected is Method.expected:
-            # In the state as long as the round is open: another process may have to go on.
-            self._bounding.told = {
-                name: each for name, each in opened.tensors.items() if each.dtype.kind == "f"
-            }
-        return opened
-
-    return open_round
-
-
-def _check(self: Method, own: _Call) -> _Call:
-    def check(update: Update) -> None:
-        with _inside(self):
-            own(update)
-        if (refused := _not_taken(self, update)) is not None:
-            raise refused
-
-    return check
-
-
-def _check_each(self: Method, own: _Call) -> _Call:
-    def check_each(updates: Sequence[Update]) -> list[Refused | None]:
-        with _inside(self):
-            found: list[Refused | None] = own(updates)
-        return [one or _not_taken(self, each) for one, each in zip(found, updates, strict=True)]
-
-    return check_each
-
-
-def _not_taken(self: Method, update: Update) -> Refused | None:
-    for values in update.tensors.values():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            return Refused("bad-values", "a value is not finite")
-    if self._bounding.full:
-        return Refused("round-full", "this round holds as many updates as memory is set aside for")
-    return None
-
-
-def _absorb(self: Method, own: _Call) -> _Call:
-    def absorb(update: Update) -> None:
-        if (counted := _taken_in(self, update)) is not None:
-            with _inside(self):
-                own(counted)
-
-    return absorb
-
-
-def _absorb_each(self: Method, own: _Call) -> _Call:
-    def absorb_each(updates: Sequence[Update]) -> None:
-        found = [_taken_in(self, update) for update in updates]
-        with _inside(self):
-            own([each for each in found if each is not None])
-
-    return absorb_each
-
-
-def _taken_in(self: Method, update: Update) -> Update | None:
-    """An update as it counts; None where it is held."""
-    stage = self._bounding
-    if stage.holds:
-        stage.held.add(update)
-        return None
-    expected = self.expected(update)
-    stage.note(update, expected)
-    return stage.bounded(update, expected)
-
-
-def _close_round(self: Method, own: _Call) -> _Call:
-    def close_round() -> RoundSummary:
-        stage, before = self._bounding, self.version
-        each = [(update, self.expected(update)) for update in stage.held]
-        for update, expected in each:
-            stage.note(update, expected)
-        if each:
-            stage.look_again()
-        with _inside(self):
-            for update, expected in each:
-                self.absorb(stage.bounded(update, expected))
-            summary: RoundSummary = own()
-        acted = {"shortened": stage.shortened, "fewer_samples": stage.fewer}
-        told = {name: float(count) for name, count in acted.items() if count}
-        if summary.version != before:
-            stage.settle()
-        stage.begin(summary.round_id)
-        return replace(summary, metrics={**summary.metrics, **told}) if told else summary
-
-    return close_round
-
-
-def _full(self: Method, own: _Call) -> _Call:
-    return lambda: own() or self._bounding.full
-
-
-def _adds_up(self: Method, own: _Call) -> _Call:
-    return lambda: own() and not self._bounding.holds
-
-
-def _state(self: Method, own: _Call) -> _Call:
-    return lambda: {**own(), **prefixed(_STAGE, self._bounding.state())}
-
-
-def _restore(self: Method, own: _Call) -> _Call:
-    def restore(state: State) -> None:
-        stage = self._bounding.restored(part(_STAGE, state))
-        with _inside(self):
-            own({name: array for name, array in state.items() if not name.startswith(_STAGE)})
-        self.__dict__["_bounding_stage"] = stage
-
-    return restore
-
-
-def _share(self: Method, own: _Call) -> _Call:
-    def share() -> State:
-        if self._bounding.holds:
-            raise TypeError("the round does not add up: its updates are held")
-        return {**own(), **prefixed(_STAGE, self._bounding.share())}
-
-    return share
-
-
-def _merge(self: Method, own: _Call) -> _Call:
-    def merge(share: State) -> None:
-        stage = self._bounding.restored(self._bounding.state())
-        stage.told = self._bounding.told
-        stage.merge(part(_STAGE, share))
-        with _inside(self):
-            own({name: array for name, array in share.items() if not name.startswith(_STAGE)})
-        self.__dict__["_bounding_stage"] = stage
-
-    return merge
-
-
-_STAGED: Mapping[str, Callable[[Method, _Call], _Call]] = {
-    "open_round": _open_round,
-    "check": _check,
-    "check_each": _check_each,
-    "absorb": _absorb,
-    "absorb_each": _absorb_each,
-    "close_round": _close_round,
-    "full": _full,
-    "adds_up": _adds_up,
-    "state": _state,
-    "restore": _restore,
-    "share": _share,
-    "merge": _merge,
-}
-
-
-def taken_of(method: Method, decoded: Sequence[Update | WireError]) -> list[Update | WireError]:
-    """What the method takes of ``decoded``; an error in the place of what it does not."""
-    refused = iter(method.check_each([each for each in decoded if isinstance(each, Update)]))
-    return [next(refused) or each if isinstance(each, Update) else each for each in decoded]
+_CHECKED_TOGETHER = 64
+"""Updates; where one of them is bad, all are looked at one by one."""
 
 
 Settings = TypeVar("Settings")

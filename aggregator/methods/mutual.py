@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import LOSSES, Binding, Method, Refused, RoundSummary, Said
+from aggregator.methods.method import LOSSES, Arrays, Binding, Method, Refused, Said
+from aggregator.methods.robust import LastUpdates
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage
 from device_sdk.fields import Within, require_declared
@@ -35,96 +36,10 @@ from device_sdk.methods.state import (
     Schema,
     State,
     Stateful,
-    counters,
-    part,
     unpack,
 )
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
-from device_sdk.wire.codec.errors import WireError
-
-# What devices shared: public samples, soft labels, and means of these.
-
-_OWNER_DIGITS = 32
-_MARK_DIGITS = 16
-
-
-Tag = TypeVar("Tag")
-
-
-class _Book(Stateful, Generic[Tag]):
-    """Coded arrays by owner, with what is noted of each owner's."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, tuple[Tag, dict[str, NDArray[Any]]]] = {}
-
-    def put(self, owner: str, tag: Tag, coded: State) -> None:
-        """Replace what the owner shares; arrays are copied."""
-        self._held[owner] = (tag, {name: array.copy() for name, array in coded.items()})
-
-    def drop(self, owner: str) -> None:
-        self._held.pop(owner, None)
-
-
-class PublicBook(_Book[str]):
-    """Public samples in their coded form, by owner, with the mark that tells versions apart."""
-
-    @property
-    def owners(self) -> tuple[str, ...]:
-        return tuple(sorted(self._held))
-
-    def mark(self, owner: str) -> str:
-        """Raises KeyError for an owner that shares nothing."""
-        return self._held[owner][0]
-
-    def coded(self, owner: str) -> State:
-        """Raises KeyError for an owner that shares nothing."""
-        return self._held[owner][1]
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Arrays ``<owner>.<mark>.<name>``; copies."""
-        return {
-            f"{owner}.{mark}.{name}": array.copy()
-            for owner, (mark, coded) in self._held.items()
-            for name, array in coded.items()
-        }
-
-    def restored(self, state: State) -> PublicBook:
-        book = PublicBook()
-        for owner, marked in _by_owner(state).items():
-            mark = min(marked).partition(".")[0]
-            coded = part(f"{mark}.", marked)
-            if len(mark) != _MARK_DIGITS or len(coded) != len(marked):
-                raise RestoreError(f"the state's public samples of {owner} have no usable mark")
-            book.put(owner, mark, coded)
-        return book
-
-
-class LabelBook(_Book[int]):
-    """Coded soft labels by owner, with the count of closed rounds when they came."""
-
-    def since(self, closed: int) -> dict[str, State]:
-        """Soft labels that came in that closed round or later, by owner."""
-        return {
-            owner: coded for owner, (came, coded) in sorted(self._held.items()) if came >= closed
-        }
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """Arrays ``<owner>.<name>``, and ``<owner>.came`` int64 scalar; copies."""
-        found: dict[str, NDArray[Any]] = {}
-        for owner, (came, coded) in self._held.items():
-            found[f"{owner}.came"] = np.asarray(came, dtype=np.int64)
-            found.update({f"{owner}.{name}": array.copy() for name, array in coded.items()})
-        return found
-
-    def restored(self, state: State) -> LabelBook:
-        book = LabelBook()
-        for owner, coded in _by_owner(state).items():
-            came = unpack({"came": COUNT}, {n: coded.pop(n) for n in ("came",) if n in coded})
-            if not coded:
-                raise RestoreError(f"the state lacks the soft labels of {owner}")
-            book.put(owner, int(came["came"]), coded)
-        return book
 
 
 class LabelMeans(Stateful):
@@ -167,6 +82,9 @@ class LabelMeans(Stateful):
             arrays = unpack(schema, own)
             found._sums[owner], found._counts[owner] = arrays["sum"], int(arrays["count"])
         return found
+
+
+_OWNER_DIGITS = 32
 
 
 def _by_owner(state: State) -> dict[str, dict[str, NDArray[Any]]]:
@@ -213,9 +131,6 @@ def check_metadata(update: Update, *, shares: bool) -> None:
     said.end()
 
 
-Arrays = Mapping[str, NDArray[Any]]
-
-
 @dataclass(frozen=True, slots=True)
 class MutualSettings:
     """Settings of a mutual-learning task.
@@ -238,7 +153,7 @@ class MutualSettings:
         require_declared(self)
 
 
-class MutualMethod(Stateful, Method):
+class MutualMethod(Method):
     """Relays what devices share; there is no global model.
 
     Args:
@@ -248,7 +163,10 @@ class MutualMethod(Stateful, Method):
     Raises ValueError where the settings' target is no integer entry.
     """
 
-    PARTS = ("public", "labels", "new.public", "new.labels", "new.means")
+    PARTS = ("public", "labels", "new_public", "new_labels", "new_means")
+    ADDED = ("metric_sums", "metric_counts")
+    _metric_sums: NDArray[np.float64]
+    _metric_counts: NDArray[np.int64]
     # Soft labels are distributions, samples are held to a reader's own where they are learnt from,
     # and each owner's count alike: one of n is a share of 1 / n of what is handed on.
     bounds = None
@@ -262,109 +180,106 @@ class MutualMethod(Stateful, Method):
             )
         self._entries = dict(entries)
         self._settings = settings
-        self._public = PublicBook()
-        self._labels = LabelBook()
+        # By their owners: samples with the mark that tells versions apart, and soft labels about
+        # them, of which the round is the count of closed ones when they came.
+        self._public, self._labels = LastUpdates(), LastUpdates()
         self._closed = 0
-        self._clear()
+        self.begin(0)
 
     @property
     def owners(self) -> tuple[str, ...]:
-        return self._public.owners
+        """Who shares public samples."""
+        return tuple(sorted(update.sender for update in self._public))
 
-    def open_round(self, round_id: int) -> Broadcast:
+    def begin(self, round_id: int) -> None:
+        self._new_public, self._new_labels = LastUpdates(), LastUpdates()
+        self._new_means = LabelMeans()
+        super().begin(round_id)
+
+    def tell(self) -> Broadcast:
         """Attachments ``public.<owner>.<mark>``; tensors ``labels.<owner>`` (and
         ``classes.<owner>``) as the owners sent them, or the mean of all."""
-        self._begin(round_id)
-        self._clear()
         oldest = self._closed - self._settings.stale_rounds
+        shared = (self._public[owner] for owner in self.owners)
         return Broadcast(
-            round_id=round_id,
+            round_id=self._round_id,
             version=self._version,
             tensors={
-                f"{kind}.{owner}": array
-                for owner, coded in self._labels.since(oldest).items()
-                for kind, array in coded.items()
+                f"{kind}.{one.sender}": array
+                for one in self._labels_since(oldest)
+                for kind, array in one.tensors.items()
             },
             settings=self._settings.training.as_scalars(),
             attachments={
-                attachment_name(owner, self._public.mark(owner)): Attachment(
-                    self._public.coded(owner)
-                )
-                for owner in self._public.owners
+                attachment_name(one.sender, str(one.metadata["mark"])): Attachment(one.tensors)
+                for one in shared
             },
         )
 
-    def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``bad-sender``, ``bad-tensors``, ``bad-metadata``,
-        ``bad-public``, ``bad-labels`` or ``too-many``."""
-        self._require_round(update)
+    def require(self, update: Update) -> None:
+        """Refuses with reason ``bad-sender``, ``bad-tensors``, ``bad-metadata``, ``bad-public``,
+        ``bad-labels`` or ``too-many``."""
         if not update.sender:
             raise Refused("bad-sender", "mutual learning needs to know whose labels these are")
         public, labels = taken_apart(update)
         check_metadata(update, shares=bool(public))
-        try:
-            samples = self._check_public(update, public)
-            self._check_labels(samples, labels)
-        except Refused:
-            raise
-        except WireError as error:
-            raise Refused(error.reason, str(error)) from error
+        self._check_labels(self._check_public(update, public), labels)
 
-    def absorb(self, update: Update) -> None:
-        """Keeps what was shared until the round closes; ``update`` must have passed ``check``."""
+    def add(self, update: Update) -> None:
+        """Keeps what was shared until the round closes."""
         public, labels = taken_apart(update)
-        self._participants += 1
         for place, name in enumerate(METRICS):
             if name in update.metadata:
                 self._metric_sums[place] += float(update.metadata[name])
                 self._metric_counts[place] += 1
         shared = bool(public) and self._has_room(update.sender)
         if shared:
-            self._new_public.put(update.sender, str(update.metadata["mark"]), public)
+            said = {"mark": update.metadata["mark"]}
+            self._new_public.put(Update(update.round_id, public, said, update.sender))
         if self._training.combine == "mean":
             for name, coded in labels.items():
                 probabilities = self._decoded({"labels": coded})
                 self._new_means.add(name.removeprefix("labels."), probabilities)
-        elif shared or (labels and not public and update.sender not in self._new_public.owners):
+        elif shared or (labels and not public and update.sender not in self._new_public):
             # Else the samples were one device's too many, or new ones were carried over from a
             # round without quorum, and these labels are about those that they replace.
-            self._new_labels.put(update.sender, self._closed + 1, labels)
+            self._new_labels.put(Update(self._closed + 1, labels, {}, update.sender))
 
-    def close_round(self) -> RoundSummary:
-        """Metrics: mean ``local_loss``, ``public_loss`` and ``conflict_share`` of the devices,
+    def step(self) -> Mapping[str, float]:
+        """Figures: mean ``local_loss``, ``public_loss`` and ``conflict_share`` of the devices,
         ``owners`` who share, ``confidence``: the mean share of an owner's samples that its new soft
         labels get right."""
-        metrics: dict[str, float] = {
-            name: self._metric_sums[place] / self._metric_counts[place]
-            for place, name in enumerate(METRICS)
-            if self._metric_counts[place]
+        self._closed += 1
+        for one in self._new_public:
+            self._labels.drop(one.sender)  # about the samples that these replace
+            self._public.put(one)
+        for one in self._new_labels:
+            self._labels.put(one)
+        for owner, mean in self._new_means.means().items():
+            if owner not in self._new_public:
+                coded = encode_soft_labels(mean, self._training.label_form)
+                self._labels.put(Update(self._closed, coded, {}, owner))
+        sums, counts = self._metric_sums.tolist(), self._metric_counts.tolist()
+        said = zip(METRICS, sums, counts, strict=True)
+        return {
+            **{name: total / count for name, total, count in said if count},
+            "owners": float(len(self._public)),
+            **self._confidence(),
         }
-        participants = self._participants
-        if participants:
-            self._closed += 1
-            self._version += 1
-            for owner in self._new_public.owners:
-                self._labels.drop(owner)  # about the samples of before
-                self._public.put(owner, self._new_public.mark(owner), self._new_public.coded(owner))
-            for owner, coded in self._new_labels.since(0).items():
-                self._labels.put(owner, self._closed, coded)
-            for owner, mean in self._new_means.means().items():
-                if owner not in self._new_public.owners:
-                    coded = encode_soft_labels(mean, self._training.label_form)
-                    self._labels.put(owner, self._closed, coded)
-            metrics["owners"] = float(len(self._public.owners))
-            metrics.update(self._confidence())
-        self._clear()
-        return RoundSummary(self._round_id, self._version, participants, metrics)
+
+    def _labels_since(self, closed: int) -> list[Update]:
+        """Soft labels that came in that closed round or later."""
+        found = [one for one in self._labels if one.round_id >= closed]
+        return sorted(found, key=lambda one: one.sender)
 
     def forget(self, sender: str) -> None:
         self._public.drop(sender)
         self._labels.drop(sender)
 
-    def _schema(self) -> Schema:
+    def schema(self) -> Schema:
         each = (len(METRICS),)
         return {
-            "counters": counters("version", "round_id", "closed", "participants"),
+            "closed": COUNT,
             "metric_sums": Entry(np.float64, each),
             "metric_counts": Entry(np.int64, each, least=0),
         }
@@ -383,9 +298,8 @@ class MutualMethod(Stateful, Method):
 
     def _check_public(self, update: Update, public: Arrays) -> int | None:
         """The number of the sender's public samples; None where it shares none."""
-        known = self._public
         if not public:
-            return len(self._target(update.sender)) if update.sender in known.owners else None
+            return len(self._target(update.sender)) if update.sender in self._public else None
         most = self._settings.most_public
         target = decode_samples(public, self._entries, most=most)[self._training.target]
         if not 1 <= len(target) <= most:
@@ -404,14 +318,14 @@ class MutualMethod(Stateful, Method):
         return len(target)
 
     def _has_room(self, sender: str) -> bool:
-        owners = {*self._public.owners, *self._new_public.owners}
+        owners = {one.sender for one in (*self._public, *self._new_public)}
         return sender in owners or len(owners) < self._settings.most_owners
 
     def _check_labels(self, samples: int | None, labels: Arrays) -> None:
         if self._training.combine == "mean":
             for name, coded in labels.items():
                 kind, _, owner = name.partition(".")
-                if kind != "labels" or owner not in self._public.owners:
+                if kind != "labels" or owner not in self._public:
                     raise Refused("bad-tensors", f"nobody shares what {name!r} is about")
                 if len(self._decoded({"labels": coded})) != len(self._target(owner)):
                     raise Refused("bad-labels", "not one soft label for each public sample")
@@ -425,24 +339,15 @@ class MutualMethod(Stateful, Method):
 
     def _target(self, owner: str) -> NDArray[Any]:
         name = self._training.target
-        coded = {name: self._public.coded(owner)[name]}
+        coded = {name: self._public[owner].tensors[name]}
         return decode_samples(coded, {name: self._entries[name]})[name]
 
     def _confidence(self) -> dict[str, float]:
-        fresh = self._labels.since(self._closed)
         right = [
-            float(np.mean(self._decoded(coded).argmax(axis=1) == self._target(owner)))
-            for owner, coded in fresh.items()
+            float(np.mean(self._decoded(one.tensors).argmax(axis=1) == self._target(one.sender)))
+            for one in self._labels_since(self._closed)
         ]
         return {"confidence": float(np.mean(right))} if right else {}
-
-    def _clear(self) -> None:
-        self._new_public = PublicBook()
-        self._new_labels = LabelBook()
-        self._new_means = LabelMeans()
-        self._participants = 0
-        self._metric_sums = np.zeros(len(METRICS), dtype=np.float64)
-        self._metric_counts = np.zeros(len(METRICS), dtype=np.int64)
 
 
 class MutualBinding(Binding[MutualSettings]):

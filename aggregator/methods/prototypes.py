@@ -7,7 +7,7 @@ clients", AAAI), whose global prototypes are means over the devices that have th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.limits import bounded_rows
-from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
-from aggregator.methods.robust import MOST_HELD_BYTES, HeldUpdates, Robust, RobustRule, TrimShare
+from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
+from aggregator.methods.robust import Robust, RobustRule, TrimShare
 from aggregator.methods.trained_prototypes import PrototypeServerSettings, TrainablePrototypes
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage
 from device_sdk.fields import Within, require_declared
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.prototypes.contract import PrototypesTraining, decode_prototypes
-from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.methods.state import Entry, Schema
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
 
@@ -73,7 +73,7 @@ class PrototypesSettings:
             )
 
 
-class PrototypesMethod(Stateful, Method):
+class PrototypesMethod(Method):
     """Makes global prototypes; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -86,7 +86,12 @@ class PrototypesMethod(Stateful, Method):
     :data:`~aggregator.methods.robust.MOST_HELD_BYTES`, after which the round is full.
     """
 
-    PARTS = ("held", "server")
+    PARTS = ("server",)
+    ADDED = ("sums", "weights", "devices", "bounded")
+    _sums: NDArray[np.float64]
+    _weights: NDArray[np.int64]
+    _devices: NDArray[np.int64]
+    _bounded: int
     bounds = UpdateBounds(rows=("prototypes",), counts=("counts",))
 
     def __init__(self, settings: PrototypesSettings, rng: np.random.Generator) -> None:
@@ -98,48 +103,41 @@ class PrototypesMethod(Stateful, Method):
         )
         self._known = np.zeros((classes, width), dtype=np.float32)
         self._known_devices = np.zeros(classes, dtype=np.int64)
-        self._round_id = 0
-        self._clear()
+        self._sent: list[LabelKnowledge] = []
+        self.begin(0)
 
     @property
     def prototypes(self) -> NDArray[np.float32]:
         """Of the last version, [classes, width]; zero where no device had the class yet."""
         return self._known.copy()
 
-    def open_round(self, round_id: int) -> Broadcast:
+    def tell(self) -> Broadcast:
         """The broadcast holds ``prototypes`` float32 [classes, width], and ``devices`` int64
         [classes]: how many devices a class's prototype is of, 0 where there is none. A class that
         no device of a round had keeps its prototype."""
-        self._begin(round_id)
-        self._clear()
         told = self._settings.training
         if self._settings.rate_decay < 1:
-            rate = rate_at(told.learning_rate, self._settings.rate_decay, round_id)
+            rate = rate_at(told.learning_rate, self._settings.rate_decay, self._round_id)
             told = replace(told, learning_rate=rate)
         return Broadcast(
-            round_id=round_id,
+            round_id=self._round_id,
             version=self._version,
             tensors={"prototypes": self._known.copy(), "devices": self._known_devices.copy()},
             settings=told.as_scalars(),
         )
 
-    def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-metadata`` or, where updates
-        are held, ``round-full``."""
-        self._require_round(update)
+    def require(self, update: Update) -> None:
+        """Refuses with reason ``bad-tensors`` or ``bad-metadata``."""
         if update.metadata:
             raise Refused("bad-metadata", "expected no metadata")
-        if self.full:
-            raise Refused("round-full", "this round holds as many updates as memory is set aside")
         try:
             decode_prototypes(update.tensors, self._settings.training)
         except ValueError as error:
             raise Refused("bad-tensors", str(error)) from error
 
     @property
-    def full(self) -> bool:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return self._held.nbytes > MOST_HELD_BYTES
+    def keeps(self) -> bool:
+        return self._settings.trained or self._rule.holds
 
     def expected(self, update: Update) -> dict[str, NDArray[np.float32]]:
         """The last version's prototypes of the device's labels; nothing of those without one."""
@@ -148,14 +146,11 @@ class PrototypesMethod(Stateful, Method):
         known[self._known_devices[labels] == 0] = np.nan
         return {"prototypes": known}
 
-    def absorb(self, update: Update) -> None:
-        """Adds the device's prototypes, or holds them until the round closes; ``update`` must have
-        passed ``check``."""
-        self._participants += 1
-        if self._settings.trained or self._rule.holds:
-            self._held.add(update)
-            return
+    def add(self, update: Update) -> None:
         found = self._bounded_knowledge(update)
+        if self.keeps:
+            self._sent.append(found)
+            return
         weight = np.ones_like(found.counts)
         if self._settings.weights == "samples":
             weight = np.minimum(found.counts, self._settings.most_samples)
@@ -163,26 +158,23 @@ class PrototypesMethod(Stateful, Method):
         self._weights[found.labels] += weight
         self._devices[found.labels] += 1
 
-    def close_round(self) -> RoundSummary:
-        """Metrics: ``labels`` known, ``bounded`` prototypes that were longer than the task's limit,
+    def step(self) -> Mapping[str, float]:
+        """Figures: ``labels`` known, ``bounded`` prototypes that were longer than the task's limit,
         and of trained prototypes ``server_loss`` (-1 where the training failed, and prototypes
         stay)."""
-        participants = self._participants
-        metrics: dict[str, float] = {}
-        if participants:
-            if self._settings.trained or self._rule.holds:
-                metrics.update(self._close_held())
-            else:
-                here = self._devices > 0
-                self._take(here, self._sums[here] / self._weights[here, None])
-            metrics["bounded"] = float(self._bounded)
-            metrics["labels"] = float((self._known_devices > 0).sum())
-            self._version += 1
-        self._clear()
-        return RoundSummary(self._round_id, self._version, participants, metrics)
+        figures: dict[str, float] = {}
+        if self.keeps:
+            figures = self._of_all()
+        else:
+            here = self._devices > 0
+            self._take(here, self._sums[here] / self._weights[here, None])
+        figures["bounded"] = float(self._bounded)
+        figures["labels"] = float((self._known_devices > 0).sum())
+        return figures
 
-    def _close_held(self) -> dict[str, float]:
-        each = [self._bounded_knowledge(update) for update in self._held]
+    def _of_all(self) -> dict[str, float]:
+        """Of what was held, by the robust rule or by training."""
+        each, self._sent = self._sent, []
         labels = np.concatenate([one.labels for one in each])
         sent = np.concatenate([one.means for one in each])
         self._devices = np.bincount(labels, minlength=self._settings.training.classes)
@@ -216,7 +208,7 @@ class PrototypesMethod(Stateful, Method):
         self._bounded += count
         return replace(found, means=means)
 
-    def _schema(self) -> Schema:
+    def schema(self) -> Schema:
         classes, width = self._settings.training.classes, self._settings.training.width
         return {
             "known": Entry(np.float32, (classes, width)),
@@ -224,16 +216,7 @@ class PrototypesMethod(Stateful, Method):
             "sums": Entry(np.float64, (classes, width)),
             "weights": Entry(np.int64, (classes,), least=0),
             "devices": Entry(np.int64, (classes,), least=0),
-            "counters": counters("version", "round_id", "participants", "bounded"),
         }
-
-    def _clear(self) -> None:
-        classes, width = self._settings.training.classes, self._settings.training.width
-        self._held = HeldUpdates()
-        self._sums = np.zeros((classes, width), dtype=np.float64)
-        self._weights = np.zeros(classes, dtype=np.int64)
-        self._devices = np.zeros(classes, dtype=np.int64)
-        self._participants = self._bounded = 0
 
 
 class PrototypesBinding(Binding[PrototypesSettings]):

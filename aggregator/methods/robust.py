@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -147,14 +147,13 @@ def touched_means(
     return np.concatenate(parts)
 
 
-# Updates that are held until their round closes: a robust mean needs all of them at once, and in a
-# task's first round nothing is known that they could be judged by, or summed at what scale.
+# Updates that are kept whole: until their round closes, because a robust mean needs all of them at
+# once, or nothing is known yet that they could be judged by; or longer, a device's last one.
 #
-# Memory and the checkpoint within a round grow with the round's updates.
+# Memory and the checkpoint within a round grow with them.
 
 MOST_HELD_BYTES = 800_000_000
 """A round that holds more takes no further updates: a checkpoint is one SQLite blob, below 1 GB."""
-_SENDER_BYTES = 16
 
 
 def _nothing(update: Update) -> int:
@@ -162,7 +161,7 @@ def _nothing(update: Update) -> int:
 
 
 class HeldUpdates(Stateful):
-    """A round's updates, whole, in the order of their commits, whatever each of them holds.
+    """Updates, whole, in the order in which they came, whatever each of them holds.
 
     Args:
         unfolded: the bytes that an update takes beside its own tensors while the round is judged.
@@ -181,6 +180,15 @@ class HeldUpdates(Stateful):
     def __iter__(self) -> Iterator[Update]:
         return iter(self._updates)
 
+    @property
+    def full(self) -> bool:
+        """Whether as many are held as memory is set aside for."""
+        return self.nbytes > MOST_HELD_BYTES
+
+    def emptied(self) -> HeldUpdates:
+        """As these were before anything was held."""
+        return HeldUpdates(self._unfolded)
+
     def has(self, sender: str, round_id: int) -> bool:
         """Whether an update of this device and round is held."""
         return (sender, round_id) in self._whose
@@ -197,69 +205,103 @@ class HeldUpdates(Stateful):
         self.nbytes += self._unfolded(update)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """``rounds`` int64 [updates], ``named`` bool [updates], ``senders`` uint8 [updates, 16] and
-        ``said``, the metadata as JSON, uint8 [bytes]. Of the tensors of one name, dtype and rank,
-        ``NAME|DTYPE|RANK``: ``values.*``, all end to end, their ``shapes.*`` int64 [tensors, axes]
-        and ``places.*`` int64 [tensors], whose they are. Nothing where no update is held."""
-        if not self._updates:
-            return {}
-        senders = b"".join(bytes.fromhex(each.sender or _NOBODY) for each in self._updates)
-        said = json.dumps([dict(each.metadata) for each in self._updates]).encode()
-        found: dict[str, NDArray[Any]] = {
-            "rounds": np.asarray([each.round_id for each in self._updates], dtype=np.int64),
-            "named": np.asarray([bool(each.sender) for each in self._updates], dtype=np.bool_),
-            "senders": np.frombuffer(senders, dtype=np.uint8).reshape(-1, _SENDER_BYTES).copy(),
-            "said": np.frombuffer(said, dtype=np.uint8).copy(),
-        }
-        alike: dict[str, list[tuple[int, NDArray[Any]]]] = {}
-        for place, update in enumerate(self._updates):
-            for name, array in update.tensors.items():
-                kind = f"{name}|{array.dtype}|{array.ndim}"
-                alike.setdefault(kind, []).append((place, array))
-        for kind, each in alike.items():
-            arrays = [array for _, array in each]
-            found[f"values.{kind}"] = np.concatenate([array.reshape(-1) for array in arrays])
-            shapes = np.asarray([array.shape for array in arrays], dtype=np.int64)
-            found[f"shapes.{kind}"] = shapes.reshape(len(arrays), -1)
-            found[f"places.{kind}"] = np.asarray([place for place, _ in each], dtype=np.int64)
-        return found
+        """See :func:`pack_updates`."""
+        return pack_updates(self._updates)
 
     def restored(self, state: State) -> HeldUpdates:
         """What ``state()`` held; raises RestoreError for anything else."""
-        found = HeldUpdates(self._unfolded)
-        if not state:
-            return found
-        schema = {
-            "rounds": Entry(np.int64, ("updates",), least=0),
-            "named": Entry(np.bool_, ("updates",)),
-            "senders": Entry(np.uint8, ("updates", _SENDER_BYTES)),
-            "said": Entry(np.uint8, ("bytes",)),
-        }
-        told = unpack(schema, {name: array for name, array in state.items() if "." not in name})
-        count = len(told["rounds"])
-        values, shapes, places = (
-            part(f"{each}.", state) for each in ("values", "shapes", "places")
-        )
-        size = len(schema) + 3 * len(values)
-        if not shapes.keys() == places.keys() == values.keys() or len(state) != size:
-            raise RestoreError("the held updates' arrays are expected to go together")
-        tensors: list[dict[str, NDArray[Any]]] = [{} for _ in range(count)]
-        for kind, array in values.items():
-            name = kind.partition("|")[0]
-            for place, each in _apart(kind, array, shapes[kind], places[kind], count):
-                tensors[place][name] = each
-        senders = [sender.tobytes().hex() for sender in told["senders"]]
-        try:
-            said = json.loads(told["said"].tobytes())
-            for place, metadata in zip(range(count), said, strict=True):
-                sender = senders[place] if told["named"][place] else ""
-                found._hold(Update(int(told["rounds"][place]), tensors[place], metadata, sender))
-        except (TypeError, ValueError, AttributeError) as error:
-            raise RestoreError(f"a held update cannot be read: {error!r}") from None
+        found = self.emptied()
+        for update in unpack_updates(state):
+            found._hold(update)
         return found
 
 
-_NOBODY = "00" * _SENDER_BYTES
+class LastUpdates(Stateful):
+    """Of each device the last update, in the order in which the devices were first heard of."""
+
+    def __init__(self) -> None:
+        self._by_sender: dict[str, Update] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_sender)
+
+    def __iter__(self) -> Iterator[Update]:
+        return iter(self._by_sender.values())
+
+    def __contains__(self, sender: str) -> bool:
+        return sender in self._by_sender
+
+    def __getitem__(self, sender: str) -> Update:
+        return self._by_sender[sender]
+
+    def put(self, update: Update) -> None:
+        """Keep a copy, in the place of an earlier one of the same device."""
+        copies = {name: array.copy() for name, array in update.tensors.items()}
+        kept = Update(update.round_id, copies, update.metadata, update.sender)
+        self._by_sender[update.sender] = kept
+
+    def drop(self, sender: str) -> None:
+        """Forget the device, where it is known."""
+        self._by_sender.pop(sender, None)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See :func:`pack_updates`."""
+        return pack_updates(list(self))
+
+    def restored(self, state: State) -> LastUpdates:
+        """What ``state()`` held; raises RestoreError for anything else."""
+        found, updates = LastUpdates(), unpack_updates(state)
+        found._by_sender = {update.sender: update for update in updates}
+        if len(found) < len(updates):
+            raise RestoreError("the state names a device twice")
+        return found
+
+
+def pack_updates(updates: Sequence[Update]) -> dict[str, NDArray[Any]]:
+    """Updates as few arrays: ``said``, of each its round, sender and metadata, as JSON in uint8
+    [bytes]. Of the tensors of one name, dtype and rank, ``NAME|DTYPE|RANK``: ``values.*``, all end
+    to end, their ``shapes.*`` int64 [tensors, axes] and ``places.*`` int64 [tensors], whose they
+    are."""
+    said = [[each.round_id, each.sender, dict(each.metadata)] for each in updates]
+    packed = json.dumps(said).encode()
+    found: dict[str, NDArray[Any]] = {"said": np.frombuffer(packed, dtype=np.uint8).copy()}
+    alike: dict[str, list[tuple[int, NDArray[Any]]]] = {}
+    for place, update in enumerate(updates):
+        for name, array in update.tensors.items():
+            kind = f"{name}|{array.dtype}|{array.ndim}"
+            alike.setdefault(kind, []).append((place, array))
+    for kind, each in alike.items():
+        arrays = [array for _, array in each]
+        found[f"values.{kind}"] = np.concatenate([array.reshape(-1) for array in arrays])
+        shapes = np.asarray([array.shape for array in arrays], dtype=np.int64)
+        found[f"shapes.{kind}"] = shapes.reshape(len(arrays), -1)
+        found[f"places.{kind}"] = np.asarray([place for place, _ in each], dtype=np.int64)
+    return found
+
+
+def unpack_updates(state: State) -> list[Update]:
+    """The inverse of :func:`pack_updates`; raises RestoreError."""
+    values, shapes, places = (part(f"{each}.", state) for each in _OF_TENSORS)
+    if not shapes.keys() == places.keys() == values.keys():
+        raise RestoreError("the held updates' arrays are expected to go together")
+    own = {n: a for n, a in state.items() if n.partition(".")[0] not in _OF_TENSORS}
+    told = unpack({"said": Entry(np.uint8, ("bytes",))}, own)["said"]
+    try:
+        said = list(json.loads(told.tobytes()))
+        tensors: list[dict[str, NDArray[Any]]] = [{} for _ in said]
+        for kind, array in values.items():
+            name = kind.partition("|")[0]
+            for place, each in _apart(kind, array, shapes[kind], places[kind], len(said)):
+                tensors[place][name] = each
+        return [
+            Update(round_id, own_tensors, metadata, sender)
+            for own_tensors, (round_id, sender, metadata) in zip(tensors, said, strict=True)
+        ]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RestoreError(f"a held update cannot be read: {error!r}") from None
+
+
+_OF_TENSORS = ("values", "shapes", "places")
 
 
 def _apart(

@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 
 from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
 from aggregator.methods.limits import (
-    Measured,
     UpdateLimits,
     bounded_rows,
     euclidean_norm,
-    measured,
     measured_each,
 )
-from aggregator.methods.method import Binding, Method, NoVersion, Refused, RoundSummary
-from aggregator.methods.model import Arrays, ModelMismatch, fitted
+from aggregator.methods.method import (
+    Arrays,
+    Binding,
+    Method,
+    ModelMismatch,
+    Refused,
+    fitted,
+)
 from aggregator.methods.robust import (
-    MOST_HELD_BYTES,
     HeldUpdates,
     Multiple,
     Robust,
@@ -35,14 +38,10 @@ from aggregator.methods.robust import (
     TrimShare,
     touched_means,
 )
-from aggregator.methods.scatter_loss import BprLoss, Judged, Measures, RoundSum, ScatterLoss
+from aggregator.methods.scatter_loss import BprLoss, RoundSum, ScatterLoss
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.summing import SummingMethod
-from aggregator.methods.sums import (
-    MOST_UPDATES,
-    Additive,
-    FixedPointSum,
-)
+from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
+from aggregator.methods.sums import Additive, FixedPointSum
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
 from device_sdk.fields import Within, require_declared
@@ -53,7 +52,7 @@ from device_sdk.methods.scatter.contract import (
     decode_scatter_update,
     decode_scatter_updates,
 )
-from device_sdk.methods.state import Entry, Schema, State, counters
+from device_sdk.methods.state import Entry, Schema, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
 from device_sdk.wire.codec.errors import WireError
@@ -70,9 +69,6 @@ _ALIKE = 64
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
-_Sized = tuple[Update, Floats, Measured, Measures]
-_Counted = tuple[Judged, Counts, Floats]
-"""An update as it is judged, its rows and their values [rows, columns] as they count."""
 
 
 class ItemNorms(Additive):
@@ -117,12 +113,7 @@ class ItemNorms(Additive):
         bounded, self.count = bounded_rows(matrix, norms, limits)
         return bounded
 
-    def begin(self) -> None:
-        """A round begins: forget what came since the last one that ended."""
-        self._recent = np.zeros_like(self._settled)
-
     def settle(self) -> None:
-        """The round made a version: what came in it stays."""
         self._settled = self._settled + self._recent
         self._recent = np.zeros_like(self._settled)
 
@@ -190,8 +181,6 @@ class ScatterSettings:
 _LARGEST_VALUE = 1e12
 # float32 holds it, and no value above 1e11 hides in a smaller sum, however it was rounded.
 _SMALL_SQUARES = 1e20
-_CHECKED_TOGETHER = 64
-"""Updates; where one of them is bad, all are looked at one by one."""
 _ADDED_TOGETHER = 1 << 16
 """Values: what is made of more does not stay in a core's cache."""
 # A dtype compares with another at once, with a scalar type only after making one of it.
@@ -212,19 +201,18 @@ class ScatterMethod(SummingMethod):
         spread: standard deviation of what columns are begun with that a model gets later.
         seed: of those draws.
 
-    A round adds up unless a ``robust`` rule needs all of its updates at once, or too little is
-    known of the fleet to judge them: in a task's first round, and while fewer than three devices
-    were heard of. What does not add up is held, and judged by itself when the round closes.
-
     Memory is that of a few matrices like V, however many updates are absorbed; held ones come on
     top.
     Raises ValueError when ``items`` is no finite, non-empty float32 matrix.
     """
 
-    PARTS = ("loss", "limits", "touches", "held", "total")
-    COUNTED = "participants"
+    PARTS = ("loss", "touches", "total")
+    ADDED = ("drawn", "trained")
     _loss: ScatterLoss
-    ADDED = ("drawn", "participants", "clipped", "trained")
+    _drawn: Counts
+    _trained: int
+    _robust: NDArray[np.float64] | None
+    _total: FixedPointSum | None = None
 
     def __init__(
         self,
@@ -239,14 +227,14 @@ class ScatterMethod(SummingMethod):
             )
         if not np.isfinite(items).all():
             raise ValueError("items holds values that are not finite")
-        self._settings = settings if settings is not None else ScatterSettings()
+        self._settings = chosen = settings if settings is not None else ScatterSettings()
         self._items = items.copy()
         self._columns, self._spread, self._seed = items.shape[1], spread, seed
-        self._adds_up = 0
-        self._total: FixedPointSum | None = None
-        self._rule = RobustRule(self._settings.robust, self._settings.trim_share)
-        self._parts_follow()
-        chosen = self._settings
+        self._rule = RobustRule(chosen.robust, chosen.trim_share)
+        self._loss = self._new_loss()
+        self._touches = (
+            ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
+        )
         self._limits = UpdateLimits(
             chosen.clip_norm,
             chosen.clip_multiple,
@@ -255,7 +243,9 @@ class ScatterMethod(SummingMethod):
             length=euclidean_norm(items),
             others=self._loss.MEASURES,
         )
-        self._clear()
+        if self._rule.holds:
+            self._held = HeldUpdates(self._loss.unfolded)
+        self.begin(0)
 
     @property
     def items(self) -> Floats:
@@ -298,27 +288,16 @@ class ScatterMethod(SummingMethod):
         self._items = np.concatenate([found, self._items[rows:]])
         before, self._loss = self._loss, self._new_loss()
         self._loss.go_on_from(before)
-        self._clear()
+        self.begin(self._round_id)
 
-    def open_round(self, round_id: int) -> Broadcast:
-        """The broadcast holds ``items`` and the devices' training settings."""
-        self._begin(round_id)
-        self._clear()
-        if self._limits.known and not self._rule.holds:
-            self._adds_up = 1
-            self._bounds_follow()
-            bound = min(self._limits.most_pull(), self._most_value)
-            self._total = FixedPointSum(self._shape, bound)
-        self._loss.begin(adds_up=bool(self._adds_up))
+    def tell(self) -> Broadcast:
+        """``items`` and the devices' training settings."""
         tensors, settings = self._loss.told(self._items.copy())
-        return Broadcast(
-            round_id=round_id, version=self._version, tensors=tensors, settings=settings
-        )
+        return Broadcast(self._round_id, self._version, tensors, settings)
 
-    def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``bad-tensors``, ``bad-columns``, ``bad-rows``,
-        ``bad-values``, ``bad-users``, ``bad-counts`` or, where updates are held, ``round-full``."""
-        self._require_round(update)
+    def require(self, update: Update) -> None:
+        """Refuses with reason ``bad-tensors``, ``bad-columns``, ``bad-rows``, ``bad-values``,
+        ``bad-users`` or ``bad-counts``."""
         tensors = update.tensors
         if tensors.keys() != self._loss.TENSORS:
             wanted = ", ".join(sorted(self._loss.TENSORS))
@@ -333,8 +312,6 @@ class ScatterMethod(SummingMethod):
             raise Refused("bad-columns", "an update must train at least one column")
         _check_indices("bad-rows", rows, items)
         squares = self._loss.squares(update)
-        if self.full:
-            raise Refused("round-full", "this round holds as many updates as memory is set aside")
         # A small sum of squares, a fifth of the cost, settles the common case. NaN fails both.
         if squares <= self._small_squares:
             return
@@ -342,23 +319,11 @@ class ScatterMethod(SummingMethod):
         if not float(np.abs(values).max(initial=0.0)) <= self._most_value:
             raise Refused("bad-values", "a value is not finite or is absurdly large")
 
-    def check_each(self, updates: Sequence[Update]) -> list[Refused | None]:
-        """See :class:`~aggregator.methods.method.Method`."""
-        found: list[Refused | None] = []
-        for start in range(0, len(updates), _CHECKED_TOGETHER):
-            group = updates[start : start + _CHECKED_TOGETHER]
-            good = self._are_good(group)
-            found.extend([None] * len(group) if good else super().check_each(group))
-        return found
-
-    def _are_good(self, group: Sequence[Update]) -> bool:
-        """Whether ``check`` takes all of them: False where that is not seen at a glance."""
-        if self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES:
-            return False
+    def sound_together(self, updates: Sequence[Update]) -> bool:
         every_column, every_row = [], []
-        for update in group:
+        for update in updates:
             tensors = update.tensors
-            if update.round_id != self._round_id or tensors.keys() != self._loss.TENSORS:
+            if tensors.keys() != self._loss.TENSORS:
                 return False
             columns, rows = self._loss.columns(update), tensors["rows"]
             if not (columns.dtype == rows.dtype == _INT64 and columns.ndim == rows.ndim == 1):
@@ -372,144 +337,99 @@ class ScatterMethod(SummingMethod):
             every_column.append(columns)
             every_row.append(rows)
         items, width = self._items.shape
-        return (
-            self._round_id != 0 and _all_rise(every_column, width) and _all_rise(every_row, items)
-        )
+        return _all_rise(every_column, width) and _all_rise(every_row, items)
 
-    @property
-    def full(self) -> bool:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return self._held.nbytes > MOST_HELD_BYTES or self._participants >= MOST_UPDATES
-
-    def absorb(self, update: Update) -> None:
-        """Adds the scattered gradient, or holds the update until the round closes; it must have
-        passed ``check``."""
-        self._absorb([update])
-
-    def absorb_each(self, updates: Sequence[Update]) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        self._absorb(updates)
-
-    def _absorb(self, updates: Sequence[Update]) -> None:
-        if self._total is None:
-            for update in updates:
-                self._held.add(update)
-            return
+    def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
         for group in _alike((update, self._loss.values(update)) for update in updates):
             values = np.concatenate([values for _, values in group])
-            counts = [len(values) for _, values in group]
-            sized = [
-                (update, values, found, self._loss.measures(update))
-                for (update, values), found in zip(
-                    group, measured_each(values, counts), strict=True
-                )
+            found = measured_each(values, [len(values) for _, values in group])
+            yield [
+                Sized(update, values, one, self._loss.measures(update))
+                for (update, values), one in zip(group, found, strict=True)
             ]
-            for update, _, found, measures in sized:
-                self._limits.note(update.sender, found, measures)
-            counted = self._counted(sized)
-            for judged, _, _ in counted:
-                self._loss.absorb(judged)
-            self._add_to(self._total, counted)
 
-    def _counted(self, sized: Iterable[_Sized]) -> list[_Counted]:
-        """What of each update counts."""
-        counted: list[_Counted] = []
-        for update, values, found, measures in sized:
-            values, factor = self._limits.apply(values, found)
-            if factor > 0:
-                factor = min(factor, self._loss.factor(measures))
-            rows = update.tensors["rows"]
-            if factor == 0:
-                rows, values = rows[:0], values[:0]
-            elif factor < 1:
-                values = values * np.float32(factor)
-                self._clipped += 1
-            if self._touches is not None:
-                self._touches.note(rows)
-            counted.append((Judged(update, measures, factor), rows, values))
-        if counted:
-            updates = [judged.update for judged, _, _ in counted]
-            every = [self._loss.columns(update) for update in updates]
-            np.add.at(self._drawn, np.concatenate(every), 1)
-            self._trained += sum(map(self._loss.trained, updates))
-        self._participants += len(counted)
-        return counted
+    def shorter(self, one: Sized) -> float:
+        return self._loss.factor(one.others)
 
-    def _add_to(self, total: FixedPointSum, counted: Sequence[_Counted]) -> None:
+    def begin_sums(self) -> None:
+        self._loss.begin_sums()
+        self._total = FixedPointSum(self._shape, min(self._limits.most_pull(), self._most_value))
+
+    def sum_up(self, judged: Sequence[Judged]) -> None:
+        assert self._total is not None
+        self._note(judged)
+        for one in judged:
+            self._loss.absorb(one)
+        self._add_to(self._total, judged)
+
+    def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
+        self._total = FixedPointSum(self._shape, min(largest, self._limits.most_pull()))
+        every: list[Judged] = []
+        each = []
+        for one in judged:
+            self._note([one])
+            every.append(one._replace(values=_NO_VALUES))
+            if self._rule.holds:
+                each.append((_rows(one), self._loss.columns(one.update), one.values))
+            else:
+                self._add_to(self._total, [one])
+        self._loss.absorb_held(every, self._rule)
+        if self._rule.holds:
+            self._robust = touched_means(each, self._shape, self._rule)
+
+    def _note(self, judged: Sequence[Judged]) -> None:
+        """Who trained which columns, and touched which rows."""
+        updates = [one.update for one in judged]
+        if self._touches is not None:
+            for one in judged:
+                self._touches.note(_rows(one))
+        np.add.at(self._drawn, np.concatenate([self._loss.columns(each) for each in updates]), 1)
+        self._trained += sum(map(self._loss.trained, updates))
+
+    def _add_to(self, total: FixedPointSum, judged: Sequence[Judged]) -> None:
         """Add what counts of updates of as many columns."""
-        units = total.units(np.concatenate([values for _, _, values in counted]))
+        units = total.units(np.concatenate([one.values for one in judged]))
         width = self._items.shape[1]
         if units.shape[1] == width:
             end = 0
-            for _, rows, _ in counted:
+            for one in judged:
+                rows = _rows(one)
                 start, end = end, end + len(rows)
                 total.array[rows] += units[start:end]
             return
         # One flat index is several times faster here than a pair of broadcast ones, and add.at of
         # one dtype adds in place.
-        flat = np.concatenate([rows for _, rows, _ in counted])[:, None] * width
-        counts = [len(rows) for _, rows, _ in counted]
-        columns = [self._loss.columns(judged.update) for judged, _, _ in counted]
-        flat = flat + np.repeat(columns, counts, axis=0)
+        every = [_rows(one) for one in judged]
+        columns = [self._loss.columns(one.update) for one in judged]
+        flat = np.concatenate(every)[:, None] * width
+        flat = flat + np.repeat(columns, [len(rows) for rows in every], axis=0)
         np.add.at(total.array.reshape(-1), flat.reshape(-1), units.reshape(-1))
 
-    def _sum(self) -> NDArray[np.float64]:
-        """Of what was absorbed, float64 [items, K]; what was held is judged now."""
-        if self._total is not None:
-            return self._total.value
-        largest = 0.0
-        for update in self._held:
-            found = measured(self._loss.values(update))
-            largest = max(largest, found.norm)
-            self._limits.note(update.sender, found, self._loss.measures(update))
-        self._limits.look_again()
-        self._loss.bound_by(self._limits)
-        # Their values are made anew, one update's at a time: of least squares they are many times
-        # what is held.
-        total = FixedPointSum(self._shape, min(largest, self._limits.most_pull()))
-        every: list[Judged] = []
-        each = []
-        for update in self._held:
-            values = self._loss.values(update)
-            sized = (update, values, measured(values), self._loss.measures(update))
-            (one,) = self._counted([sized])
-            judged, rows, values = one
-            every.append(judged)
-            if self._rule.holds:
-                each.append((rows, self._loss.columns(update), values))
-            else:
-                self._add_to(total, [one])
-        self._loss.absorb_held(every, self._rule)
-        return touched_means(each, self._shape, self._rule) if self._rule.holds else total.value
+    @property
+    def gradient(self) -> NDArray[np.float64]:
+        """The sum of what counts, float64 [items, K], when all of it was added."""
+        if self._robust is not None:
+            return self._robust
+        assert self._total is not None
+        return self._total.value
 
-    def close_round(self) -> RoundSummary:
-        """Metrics: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` trained a device,
+    def step(self) -> Mapping[str, float]:
+        """Step 4 of the patent: the scattered gradients' means, and the loss's step along them.
+        Figures: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` trained a device,
         ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
         ``bounded_items`` with ``item_multiple``."""
-        total = self._sum()
-        participants = self._participants
-        metrics = {"clipped": float(self._clipped), **self._limits.metrics()}
-        if participants:
-            moved, said = self._loss.step(self._items, RoundSum(total, self._drawn, participants))
-            metrics |= said
-            if not np.isfinite(moved).all():
-                raise NoVersion(
-                    "the server's step made the item matrix non-finite; lower the learning rate "
-                    "or set clip_norm"
-                )
-            if self._touches is not None:
-                moved = self._touches.bounded(moved)
-                self._touches.settle()
-                metrics["bounded_items"] = float(self._touches.count)
-            self._items = moved
-            self._limits.settle()
-            if (width := self._loss.width()) > self._shape[1]:
-                self._items = self._of_width(width)
-                self._loss.widen(width)
-            self._version += 1
-            metrics["columns_mean"] = self._trained / participants
-        self._clear()
-        return RoundSummary(self._round_id, self._version, participants, metrics)
+        found = RoundSum(self.gradient, self._drawn, self._participants)
+        moved, said = self._loss.step(self._items, found)
+        figures = {**self.figures(), **said, "columns_mean": self._trained / self._participants}
+        moved = finite("item matrix", moved)
+        if self._touches is not None:
+            moved = self._touches.bounded(moved)
+            figures["bounded_items"] = float(self._touches.count)
+        self._items = moved
+        if (width := self._loss.width()) > self._shape[1]:
+            self._items = self._of_width(width)
+            self._loss.widen(width)
+        return figures
 
     def grow(self, rows: Floats) -> None:
         """Append vectors for items that are new to the catalogue, float32 [new, K].
@@ -517,7 +437,7 @@ class ScatterMethod(SummingMethod):
         Between rounds only: raises ValueError when updates of an open round are held, or when the
         vectors do not fit. The version rises, since what devices hold is no longer current.
         """
-        if self._participants or len(self._held):
+        if self._participants:
             raise ValueError("the catalogue can grow between rounds only: close this round first")
         if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != self._shape[1]:
             raise ValueError(
@@ -531,7 +451,7 @@ class ScatterMethod(SummingMethod):
         if self._touches is not None:
             self._touches.grow(len(rows))
         self._version += 1
-        self._clear()
+        self.begin(self._round_id)
 
     def _of_width(self, width: int) -> Floats:
         """The items, cut to so many columns, or with new ones behind them."""
@@ -539,6 +459,17 @@ class ScatterMethod(SummingMethod):
         rng = np.random.default_rng([self._seed, had])
         fresh = initial_items(items, max(0, width - had), self._spread, rng)
         return np.concatenate([self._items[:, :width], fresh], axis=1)
+
+    def schema(self) -> Schema:
+        width = self._shape[1]
+        return {
+            # The catalogue's length is the state's.
+            "items": Entry(np.float32, ("items", width)),
+            "drawn": Entry(np.int64, (width,), least=0),
+            # As the settings have it: a model of least squares that has grown is wider.
+            "columns": Entry(np.int64, least=self._columns, below=self._columns + 1),
+            "seed": Entry(np.int64, least=0),
+        }
 
     def restored(self, state: State) -> Self:
         """See :class:`~device_sdk.methods.state.Stateful`; the width is the state's."""
@@ -548,29 +479,14 @@ class ScatterMethod(SummingMethod):
             found._items = np.zeros((1, items.shape[1]), dtype=np.float32)
         return super(ScatterMethod, found).restored(state)
 
-    def _schema(self) -> Schema:
-        width = self._shape[1]
-        return {
-            # The catalogue's length is the state's.
-            "items": Entry(np.float32, ("items", width)),
-            "drawn": Entry(np.int64, (width,), least=0),
-            # As the settings have it: a model of least squares that has grown is wider.
-            "columns": Entry(np.int64, least=self._columns, below=self._columns + 1),
-            "seed": Entry(np.int64, least=0),
-            "counters": counters(
-                "version", "round_id", "participants", "clipped", "trained", "adds_up"
-            ),
-        }
-
     def _parts_follow(self) -> None:
-        multiple = self._settings.item_multiple
-        self._loss = self._new_loss()
-        self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
-        self._held = self._none_held()
+        self._robust = None
         self._total = FixedPointSum(self._shape) if self._adds_up else None
-
-    def _none_held(self) -> HeldUpdates:
-        return HeldUpdates(self._loss.unfolded) if self._rule.holds else HeldUpdates()
+        if self._loss.shape != self._shape:
+            # Taken back from a state, of which all else is taken back too.
+            multiple = self._settings.item_multiple
+            self._loss = self._new_loss()
+            self._touches = ItemNorms(multiple, len(self._items)) if multiple else None
 
     def _new_loss(self) -> ScatterLoss:
         chosen = self._settings
@@ -579,16 +495,12 @@ class ScatterMethod(SummingMethod):
         by_column = chosen.aggregator == "coverage"
         return BprLoss(self._shape, chosen.optimizer, chosen.training, by_column=by_column)
 
-    def _require_sound(self) -> None:
-        super()._require_sound()
-        self._bounds_follow()
-
     @property
     def _shape(self) -> tuple[int, int]:
         return (self._items.shape[0], self._items.shape[1])
 
-    def _bounds_follow(self) -> None:
-        """What ``check`` takes: where no limit shortens updates, a sum of integers needs one."""
+    def follow(self) -> None:
+        """What ``require`` takes: where no limit shortens updates, a sum of integers needs one."""
         unbounded = self._adds_up and math.isinf(self._limits.most_pull())
         most = self._limits.absurd_norm if unbounded else math.inf
         self._most_value = min(_LARGEST_VALUE, most)
@@ -596,19 +508,13 @@ class ScatterMethod(SummingMethod):
         self._small_squares = min(_SMALL_SQUARES, (self._most_value / 4) ** 2)
         self._loss.bound_by(self._limits)
 
-    def _clear(self) -> None:
-        self._adds_up = 0
-        self._total = None
-        self._held = self._none_held()
-        self._loss.clear()
-        self._drawn = np.zeros(self._shape[1], dtype=np.int64)
-        self._limits.begin(self._round_id)
-        if self._touches is not None:
-            self._touches.begin()
-        self._participants = 0
-        self._clipped = 0
-        self._trained = 0
-        self._bounds_follow()
+
+_NO_VALUES: Floats = np.empty((0, 0), dtype=np.float32)
+
+
+def _rows(one: Judged) -> Counts:
+    """The rows of what counts; none of an outlier."""
+    return one.update.tensors["rows"][: len(one.values)]
 
 
 def _alike(

@@ -9,16 +9,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import UpdateLimits
-from aggregator.methods.method import Refused
-from aggregator.methods.model import Arrays
+from aggregator.methods.method import Arrays, Refused
 from aggregator.methods.robust import RobustRule
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.summing import Judged
 from aggregator.methods.sums import Additive
 from device_sdk.methods.scatter.contract import BPR_TENSORS, BprTraining
 from device_sdk.wire.arrays.exchange import Scalar, Update
@@ -46,19 +46,12 @@ class RoundSum:
 Measures = tuple[float, ...]
 
 
-class Judged(NamedTuple):
-    """An update, what its loss measured of it, and what it is multiplied by, 0 to 1."""
-
-    update: Update
-    measures: Measures
-    factor: float
-
-
 class ScatterLoss(Additive):
     """One loss. ``TENSORS`` are its updates', ``MEASURES`` what limits have to know of an update
     beside its norm, lengths first."""
 
-    _shape: tuple[int, int]
+    shape: tuple[int, int]
+    """Of V, [items, K]."""
     TENSORS: ClassVar[frozenset[str]]
     MEASURES: ClassVar[int] = 0
     FRESH = True
@@ -79,11 +72,9 @@ class ScatterLoss(Additive):
         """Take over what the loss of another model of this task knows of the data. Here: nothing
         is known."""
 
-    def clear(self) -> None:
-        """Nothing of a round is left. Here: nothing ever is."""
-
-    def begin(self, *, adds_up: bool) -> None:
-        """A round begins; with ``adds_up`` its updates are added as they come. Here: no matter."""
+    def begin_sums(self) -> None:
+        """The round's updates are added as they come: make what they are added to. Here: no
+        matter."""
 
     @abstractmethod
     def columns(self, update: Update) -> Counts:
@@ -135,7 +126,7 @@ class ScatterLoss(Additive):
 
     def width(self) -> int:
         """How many columns the next version is to have, after a step. Here: as many as before."""
-        return self._shape[1]
+        return self.shape[1]
 
     def widen(self, columns: int) -> None:
         """``columns`` in all, those behind the present ones new."""
@@ -163,7 +154,7 @@ class BprLoss(ScatterLoss):
         *,
         by_column: bool,
     ) -> None:
-        self._shape, self._training, self._by_column = shape, training, by_column
+        self.shape, self._training, self._by_column = shape, training, by_column
         self._optimizer = ServerOptimizer(optimizer, shape)
 
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
@@ -191,7 +182,7 @@ class BprLoss(ScatterLoss):
         return moved, {"gradient_norm": float(np.linalg.norm(gradient))}
 
     def grow(self, items: int) -> None:
-        self._shape = (self._shape[0] + items, self._shape[1])
+        self.shape = (self.shape[0] + items, self.shape[1])
         self._optimizer.grow(items)
 
 

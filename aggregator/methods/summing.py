@@ -1,55 +1,172 @@
-"""A method whose rounds are sums, made on one shard or on several."""
+"""Methods whose updates are matrices: bounded by the fleet's norms, weighed, summed as integers.
+
+The sums' scale follows from the bounds, so a round adds up, over any shards to the same bits, once
+the fleet is known and unless a ``robust`` rule needs all of a round's updates at once. What does
+not add up is held, and judged by itself when the round closes: in a task's first round, and while
+fewer than three devices were heard of.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method
+from aggregator.methods.limits import Measured, UpdateLimits
+from aggregator.methods.method import Method, NoVersion
 from aggregator.methods.robust import RobustRule
-from aggregator.methods.sums import MOST_UPDATES, Additive, RefusedShare
-from device_sdk.methods.state import RestoreError, State
+from device_sdk.methods.state import COUNT, RestoreError, Schema
+from device_sdk.wire.arrays.exchange import Update
+
+Floats = NDArray[np.float32]
 
 
-class SummingMethod(Additive, Method):
-    """A method most of whose rounds add up. ``COUNTED``: the one of ``ADDED`` that counts a round's
-    updates."""
+class Sized(NamedTuple):
+    """An update as it came: ``values`` [rows, columns], how large they are, and what else limits
+    take note of, lengths first."""
 
-    COUNTED: ClassVar[str]
+    update: Update
+    values: Floats
+    found: Measured
+    others: tuple[float, ...] = ()
+
+
+class Judged(NamedTuple):
+    """An update as it counts: ``values`` are multiplied by ``factor``, 0 to 1, already. Of 0, an
+    outlier, no row is left."""
+
+    update: Update
+    values: Floats
+    others: tuple[float, ...]
+    factor: float
+
+
+class SummingMethod(Method):
+    """A method most of whose rounds add up. It writes, in the place of ``add``, :meth:`sized`,
+    :meth:`sum_up` and :meth:`sum_held`, and makes its sums in :meth:`begin_sums`."""
+
     # By limits of their own: those that a sum of integers takes its scale from.
     bounds = None
+    SHARDS = True
+    PARTS: ClassVar[tuple[str, ...]] = ("limits",)
+    ADDED: ClassVar[tuple[str, ...]] = ("clipped",)
+    _limits: UpdateLimits
     _rule: RobustRule
     _adds_up = 0
+    _clipped = 0
+
+    # -- the formula -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
+        """Decode checked updates, in groups that are summed together."""
+
+    @abstractmethod
+    def begin_sums(self) -> None:
+        """The round adds up: make its sums, at a scale that the limits bound."""
+
+    @abstractmethod
+    def sum_up(self, judged: Sequence[Judged]) -> None:
+        """Add a group of updates as they count."""
+
+    @abstractmethod
+    def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
+        """Likewise all of a round's, none of which is known to be larger than ``largest``, in sums
+        that are made for them, or by the robust rule. ``judged`` is made as it is gone through."""
+
+    def follow(self) -> None:
+        """What is known of the fleet changed, and with it what ``require`` takes. Here: nothing."""
+
+    def heavier(self, one: Sized) -> float:
+        """How many times what is usual an update weighs: it may be that much less long."""
+        return 1.0
+
+    def shorter(self, one: Sized) -> float:
+        """What an update within the limits of its norm has to be multiplied by, at most 1."""
+        return 1.0
+
+    def add(self, update: Update) -> None:
+        """Decode, bound, weigh and sum one that was not held."""
+        self._count([update])
+
+    # -- the stages --------------------------------------------------------------------------------
 
     @property
-    def adds_up(self) -> bool:
-        """See :class:`~aggregator.methods.method.Method`."""
-        return bool(self._adds_up)
+    def keeps(self) -> bool:
+        return self._rule.holds
 
-    def share(self) -> dict[str, NDArray[Any]]:
-        """See :class:`~aggregator.methods.method.Method`; most of it is the sum itself."""
-        self._require_adding_up()
-        return super().share()
+    @property
+    def _holds(self) -> bool:
+        return not self._adds_up
 
-    def merge(self, share: State) -> None:
-        """See :class:`~aggregator.methods.method.Method`."""
-        self._require_adding_up()
-        super().merge(share)
+    def begin(self, round_id: int) -> None:
+        super().begin(round_id)
+        self._adds_up = 0
+        self._parts_follow()
+        self.follow()
 
-    def _require_adding_up(self) -> None:
-        if not self._adds_up:
-            raise TypeError(f"round {self._round_id} does not add up: its updates are held")
+    def _open(self) -> None:
+        if self._limits.known and not self.keeps:
+            self._adds_up = 1
+            self.follow()
+            self.begin_sums()
+
+    def _count(self, updates: Iterable[Update]) -> None:
+        for group in self.sized(updates):
+            for one in group:
+                self._limits.note(one.update.sender, one.found, one.others)
+            self.sum_up([self._judged(one) for one in group])
+
+    def _judged(self, one: Sized) -> Judged:
+        values, factor = self._limits.apply(one.values, one.found, self.heavier(one))
+        if factor > 0:
+            factor = min(factor, self.shorter(one))
+        if factor == 0:
+            values = values[:0]
+        elif factor < 1:
+            values = values * np.float32(factor)
+            self._clipped += 1
+        return Judged(one.update, values, one.others, factor)
+
+    def _count_held(self) -> None:
+        largest = 0.0
+        # Decoded twice, one by one: what they unfold to may be many times what is held.
+        for one in self._held_sized():
+            largest = max(largest, one.found.norm)
+            self._limits.note(one.update.sender, one.found, one.others)
+        self._limits.look_again()
+        self.follow()
+        self.sum_held(map(self._judged, self._held_sized()), largest)
+
+    def _held_sized(self) -> Iterator[Sized]:
+        for update in self._held:
+            for group in self.sized([update]):
+                yield from group
+
+    def figures(self) -> dict[str, float]:
+        """Of the round: ``clipped`` updates, and the limits' figures."""
+        return {"clipped": float(self._clipped), **self._limits.metrics()}
+
+    def _schema(self) -> Schema:
+        return {**super()._schema(), "adds_up": COUNT}
 
     def _require_sound(self) -> None:
-        if self._adds_up and self._rule.holds:
+        if self._adds_up and self.keeps:
             raise RestoreError(
                 "the state is of a round that was opened with another 'robust': set it back until "
                 "that round is closed"
             )
+        self.follow()
 
-    def _read(self, share: State) -> dict[str, Any]:
-        found = super()._read(share)
-        if getattr(self, f"_{self.COUNTED}") + int(found[self.COUNTED]) > MOST_UPDATES:
-            raise RefusedShare(f"a round of more than {MOST_UPDATES} updates could overflow")
-        return found
+
+def finite(what: str, moved: NDArray[Any]) -> NDArray[Any]:
+    """The new version's numbers. Raises NoVersion where one is not finite."""
+    if not np.isfinite(moved).all():
+        raise NoVersion(
+            f"the server's step made the {what} non-finite; lower the learning rate or set "
+            "clip_norm"
+        )
+    return moved

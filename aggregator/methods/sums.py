@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,17 +38,43 @@ class RefusedShare(ValueError):
 
 
 class Additive(Stateful):
-    """Something of which a part is added up over a round's updates, on one shard or on several.
+    """Something that follows a task's rounds, of which a part may be added up over shards.
 
-    ``ADDED`` names what adds: entries of the schema, of integers, and single counts. What of
-    ``PARTS`` is additive adds what it names itself; the rest is the same on every shard.
+    ``ADDED`` names what the open round adds up: entries of the schema, or single counts, which are
+    zero when a round begins; of integers where shards may make it. Whatever of ``PARTS`` is
+    additive follows by itself; the rest is the same on every shard. A subclass's are beside its
+    parents'.
     """
 
     ADDED: ClassVar[tuple[str, ...]] = ()
 
+    def _schema(self) -> Schema:
+        return dict.fromkeys(self._declared("ADDED"), COUNT)
+
+    def begin(self, round_id: int) -> None:
+        """A round begins: what came since the last one that made a version is forgotten."""
+        schema = self._schema()
+        for name in self._declared("ADDED"):
+            entry = schema[name]
+            zero = np.zeros(cast("tuple[int, ...]", entry.shape), dtype=entry.dtype)
+            setattr(self, f"_{name}", zero if entry.shape else zero.item())
+        for _, held in self._additive_parts():
+            held.begin(round_id)
+
+    def look_again(self) -> None:
+        """Judge by this round's updates too, all of which were noted."""
+        for _, held in self._additive_parts():
+            held.look_again()
+
+    def settle(self) -> None:
+        """The round made a version: what came in it stays."""
+        for _, held in self._additive_parts():
+            held.settle()
+
     def share(self) -> dict[str, NDArray[Any]]:
         """What came since the round opened, as named arrays (copies)."""
-        found = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in self.ADDED}
+        added = self._declared("ADDED")
+        found = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in added}
         for name, held in self._additive_parts():
             found.update(prefixed(f"{name}.", held.share()))
         return found
@@ -67,22 +92,23 @@ class Additive(Stateful):
         parts = dict(self._additive_parts())
         schema = self._schema()
         own = {n: a for n, a in share.items() if n.split(".")[0] not in parts or "." not in n}
-        added = {name: replace(schema.get(name, COUNT), optional=False) for name in self.ADDED}
-        found: dict[str, Any] = unpack(added, own)
+        added = self._declared("ADDED")
+        entries = {name: schema[name] for name in added}
+        found: dict[str, Any] = unpack(entries, own)
         for name, held in parts.items():
             found[name] = held._read(part(f"{name}.", share))
         return found
 
     def _add(self, found: Mapping[str, Any]) -> None:
         """Add what :meth:`_read` returned."""
-        for name in self.ADDED:
+        for name in self._declared("ADDED"):
             array, own = found[name], getattr(self, f"_{name}")
             setattr(self, f"_{name}", own + (array if array.ndim else array.item()))
         for name, held in self._additive_parts():
             held._add(found[name])
 
     def _additive_parts(self) -> list[tuple[str, Additive]]:
-        found = [(name, getattr(self, f"_{name}")) for name in self.PARTS]
+        found = [(name, getattr(self, f"_{name}")) for name in self._declared("PARTS")]
         return [(name, held) for name, held in found if isinstance(held, Additive)]
 
 

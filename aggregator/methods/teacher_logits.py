@@ -7,17 +7,17 @@ remember who sent what: the rounds that the updates were sent for are enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.limits import FleetScale
-from aggregator.methods.method import Binding, Method, RateDecay, Refused, RoundSummary, rate_at
+from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage
-from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
     decode_knowledge,
@@ -26,7 +26,7 @@ from device_sdk.methods.teacher_logits.contract import (
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 
-class TeacherLogitsMethod(Stateful, Method):
+class TeacherLogitsMethod(Method):
     """Sums the devices' knowledge; see :class:`~aggregator.methods.method.Method` for the calls.
 
     Args:
@@ -43,6 +43,12 @@ class TeacherLogitsMethod(Stateful, Method):
     # what its claims count for is told with the round that it is asked in.
     bounds = None
     PARTS = ("claims",)
+    ADDED = ("sums", "weights", "devices", "bounded")
+    _sums: NDArray[np.float64]
+    _weights: NDArray[np.int64]
+    _devices: NDArray[np.int64]
+    _bounded: int
+    _first_round: int
 
     def __init__(self, training: TeacherLogitsTraining, rate_decay: float = 1.0) -> None:
         if not 0 < rate_decay <= 1:
@@ -58,9 +64,8 @@ class TeacherLogitsMethod(Stateful, Method):
         self._known_participants = 0
         self._known_first_round = 0
         self._known_round = 0
-        self._round_id = self._first_round = 0
         self._claims = FleetScale(1)
-        self._clear()
+        self.begin(0)
 
     @property
     def knowledge(self) -> NDArray[np.float32]:
@@ -72,7 +77,7 @@ class TeacherLogitsMethod(Stateful, Method):
         means: NDArray[np.float32] = self._known_sums / divisors[:, None]
         return means
 
-    def open_round(self, round_id: int) -> Broadcast:
+    def tell(self) -> Broadcast:
         """The broadcast holds the means of the last version, and the rounds of its updates.
 
         ``means`` float32 [classes, classes], which no codec is too narrow for however many devices
@@ -80,15 +85,12 @@ class TeacherLogitsMethod(Stateful, Method):
         ``participants`` (updates), ``first_round`` and ``round`` int64 [] (both 0: nothing summed
         yet). They differ where rounds missed their quorum: what counted in them was carried over.
         """
-        self._begin(round_id)
-        self._clear()
-        self._claims.begin(round_id)
         told = self._counted
         if self._rate_decay < 1:
-            rate = rate_at(told.learning_rate, self._rate_decay, round_id)
+            rate = rate_at(told.learning_rate, self._rate_decay, self._round_id)
             told = replace(told, learning_rate=rate)
         return Broadcast(
-            round_id=round_id,
+            round_id=self._round_id,
             version=self._version,
             tensors={
                 "means": self.knowledge,
@@ -101,9 +103,8 @@ class TeacherLogitsMethod(Stateful, Method):
             settings=told.as_scalars(),
         )
 
-    def check(self, update: Update) -> None:
-        """Refuses with reason ``bad-round``, ``bad-tensors`` or ``bad-metadata``."""
-        self._require_round(update)
+    def require(self, update: Update) -> None:
+        """Refuses with reason ``bad-tensors`` or ``bad-metadata``."""
         if update.metadata:
             raise Refused("bad-metadata", "expected no metadata")
         try:
@@ -111,8 +112,8 @@ class TeacherLogitsMethod(Stateful, Method):
         except ValueError as error:
             raise Refused("bad-tensors", str(error)) from error
 
-    def absorb(self, update: Update) -> None:
-        """Adds the device's share; ``update`` must have passed ``check``."""
+    def add(self, update: Update) -> None:
+        """The device's share."""
         knowledge = decode_knowledge(update.tensors, self._training)
         if len(knowledge.counts):
             self._claims.note(update.sender, (float(knowledge.counts.max()),))
@@ -120,28 +121,25 @@ class TeacherLogitsMethod(Stateful, Method):
         self._sums += share.sums
         self._weights += share.weights
         self._devices += share.devices
-        self._participants += 1
         self._first_round = min(self._first_round, update.round_id)
         self._bounded += share.bounded
 
-    def close_round(self) -> RoundSummary:
-        """Metrics: ``labels`` known, ``confidence`` (mean probability of the label itself),
+    def begin(self, round_id: int) -> None:
+        super().begin(round_id)
+        self._first_round = round_id
+
+    def step(self) -> Mapping[str, float]:
+        """Figures: ``labels`` known, ``confidence`` (mean probability of the label itself),
         ``bounded`` means that lay outside the task's bounds."""
-        participants = self._participants
-        metrics: dict[str, float] = {"bounded": float(self._bounded)}
-        if participants:
-            self._known_sums = self._sums.astype(np.float32)
-            self._known_weights, self._known_devices = self._weights, self._devices
-            self._known_participants = participants
-            self._known_first_round, self._known_round = self._first_round, self._round_id
-            self._claims.settle()
-            self._version += 1
-            known = self._known_weights > 0
-            metrics["labels"] = float(known.sum())
-            if known.any():
-                metrics["confidence"] = float(np.diagonal(self.knowledge)[known].mean())
-        self._clear()
-        return RoundSummary(self._round_id, self._version, participants, metrics)
+        self._known_sums = self._sums.astype(np.float32)
+        self._known_weights, self._known_devices = self._weights, self._devices
+        self._known_participants = self._participants
+        self._known_first_round, self._known_round = self._first_round, self._round_id
+        known = self._known_weights > 0
+        figures = {"bounded": float(self._bounded), "labels": float(known.sum())}
+        if known.any():
+            figures["confidence"] = float(np.diagonal(self.knowledge)[known].mean())
+        return figures
 
     @property
     def _counted(self) -> TeacherLogitsTraining:
@@ -154,36 +152,19 @@ class TeacherLogitsMethod(Stateful, Method):
         most = max(1, min(self._training.most_samples, int(_MOST_CLAIMS * usual)))
         return replace(self._training, most_samples=most)
 
-    def _schema(self) -> Schema:
+    def schema(self) -> Schema:
         table, each = (self._training.classes,) * 2, (self._training.classes,)
+        known = ("known_participants", "known_first_round", "known_round")
         return {
             "known_sums": Entry(np.float32, table, least=0),
             "known_weights": Entry(np.int64, each, least=0),
             "known_devices": Entry(np.int64, each, least=0),
+            # float64: sums of a hundred thousand float32 shares keep their small ones.
             "sums": Entry(np.float64, table, least=0),
             "weights": Entry(np.int64, each, least=0),
             "devices": Entry(np.int64, each, least=0),
-            "counters": counters(
-                "version",
-                "round_id",
-                "known_first_round",
-                "known_round",
-                "known_participants",
-                "first_round",
-                "participants",
-                "bounded",
-            ),
+            "numbers": counters(*known, "first_round"),
         }
-
-    def _clear(self) -> None:
-        classes = self._training.classes
-        # float64: sums of a hundred thousand float32 shares keep their small ones.
-        self._sums = np.zeros((classes, classes), dtype=np.float64)
-        self._weights = np.zeros(classes, dtype=np.int64)
-        self._devices = np.zeros(classes, dtype=np.int64)
-        self._first_round = self._round_id
-        self._participants = 0
-        self._bounded = 0
 
 
 _COUNTS = "label_counts"

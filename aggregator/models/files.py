@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.model import Arrays
+from aggregator.methods.method import Arrays
 from aggregator.methods.scatter import ScatterBinding
 from aggregator.models.factor_graphs import (
     newton,

@@ -10,8 +10,7 @@ import numpy as np
 
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.methods.method import Binding, RoundSummary, taken_of
-from aggregator.methods.model import ModelMismatch
+from aggregator.methods.method import Binding, ModelMismatch, RoundSummary
 from aggregator.rounds.version_keeper import VersionKeeper
 from aggregator.store import TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
@@ -129,7 +128,7 @@ class Aggregation:
         """The updates of many devices, each body with its device's id, as :meth:`decode` has them
         and the method takes them; an error in the place of a bad one."""
         named = [(body, device_id.hex()) for body, device_id in bodies]
-        return taken_of(self._method, self._binding.decode_each(named, row.round, self.items))
+        return self._method.take_each(self._binding.decode_each(named, row.round, self.items))
 
     def gathered(self) -> int:
         """Updates that a version would be made of if the round closed now."""

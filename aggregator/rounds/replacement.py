@@ -12,8 +12,7 @@ import numpy as np
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.methods.method import Method
-from aggregator.methods.model import Arrays, ModelMismatch
+from aggregator.methods.method import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.task.artifacts import read_artifacts
@@ -52,7 +51,7 @@ class Replacement:
     """
 
     task: Task
-    method: Method
+    method: GuardedMethod
     catalogue: bytes | None
     same_model: bool
     inherits: Inheritance | None = None
@@ -192,7 +191,7 @@ def misfit(store: TaskStore, served: Task, version: int) -> str | None:
     return None
 
 
-def _is_same_model(store: TaskStore, new: Task, method: Method) -> bool:
+def _is_same_model(store: TaskStore, new: Task, method: GuardedMethod) -> bool:
     """Whether the new task's model is what the present version is one of: of the same method and
     artifact, with arrays of the same names that fit."""
     version = store.checkpoints.get("version")
@@ -235,7 +234,7 @@ def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
         ) from None
 
 
-def _give(method: Method, before: Arrays) -> Inheritance:
+def _give(method: GuardedMethod, before: Arrays) -> Inheritance:
     derived = method.derived
     wanted: dict[str, Any] = {
         name: array for name, array in (method.model_arrays or {}).items() if name not in derived

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aggregator.methods.method import Method
+from aggregator.methods.guard import GuardedMethod
 from aggregator.store import TaskStore
 from aggregator.store.versions import Ranking, VersionRow
 from aggregator.task.file import ModelsSettings
@@ -32,7 +32,7 @@ class VersionKeeper:
     artifacts: Sequence[Artifact]
     unix_clock: Callable[[], float]
 
-    def begin(self, method: Method, items: int) -> str:
+    def begin(self, method: GuardedMethod, items: int) -> str:
         """Let a new task's method begin with what the task file says; where that is from, for
         people. Raises AggregatorError."""
         if self.warm_start is None:
@@ -47,7 +47,7 @@ class VersionKeeper:
 
     def note(
         self,
-        method: Method,
+        method: GuardedMethod,
         version: int,
         round_number: int,
         devices: int,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.method import Method
-from aggregator.methods.model import Arrays, ModelMismatch
+from aggregator.methods.guard import GuardedMethod
+from aggregator.methods.method import Arrays, Method, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.versions import Ranking
 from device_sdk.artifact import ArtifactError, safetensors
@@ -52,7 +52,7 @@ class WarmStart:
 
     def begin(
         self,
-        method: Method,
+        method: Method | GuardedMethod,
         store: TaskStore | None,
         ranking: Ranking | None,
         item_ids: tuple[str, ...],
@@ -72,7 +72,7 @@ class WarmStart:
 
     def model(
         self,
-        method: Method,
+        method: Method | GuardedMethod,
         store: TaskStore | None,
         ranking: Ranking | None,
         item_ids: tuple[str, ...],

@@ -201,12 +201,13 @@ class CuriousMethod(ScatterMethod):
         self.seen: dict[str, list[Sighting]] = {name: [] for name in watched}
         """What was seen of each watched device, oldest first."""
 
-    def absorb(self, update: Update) -> None:
-        """Take the update in, and a look at it."""
-        super().absorb(update)
-        seen = self.seen.get(update.sender)
-        if seen is not None and len(update.tensors["rows"]):
-            seen.append(self.look(update))
+    def _absorb(self, updates: Sequence[Update]) -> None:
+        """Take updates in, and a look at each."""
+        super()._absorb(updates)
+        for update in updates:
+            seen = self.seen.get(update.sender)
+            if seen is not None and len(update.tensors["rows"]):
+                seen.append(self.look(update))
 
     def look(self, update: Update) -> Sighting:
         """What an update shows that is not taken in."""

@@ -112,7 +112,7 @@ class Stateful:
     ``_schema`` declares them: the array ``name`` is the attribute ``_name``, a Python number where
     it has no axis. ``PARTS`` are Stateful too, the arrays ``a.b.*`` the attribute ``_a_b``, or None
     where they are not in use: what a state holds of such a part is dropped, for settings may change
-    between rounds.
+    between rounds. A subclass's ``PARTS`` are beside its parents'.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ()
@@ -121,6 +121,13 @@ class Stateful:
 
     def _schema(self) -> Schema:
         return {}
+
+    @classmethod
+    def _declared(cls, what: str) -> tuple[str, ...]:
+        """Of ``PARTS``, say, those of all classes, the parents' first."""
+        return tuple(
+            dict.fromkeys(n for kind in reversed(cls.__mro__) for n in vars(kind).get(what, ()))
+        )
 
     def _parts_follow(self) -> None:
         """The own attributes were taken back: make ``PARTS`` anew where they depend on them."""
@@ -136,7 +143,7 @@ class Stateful:
                 self, f"_{name}"
             )
             found[name] = np.array(values, dtype=entry.dtype)
-        for name in self.PARTS:
+        for name in self._declared("PARTS"):
             held: Stateful | None = getattr(self, _attribute(name))
             if held is not None:
                 found.update(prefixed(f"{name}.", held.state()))
@@ -150,7 +157,8 @@ class Stateful:
         found = copy.copy(self)
         if not state and self.FRESH:
             return found
-        prefixes = tuple(f"{name}." for name in self.PARTS)
+        parts = self._declared("PARTS")
+        prefixes = tuple(f"{name}." for name in parts)
         own = {name: array for name, array in state.items() if not name.startswith(prefixes)}
         schema = self._schema()
         for name, array in unpack(schema, own).items():
@@ -159,7 +167,7 @@ class Stateful:
             if not schema[name].names:
                 setattr(found, f"_{name}", array if array.ndim else array.item())
         found._parts_follow()
-        for name, prefix in zip(self.PARTS, prefixes, strict=True):
+        for name, prefix in zip(parts, prefixes, strict=True):
             held: Stateful | None = getattr(found, _attribute(name))
             if held is not None:
                 try:

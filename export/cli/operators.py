@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import export.lowering  # noqa: F401  (fills the registry)
+import export.lowering
+import export.wing  # noqa: F401  (as this does)
 from export.lowering import registry
 
 DESCRIPTION = """\

@@ -1,27 +1,5 @@
 """From an aten graph to ONNX nodes: a closed table with one small function an operator."""
 
-from export.lowering import (
-    convolution,
-    creation,
-    elementwise,
-    indexing,
-    linear,
-    pooling,
-    randomness,
-    recurrent,
-    reductions,
-    shapes,
-)
+from export.lowering import convolution, elementwise, indexing, pooling, reductions, shapes
 
-__all__ = [
-    "convolution",
-    "creation",
-    "elementwise",
-    "indexing",
-    "linear",
-    "pooling",
-    "randomness",
-    "recurrent",
-    "reductions",
-    "shapes",
-]
+__all__ = ["convolution", "elementwise", "indexing", "pooling", "reductions", "shapes"]

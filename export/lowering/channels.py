@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Tensorish, Value, fixed, same, same_shape
+from export.lowering.graph import Graph, Tensorish, Value
+from export.symbols import Dim, fixed, same, same_shape
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -89,6 +91,7 @@ class _Result:
 def followed(function: _Function) -> _Function:
     """The lowering of an elementwise operator, computed channels first where its operands are."""
 
+    @wraps(function)
     def lower(g: Graph, out: Any, *args: Any, **kwargs: Any) -> Any:
         shape = tuple(out.shape) if isinstance(out, torch.Tensor) else ()
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Value)]

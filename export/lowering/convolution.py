@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +17,10 @@ import torch
 
 from export.errors import ExportError
 from export.lowering.channels import SMALL_IMAGE, exchanged, held_first
-from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Value, fixed
+from export.lowering.graph import NUMPY_DTYPE, Graph, Value
 from export.lowering.reductions import reduce
 from export.lowering.registry import lowers
+from export.symbols import Dim, fixed
 
 # How a convolution's kernel slides over its input.
 
@@ -69,15 +70,12 @@ class Window:
 
 
 def window_between(
-    x_sizes: Sequence[Dim],
-    y_sizes: Sequence[Dim],
-    weight: Value,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    x_sizes: Sequence[Dim], y_sizes: Sequence[Dim], weight: Value, settings: Mapping[str, Any]
 ) -> Window:
-    """The window that leads from ``x_sizes`` (the larger side) to ``y_sizes``."""
+    """The window that leads from ``x_sizes`` (the larger side) to ``y_sizes``.
+
+    ``settings``: of ``aten.convolution``, by its names.
+    """
     kernel = [fixed(size) for size in weight.shape[2:]]
     if any(size is None for size in kernel):
         raise ExportError(
@@ -87,16 +85,16 @@ def window_between(
         )
     rank = len(kernel)
 
-    def each(values: Sequence[int]) -> tuple[int, ...]:
-        listed = [int(value) for value in values]
+    def each(name: str) -> tuple[int, ...]:
+        listed = [int(value) for value in settings[name]]
         return tuple(listed * rank if len(listed) == 1 else listed)
 
     return Window(
         tuple(int(size) for size in kernel if size is not None),
-        each(stride),
-        each(padding),
-        each(dilation),
-        groups,
+        each("stride"),
+        each("padding"),
+        each("dilation"),
+        settings["groups"],
         tuple(x_sizes),
         tuple(y_sizes),
     )
@@ -405,25 +403,15 @@ aten = torch.ops.aten
 
 @lowers(aten.convolution.default)
 def convolution(
-    g: Graph,
-    out: Any,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
+    g: Graph, out: Any, x: Value, weight: Value, bias: Value | None, *, settings: Mapping[str, Any]
 ) -> str:
-    if transposed:
-        w = window_between(out.shape[2:], x.shape[2:], weight, stride, padding, dilation, groups)
-        extra = [int(value) for value in output_padding]
+    if settings["transposed"]:
+        w = window_between(out.shape[2:], x.shape[2:], weight, settings)
+        extra = [int(value) for value in settings["output_padding"]]
         return transposed_convolution(
             g, x, weight, bias, w, extra * w.rank if len(extra) == 1 else extra
         )
-    w = window_between(x.shape[2:], out.shape[2:], weight, stride, padding, dilation, groups)
+    w = window_between(x.shape[2:], out.shape[2:], weight, settings)
     if _is_depthwise(w, weight, _WIDEST_ROW):
         return depthwise(g, x, weight, bias, w)
     if not is_thin(w, weight, FEW_FORWARD):
@@ -475,24 +463,13 @@ _MANY_CHANNELS = 16
 
 @lowers(aten.convolution_backward.default)
 def convolution_backward(
-    g: Graph,
-    out: Any,
-    grad: Value,
-    x: Value,
-    weight: Value,
-    bias_sizes: Sequence[Dim] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    wanted: Sequence[bool],
+    g: Graph, out: Any, grad: Value, x: Value, weight: Value, *, settings: Mapping[str, Any]
 ) -> tuple[str | None, ...]:
+    transposed, wanted = settings["transposed"], settings["output_mask"]
     # A transposed convolution is the input gradient of a plain one, so its own gradients are
     # the plain one's with input and output exchanged.
     large, small = (grad, x) if transposed else (x, grad)
-    w = window_between(large.shape[2:], small.shape[2:], weight, stride, padding, dilation, groups)
+    w = window_between(large.shape[2:], small.shape[2:], weight, settings)
     grad_x = grad_weight = grad_bias = None
     if wanted[0]:
         grad_x = (

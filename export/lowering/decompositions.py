@@ -16,7 +16,7 @@ from export.insides import (
     get_proxy_mode,
     get_proxy_slot,
 )
-from export.lowering import gamma_functions, orderings, registry
+from export.lowering import registry
 
 aten = torch.ops.aten
 
@@ -27,6 +27,7 @@ _MORE = (
     # onnxruntime's LayerNormalization crashes without a bias, and loses digits on data far from 0.
     aten.native_layer_norm,
     aten.elu,
+    aten.addmv,
     aten.leaky_relu,
     aten.linalg_vector_norm,
     aten.var_mean,
@@ -178,24 +179,9 @@ def _replication_pad_backward(grad: Tensor, a: Tensor, padding: Sequence[Any]) -
     return grad
 
 
-def _addmv(a: Tensor, matrix: Tensor, vector: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    result: Tensor = beta * a + alpha * (matrix @ vector)
-    return result
-
-
 def _addbmm(a: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     result: Tensor = beta * a + alpha * (x @ y).sum(0)
     return result
-
-
-def _solve_triangular(
-    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Tensor:
-    """By the inverse, which is a constant where the matrix is one: a prior's covariance."""
-    part = a.triu(int(unitriangular)) if upper else a.tril(-int(unitriangular))
-    whole = part + torch.eye(a.shape[-1], dtype=a.dtype) if unitriangular else part
-    inverse: Tensor = aten.linalg_inv_ex(whole)[0]
-    return inverse @ b if left else b @ inverse
 
 
 def _trilinear(
@@ -284,29 +270,11 @@ def _slice_scatter(
     return written
 
 
-@cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator to decomposition; what has a lowering of its own is kept whole."""
-    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions().items())
-    table.update(get_decompositions(_MORE))
-    table[aten._weight_norm_interface_backward.default] = _weight_norm_backward
-    simpler = {op: function for op, function in table.items() if registry.find(op) is None}
-    return simpler | {
+registry.decomposes(
+    {
         aten.index.Tensor: _index,
         aten.index_put.default: _index_put,
         aten.index_put_.default: _index_put_in_place,
-        aten.searchsorted.Tensor: orderings.searchsorted,
-        aten.searchsorted.Scalar: orderings.searchsorted,
-        aten.kthvalue.default: orderings.kthvalue,
-        aten.median.dim: orderings.median_dim,
-        aten.median.default: orderings.median,
-        aten.cummax.default: orderings.cummax,
-        aten.cummin.default: orderings.cummin,
-        aten.logcumsumexp.default: orderings.logcumsumexp,
-        aten.lgamma.default: gamma_functions.lgamma,
-        aten.digamma.default: gamma_functions.digamma,
-        aten.polygamma.default: gamma_functions.polygamma,
-        aten.addmv.default: _addmv,
         aten._adaptive_avg_pool3d.default: _adaptive_avg_pool3d,
         aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool3d_backward,
         aten.addbmm.default: _addbmm,
@@ -314,7 +282,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.diagonal_backward.default: _diagonal_backward,
         aten.diagonal_scatter.default: _diagonal_scatter,
         aten.slice_scatter.default: _slice_scatter,
-        aten.linalg_solve_triangular.default: _solve_triangular,
         torch.ops.prims.broadcast_in_dim.default: _broadcast_in_dim,
         torch.ops.prims.sum.default: _prims_sum,
         torch.ops.prims.div.default: aten.div.Tensor,
@@ -323,3 +290,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             for rank in (1, 2, 3)
         },
     }
+)
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator to decomposition; what has a lowering of its own is kept whole."""
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions().items())
+    table.update(get_decompositions(_MORE))
+    table[aten._weight_norm_interface_backward.default] = _weight_norm_backward
+    simpler = {op: function for op, function in table.items() if registry.find(op) is None}
+    return {**simpler, **registry.decompositions()}

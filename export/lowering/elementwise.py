@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import torch
 
-from export.lowering.graph import Dim, Graph, Number, Scalar, Tensorish, Value, same, same_shape
+from export.lowering.graph import Graph, Number, Scalar, Tensorish, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, same, same_shape
 
 aten = torch.ops.aten
 
@@ -474,27 +475,6 @@ lowers(aten.__rshift__.Scalar, aten.__rshift__.Tensor, aten.bitwise_right_shift.
 )
 
 
-def _place(g: Graph, out: Any, a: Value, boundaries: Value, right: bool) -> str:
-    """How many boundaries lie below each value (or at it, with ``right``)."""
-    wide = g.op("Unsqueeze", a, g.ints([-1]))
-    below = g.op("LessOrEqual" if right else "Less", g.cast(boundaries, a.dtype), wide)
-    count = g.op("ReduceSum", g.cast(below, torch.int64), g.ints([-1]), keepdims=0)
-    return g.cast(Value(count, torch.int64, tuple(out.shape)), out.dtype)
-
-
-@lowers(aten.bucketize.Tensor)
-def bucketize(
-    g: Graph,
-    out: Any,
-    a: Value,
-    boundaries: Value,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-) -> str:
-    return _place(g, out, a, boundaries, right)
-
-
 # Selection by a mask, casts, copies and fills.
 
 
@@ -521,18 +501,7 @@ def masked_fill(g: Graph, out: Any, a: Value, mask: Value, value: Operand) -> st
 
 
 @lowers(aten._to_copy.default)
-def to_copy(
-    g: Graph,
-    out: Any,
-    a: Value,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    non_blocking: bool = False,
-    memory_format: Any = None,
-) -> str:
+def to_copy(g: Graph, out: Any, a: Value) -> str:
     if a.dtype.is_floating_point and out.dtype == torch.bool:
         return g.op("Not", g.op("Equal", a, g.scalar(0, a.dtype)))
     return g.cast(a, out.dtype)
@@ -547,12 +516,12 @@ def to_copy(
     aten.contiguous.default,
     aten.positive.default,
 )
-def identity(g: Graph, out: Any, a: Value, *, memory_format: Any = None) -> str:
+def identity(g: Graph, out: Any, a: Value) -> str:
     return a.name
 
 
 @lowers(aten.copy.default)
-def copy(g: Graph, out: Any, a: Value, source: Operand, non_blocking: bool = False) -> str:
+def copy(g: Graph, out: Any, a: Value, source: Operand) -> str:
     if not isinstance(source, Value):
         return g.full(out.shape, source, out.dtype)
     name = g.cast(source, out.dtype)

@@ -15,7 +15,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from export.errors import ExportError
-from export.insides import SymT, symbol_is_type, torch_sympy
+from export.insides import torch_sympy
+from export.symbols import Dim, expression, never_negative, same_shape
 
 # What can be asked of ONNX nodes: equality, names, and which of them are needed.
 
@@ -146,15 +147,6 @@ _SIGNED_BY: Mapping[str, slice] = {
 }
 
 
-def never_negative(size: sympy.Expr) -> bool:
-    """Whether a size is at least 0 for axes of every length from 1 up, and numbers from 0 up."""
-    more = {
-        n: sympy.Dummy(integer=True, nonnegative=True) + int(not _by_data(n))
-        for n in size.free_symbols
-    }
-    return bool(sympy.expand(size.xreplace(more)).is_nonnegative)
-
-
 def _is_whole(expr: sympy.Expr) -> bool:
     if isinstance(expr, sympy.Symbol):
         return bool(expr.is_integer)
@@ -241,8 +233,6 @@ def fraction(graph: Graph, expr: sympy.Expr) -> str:
 OPSET = 20
 IR_VERSION = 9
 
-Dim = int | torch.SymInt
-
 ONNX_DTYPE: dict[torch.dtype, int] = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
@@ -274,38 +264,6 @@ class Value:
 Tensorish = Value | str
 Number = int | float | bool
 Scalar = Number | torch.SymInt | torch.SymFloat
-
-
-def expression(size: Dim) -> sympy.Expr:
-    """The size as a sympy expression over the axes' symbols."""
-    if isinstance(size, torch.SymInt):
-        return size.node.expr
-    return sympy.Integer(int(size))
-
-
-def same(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are equal for every size of the axes."""
-    return bool(expression(a) == expression(b))
-
-
-def may_be_empty(size: Dim) -> bool:
-    """Whether data decide a size: how many elements a mask selects."""
-    return any(_by_data(symbol) for symbol in expression(size).free_symbols)
-
-
-def _by_data(symbol: sympy.Symbol) -> bool:
-    return symbol_is_type(symbol, SymT.UNBACKED_INT)
-
-
-def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes are equal for every size of the axes."""
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
-def fixed(size: Dim) -> int | None:
-    """The size as a number, or None where it depends on an axis."""
-    value = expression(size)
-    return int(value) if value.is_Integer else None
 
 
 class Graph:

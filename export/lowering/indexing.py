@@ -7,7 +7,7 @@ Operators that take no negative index in torch say so with ``Graph.from_zero``; 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,38 +15,26 @@ import torch
 from export.errors import ExportError
 from export.lowering.channels import exchanged, held_first, other_axis
 from export.lowering.elementwise import div_mode
-from export.lowering.graph import Dim, Graph, Value, expression, fixed, same, same_shape
+from export.lowering.graph import Graph, Value
 from export.lowering.registry import lowers
 from export.lowering.shapes import transpose_order
+from export.symbols import Dim, expression, fixed, same, same_shape
 
 aten = torch.ops.aten
 
 
 @lowers(aten.embedding.default)
-def embedding(
-    g: Graph,
-    out: Any,
-    weight: Value,
-    indices: Value,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> str:
+def embedding(g: Graph, out: Any, weight: Value, indices: Value) -> str:
     g.from_zero(indices)
     return g.op("Gather", weight, indices, axis=0)
 
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(
-    g: Graph,
-    out: Any,
-    grad: Value,
-    indices: Value,
-    num_weights: Dim,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
+    g: Graph, out: Any, grad: Value, indices: Value, *, settings: Mapping[str, Any]
 ) -> str:
-    if scale_grad_by_freq:
+    padding_idx = settings["padding_idx"]
+    if settings["scale_grad_by_freq"]:
         raise ExportError(
             "an embedding's gradient scaled by frequency",
             operator="aten.embedding_dense_backward",
@@ -85,9 +73,7 @@ def index_select(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
 
 
 @lowers(aten.gather.default)
-def gather(
-    g: Graph, out: Any, a: Value, dim: int, index: Value, *, sparse_grad: bool = False
-) -> str:
+def gather(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
     g.from_zero(index)
     return g.op("GatherElements", a, index, axis=dim)
 
@@ -293,39 +279,14 @@ def nonzero(g: Graph, out: Any, a: Value) -> str:
     return g.op("Transpose", g.op("NonZero", a), perm=[1, 0])
 
 
-@lowers(aten._unique2.default)
-def unique(
-    g: Graph,
-    out: Any,
-    a: Value,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[str, ...]:
+@lowers(aten._unique2.default, aten.unique_dim.default)
+def unique(g: Graph, out: Any, a: Value, *, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Sorted, also where torch need not: how many there are is known at run time."""
-    return _unique(g, out, a, None, return_inverse, return_counts)
-
-
-@lowers(aten.unique_dim.default)
-def unique_dim(
-    g: Graph,
-    out: Any,
-    a: Value,
-    dim: int,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[str, ...]:
-    return _unique(g, out, a, dim % a.rank, return_inverse, return_counts)
-
-
-def _unique(
-    g: Graph, out: Any, a: Value, axis: int | None, inverse: bool, counts: bool
-) -> tuple[str, ...]:
+    axis = settings["dim"] % a.rank if "dim" in settings else None
     # onnxruntime has it of few types.
     held = torch.float32 if a.dtype == torch.float32 else torch.int64
     source = g.cast(a, held)
-    wanted = [True, False, inverse, counts]
+    wanted = [True, False, settings["return_inverse"], settings["return_counts"]]
     values, _, places, numbers = g.multi("Unique", source, outputs=wanted, axis=axis, sorted=1)
     if a.dtype != held:
         values = g.cast(values, a.dtype)
@@ -461,18 +422,11 @@ def embed_in_zeros(
 
 @lowers(aten.slice_backward.default)
 def slice_backward(
-    g: Graph,
-    out: Any,
-    grad: Value,
-    sizes: Sequence[Dim],
-    dim: int,
-    start: Dim,
-    end: Dim,
-    step: Dim,
+    g: Graph, out: Any, grad: Value, sizes: Sequence[Dim], dim: int, *, settings: Mapping[str, Any]
 ) -> str:
     dim = dim % len(sizes)
     size = sizes[dim]
-    start = _from_start(start, size)
+    start, step = _from_start(settings["start"], size), settings["step"]
     if fixed(step) != 1:
         return _strided_slice_backward(g, out, grad, sizes, dim, start, step)
     end = size - start - grad.shape[dim]

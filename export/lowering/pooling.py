@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,16 +13,43 @@ import torch
 
 from export.errors import ExportError
 from export.lowering.channels import SMALL_IMAGE
-from export.lowering.graph import NUMPY_DTYPE, Dim, Graph, Value, fixed, same
+from export.lowering.graph import NUMPY_DTYPE, Graph, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, fixed, same
 
 # What every kind of pooling asks of its windows: sizes along the axes, and a batch axis.
 
 
-def along_axes(values: Sequence[int], rank: int, default: Sequence[int] = ()) -> list[int]:
+def along_axes(values: int | Sequence[int], rank: int, default: Sequence[int] = ()) -> list[int]:
     """One number an axis, of a single one for all, of all, or of none (then ``default``)."""
-    listed = [int(value) for value in values] or list(default)
+    listed = [values] if isinstance(values, int) else [int(value) for value in values]
+    listed = listed or list(default)
     return listed * rank if len(listed) == 1 else listed
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """How an operator's windows lie along each axis: sizes, steps, padding, and taps apart."""
+
+    window: Sequence[int]
+    steps: Sequence[int]
+    begins: Sequence[int]
+    spread: Sequence[int]
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.window)
+
+
+def _windows(rank: int, settings: Mapping[str, Any]) -> _Windows:
+    window = along_axes(settings["kernel_size"], rank)
+    return _Windows(
+        window,
+        along_axes(settings.get("stride") or (), rank, window),
+        along_axes(settings.get("padding", 0), rank),
+        along_axes(settings.get("dilation", 1), rank),
+    )
 
 
 def fixed_sizes(sizes: Sequence[Dim], operator: str) -> list[int]:
@@ -59,12 +86,13 @@ aten = torch.ops.aten
 
 
 def _reach(
-    size: int, positions: int, kernel: int, stride: int, padding: int, counts_padding: bool
+    w: _Windows, axis: int, size: int, positions: int, counts_padding: bool
 ) -> tuple[int, list[int]]:
     """Padding needed at the end, and how many elements each window counts, along one axis.
 
     As in torch a window counts at most up to the padded end, or only real elements.
     """
+    kernel, stride, padding = w.window[axis], w.steps[axis], w.begins[axis]
     end = max(0, (positions - 1) * stride + kernel - size - padding)
     counts = []
     for place in range(positions):
@@ -77,25 +105,20 @@ def _reach(
 
 
 def _scales(
-    x_sizes: Sequence[int],
-    y_sizes: Sequence[int],
-    window: Sequence[int],
-    steps: Sequence[int],
-    padding: Sequence[int],
-    counts_padding: bool,
-    divisor: int | None,
+    w: _Windows, x_sizes: Sequence[int], y_sizes: Sequence[int], settings: Mapping[str, Any]
 ) -> tuple[list[int], np.ndarray[Any, Any]]:
     """End padding along each axis, and 1 / divisor for each output position."""
+    counts_padding = settings.get("count_include_pad", True)
     along = [
-        _reach(size, y, k, s, p, counts_padding)
-        for size, y, k, s, p in zip(x_sizes, y_sizes, window, steps, padding, strict=True)
+        _reach(w, axis, *sizes, counts_padding)
+        for axis, sizes in enumerate(zip(x_sizes, y_sizes, strict=True))
     ]
-    counts = np.ones([1] * len(window))
+    counts = np.ones([1] * w.rank)
     for axis, (_, numbers) in enumerate(along):
-        shape = [-1 if i == axis else 1 for i in range(len(window))]
+        shape = [-1 if i == axis else 1 for i in range(w.rank)]
         counts = counts * np.asarray(numbers, dtype=np.float64).reshape(shape)
-    if divisor is not None:
-        counts = np.full(list(y_sizes), float(divisor))
+    if settings.get("divisor_override") is not None:
+        counts = np.full(list(y_sizes), float(settings["divisor_override"]))
     return [end for end, _ in along], 1 / np.broadcast_to(counts, list(y_sizes))
 
 
@@ -109,57 +132,31 @@ def _weighted(g: Graph, value: str, factors: np.ndarray[Any, Any], dtype: torch.
 
 
 @lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)
-def avg_pool(
-    g: Graph,
-    out: Any,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> str:
-    rank = max(len(kernel), 2)
-    window = along_axes(kernel, rank)
-    steps, begins = along_axes(stride, rank, window), along_axes(padding, rank)
-    batched = with_batch(g, x, rank)
-    sizes = fixed_sizes(x.shape[-rank:], "aten.avg_pool2d")
-    positions = fixed_sizes(out.shape[-rank:], "aten.avg_pool2d")
-    ends, scales = _scales(
-        sizes, positions, window, steps, begins, count_include_pad, divisor_override
-    )
+def avg_pool(g: Graph, out: Any, x: Value, *, settings: Mapping[str, Any]) -> str:
+    w = _windows(max(len(settings["kernel_size"]), 2), settings)
+    batched = with_batch(g, x, w.rank)
+    sizes = fixed_sizes(x.shape[-w.rank :], "aten.avg_pool2d")
+    positions = fixed_sizes(out.shape[-w.rank :], "aten.avg_pool2d")
+    ends, scales = _scales(w, sizes, positions, settings)
     name = batched.name
-    if any(begins) or any(ends):
-        pads = g.ints([0, 0, *begins, 0, 0, *ends])
+    if any(w.begins) or any(ends):
+        pads = g.ints([0, 0, *w.begins, 0, 0, *ends])
         name = g.op("Pad", batched, pads, g.scalar(0, x.dtype))
-    pooled = g.op("AveragePool", name, kernel_shape=window, strides=steps)
+    pooled = g.op("AveragePool", name, kernel_shape=w.window, strides=w.steps)
     # AveragePool divides by the whole window; torch by what it counts.
-    result = _weighted(g, pooled, scales * float(np.prod(window)), x.dtype)
+    result = _weighted(g, pooled, scales * float(np.prod(w.window)), x.dtype)
     return result if batched is x else g.reshape(result, out.shape)
 
 
 @lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 def avg_pool_backward(
-    g: Graph,
-    out: Any,
-    grad: Value,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
+    g: Graph, out: Any, grad: Value, x: Value, *, settings: Mapping[str, Any]
 ) -> str:
-    rank = max(len(kernel), 2)
-    window = along_axes(kernel, rank)
-    steps, begins = along_axes(stride, rank, window), along_axes(padding, rank)
-    sizes = fixed_sizes(x.shape[-rank:], "aten.avg_pool2d")
-    positions = fixed_sizes(grad.shape[-rank:], "aten.avg_pool2d")
-    ends, scales = _scales(
-        sizes, positions, window, steps, begins, count_include_pad, divisor_override
-    )
+    w = _windows(max(len(settings["kernel_size"]), 2), settings)
+    window, steps, begins = w.window, w.steps, w.begins
+    sizes = fixed_sizes(x.shape[-w.rank :], "aten.avg_pool2d")
+    positions = fixed_sizes(grad.shape[-w.rank :], "aten.avg_pool2d")
+    ends, scales = _scales(w, sizes, positions, settings)
     if steps == window and not any(begins) and not any(ends):
         shares = _weighted(g, grad.name, scales, x.dtype)
         spread = _repeated(g, shares, grad.shape, window)
@@ -218,7 +215,7 @@ def adaptive_avg_pool2d(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> s
     if window == [1, 1]:
         return x.name
     if window is not None:
-        return avg_pool(g, out, x, window, window)
+        return avg_pool(g, out, x, settings={"kernel_size": window})
     rows, columns = _adaptive_matrices(g, x, out.shape[-2:])
     return g.op("MatMul", g.op("MatMul", g.constant(rows), x), g.constant(columns.T))
 
@@ -239,7 +236,7 @@ def adaptive_avg_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value) -> s
     if window == [1, 1]:
         return grad.name
     if window is not None:
-        return avg_pool_backward(g, out, grad, x, window, window, (0, 0), False, True, None)
+        return avg_pool_backward(g, out, grad, x, settings={"kernel_size": window})
     rows, columns = _adaptive_matrices(g, x, grad.shape[-2:])
     return g.op("MatMul", g.op("MatMul", g.constant(rows.T), grad), g.constant(columns))
 
@@ -277,23 +274,14 @@ def _may_hold_least(g: Graph, name: str) -> bool:
 
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 def max_pool_with_indices(
-    g: Graph,
-    out: Any,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
+    g: Graph, out: Any, x: Value, *, settings: Mapping[str, Any]
 ) -> tuple[str, str]:
-    rank = x.rank - 1 if x.rank < 4 else x.rank - 2
-    rank = len(kernel) if len(kernel) > 1 else rank
+    rank, kernel = x.rank - 1 if x.rank < 4 else x.rank - 2, settings["kernel_size"]
+    w = _windows(len(kernel) if len(kernel) > 1 else rank, settings)
+    rank, window, steps, begins, spread = w.rank, w.window, w.steps, w.begins, w.spread
     sizes = x.shape[-rank:]
-    window = along_axes(kernel, rank)
-    steps = along_axes(stride, rank, window)
-    begins, spread = along_axes(padding, rank), along_axes(dilation, rank)
     ends = begins
-    if ceil_mode:
+    if settings.get("ceil_mode"):
         # Explicit padding at the end: runtimes differ in which windows ceil_mode keeps.
         inner = fixed_sizes(sizes, "aten.max_pool2d")
         positions = fixed_sizes(out[0].shape[-rank:], "aten.max_pool2d")
@@ -478,20 +466,10 @@ def _axis_by_axis(g: Graph, grad: Value, x: Value, axes: Sequence[_Axis]) -> str
     aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default
 )
 def max_pool_backward(
-    g: Graph,
-    out: Any,
-    grad: Value,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Value,
+    g: Graph, out: Any, grad: Value, x: Value, *, settings: Mapping[str, Any]
 ) -> str:
-    rank = max(len(kernel), 2)
-    window, spread = along_axes(kernel, rank), along_axes(dilation, rank)
-    steps, begins = along_axes(stride, rank, window), along_axes(padding, rank)
+    w = _windows(max(len(settings["kernel_size"]), 2), settings)
+    rank, window, steps, begins, spread = w.rank, w.window, w.steps, w.begins, w.spread
     sizes = [fixed(size) for size in x.shape[-rank:]]
     positions = [fixed(size) for size in grad.shape[-rank:]]
     known = [size for size in (*sizes, *positions) if size is not None]
@@ -503,7 +481,7 @@ def max_pool_backward(
         axes = [_Axis(x.rank - rank + i, *each) for i, each in enumerate(numbers)]
         return _axis_by_axis(g, grad, x, axes)
     apart = all(s >= d * (k - 1) + 1 for s, d, k in zip(steps, spread, window, strict=True))
-    return _max_pool_gradient(g, grad, x, indices, apart)
+    return _max_pool_gradient(g, grad, x, settings["indices"], apart)
 
 
 # Where windows of an adaptive maximum have unequal sizes and overlap, each one's places are listed.
@@ -526,7 +504,7 @@ def adaptive_max_pool(g: Graph, out: Any, x: Value, sizes: Sequence[int]) -> tup
     rank = len(sizes)
     window = even_window(x, out[0], rank)
     if window is not None:
-        return max_pool_with_indices(g, out, x, window, window)
+        return max_pool_with_indices(g, out, x, settings={"kernel_size": window})
     inner = fixed_sizes(x.shape[-rank:], "aten.adaptive_max_pool")
     places = _listed_places(inner, fixed_sizes(out[0].shape[-rank:], "aten.adaptive_max_pool"))
     lead = list(x.shape[:-rank])

@@ -1,16 +1,17 @@
-"""Reductions, cumulative sums and orderings along axes."""
+"""Sums, products, extremes and orderings along axes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from export.lowering.channels import exchanged, held_first, other_axis, swapped
-from export.lowering.graph import Dim, Graph, Value, expression, fixed, may_be_empty
+from export.lowering.graph import Graph, Scalar, Value
 from export.lowering.registry import lowers
+from export.symbols import Dim, expression, fixed, may_be_empty
 
 aten = torch.ops.aten
 
@@ -142,9 +143,7 @@ def reduce(
 
 
 def _reduction(op_type: str) -> Any:
-    def lower(
-        g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False, **dtype: Any
-    ) -> str:
+    def lower(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
         return reduce(g, op_type, a, dims, keepdim, out.dtype)
 
     return lower
@@ -162,9 +161,7 @@ for _name, _operators in {
 
 
 @lowers(torch.ops.prims.var.default)
-def variance(
-    g: Graph, out: Any, a: Value, dims: Any, correction: float | None = 1, **like: Any
-) -> str:
+def variance(g: Graph, out: Any, a: Value, dims: Any, correction: float | None = 1) -> str:
     axes = _axes(a, dims)
     centred = g.op("Sub", a, _in_stages(g, "ReduceMean", a, axes, True))
     squared = Value(g.op("Mul", centred, centred), a.dtype, a.shape)
@@ -228,21 +225,14 @@ lowers(aten.min.dim)(_extreme("ArgMin"))
 
 
 @lowers(aten.topk.default)
-def topk(
-    g: Graph,
-    out: Any,
-    a: Value,
-    k: Any,
-    dim: int = -1,
-    largest: bool = True,
-    sort: bool = True,
-) -> tuple[str, ...]:
-    return g.multi("TopK", a, g.dim(k), outputs=2, axis=dim, largest=int(largest), sorted=int(sort))
+def topk(g: Graph, out: Any, a: Value, k: Any, *, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    flags = {key: int(settings[key]) for key in ("largest", "sorted")}
+    return g.multi("TopK", a, g.dim(k), outputs=2, axis=settings["dim"], **flags)
 
 
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(
-    g: Graph, out: Any, a: Value, dim: int = -1, descending: bool = False, **stable: Any
+    g: Graph, out: Any, a: Value, *, dim: int = -1, descending: bool = False
 ) -> tuple[str, ...]:
     # TopK gives equal values in the order of their indices, either way round: always stable.
     size = g.dim(a.shape[dim])
@@ -250,7 +240,7 @@ def sort(
 
 
 @lowers(aten.cumsum.default)
-def cumsum(g: Graph, out: Any, a: Value, dim: int, *, dtype: torch.dtype | None = None) -> str:
+def cumsum(g: Graph, out: Any, a: Value, dim: int) -> str:
     if a.rank == 0:
         return g.cast(a, out.dtype)
     axis = g.scalar(dim % a.rank, torch.int64)
@@ -258,7 +248,7 @@ def cumsum(g: Graph, out: Any, a: Value, dim: int, *, dtype: torch.dtype | None 
 
 
 def _softmax(op_type: str, of_number: float) -> Any:
-    def lower(g: Graph, out: Any, a: Value, dim: int, half_to_float: bool) -> str:
+    def lower(g: Graph, out: Any, a: Value, dim: int) -> str:
         if a.rank == 0:
             return g.scalar(of_number, out.dtype)
         return g.op(op_type, g.cast(a, out.dtype), axis=dim)
@@ -268,3 +258,81 @@ def _softmax(op_type: str, of_number: float) -> Any:
 
 lowers(aten._softmax.default)(_softmax("Softmax", 1))
 lowers(aten._log_softmax.default)(_softmax("LogSoftmax", 0))
+
+
+# Matrix products.
+
+aten = torch.ops.aten
+
+
+def _untransposed(g: Graph, value: Value) -> tuple[str, int]:
+    """A matrix and whether Gemm must transpose it: a Transpose before a product costs a copy."""
+    producer = g.producer.get(value.name)
+    if producer is not None and producer.op_type == "Transpose":
+        order = list(producer.attribute[0].ints)
+        if order == [1, 0]:
+            return producer.input[0], 1
+    return value.name, 0
+
+
+def gemm(
+    g: Graph,
+    a: Value,
+    b: Value,
+    bias: Value | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 1.0,
+) -> str:
+    """alpha * a @ b + beta * bias, with transposes folded into the product."""
+    left, left_transposed = _untransposed(g, a)
+    right, right_transposed = _untransposed(g, b)
+    return g.op(
+        "Gemm",
+        left,
+        right,
+        bias,
+        transA=left_transposed or None,
+        transB=right_transposed or None,
+        alpha=float(alpha) if alpha != 1 else None,
+        beta=float(beta) if beta != 1 else None,
+    )
+
+
+@lowers(aten.mm.default)
+def mm(g: Graph, out: Any, a: Value, b: Value) -> str:
+    return gemm(g, a, b)
+
+
+@lowers(aten.addmm.default)
+def addmm(
+    g: Graph, out: Any, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> str:
+    return gemm(g, a, b, bias, alpha=alpha, beta=beta)
+
+
+@lowers(aten.bmm.default)
+def bmm(g: Graph, out: Any, a: Value, b: Value) -> str:
+    return g.op("MatMul", a, b)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(
+    g: Graph, out: Any, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> str:
+    product = g.op("MatMul", a, b)
+    if alpha != 1:
+        product = g.op("Mul", product, g.scalar(alpha, out.dtype))
+    added = bias.name if beta == 1 else g.op("Mul", bias, g.scalar(beta, out.dtype))
+    return g.op("Add", product, added)
+
+
+@lowers(aten.mv.default)
+def mv(g: Graph, out: Any, a: Value, b: Value) -> str:
+    # As a column: onnxruntime 1.31 joins a Transpose into a MatMul with a vector and gets it wrong.
+    column = Value(g.op("Unsqueeze", b, g.ints([1])), b.dtype, (*b.shape, 1))
+    return g.op("Squeeze", gemm(g, a, column), g.ints([1]))
+
+
+@lowers(aten.dot.default)
+def dot(g: Graph, out: Any, a: Value, b: Value) -> str:
+    return g.op("MatMul", a, b)

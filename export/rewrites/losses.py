@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,12 +11,14 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Replacement
+from export.rewrites import RECORDED, taking
 from export.short_gradients import ShortGradient
 
+Settings = Mapping[str, Any]
 
-def _refuse_deprecated(size_average: bool | None, reduce: bool | None, operator: str) -> None:
-    if size_average is not None or reduce is not None:
+
+def _refuse_deprecated(settings: Settings, operator: str) -> None:
+    if settings["size_average"] is not None or settings["reduce"] is not None:
         raise ExportError(
             "size_average and reduce are deprecated in torch",
             operator=operator,
@@ -41,17 +44,13 @@ class _Losses(ShortGradient):
         return (torch.sigmoid(logits) - target) * grad, of_target
 
 
+@taking(functional.binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    pos_weight: Tensor | None = None,
+    input: Tensor, target: Tensor, weight: Tensor | None, settings: Settings
 ) -> Tensor:
     """``torch.nn.functional.binary_cross_entropy_with_logits``."""
-    _refuse_deprecated(size_average, reduce, "binary_cross_entropy_with_logits")
+    _refuse_deprecated(settings, "binary_cross_entropy_with_logits")
+    reduction, pos_weight = settings["reduction"], settings["pos_weight"]
     if target.shape != input.shape:
         raise ValueError(f"target is {list(target.shape)}, but input is {list(input.shape)}")
     target = target.to(input.dtype)
@@ -129,52 +128,40 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses.squeeze(1) if reduction == "none" else losses.sum()
 
 
-def nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
+@taking(functional.nll_loss)
+def nll_loss(input: Tensor, target: Tensor, weight: Tensor | None, settings: Settings) -> Tensor:
     """``torch.nn.functional.nll_loss`` for input [b, c] or [b, c, d...]."""
-    _refuse_deprecated(size_average, reduce, "nll_loss")
+    _refuse_deprecated(settings, "nll_loss")
+    reduction = settings["reduction"]
     if input.dim() == 1:
-        row = input.unsqueeze(0), target.unsqueeze(0)
-        return nll_loss(
-            *row, weight, ignore_index=ignore_index, reduction=reduction
-        ).reshape([])  # fmt: skip
-    label = _Labels(target, input, weight, ignore_index)
+        return _of_one_row(nll_loss, settings)
+    label = _Labels(target, input, weight, settings["ignore_index"])
     losses = _of_log_probability(input, label.place, label.ignored, label.share(reduction))
     return _reduced(losses, reduction)
 
 
+@taking(functional.cross_entropy)
 def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
+    input: Tensor, target: Tensor, weight: Tensor | None, settings: Settings
 ) -> Tensor:
     """``torch.nn.functional.cross_entropy`` with class numbers or class probabilities."""
-    _refuse_deprecated(size_average, reduce, "cross_entropy")
+    _refuse_deprecated(settings, "cross_entropy")
+    reduction, label_smoothing = settings["reduction"], settings["label_smoothing"]
     if input.dim() == 1:
-        row = input.unsqueeze(0), target.unsqueeze(0)
-        return cross_entropy(
-            *row, weight, ignore_index=ignore_index, reduction=reduction,
-            label_smoothing=label_smoothing,
-        ).reshape([])  # fmt: skip
+        return _of_one_row(cross_entropy, settings)
     if target.is_floating_point():
         return _soft(input, target, weight, reduction, label_smoothing)
-    label = _Labels(target, input, weight, ignore_index)
+    label = _Labels(target, input, weight, settings["ignore_index"])
     if label_smoothing > 0:
         return _smoothed(input, label, weight, reduction, label_smoothing)
     losses: Tensor = _OfLogits.apply(input, label.place, label.ignored, label.share(reduction))
     return _reduced(losses, reduction)
+
+
+def _of_one_row(loss: Callable[..., Tensor], settings: Settings) -> Tensor:
+    """A loss of input [c], as that of one row."""
+    row = {name: settings[name].unsqueeze(0) for name in ("input", "target")}
+    return loss(**{**settings, **row}).reshape([])
 
 
 def _soft(
@@ -210,24 +197,21 @@ def _smoothed(
     return _reduced(losses, reduction)
 
 
+@taking(functional.gaussian_nll_loss)
 def gaussian_nll_loss(
-    input: Tensor,
-    target: Tensor,
-    var: Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
+    input: Tensor, target: Tensor, var: Tensor | float, settings: Settings
 ) -> Tensor:
     """``torch.nn.functional.gaussian_nll_loss``; NaN where torch raises for a variance below 0."""
+    reduction = settings["reduction"]
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; expected 'none', 'mean' or 'sum'")
     variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
     if variance.dim() == input.dim() - 1:
         variance = variance.unsqueeze(-1)
     # The gradient passes a variance that is raised to eps, as in torch.
-    raised = variance + (variance.clamp(min=eps) - variance).detach()
+    raised = variance + (variance.clamp(min=settings["eps"]) - variance).detach()
     loss = 0.5 * (torch.log(raised) + (input - target) ** 2 / raised)
-    if full:
+    if settings["full"]:
         loss = loss + 0.5 * math.log(2 * math.pi)
     loss = torch.where((variance < 0).any(), math.nan, loss)
     if reduction == "none":
@@ -235,9 +219,9 @@ def gaussian_nll_loss(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
-REPLACED: list[Replacement] = [
+RECORDED.replaces(
     (functional, "binary_cross_entropy_with_logits", binary_cross_entropy_with_logits),
     (functional, "cross_entropy", cross_entropy),
     (functional, "gaussian_nll_loss", gaussian_nll_loss),
     (functional, "nll_loss", nll_loss),
-]
+)

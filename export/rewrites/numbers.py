@@ -1,6 +1,6 @@
 """Python numbers that are made of tensors and of free sizes: each step makes them anew.
 
-``item()`` gives such a number. ``int()``, ``float()``, ``len()`` and ``range()`` cannot: Python's
+``item()`` gives such a number. ``int()``, ``float()`` and ``range()`` cannot: Python's
 own take or return a number that is known. A recording that meets one of them ends, and begins again
 with equals of all in that file (``ReadInFile``); files that ask for none are left alone.
 """
@@ -18,12 +18,25 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from export.errors import ExportError
-from export.insides import SymNode, SymT, is_fake, symbol_is_type, torch_sympy
-from export.rewrites import Equals, Replacement
-from export.rewrites.constants import value_of
+from export.insides import (
+    OpOverload,
+    SymNode,
+    SymT,
+    disable_current_modes,
+    get_proxy_mode,
+    get_proxy_slot,
+    is_fake,
+    maybe_get_fake_mode,
+    symbol_is_type,
+    torch_sympy,
+    tree_leaves,
+)
+from export.mutation import nodes_behind
+from export.rewrites import RECORDED
+from export.sizes import Sizes
 
 File = dict[str, Any]
 """A module's globals."""
@@ -134,11 +147,6 @@ def _parts(own: Callable[..., Any]) -> Callable[..., Any]:
     return parts
 
 
-def _length(value: Any) -> Any:
-    """``len``, also of a tensor of as many rows as data decide."""
-    return value.shape[0] if isinstance(value, Tensor) and value.dim() else len(value)
-
-
 class _ReadInt(int, metaclass=_ReadType):
     own, made = int, _whole
 
@@ -151,7 +159,7 @@ class _ReadRange(metaclass=_ReadType):
     own, made = range, _ranged
 
 
-_EQUALS = {"int": _ReadInt, "float": _ReadFloat, "range": _ReadRange, "len": _length}
+_EQUALS = {"int": _ReadInt, "float": _ReadFloat, "range": _ReadRange}
 
 
 @contextmanager
@@ -197,12 +205,6 @@ def _of_tensor(own: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         return own(tensor)
 
     return converted
-
-
-def _length_of(tensor: Tensor) -> Any:
-    if tensor.dim() and _is_read(tensor.shape[0]):
-        _ask_anew(_user(sys._getframe()))
-    return _LENGTH(tensor)
 
 
 def _index_of_size(size: torch.SymInt) -> int:
@@ -343,25 +345,26 @@ _FLOAT_OF_SIZE: dict[type, Any] = {
 }
 
 _INDEX_OF_SIZE: Any = torch.SymInt.__index__
-_LENGTH: Any = Tensor.__len__
 
-EQUALS: Equals = {
-    Tensor.item: _item,
-    Tensor.tolist: _listed,
-    Tensor.__bool__: _is_true,
-    Tensor.__len__: _length_of,
-    Tensor.__index__: _of_tensor(Tensor.__index__),
-    **dict.fromkeys((torch.unbind, Tensor.unbind), _parts(torch.unbind)),
-    Tensor.__int__: _of_tensor(Tensor.__int__),
-    Tensor.__float__: _of_tensor(Tensor.__float__),
-    _FORMAT: _text,
-    torch.tensor: _tensor(torch.tensor),
-    torch.as_tensor: _tensor(torch.as_tensor),
-    Tensor.new_tensor: _new_tensor,
-    **dict.fromkeys((torch.equal, Tensor.equal), _equal),
-    **dict.fromkeys((torch.allclose, Tensor.allclose), _allclose),
-}
-REPLACED: tuple[Replacement, ...] = (
+
+RECORDED.equals(
+    {
+        Tensor.item: _item,
+        Tensor.tolist: _listed,
+        Tensor.__bool__: _is_true,
+        Tensor.__index__: _of_tensor(Tensor.__index__),
+        **dict.fromkeys((torch.unbind, Tensor.unbind), _parts(torch.unbind)),
+        Tensor.__int__: _of_tensor(Tensor.__int__),
+        Tensor.__float__: _of_tensor(Tensor.__float__),
+        _FORMAT: _text,
+        torch.tensor: _tensor(torch.tensor),
+        torch.as_tensor: _tensor(torch.as_tensor),
+        Tensor.new_tensor: _new_tensor,
+        **dict.fromkeys((torch.equal, Tensor.equal), _equal),
+        **dict.fromkeys((torch.allclose, Tensor.allclose), _allclose),
+    }
+)
+RECORDED.replaces(
     *((kind, "__int__", _int_of_size) for kind in _SYMBOLIC),
     (torch.SymFloat, "__float__", _float_of_size),
     (torch.SymFloat, "__bool__", _is_true),
@@ -371,8 +374,92 @@ REPLACED: tuple[Replacement, ...] = (
     (builtins, "max", _extreme(max, torch.sym_max)),
     (builtins, "min", _extreme(min, torch.sym_min)),
 )
-ADDED: tuple[Replacement, ...] = (
+RECORDED.adds(
     (torch.SymInt, "__float__", _float_of_size),
     # Which numpy's functions ask for.
     *((kind, name, _MATH[name]) for kind in _SYMBOLIC for name in _MATH),
 )
+
+
+# Values that are known while a step is recorded: what is made of constants alone.
+#
+# Those are tensors that the model holds beside its state, those that the loss makes of numbers, and
+# state that a step leaves as it is. Code may branch on them, count by them and list them as it does
+# in torch. Where state comes in, a device that holds another value refuses the step.
+
+
+def value_of(tensor: Tensor) -> Tensor | None:
+    """A recorded tensor's value, or None where only a step knows it."""
+    if not is_fake(tensor):
+        return tensor
+    mode: Any = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    sizes = getattr(maybe_get_fake_mode(tensor), "shape_env", None)
+    if slot is None or mode is None or not isinstance(sizes, Sizes):
+        return None
+    node = slot.proxy.node
+    needed = _deciding(node)
+    placed = [each for each in node.graph.nodes if each.op == "placeholder"]
+    held = {each: sizes.held[n] for n, each in enumerate(placed) if n in sizes.held}
+    if not all(each in held or _is_of_constants(each) for each in needed):
+        return None
+    value: Tensor = _computed(node, needed, held, mode.tracer.root)
+    if held.keys() & needed:
+        if value.is_floating_point() and bool(value.isnan().any()):
+            return None
+        same = (tensor == value).all().item()
+        if isinstance(same, torch.SymBool):  # else it is noted already
+            sizes.needed.update({symbol - 1: None for symbol in same.node.expr.free_symbols})
+    return value
+
+
+def _is_of_constants(node: fx.Node) -> bool:
+    if node.op == "get_attr":
+        return True
+    target: Any = node.target
+    if not isinstance(target, OpOverload):
+        return node.op == "call_function" and getattr(target, "__name__", "") == "getitem"
+    leaves = tree_leaves(node.meta.get("val"))
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return not random and all(isinstance(each, Tensor) for each in leaves)
+
+
+def _deciding(node: fx.Node) -> set[fx.Node]:
+    """The nodes that a value is made of, with all that was written into the memory of one of them.
+
+    Views lie in one memory, so a write into anything that is made of the same nodes counts.
+    """
+    needed = nodes_behind({node})
+    writes = {each: into for each in node.graph.nodes if (into := _written(each))}
+    while found := [each for each, into in writes.items() if nodes_behind(into) & needed]:
+        for each in found:
+            del writes[each]
+            needed |= nodes_behind({each})
+    return needed
+
+
+def _written(node: fx.Node) -> set[fx.Node]:
+    """The tensors that an operator writes into."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return set()
+    pairs = zip(schema.arguments, node.args, strict=False)
+    return {
+        given
+        for argument, given in pairs
+        if isinstance(given, fx.Node) and argument.alias_info is not None
+    }
+
+
+def _computed(node: fx.Node, needed: set[fx.Node], held: dict[fx.Node, Tensor], root: Any) -> Any:
+    found: dict[fx.Node, Any] = {}
+    with disable_current_modes(), torch.no_grad():
+        for each in (one for one in node.graph.nodes if one in needed):
+            if each in held:
+                found[each] = held[each]
+            elif each.op == "get_attr":
+                found[each] = getattr(root, str(each.target)).clone()
+            else:
+                args, kwargs = fx.map_arg((each.args, dict(each.kwargs)), found.__getitem__)
+                found[each] = each.target(*args, **kwargs)
+    return found[node]

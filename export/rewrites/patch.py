@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isbuiltin
 from typing import Any
@@ -11,85 +11,24 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+import export.rewrites.losses
+import export.rewrites.normalisation
+import export.rewrites.numbers
+import export.rewrites.pictures
+import export.rewrites.plain
+import export.rewrites.recurrent
+import export.rewrites.tables  # noqa: F401
 from export.errors import ExportError
-from export.rewrites import (
-    Equals,
-    Replacement,
-    activations,
-    attention,
-    bags,
-    checkpointing,
-    checks,
-    classes,
-    ctc,
-    distances,
-    dropout,
-    experts,
-    fourier,
-    inverses,
-    lengths,
-    losses,
-    normalisation,
-    numbers,
-    plain_ways,
-    pooling,
-    precision,
-    products,
-    quantisation,
-    recurrent,
-    sampling,
-    sparse,
-    tables,
-    upsampling,
-)
+from export.rewrites import BESIDE, RECORDED, TRAINED, Replacement, Rewrites
+from export.rewrites.attention import replacements
+from export.rewrites.plain import FullPrecision
 from export.rewrites.randomness import RandomFunctions, Randomness
-
-# While a step is recorded; what files say of themselves.
-_REPLACED: Sequence[Replacement] = (
-    *attention.REPLACED,
-    *bags.REPLACED,
-    *checkpointing.REPLACED,
-    *checks.REPLACED,
-    *ctc.REPLACED,
-    *lengths.REPLACED,
-    *losses.REPLACED,
-    *normalisation.REPLACED,
-    *numbers.REPLACED,
-    *precision.REPLACED,
-    *sparse.REPLACED,
-    *upsampling.REPLACED,
-)
-_EQUALS: Equals = {
-    **distances.EQUALS,
-    **experts.EQUALS,
-    **fourier.EQUALS,
-    **inverses.EQUALS,
-    **numbers.EQUALS,
-    **plain_ways.EQUALS,
-    **pooling.EQUALS,
-    **products.EQUALS,
-    **quantisation.EQUALS,
-    **sampling.EQUALS,
-    **sparse.EQUALS,
-    **tables.EQUALS,
-    **bags.EQUALS,  # in place of the plain way to look rows up
-}
-_REFUSING: Equals = {**activations.EQUALS, **classes.EQUALS}
-# While torch computes what a step is compared with: all else is its own.
-_REPLACED_BESIDE: Sequence[Replacement] = (
-    *checkpointing.REPLACED,
-    *checks.REPLACED,
-    *precision.QUIETLY,
-    *sparse.REPLACED_BESIDE,
-)
-# torch's own of experts and quantisation exist in float32 only.
-_EQUALS_BESIDE: Equals = {**experts.EQUALS, **plain_ways.EQUALS, **quantisation.EQUALS}
 
 
 class _Replaced(TorchFunctionMode):
     """Calls equals of some of torch's functions, however a model came to hold those."""
 
-    def __init__(self, equals: Equals) -> None:
+    def __init__(self, equals: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
         self._equals = equals
 
@@ -112,37 +51,28 @@ def one_at_a_time() -> Iterator[None]:
 @contextmanager
 def recordable(randomness: Randomness) -> Iterator[None]:
     """Inside, torch's functions that cannot be recorded are replaced by equals that can."""
-    drawing = dropout.replacements(randomness)
-    layers = (*recurrent.replacements(), *quantisation.replacements())
-    full = precision.FullPrecision(saying=True)
-    with _in_place(randomness, drawing, (*layers, *_REPLACED), _EQUALS, numbers.ADDED), full:
+    with _in_place(randomness, RECORDED, replacements(randomness), saying=True):
         yield
 
 
 @contextmanager
 def trainable(randomness: Randomness) -> Iterator[None]:
     """Inside, all is recordable, and what torch refuses the recorded step will refuse, too."""
-    with recordable(randomness), _Replaced(_REFUSING):
+    with recordable(randomness), _Replaced(TRAINED.calls()):
         yield
 
 
 @contextmanager
 def seeded(randomness: Randomness) -> Iterator[None]:
     """Inside, torch draws the numbers that the exported graph draws; all else is torch's own."""
-    drawing = dropout.replacements(randomness, own_attention=True)
-    replaced = (*recurrent.seeded_replacements(), *_REPLACED_BESIDE)
-    full = precision.FullPrecision(saying=False)
-    with _in_place(randomness, drawing, replaced, _EQUALS_BESIDE), full:
+    drawing = replacements(randomness, own_attention=True)
+    with _in_place(randomness, BESIDE, drawing, saying=False):
         yield
 
 
 @contextmanager
 def _in_place(
-    randomness: Randomness,
-    drawing: Sequence[Replacement],
-    replaced: Sequence[Replacement],
-    equals: Equals,
-    added: Sequence[Replacement] = (),
+    randomness: Randomness, rewrites: Rewrites, drawing: Sequence[Replacement], *, saying: bool
 ) -> Iterator[None]:
     """Patches module attributes, so it holds a lock: one export at a time in a process."""
     by_own = {getattr(owner, name, None): function for owner, name, function in drawing}
@@ -150,10 +80,11 @@ def _in_place(
     held = {own: function for own, function in by_own.items() if isbuiltin(own)}
     with (
         _LOCK,
-        patched((*drawing, *replaced), added),
+        patched((*drawing, *rewrites.replaced), rewrites.added),
         _plain_attention(),
         RandomFunctions(randomness),
-        _Replaced({**equals, **held}),
+        _Replaced({**rewrites.calls(), **held}),
+        FullPrecision(saying=saying),
     ):
         yield
 

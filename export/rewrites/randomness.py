@@ -5,8 +5,8 @@ A call's key is ``mix(mix(seed + 0x9E3779B9 call) + 0x85EBCA77 step)``, the bits
 Wellons' hash prospector ("lowbias32"). Whole-number arithmetic only, so that torch and onnxruntime
 agree bit for bit at any thread count.
 
-torch lacks 32-bit unsigned arithmetic, so the draws are operators of their own: here in numpy, in
-``export.lowering.randomness`` as ONNX nodes.
+torch lacks 32-bit unsigned arithmetic, so the draws are operators of their own: in numpy, and as
+ONNX nodes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx import TensorProto
 from torch import Tensor
 
 from export.errors import ExportError
 from export.insides import TorchDispatchMode
+from export.lowering.graph import Graph, Value
+from export.lowering.opaque import opaque
+from export.symbols import Dim, fixed
 
 Size = Sequence[int]
 Number = int | float
@@ -54,28 +58,118 @@ def _bits(seed: Tensor, step: Tensor, call: int, size: Sequence[int]) -> Words:
     return _mix(number).reshape(size)
 
 
-@torch.library.custom_op("tessera::keep_mask", mutates_args=())
+# The same in a graph, in 32-bit unsigned arithmetic: onnxruntime shifts, multiplies and compares
+# these about four times as fast as 64-bit numbers that are divided and masked.
+
+_KEYS = 64
+"""So many calls' keys are computed as one vector: one by one, they would cost a node's overhead
+20 times each."""
+
+
+def _word(g: Graph, number: int | np.ndarray[Any, Any]) -> str:
+    return g.constant(np.asarray(number & 0xFFFFFFFF, dtype=np.uint32))
+
+
+def _as_word(g: Graph, number: Value | str) -> str:
+    return g.op("Cast", number, to=TensorProto.UINT32)
+
+
+def _shifted(g: Graph, x: str, places: int) -> str:
+    return g.op("BitShift", x, _word(g, places), direction="RIGHT")
+
+
+def _rounds(g: Graph, x: str) -> str:
+    """``mix`` without its last xor."""
+    for shift, factor in ROUNDS:
+        x = g.op("Mul", g.op("BitwiseXor", x, _shifted(g, x, shift)), _word(g, factor))
+    return x
+
+
+def _mixed(g: Graph, x: str) -> str:
+    x = _rounds(g, x)
+    return g.op("BitwiseXor", x, _shifted(g, x, LAST_SHIFT))
+
+
+def _key(g: Graph, seed: Value, step: Value, call: int) -> str:
+    """The key of one call, as a vector of one."""
+    block, place = divmod(call - 1, _KEYS)
+    calls = np.arange(block * _KEYS + 1, (block + 1) * _KEYS + 1, dtype=np.uint64)
+    keys = _mixed(g, g.op("Add", _as_word(g, seed), _word(g, calls * CALL)))
+    progress = g.op("Mul", _as_word(g, step), _word(g, STEP))
+    return g.op("Gather", _mixed(g, g.op("Add", keys, progress)), g.ints([place]), axis=0)
+
+
+def _count(g: Graph, sizes: Sequence[Dim], step: int | str) -> str:
+    """The first prod(sizes) multiples of ``step``."""
+    total = g.op("Squeeze", g.dim(math.prod(sizes)), g.ints([0]))
+    number = g.op("Range", g.scalar(0, torch.int64), total, g.scalar(1, torch.int64))
+    factor = _word(g, step) if isinstance(step, int) else step
+    return g.op("Mul", _as_word(g, number), factor)
+
+
+def _unmixed(g: Graph, seed: Value, step: Value, call: int, size: Sequence[Dim]) -> str:
+    """key + ELEMENT i for each element i, as rows and columns: i = row * columns + column.
+
+    A sum of two vectors, of which that of the columns is mostly a constant.
+    """
+    key = _key(g, seed, step, call)
+    lead = next((i for i, each in enumerate(size) if fixed(each) != 1), 0) + 1
+    rows, columns = size[:lead], size[lead:]
+    if fixed(math.prod(columns)) == 1:
+        return g.op("Add", _count(g, rows, ELEMENT), key)
+    width = g.op("Mul", _as_word(g, g.dim(math.prod(columns))), _word(g, ELEMENT))
+    down = g.op("Add", _count(g, rows, width), key)
+    return g.op(
+        "Add",
+        g.op("Unsqueeze", down, g.ints([1])),
+        _count(g, columns, ELEMENT),
+    )
+
+
+def _lower_keep_mask(
+    g: Graph, out: Any, seed: Value, step: Value, call: int, size: Sequence[Dim], below: int
+) -> str:
+    if below >= 2**32:
+        return g.full(size, True, torch.bool)
+    bits = _rounds(g, _unmixed(g, seed, step, call, size))
+    # The last xor is with the number's own upper half: among numbers of one upper half it matters
+    # only to those of the bound's, so that a constant does; and to none where the bound is a
+    # multiple of what an upper half counts, as that of 1/2 is.
+    if below % 2**LAST_SHIFT:
+        bits = g.op("BitwiseXor", bits, _word(g, below >> LAST_SHIFT))
+    return g.op("Reshape", g.op("Less", bits, _word(g, below)), g.shape(size))
+
+
+def _of_keep_mask(seed: Tensor, step: Tensor, call: int, size: Sequence[int], below: int) -> Tensor:
+    return seed.new_empty(size, dtype=torch.bool)
+
+
+@opaque(fake=_of_keep_mask, lowering=_lower_keep_mask, drawn=True)
 def keep_mask(seed: Tensor, step: Tensor, call: int, size: Sequence[int], below: int) -> Tensor:
     """Bool [size]: whether an element's bits are less than ``below``, a number up to 2^32."""
     bits = _bits(seed, step, call, size)
     return torch.as_tensor(bits < below if below < 2**32 else np.full(bits.shape, True))
 
 
-@keep_mask.register_fake
-def _(seed: Tensor, step: Tensor, call: int, size: Sequence[int], below: int) -> Tensor:
-    return seed.new_empty(size, dtype=torch.bool)
+def _lower_uniform(
+    g: Graph, out: Any, seed: Value, step: Value, call: int, size: Sequence[Dim]
+) -> str:
+    bits = _mixed(g, _unmixed(g, seed, step, call, size))
+    upper = g.op("Cast", _shifted(g, bits, 32 - UNIFORM_BITS), to=TensorProto.FLOAT)
+    drawn = g.op("Mul", upper, g.scalar(float(UNIFORM_UNIT), torch.float32))
+    drawn = g.op("Add", drawn, g.scalar(float(UNIFORM_UNIT) / 2, torch.float32))
+    return g.op("Reshape", drawn, g.shape(size))
 
 
-@torch.library.custom_op("tessera::uniform", mutates_args=())
+def _of_uniform(seed: Tensor, step: Tensor, call: int, size: Sequence[int]) -> Tensor:
+    return seed.new_empty(size, dtype=torch.float32)
+
+
+@opaque(fake=_of_uniform, lowering=_lower_uniform, drawn=True)
 def uniform(seed: Tensor, step: Tensor, call: int, size: Sequence[int]) -> Tensor:
     """Float32 [size]: (k + 1/2) / 2^23, where k are the upper 23 of an element's bits."""
     upper = (_bits(seed, step, call, size) >> np.uint32(32 - UNIFORM_BITS)).astype(np.float32)
     return torch.as_tensor(upper * UNIFORM_UNIT + UNIFORM_UNIT / 2, dtype=torch.float32)
-
-
-@uniform.register_fake
-def _(seed: Tensor, step: Tensor, call: int, size: Sequence[int]) -> Tensor:
-    return seed.new_empty(size, dtype=torch.float32)
 
 
 class Randomness:

@@ -1,27 +1,19 @@
-"""Reading by brackets and by masks, in forms that stay free in the sizes that they meet.
-
-Slices of a table up to a free size (``positions[:, :n]``), for parameters and for buffers:
-
-torch's own slice compares n with the table's length, which would tie the step to one side of it.
-Here the rows are looked up by number, so the step takes every n that the table is long enough for
-and is refused on the device beyond, or where an end such as n - 3 is below 0.
-
-A place that a tensor names (``x[:, best[0]]``): torch reads the number out of the tensor, which a
-recording has not. Here it is a lookup of one row.
-"""
+"""Reading by brackets, masks and numbers of rows, in forms that stay free in what they meet."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
-from export.lowering.graph import expression, may_be_empty, never_negative
-from export.rewrites import Equals
-from export.rewrites.fourier import Pair, pair
+from export.errors import ExportError
+from export.rewrites import RECORDED, TRAINED, taking
 from export.short_gradients import ShortGradient
+from export.symbols import expression, may_be_empty, never_negative
 
 
 class _NumberedRows(ShortGradient):
@@ -98,11 +90,8 @@ _PLACES = (torch.int64, torch.int32, torch.int16, torch.int8)
 def sliced(table: Tensor, key: Any) -> Any:
     """``table[key]``: a slice of a fixed axis that ends at a free size reads rows by number.
 
-    A tensor that holds one number reads the row of that number. A complex table gives a pair.
+    A tensor that holds one number reads the row of that number.
     """
-    if table.is_complex():
-        parts = pair(table)
-        return Pair(sliced(parts.real, key), sliced(parts.imag, key))
     items = list(key) if isinstance(key, tuple) else [key]
     rest: list[Any] = []
     result, axis = table, 0
@@ -264,14 +253,108 @@ def fill_diagonal_(input: Tensor, value: float, wrap: bool = False) -> Tensor:
     return input.masked_fill_(diagonal, value)
 
 
-EQUALS: Equals = {
-    Tensor.__getitem__: sliced,
-    Tensor.__setitem__: assigned,
-    Tensor.masked_select: masked_select,
-    torch.masked_select: masked_select,
-    Tensor.masked_scatter: masked_scatter,
-    torch.masked_scatter: masked_scatter,
-    Tensor.fill_diagonal_: fill_diagonal_,
-    Tensor.bincount: bincount,
-    torch.bincount: bincount,
-}
+RECORDED.equals(
+    {
+        Tensor.__getitem__: sliced,
+        Tensor.__setitem__: assigned,
+        Tensor.masked_select: masked_select,
+        torch.masked_select: masked_select,
+        Tensor.masked_scatter: masked_scatter,
+        torch.masked_scatter: masked_scatter,
+        Tensor.fill_diagonal_: fill_diagonal_,
+        Tensor.bincount: bincount,
+        torch.bincount: bincount,
+    }
+)
+
+
+# Bags of embeddings as a lookup and a sum, lookups that first shorten the rows they read, and
+# one-hot rows that refuse a class that is none.
+
+
+@taking(functional.embedding_bag)
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, settings: Mapping[str, Any]
+) -> Tensor:
+    """``torch.nn.functional.embedding_bag``.
+
+    input int64 [bags, n], or [total] with ``offsets`` [bags]; result float32 [bags, dim].
+    """
+    if mode == "max" and offsets is not None:
+        raise ExportError(
+            "embedding bags in mode 'max' by offsets",
+            operator="embedding_bag",
+            instead="bags of one length [bags, n], with padding_idx in the places left over",
+        )
+    padding_idx, per_sample = settings["padding_idx"], settings["per_sample_weights"]
+    if settings["scale_grad_by_freq"]:
+        raise ExportError(
+            "an embedding's gradient scaled by frequency",
+            operator="embedding_bag",
+            instead="scale_grad_by_freq=False",
+        )
+    short = {name: settings[name] for name in ("max_norm", "norm_type")}
+    rows: Tensor = embedding(input, weight, **short)
+    counted = torch.ones_like(input).to(weight.dtype)
+    if padding_idx is not None:
+        counted = (input != padding_idx % weight.shape[0]).to(weight.dtype)
+        if mode == "max":
+            return _largest(rows, counted.unsqueeze(-1) > 0)
+        rows = rows * counted.unsqueeze(-1)
+    if mode == "max":
+        return _largest(rows, torch.ones_like(rows, dtype=torch.bool))
+    if per_sample is not None:
+        rows = rows * per_sample.unsqueeze(-1)
+    if offsets is None:
+        total, count = rows.sum(1), counted.sum(1)
+    else:
+        # A lookup that refuses the offsets that torch refuses: those beyond the input.
+        ends = torch.zeros(input.shape[0] + 1, dtype=offsets.dtype)
+        offsets = offsets + ends.index_select(0, offsets)
+        starts = offsets[:-1] if settings["include_last_offset"] else offsets
+        position = torch.arange(input.shape[0])
+        bag = (position.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
+        empty = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype)
+        total = empty.index_add(0, bag, rows)
+        count = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bag, counted)
+    if mode == "sum":
+        return total
+    return total / count.clamp(min=1).unsqueeze(-1)
+
+
+def _largest(rows: Tensor, counted: Tensor) -> Tensor:
+    """The largest counted element of each bag, by the first of equal ones; 0 in an empty bag."""
+    counted = counted.expand(rows.shape)
+    place = rows.masked_fill(~counted, float("-inf")).argmax(1, keepdim=True)
+    found = rows.gather(1, place).squeeze(1)
+    return found * counted.any(1)
+
+
+@taking(functional.embedding)
+def embedding(input: Tensor, weight: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """``torch.nn.functional.embedding``; ``max_norm`` shortens the table's rows, as torch does."""
+    max_norm = settings["max_norm"]
+    if max_norm is not None:
+        with torch.no_grad():
+            places = input.reshape(-1)
+            rows = functional.embedding(places, weight)
+            norms = torch.linalg.vector_norm(rows, settings["norm_type"], 1, keepdim=True)
+            # torch's own term against a division by zero.
+            shorter = rows * (max_norm / (norms + 1e-7))
+            weight[places] = torch.where(norms > max_norm, shorter, rows)
+    plain = {name: settings[name] for name in ("padding_idx", "scale_grad_by_freq")}
+    return functional.embedding(input, weight, **plain)
+
+
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """``torch.nn.functional.one_hot``, which is recorded as a comparison that is true of no class.
+
+    As a lookup first, it refuses what torch refuses.
+    """
+    classes = torch.arange(input.max().item() + 1 if num_classes == -1 else num_classes)
+    return (functional.embedding(input, classes.unsqueeze(1)) == classes).to(torch.int64)
+
+
+RECORDED.equals({functional.embedding: embedding})
+RECORDED.replaces((functional, "embedding_bag", embedding_bag))
+TRAINED.equals({functional.one_hot: one_hot})

@@ -374,7 +374,8 @@ def test_a_calendar_set_to_and_fro_lets_no_day_be_spent_again_and_again(
     of_days = [jobs[hour + 24] - jobs[hour] for hour in range(60 - 24)]
     assert min(of_days) >= 5 and max(of_days) <= 15, of_days
     stage.offset_seconds = 0.0
-    stage.run(_DAY_SECONDS)
+    # From just before a midnight on: a window that began among a day's five would see two days'.
+    stage.run(2 * _DAY_SECONDS - (stage.unix() + 1800.0) % _DAY_SECONDS)
     for _ in range(3):
         before = device.jobs
         stage.run(_DAY_SECONDS)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method, RoundSummary
+from aggregator.methods.method import Method
 from aggregator.simulate.engine import Simulation, device_name
 from device_sdk.methods.learner import Learner
-from device_sdk.methods.state import State
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 
@@ -22,10 +21,10 @@ class Relay(Method):
     def __init__(self) -> None:
         self.heard: dict[str, set[str]] = {}
 
-    def open_round(self, round_id: int) -> Broadcast:
+    def tell(self) -> Broadcast:
         one = np.ones(3, dtype=np.float32)
         return Broadcast(
-            round_id,
+            self._round_id,
             0,
             {},
             attachments={
@@ -35,20 +34,13 @@ class Relay(Method):
             cohorts={"first": (device_name(1),)},
         )
 
-    def check(self, update: Update) -> None:
-        pass
+    def require(self, update: Update) -> None: ...
 
-    def absorb(self, update: Update) -> None:
+    def add(self, update: Update) -> None:
         self.heard[update.sender] = set(str(update.metadata["got"]).split())
 
-    def close_round(self) -> RoundSummary:
-        return RoundSummary(1, 1, len(self.heard))
-
-    def state(self) -> State:
+    def step(self) -> dict[str, float]:
         return {}
-
-    def restore(self, state: State) -> None:
-        pass
 
 
 class Reader(Learner):

@@ -11,6 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+import export.wing  # noqa: F401  (fills the tables)
 from export.axes import Axes
 from export.convert import to_onnx
 from export.rewrites.patch import trainable

@@ -106,7 +106,7 @@ def test_dropout_is_reproducible_from_its_seed(tmp_path: Path) -> None:
 
 
 def test_dropout_keeps_the_share_that_was_asked_for() -> None:
-    from export.rewrites.dropout import Randomness
+    from export.rewrites.randomness import Randomness
 
     shares = []
     for seed in range(4):

@@ -39,9 +39,16 @@ class Layer:
     sizes: tuple[int, ...]
     transposed: bool = False
 
-    def arguments(self) -> tuple[Any, ...]:
-        extra = [0] * len(self.kernel)
-        return self.stride, self.padding, self.dilation, self.transposed, extra, self.groups
+    def settings(self) -> dict[str, Any]:
+        """In the order of torch's operators."""
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "transposed": self.transposed,
+            "output_padding": [0] * len(self.kernel),
+            "groups": self.groups,
+        }
 
 
 def errors(layer: Layer) -> dict[str, float]:
@@ -56,11 +63,12 @@ def errors(layer: Layer) -> dict[str, float]:
     if layer.transposed:
         pair = (layer.channels, layer.outputs // layer.groups)
     weight, bias = draw(*pair, *layer.kernel), draw(layer.outputs)
-    y = torch.ops.aten.convolution(x, weight, bias, *layer.arguments())
+    settings = layer.settings()
+    y = torch.ops.aten.convolution(x, weight, bias, *settings.values())
     grad = draw(*y.shape)
     wanted = [True] * 3
     found = torch.ops.aten.convolution_backward(
-        grad, x, weight, [layer.outputs], *layer.arguments(), wanted
+        grad, x, weight, [layer.outputs], *settings.values(), wanted
     )
     given = {"x": x, "weight": weight, "bias": bias, "grad": grad}
     values = {k: Value(k, torch.float32, tuple(v.shape)) for k, v in given.items()}
@@ -68,8 +76,8 @@ def errors(layer: Layer) -> dict[str, float]:
     result = Value("", torch.float32, tuple(y.shape))
     a, b, c, d = values["x"], values["weight"], values["bias"], values["grad"]
     names = [
-        convolution(g, result, a, b, c, *layer.arguments()),
-        *convolution_backward(g, None, d, a, b, [layer.outputs], *layer.arguments(), wanted),
+        convolution(g, result, a, b, c, settings=settings),
+        *convolution_backward(g, None, d, a, b, settings={**settings, "output_mask": wanted}),
     ]
     labels = ["result", "gradient of input", "gradient of weight", "gradient of bias"]
     ends = dict(zip(labels, names, strict=True))

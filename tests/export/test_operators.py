@@ -126,6 +126,9 @@ TOGETHER: list[Callable[[Tensor], Any]] = [
     lambda x: (aten.dot(x[0, 0], x[1, 0]), aten.mv(x[0], x[1, 0])),
     lambda x: (aten.bucketize(x, torch.tensor([0.2, 0.5])), aten.round(x, decimals=1)),
     lambda x: aten.div.Scalar_mode(x - 0.5, 0.2, rounding_mode="floor"),
+    # In place, without a decomposition of torch's for that form.
+    lambda x: (aten.clamp_min_(x * 1, x.flip(0)), aten.hardtanh_(x * 3), aten.fill_(x * 1, 2.0)),
+    lambda x: (aten.clamp_max_(x * 1, x[0, 0, 0]), aten.floor_divide_(x * 9, 2), aten.t_(x[0] * 1)),
     lambda x: (aten.clamp(x, 0.3, 0.6), aten.clamp(x, x.flip(0), x.flip(1))),
     lambda x: (aten.constant_pad_nd(x, [1, -1, 0, 2], 3.0), aten.repeat(x, [2, 1, 3])),
     lambda x: (aten.expand(x[:, :1], [3, 4, 5]), aten.view(x, [12, 5]), aten.reshape(x, [-1, 4])),

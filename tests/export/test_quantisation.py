@@ -13,7 +13,7 @@ from torch.ao import quantization
 
 import export
 from device_sdk import Trainer
-from export.rewrites import quantisation
+from export.wing import quantisation
 
 
 def _numbers(*shape: int) -> Tensor:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import export
-from export.rewrites.recurrent_layer import Weights, gru_layer, lstm_layer, rnn_layer
+from export.rewrites.recurrent import Weights, with_gradient
 
 Parity = Callable[..., export.Exported]
 
@@ -241,16 +241,12 @@ def _double(*shape: int) -> Tensor:
 def test_gradients_agree_with_finite_differences(kind: str, backwards: bool) -> None:
     torch.manual_seed(0)
     blocks = {"rnn_tanh": 1, "gru": 3, "lstm": 4}[kind]
-    x, h0, c0 = _double(3, 2, 2), _double(2, 2), _double(2, 2)
+    states = [_double(2, 2) for _ in range(2 if kind == "lstm" else 1)]
     tensors = [_double(2 * blocks, 2), _double(2 * blocks, 2), *(_double(2 * blocks),) * 2]
 
-    def layer(x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> Any:
-        held = Weights(*weights)
-        if kind == "rnn_tanh":
-            return rnn_layer(x, h0, held, False, backwards)
-        if kind == "gru":
-            return gru_layer(x, h0, held, backwards)
-        return lstm_layer(x, h0, c0, held, backwards)
+    def layer(x: Tensor, *given: Tensor) -> Any:
+        first, held = given[: len(states)], Weights(*given[len(states) :])
+        h, last = with_gradient(kind.upper())(x, first, held, backwards)
+        return h, *last[1:]
 
-    inputs = (x, h0, c0 if kind == "lstm" else c0.detach(), *tensors)
-    assert torch.autograd.gradcheck(layer, inputs)
+    assert torch.autograd.gradcheck(layer, (_double(3, 2, 2), *states, *tensors))

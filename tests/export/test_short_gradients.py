@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.rewrites.activations import gelu
-from export.rewrites.attention import attention
+from export.rewrites.attention import plain_attention as attention
 from export.rewrites.losses import cross_entropy
+from export.rewrites.normalisation import gelu
 
 QUERIES, KEYS = 5, 7
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from aggregator.methods.method import Method, RoundSummary
+from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Update
 from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user
 
 __all__ = [
@@ -75,29 +75,18 @@ class KnownSums(ScatterMethod):
     All columns but the last hold whole numbers of units far below 2^24, which float32 adds exactly.
     """
 
-    def close_round(self) -> RoundSummary:
+    def step(self) -> dict[str, float]:
         """See :class:`~aggregator.methods.method.Method`."""
-        total = self._sum()
-        if self._participants:
-            fade = np.ones(WIDTH)
-            fade[_NOISE_COLUMN] = 0.7  # keep the fraction small, and the bits in motion
-            self._items = (self._items * fade + total).astype(np.float32)
-            self._limits.settle()
-            self._version += 1
-        participants = self._participants
-        self._clear()
-        return RoundSummary(self._round_id, self._version, participants)
+        fade = np.ones(WIDTH)
+        fade[_NOISE_COLUMN] = 0.7  # keep the fraction small, and the bits in motion
+        self._items = (self._items * fade + self.gradient).astype(np.float32)
+        return {}
 
 
 class KnownBodies(KnownSums):
     """The same of which no round adds up: the updates are held until it closes."""
 
-    def open_round(self, round_id: int) -> Broadcast:
-        """See :class:`~aggregator.methods.method.Method`."""
-        broadcast = super().open_round(round_id)
-        self._adds_up, self._total = 0, None
-        self._bounds_follow()
-        return broadcast
+    keeps = True
 
 
 class KnownBinding(ScatterBinding):

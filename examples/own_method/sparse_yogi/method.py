@@ -5,20 +5,19 @@ FedYogi: Reddi et al. 2021, Adaptive federated optimization, algorithm 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
-from aggregator.methods.model import Arrays, fitted
+from aggregator.methods.method import Binding, ModelMethod, Refused
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Within, require_declared
-from device_sdk.methods.state import Entry, Schema, Stateful, counters
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.methods.state import Entry, Schema
+from device_sdk.wire.arrays.exchange import Update
 from sparse_yogi.contract import SparseTraining
 
 Floats = NDArray[np.float32]
@@ -41,43 +40,24 @@ class SparseYogiSettings:
         require_declared(self)
 
 
-class SparseYogiMethod(Stateful, Method):
-    """Keeps one model as a vector, float32 [p]; ``layout`` says which parameter lies where."""
+class SparseYogiMethod(ModelMethod):
+    """Keeps one model; the sum of what devices sent of it, divided by their number, is Yogi's
+    gradient."""
 
-    def __init__(self, layout: FlatLayout, initial: Arrays, settings: SparseYogiSettings) -> None:
-        self._layout, self._settings = layout, settings
-        self._sum = np.zeros(layout.size)
-        self._round_id = self._version = self._participants = 0
-        self.begin_with({entry.name: initial[entry.name] for entry in layout.entries})
+    ADDED = ("sum",)
+    _sum: NDArray[np.float64]
 
-    @property
-    def model_arrays(self) -> dict[str, Floats]:
-        """The newest version by torch's names, as operators take it out."""
-        return self._layout.unflatten(self._model)
+    def __init__(self, initial: Floats, layout: FlatLayout, settings: SparseYogiSettings) -> None:
+        self._settings = settings
+        super().__init__(initial, layout, settings.training)
 
-    def begin_with(self, model: Arrays) -> None:
-        """Take a version back, or another task's; the optimizer begins anew."""
-        shapes = {entry.name: entry.shape for entry in self._layout.entries}
-        self._model = self._layout.flatten(fitted(shapes, model))
+    def reset(self) -> None:
+        """The optimizer begins anew."""
         self._first_moment = np.zeros_like(self._model)
         self._second_moment = np.full_like(self._model, self._settings.tau**2)
 
-    @property
-    def model(self) -> Floats:
-        """The newest version, [p]: a copy."""
-        return self._model.copy()
-
-    def open_round(self, round_id: int) -> Broadcast:
-        """The model, for every device."""
-        self._round_id, self._participants = round_id, 0
-        self._sum[:] = 0
-        settings = self._settings.training.as_scalars()
-        return Broadcast(round_id, self._version, {"model": self._model.copy()}, settings)
-
-    def check(self, update: Update) -> None:
-        """Refuses what ``absorb`` could not add. Whatever comes, this must not fail otherwise."""
-        if update.round_id != self._round_id:
-            raise Refused("bad-round", f"the update is of round {update.round_id}")
+    def require(self, update: Update) -> None:
+        """Refuses what ``add`` could not add. Whatever comes, this must not fail otherwise."""
         if update.tensors.keys() != {"places", "values"}:
             raise Refused("bad-tensors", "expected places and values")
         places, values = update.tensors["places"], update.tensors["values"]
@@ -88,41 +68,31 @@ class SparseYogiMethod(Stateful, Method):
             raise Refused("bad-places", "places must rise and lie in the model")
         if values.dtype != np.float32 or values.shape != places.shape:
             raise Refused("bad-values", "expected a float32 value for each place")
-        if not np.isfinite(values).all() or np.abs(values).max() > 1e6:
+        if not np.abs(values).max() <= 1e6:
             raise Refused("bad-values", "a value is not finite, or too large")
 
-    def absorb(self, update: Update) -> None:
+    def add(self, update: Update) -> None:
         """All devices count the same."""
         self._sum[update.tensors["places"]] += update.tensors["values"]
-        self._participants += 1
 
-    def close_round(self) -> RoundSummary:
-        """One step of Yogi; without updates the version stays."""
-        participants, self._participants = self._participants, 0
-        if participants:
-            told = self._settings
-            gradient = (self._sum / participants).astype(np.float32)
-            square = np.square(gradient)
-            first, second = self._first_moment, self._second_moment
-            first = told.beta1 * first + (1 - told.beta1) * gradient
-            second = second - (1 - told.beta2) * square * np.sign(second - square)
-            step = told.learning_rate * first / (np.sqrt(second) + told.tau)
-            self._first_moment, self._second_moment = first, second
-            self._model = (self._model + step).astype(np.float32)
-            self._version += 1
-            self._sum[:] = 0
-        return RoundSummary(self._round_id, self._version, participants)
+    def step(self) -> Mapping[str, float]:
+        """One step of Yogi along the mean."""
+        told = self._settings
+        gradient = (self._sum / self._participants).astype(np.float32)
+        square = np.square(gradient)
+        first, second = self._first_moment, self._second_moment
+        first = told.beta1 * first + (1 - told.beta1) * gradient
+        second = second - (1 - told.beta2) * square * np.sign(second - square)
+        step = told.learning_rate * first / (np.sqrt(second) + told.tau)
+        self._first_moment, self._second_moment = first, second
+        self._model = (self._model + step).astype(np.float32)
+        return {"gradient_norm": float(np.linalg.norm(gradient))}
 
-    def _schema(self) -> Schema:
-        """Everything, the open round's sum included."""
-        vector = Entry(np.float32, self._model.shape)
-        return {
-            "model": vector,
-            "first_moment": vector,
-            "second_moment": vector,
-            "sum": Entry(np.float64, self._model.shape),
-            "counts": counters("round_id", "version", "participants"),
-        }
+    def schema(self) -> Schema:
+        """What is kept, the open round's sum included."""
+        size = self._model.shape
+        moments = dict.fromkeys(("first_moment", "second_moment"), Entry(np.float32, size))
+        return {**super().schema(), **moments, "sum": Entry(np.float64, size)}
 
 
 class SparseYogiBinding(Binding[SparseYogiSettings]):
@@ -135,5 +105,5 @@ class SparseYogiBinding(Binding[SparseYogiSettings]):
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> SparseYogiMethod:
         """Begins with the artifact's own parameters."""
-        (artifact,) = artifacts
-        return SparseYogiMethod(layout_of(artifact.manifest), artifact.initial, self.settings)
+        layout = layout_of(artifacts[0].manifest)
+        return SparseYogiMethod(layout.flatten(artifacts[0].initial), layout, self.settings)

@@ -49,10 +49,11 @@ BAD = 7
 class HalfAbsorbed(ScatterMethod):
     """Adds large values, too, and raises then."""
 
-    def absorb(self, update: Update) -> None:
-        super().absorb(update)
-        if np.abs(update.tensors["pulls"]).max() > 2:
-            raise MemoryError("no room for large values")
+    def _absorb(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            super()._absorb([update])
+            if np.abs(update.tensors["pulls"]).max() > 2:
+                raise MemoryError("no room for large values")
 
 
 class HalfAbsorbedBinding(ScatterBinding):

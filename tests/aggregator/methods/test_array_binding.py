@@ -13,6 +13,7 @@ from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.methods.method import Binding, read_binding
+from aggregator.methods.robust import unpack_updates
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store import TaskStore
 from aggregator.store.rounds import RoundRow
@@ -20,6 +21,7 @@ from aggregator.store.update_log import LoggedUpdate
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact, load_artifact
 from device_sdk.artifact.flat_layout import layout_of
+from device_sdk.methods.state import part
 from device_sdk.wire.arrays.exchange import Broadcast, Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from device_sdk.wire.codec.errors import WireError
@@ -78,8 +80,8 @@ def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifa
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(after[name], array)
-    senders = before["bounds.held.senders"]
-    assert {bytes(row) for row in senders} == set(SENDERS)
+    held = unpack_updates(part("held.", before))
+    assert {update.sender for update in held} == {device_id.hex() for device_id in SENDERS}
 
 
 def test_the_log_says_once_whose_claims_count_for_less(

@@ -10,14 +10,14 @@ import pytest
 
 from aggregator.errors import MethodFault
 from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.methods.method import Binding, Method, RoundSummary
+from aggregator.methods.method import Binding, Method
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 OWN = {"model", "momentum", "numbers"}
 DEVICE = "ab" * 16
 
 
-class Lenient(Method):
+class Lenient(Method, stages=False):
     """A stranger's: ``restore`` takes whatever there is, and no model is told."""
 
     bounds = None
@@ -26,21 +26,18 @@ class Lenient(Method):
         self.kept: dict[str, Any] = {"model": np.zeros(3), "momentum": np.zeros(3)}
         self.gives: Callable[[dict[str, Any]], dict[str, Any]] = lambda state: state
 
-    def open_round(self, round_id: int) -> Broadcast:
-        self._begin(round_id)
-        self.kept["momentum"][:] = round_id  # in place, which must not reach what is stored
+    def tell(self) -> Broadcast:
+        self.kept["momentum"][:] = self._round_id  # in place, which must not reach what is stored
         model = self.kept["model"].astype(np.float32)
-        return Broadcast(round_id, self._version, {"model": model})
+        return Broadcast(self._round_id, self._version, {"model": model})
 
-    def check(self, update: Update) -> None:
-        self._require_round(update)
+    def require(self, update: Update) -> None: ...
 
-    def absorb(self, update: Update) -> None: ...
+    def add(self, update: Update) -> None: ...
 
-    def close_round(self) -> RoundSummary:
+    def step(self) -> dict[str, float]:
         self.kept["model"] = self.kept["model"] + self.kept["momentum"]
-        self._version += 1
-        return RoundSummary(self._round_id, self._version, 1)
+        return {}
 
     def state(self) -> dict[str, Any]:
         found = {name: array.copy() for name, array in self.kept.items()}
@@ -64,9 +61,14 @@ def made_anew() -> GuardedMethod:
 def version_one() -> GuardedMethod:
     method = made_anew()
     method.state()
-    method.open_round(1)
-    method.close_round()
+    close(method, 1)
     return method
+
+
+def close(method: GuardedMethod, number: int) -> None:
+    method.open_round(number)
+    method.absorb(Update(number, {}))
+    method.close_round()
 
 
 def without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -112,6 +114,7 @@ def test_what_is_of_one_device_may_go_and_what_came_later_stays() -> None:
     method.unguarded.kept |= {f"vector.{DEVICE}": np.ones(2), "later": np.ones(2)}  # type: ignore[attr-defined]
     method.next_version(2)
     del method.unguarded.kept[f"vector.{DEVICE}"]  # type: ignore[attr-defined]
+    method.absorb(Update(2, {}))
     method.close_round()
     state, _ = method.next_version(3)
     del method.unguarded.kept["later"]  # type: ignore[attr-defined]

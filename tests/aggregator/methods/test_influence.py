@@ -19,11 +19,10 @@ from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.bounds import Bounding, UpdateBounds
 from aggregator.methods.fedavg import FedAvgMethod
 from aggregator.methods.guard import GuardedBinding
-from aggregator.methods.method import Binding, Method, Refused, RoundSummary
+from aggregator.methods.method import Binding, Method, Refused
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.methods.sums import Additive
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.artifact.flat_layout import flat_layout
@@ -37,7 +36,7 @@ from device_sdk.methods.mutual.contract import (
 )
 from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.registry import METHODS
-from device_sdk.methods.state import Entry, Schema, Stateful, counters
+from device_sdk.methods.state import Entry, Schema
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
@@ -51,72 +50,63 @@ EVIL = "ff" * 16
 ROUNDS = 5
 
 
-class Averaging(Stateful, Method):
+class Averaging(Method):
     """A stranger's, who thinks of nobody hostile: the mean of models, weighted by what is said."""
+
+    ADDED = ("sum", "weight")
+    _sum: np.ndarray
+    _weight: float
 
     def __init__(self) -> None:
         self._model = START.copy()
-        self._sum = np.zeros(P)
-        self._weight = 0.0
-        self._count = 0
 
-    def open_round(self, round_id: int) -> Broadcast:
-        self._begin(round_id)
-        self._sum, self._weight, self._count = np.zeros(P), 0.0, 0
-        return Broadcast(round_id, self._version, {"model": self._model.copy()})
+    def tell(self) -> Broadcast:
+        return Broadcast(self._round_id, self._version, {"model": self._model.copy()})
 
-    def check(self, update: Update) -> None:
-        self._require_round(update)
+    def require(self, update: Update) -> None:
         model = update.tensors.get("model")
         if model is None or model.dtype != np.float32 or model.shape != (P,):
             raise Refused("bad-tensors", "expected a model")
         if not isinstance(update.metadata.get("samples"), int):
             raise Refused("bad-metadata", "expected samples")
 
-    def absorb(self, update: Update) -> None:
+    def add(self, update: Update) -> None:
         weight = float(update.metadata["samples"])
         self._sum += weight * update.tensors["model"]
         self._weight += weight
-        self._count += 1
 
-    def close_round(self) -> RoundSummary:
-        if self._count:
-            self._model = (self._sum / self._weight).astype(np.float32)
-            self._version += 1
-        return RoundSummary(self._round_id, self._version, self._count)
+    def step(self) -> dict[str, float]:
+        self._model = (self._sum / self._weight).astype(np.float32)
+        return {}
 
-    def _schema(self) -> Schema:
+    def schema(self) -> Schema:
         return {
             "model": Entry(np.float32, (P,)),
             "sum": Entry(np.float64, (P,)),
             "weight": Entry(np.float64),
-            "counters": counters("round_id", "version", "count"),
         }
 
 
 class Differences(Averaging):
     """Another's: the mean of differences, which are named as the model is."""
 
-    def close_round(self) -> RoundSummary:
-        if self._count:
-            self._model = (self._model + self._sum / self._weight).astype(np.float32)
-            self._version += 1
-        return RoundSummary(self._round_id, self._version, self._count)
+    def step(self) -> dict[str, float]:
+        self._model = (self._model + self._sum / self._weight).astype(np.float32)
+        return {}
 
 
 class Weighted(Averaging):
     """Another's: weighted by a number of its own making, which is no count."""
 
-    def check(self, update: Update) -> None:
-        super().check(Update(update.round_id, update.tensors, {"samples": 1}, update.sender))
+    def require(self, update: Update) -> None:
+        super().require(Update(update.round_id, update.tensors, {"samples": 1}, update.sender))
         if not isinstance(update.metadata.get("weight"), float):
             raise Refused("bad-metadata", "expected a weight")
 
-    def absorb(self, update: Update) -> None:
+    def add(self, update: Update) -> None:
         weight = float(update.metadata["weight"])
         self._sum += weight * update.tensors["model"]
         self._weight += weight
-        self._count += 1
 
 
 class Whole(Averaging):
@@ -125,11 +115,9 @@ class Whole(Averaging):
     bounds = UpdateBounds(values=("model",))
 
     def __init__(self) -> None:
-        super().__init__()
         self._model = START * 1000
 
-    def check(self, update: Update) -> None:
-        self._require_round(update)
+    def require(self, update: Update) -> None:
         model = update.tensors.get("model")
         if model is None or model.dtype != np.int64 or model.shape != (P,):
             raise Refused("bad-tensors", "expected a model of whole numbers")
@@ -574,9 +562,9 @@ def test_an_honest_fleet_s_updates_reach_the_method_as_they_are() -> None:
     """All of a size: to the bit."""
 
     class Seen(Averaging):
-        def absorb(self, update: Update) -> None:
+        def add(self, update: Update) -> None:
             seen.append(update)
-            super().absorb(update)
+            super().add(update)
 
     seen: list[Update] = []
     case = replace(averaging(Averaging, START), make=Seen)
@@ -598,7 +586,7 @@ def test_whole_numbers_that_are_within_bounds_stay_as_they_are_beside_one_that_i
         stage.note(Update(1, {"codes": codes}, {}, sender(place)), {})
     stage.look_again()
     odd = np.array([[1, 2**53 + 1], [most, most], [-most, 0]])
-    held = stage.bounded(Update(1, {"codes": odd}, {}, EVIL), {}).tensors["codes"]
+    held = stage.bounded(Update(1, {"codes": odd}, {}, EVIL), {}, {}).tensors["codes"]
     assert held.dtype == np.int64 and held[0].tolist() == odd[0].tolist()
     limit = 3.0 * math.sqrt(2) * (most >> 4)
     np.testing.assert_allclose(np.linalg.norm(held[1:].astype(float), axis=1), limit, rtol=1e-9)
@@ -649,9 +637,9 @@ def test_numbers_of_a_kind_are_left_alone_where_a_method_says_so() -> None:
     class Kinds(Averaging):
         bounds = UpdateBounds(exact=("layout",))
 
-        def absorb(self, update: Update) -> None:
+        def add(self, update: Update) -> None:
             kinds.append(update.metadata["layout"])
-            super().absorb(update)
+            super().add(update)
 
     kinds: list[Any] = []
     one = Kinds()
@@ -674,56 +662,41 @@ def test_bad_states_of_the_stage_are_refused_and_change_nothing() -> None:
     other.restore(good)
     assert pack_state(other.state()) == pack_state(good)
     for bad in (
-        {n: a for n, a in good.items() if n != "bounds.round"},
-        {**good, "bounds.more": np.zeros(1)},
-        {**good, "bounds.held.more": np.zeros(1)},
-        {**good, "bounds.acted": np.asarray([-1, 0])},
+        {n: a for n, a in good.items() if n != "bounding.scales.round"},
+        {**good, "bounding.more": np.zeros(1)},
+        {**good, "held.more": np.zeros(1)},
+        {**good, "bounding.fewer": np.asarray(-1)},
     ):
         with pytest.raises(ValueError):
             other.restore(bad)
     assert pack_state(other.state()) == pack_state(good)
 
 
-class Shards(Additive, Method):
+class Shards(Method):
     """A stranger's whose rounds are sums."""
 
-    ADDED = ("sum", "count")
+    SHARDS = True
+    ADDED = ("sum",)
+    _sum: np.ndarray
 
     def __init__(self) -> None:
         self._model = np.zeros(P)
-        self._sum = np.zeros(P, np.int64)
-        self._count = 0
 
-    @property
-    def adds_up(self) -> bool:
-        return True
+    def tell(self) -> Broadcast:
+        return Broadcast(self._round_id, self._version, {"model": self._model.astype(np.float32)})
 
-    def open_round(self, round_id: int) -> Broadcast:
-        self._begin(round_id)
-        self._sum, self._count = np.zeros(P, np.int64), 0
-        return Broadcast(round_id, self._version, {"model": self._model.astype(np.float32)})
+    def require(self, update: Update) -> None: ...
 
-    def check(self, update: Update) -> None:
-        self._require_round(update)
+    def add(self, update: Update) -> None:
+        units = update.tensors["model"].astype(np.float64) * 2**20
+        self._sum = self._sum + np.rint(units).astype(np.int64)
 
-    def absorb(self, update: Update) -> None:
-        self._sum = self._sum + np.rint(update.tensors["model"].astype(np.float64) * 2**20).astype(
-            np.int64
-        )
-        self._count += 1
+    def step(self) -> dict[str, float]:
+        self._model = self._sum / self._participants / 2**20
+        return {}
 
-    def close_round(self) -> RoundSummary:
-        if self._count:
-            self._model = self._sum / self._count / 2**20
-            self._version += 1
-        return RoundSummary(self._round_id, self._version, self._count)
-
-    def _schema(self) -> Schema:
-        return {
-            "model": Entry(np.float64, (P,)),
-            "sum": Entry(np.int64, (P,)),
-            "counters": counters("round_id", "version", "count"),
-        }
+    def schema(self) -> Schema:
+        return {"model": Entry(np.float64, (P,)), "sum": Entry(np.int64, (P,))}
 
 
 def sent(number: int, place: int) -> Update:
@@ -790,7 +763,10 @@ def _built() -> Method:
     raise NotImplementedError
 
 
-def test_no_call_of_a_stranger_s_passes_the_stage_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_of_a_stranger_s_passes_the_stages_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TypeError, match="redefines absorb"):
+        type("Own", (Averaging,), {"absorb": lambda self, update: None})
+
     class Late(Averaging):
         pass
 
@@ -799,22 +775,13 @@ def test_no_call_of_a_stranger_s_passes_the_stage_by(monkeypatch: pytest.MonkeyP
             super().__init__()
             self.absorb = super().absorb  # type: ignore[method-assign]
 
-    absorbed: list[int] = []
-
-    def absorb(self: Late, update: Update) -> None:
-        absorbed.append(int(update.metadata["samples"]))
-        Averaging.absorb(self, update)
-
-    Late.absorb = absorb  # type: ignore[method-assign]
+    Late.absorb_each = lambda self, updates: None  # type: ignore[method-assign]
     guarded = GuardedBinding(AveragingBinding("own", None))
     monkeypatch.setattr(f"{__name__}._built", Late)
     method = guarded.build(0, np.random.default_rng(0))
     method.open_round(1)
-    for place in range(HONEST):
-        count = 1 << 40 if place == 0 else 40
-        method.absorb(Update(1, model_of(START), {"samples": count}, sender(place)))
-    method.close_round()
-    assert sorted(absorbed) == [40] * (HONEST - 1) + [120]
+    with pytest.raises(MethodFault, match="past the stages"):
+        method.absorb_each([Update(1, model_of(START), {"samples": 1 << 40}, EVIL)])
     monkeypatch.setattr(f"{__name__}._built", Own)
     with pytest.raises(MethodFault, match="absorb is set on the object"):
         guarded.build(0, np.random.default_rng(0))

@@ -68,7 +68,7 @@ def test_a_round_that_was_given_up_is_forgotten() -> None:
     one.settle()
     before = one.state()
     one.note(np.arange(50))
-    one.begin()
+    one.begin(2)
     after = one.state()
     assert {n: a.tobytes() for n, a in after.items()} == {n: a.tobytes() for n, a in before.items()}
     one.grow(5)

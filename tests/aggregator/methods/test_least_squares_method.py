@@ -18,7 +18,7 @@ from aggregator.methods.least_squares import (
     LeastSquaresSettings,
     weights_by_rule,
 )
-from aggregator.methods.model import ModelMismatch
+from aggregator.methods.method import ModelMismatch
 from aggregator.methods.robust import RobustRule
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.scatter_loss import ScatterLoss
@@ -386,7 +386,7 @@ def counted(names: Sequence[int], settles: int = 0) -> DistinctSenders:
     for place, name in enumerate(names):
         one.note(f"{name:032x}")
         if settles and place % settles == settles - 1:
-            one.settle(1)
+            one.close(1)
     return one
 
 
@@ -416,22 +416,22 @@ def test_above_that_they_are_a_few_per_cent_off_and_mergeable(devices: int) -> N
     parts[0].merge(parts[1].share())
     parts[0].merge(parts[2].share())
     assert parts[0].count == whole.count
-    parts[0].settle(devices)
-    whole.settle(devices)
+    parts[0].close(devices)
+    whole.close(devices)
     assert pack_state(parts[0].state()) == pack_state(whole.state())
     whole_again = counted([*range(devices), *range(devices)], settles=4000)
-    whole_again.settle(2 * devices)
+    whole_again.close(2 * devices)
     assert whole_again.count == whole.count, "nobody counts twice"
     assert sum(array.nbytes for array in whole.state().values()) <= 3 * 8192
 
 
 def test_a_round_that_is_given_up_counts_nobody_and_who_has_no_name_is_nobody() -> None:
     one = counted([1, 2, 3])
-    one.settle(3)
+    one.close(3)
     one.note("ff" * 16)
     one.note("")
     assert one.count == 4
-    one.begin()
+    one.begin(1)
     assert one.count == 3
 
 
@@ -441,25 +441,25 @@ def test_devices_that_are_gone_are_forgotten_after_some_passes_of_the_others(dev
     for round_number in range(4):
         for name in range(devices):
             one.note(f"{round_number * devices + name:032x}")
-        one.settle(devices)
+        one.close(devices)
     assert one.count == pytest.approx(4 * devices, rel=0.1)
     for _ in range(28):
-        one.begin()
+        one.begin(1)
         for name in range(devices):
             one.note(f"{name:032x}")
         assert one.count >= 0.9 * devices
-        one.settle(devices)
+        one.close(devices)
     assert one.count == pytest.approx(devices, rel=0.1)
 
 
 def test_a_fleet_drawn_at_random_is_counted_whole_at_all_times() -> None:
     one, rng, counts = DistinctSenders(), np.random.default_rng(0), []
     for _ in range(200):
-        one.begin()
+        one.begin(1)
         for name in rng.choice(500, 50, replace=False).tolist():
             one.note(f"{name:032x}")
         counts.append(one.count)
-        one.settle(50)
+        one.close(50)
     assert min(counts[60:]) > 480 and max(counts) <= 500
 
 

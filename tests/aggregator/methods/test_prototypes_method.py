@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-import aggregator.methods.prototypes as module
 from aggregator.errors import TaskError
-from aggregator.methods import bounds
 from aggregator.methods.method import Refused, read_binding
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.trained_prototypes import (
@@ -209,8 +207,7 @@ def test_refusals_have_reasons(broken: Update, reason: str) -> None:
 
 
 def test_a_round_that_holds_all_it_may_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    for held in (module, bounds):
-        monkeypatch.setattr(held, "MOST_HELD_BYTES", 20)
+    monkeypatch.setattr("aggregator.methods.robust.MOST_HELD_BYTES", 20)
     one = method(trained=True)
     one.open_round(1)
     for _ in range(2):

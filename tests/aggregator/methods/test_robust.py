@@ -299,7 +299,7 @@ def test_blocks_of_rows_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_round_that_fills_its_memory_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 40)
+    monkeypatch.setattr("aggregator.methods.robust.MOST_HELD_BYTES", 40)
     one = scatter(ScatterSettings("bpr", robust="median"))
     one.open_round(1)
     one.check(one_row(1.0))

@@ -381,20 +381,15 @@ def test_bad_users_counts_and_factors_are_refused_by_reason_and_change_nothing(n
     assert bits(one) == before
 
 
-def test_a_check_and_an_absorb_of_ones_own_are_never_passed_over() -> None:
+def test_a_class_s_own_check_is_never_passed_over() -> None:
     class Wary(ScatterMethod):
-        def check(self, update: Update) -> None:
+        def require(self, update: Update) -> None:
             raise Refused("bad-tensors", "none is good enough")
-
-        def absorb(self, update: Update) -> None:
-            raise ValueError("nor is any of use")
 
     one = Wary(initial_items(ITEMS, K, 0.1, np.random.default_rng(0)))
     one.open_round(1)
-    update = scatter_update(1, 1)
-    assert [error and error.reason for error in one.check_each([update])] == ["bad-tensors"]
-    with pytest.raises(ValueError, match="of use"):
-        one.absorb_each([update])
+    both = one.check_each([scatter_update(1, 1), scatter_update(1, 2)])
+    assert [error and error.reason for error in both] == ["bad-tensors"] * 2
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -533,9 +528,7 @@ def test_a_share_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> 
 def test_a_round_that_could_overflow_takes_no_more(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "fedavg" if name == "averaging" else "scatter"
-    for each in (module, "summing"):
-        monkeypatch.setattr(f"aggregator.methods.{each}.MOST_UPDATES", 4)
+    monkeypatch.setattr("aggregator.methods.method.MOST_UPDATES", 4)
     one, other = second_round(name, range(2)), second_round(name, range(2, 5))
     before = bits(one)
     with pytest.raises(RefusedShare, match="overflow"):

@@ -43,15 +43,16 @@ TOO_LARGE = 2.5
 class DefectiveMethod(ScatterMethod):
     """Its check lets large values through but no low ones; its absorb does not take the large."""
 
-    def check(self, update: Update) -> None:
+    def require(self, update: Update) -> None:
         if update.tensors["pulls"].min() < 0:
             raise Refused("too-low", "a value below 0")
-        super().check(update)
+        super().require(update)
 
-    def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["pulls"]).max() > TOO_LARGE:
-            raise MemoryError("no room for large values")
-        super().absorb(update)
+    def _absorb(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            if np.abs(update.tensors["pulls"]).max() > TOO_LARGE:
+                raise MemoryError("no room for large values")
+            super()._absorb([update])
 
 
 class DefectiveBinding(ScatterBinding):
@@ -451,7 +452,7 @@ def test_a_device_that_the_draw_left_out_is_told_so_from_its_first_round_on(
 
 def test_a_round_that_is_full_closes_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task's first round is held: who comes when its memory is full would lose it."""
-    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 100)
+    monkeypatch.setattr("aggregator.methods.robust.MOST_HELD_BYTES", 100)
     rounds = desk.parts.first.rounds
     desk.count(ANNA, body())
     assert rounds.tick() is None
@@ -466,7 +467,7 @@ def test_a_round_that_is_full_closes_at_once(desk: Desk, monkeypatch: pytest.Mon
 def test_a_full_round_without_quorum_waits_for_its_end(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aggregator.methods.scatter.MOST_HELD_BYTES", 10)
+    monkeypatch.setattr("aggregator.methods.robust.MOST_HELD_BYTES", 10)
     desk.count(ANNA, body())
     assert desk.parts.first.rounds.tick() is None
     identity = desk.identity(BERT)

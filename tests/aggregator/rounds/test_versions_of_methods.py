@@ -16,8 +16,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Binding, Method, read_binding
-from aggregator.methods.model import ModelMismatch
+from aggregator.methods.method import Binding, Method, ModelMismatch, read_binding
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.version_keeper import VersionKeeper

@@ -154,10 +154,11 @@ def test_items_appended_while_nobody_served_are_taken_in_after_the_round(
 class DefectiveMethod(ScatterMethod):
     """Its check lets large values through, its absorb does not take them."""
 
-    def absorb(self, update: Update) -> None:
-        if np.abs(update.tensors["pulls"]).max() > 2.5:
-            raise MemoryError("no room for large values")
-        super().absorb(update)
+    def _absorb(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            if np.abs(update.tensors["pulls"]).max() > 2.5:
+                raise MemoryError("no room for large values")
+            super()._absorb([update])
 
 
 class DefectiveBinding(ScatterBinding):

@@ -9,7 +9,7 @@ import torch
 
 import device_sdk
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
-from aggregator.methods.model import ModelMismatch
+from aggregator.methods.method import ModelMismatch
 from device_sdk.artifact import load_artifact
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining

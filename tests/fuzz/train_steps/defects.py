@@ -22,11 +22,9 @@ _ELEMENTWISE = "export/lowering/elementwise.py"
 _INDEXING = "export/lowering/indexing.py"
 _REDUCTIONS = "export/lowering/reductions.py"
 _SHAPES = "export/lowering/shapes.py"
-_CREATION = "export/lowering/creation.py"
-_LINEAR = "export/lowering/linear.py"
 _POOLING = "export/lowering/pooling.py"
 _CONVOLUTION = "export/lowering/convolution.py"
-_SIMPLIFY = "export/lowering/simplify.py"
+_SIMPLIFY = "export/convert.py"
 _BROKEN_UP = "export/lowering/decompositions.py"
 
 ONCE = (
@@ -52,8 +50,8 @@ ONCE = (
     Defect(
         "a write through a view, of what is only returned",
         "export/mutation.py",
-        "live_nodes({nodes[-1]})",
-        "live_nodes(set(nodes[-1].all_input_nodes))",
+        "nodes_behind({nodes[-1]})",
+        "nodes_behind(set(nodes[-1].all_input_nodes))",
     ),
     Defect(
         "views do not see a write",
@@ -75,15 +73,15 @@ ONCE = (
     ),
     Defect(
         "a product of a transposed matrix and a vector",
-        _LINEAR,
+        _REDUCTIONS,
         'g.op("Squeeze", gemm(g, a, column), g.ints([1]))',
         'g.op("MatMul", a, b)',
     ),
     Defect(
         "decay of parameters without a gradient",
         "export/step.py",
-        "strict=True) if g is not None}",
-        "strict=True)}",
+        "            if gradient is not None:\n                found.add(name)\n",
+        "            found.add(name)\n            if gradient is not None:\n",
     ),
 )
 
@@ -159,8 +157,8 @@ OTHERS = (
     Defect(
         "the smallest in place of the largest",
         _REDUCTIONS,
-        "axis=dim, largest=int(largest), sorted=int(sort)",
-        "axis=dim, largest=1, sorted=int(sort)",
+        'flags = {key: int(settings[key]) for key in ("largest", "sorted")}',
+        'flags = {"largest": 1, "sorted": int(settings["sorted"])}',
     ),
     Defect(
         "transpositions composed the other way round",
@@ -218,13 +216,13 @@ OTHERS = (
     ),
     Defect(
         "a diagonal below the main one",
-        _CREATION,
+        _SHAPES,
         "columns * -offset",
         "-offset",
     ),
     Defect(
         "windows whose elements are not last",
-        _CREATION,
+        _SHAPES,
         "order = [*range(axis + 1), *range(axis + 2, a.rank + 1), axis + 1]",
         "order = list(range(a.rank + 1))",
     ),
@@ -242,21 +240,21 @@ OTHERS = (
     ),
     Defect(
         "a product's second addend is not scaled",
-        _LINEAR,
+        _REDUCTIONS,
         "added = bias.name if beta == 1 else",
         "added = bias.name if True else",
     ),
     Defect(
         "a product forgets that its matrix is transposed",
-        _LINEAR,
+        _REDUCTIONS,
         "right, right_transposed = _untransposed(g, b)",
         "right, right_transposed = _untransposed(g, b)[0], 0",
     ),
     Defect(
         "an average's windows lie side by side",
         _POOLING,
-        'pooled = g.op("AveragePool", name, kernel_shape=window, strides=steps)',
-        'pooled = g.op("AveragePool", name, kernel_shape=window, strides=window)',
+        'pooled = g.op("AveragePool", name, kernel_shape=w.window, strides=w.steps)',
+        'pooled = g.op("AveragePool", name, kernel_shape=w.window, strides=w.window)',
     ),
     Defect(
         "an average's gradient is cut at the wrong end",
@@ -272,13 +270,13 @@ OTHERS = (
     ),
     Defect(
         "dropout without its scale",
-        "export/rewrites/dropout.py",
+        "export/rewrites/attention.py",
         "1 / (1 - p)",
         "1.0",
     ),
     Defect(
         "dropout in evaluation, too",
-        "export/rewrites/dropout.py",
+        "export/rewrites/attention.py",
         "list(input.shape)) if training else input",
         "list(input.shape))",
     ),

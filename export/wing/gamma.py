@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from export.lowering.registry import decomposes
+
 _RAISED = 8
 
 
@@ -96,3 +98,12 @@ def polygamma(n: int, x: Tensor) -> Tensor:
         return math.pi**2 / (sine * sine) - value
 
     return _reflected(x, above, below)
+
+
+decomposes(
+    {
+        torch.ops.aten.lgamma.default: lgamma,
+        torch.ops.aten.digamma.default: digamma,
+        torch.ops.aten.polygamma.default: polygamma,
+    }
+)

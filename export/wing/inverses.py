@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Equals
+from export.lowering.registry import decomposes
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
 
 _MOST = 64
@@ -176,15 +177,28 @@ def det(A: Tensor) -> Tensor:
     return sign * torch.exp(log)
 
 
-EQUALS: Equals = {
-    **dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), inv),
-    torch.linalg.solve: solve,
-    torch.linalg.solve_triangular: solve_triangular,
-    torch.linalg.cholesky_ex: cholesky_ex,
-    **dict.fromkeys((torch.linalg.cholesky, torch.cholesky, Tensor.cholesky), cholesky),
-    **dict.fromkeys((torch.cholesky_solve, Tensor.cholesky_solve), cholesky_solve),
-    **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
-    **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
-    **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
-    **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
-}
+def _of_constants(
+    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """By the inverse, which is a constant where the matrix is one: a prior's covariance."""
+    part = a.triu(int(unitriangular)) if upper else a.tril(-int(unitriangular))
+    whole = part + torch.eye(a.shape[-1], dtype=a.dtype) if unitriangular else part
+    inverse: Tensor = torch.ops.aten.linalg_inv_ex(whole)[0]
+    return inverse @ b if left else b @ inverse
+
+
+decomposes({torch.ops.aten.linalg_solve_triangular.default: _of_constants})
+RECORDED.equals(
+    {
+        **dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), inv),
+        torch.linalg.solve: solve,
+        torch.linalg.solve_triangular: solve_triangular,
+        torch.linalg.cholesky_ex: cholesky_ex,
+        **dict.fromkeys((torch.linalg.cholesky, torch.cholesky, Tensor.cholesky), cholesky),
+        **dict.fromkeys((torch.cholesky_solve, Tensor.cholesky_solve), cholesky_solve),
+        **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
+        **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
+        **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
+        **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
+    }
+)

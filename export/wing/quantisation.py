@@ -14,6 +14,7 @@ from torch.ao.quantization import FakeQuantize
 from torch.ao.quantization import observer as observers
 
 from export.errors import ExportError
+from export.rewrites import BESIDE, RECORDED
 from export.short_gradients import ShortGradient
 
 # The smallest scale that torch's observers in C++ set.
@@ -181,16 +182,16 @@ def _without_ranges() -> ExportError:
     )
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """torch's own modules, which read their switches and ranges while they run."""
-    return [
-        (FakeQuantize, "forward", _apart),
-        (observers, "check_min_max_valid", lambda low, high: True),
-    ]
-
-
-EQUALS: dict[Any, Any] = {
-    torch.fake_quantize_per_tensor_affine: per_tensor,
-    torch.fake_quantize_per_channel_affine: per_channel,
-    torch.fused_moving_avg_obs_fake_quant: observed,
-}
+for _table in (RECORDED, BESIDE):  # torch's own exist in float32 only
+    _table.equals(
+        {
+            torch.fake_quantize_per_tensor_affine: per_tensor,
+            torch.fake_quantize_per_channel_affine: per_channel,
+            torch.fused_moving_avg_obs_fake_quant: observed,
+        }
+    )
+# torch's own modules, which read their switches and ranges while they run.
+RECORDED.replaces(
+    (FakeQuantize, "forward", _apart),
+    (observers, "check_min_max_valid", lambda low, high: True),
+)

@@ -7,14 +7,15 @@ A label sequence of length L has 2 L + 1 places: its labels with a blank before,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from export.rewrites import Replacement
+from export.lowering.opaque import Step, Tensors, scanned
+from export.rewrites import RECORDED, taking
 from export.short_gradients import ShortGradient
 
 # Stands in for log 0: far below any sum of log probabilities, and no infinity, whose difference
@@ -22,42 +23,34 @@ from export.short_gradients import ShortGradient
 NEVER = -1e30
 
 
-@torch.library.custom_op("tessera::ctc_scan", mutates_args=())
-def ctc_scan(
-    emissions: Tensor, active: Tensor, first: Tensor, skips: Tensor, backwards: bool
-) -> tuple[Tensor, Tensor]:
+def _scanned(backwards: bool) -> Step:
     """Logs of the sums over all ways to be at a place at a step, with that step's emission.
 
-    ``emissions`` [T, N, S]; ``active`` bool [T, N, 1] (a step that is not leaves its sample as it
-    was); ``first`` [N, S] before the first step; ``skips`` [N, S] is 0 where a place is also
-    reached from two places before it, else ``NEVER``. ``backwards`` runs from the last step to
-    the first and from the last place to the first. Returns all steps [T, N, S] and the last state
-    [N, S].
+    The state [N, S]; parts are the emissions [N, S] and whether the step counts, bool [N, 1] (one
+    that does not leaves its sample as it was). What is held, [N, S], is 0 where a place is also
+    reached from two places before it, else ``NEVER``. ``backwards`` is from the last place to the
+    first. The result is the new state.
     """
-    logs = torch.empty_like(emissions)
-    state = first
-    steps = range(emissions.shape[0])
-    for t in reversed(steps) if backwards else steps:
-        ways = [state, _moved(state, 1, backwards), _moved(state, 2, backwards) + skips]
-        new = (torch.logsumexp(torch.stack(ways), 0) + emissions[t]).clamp(min=NEVER)
-        state = torch.where(active[t], new, state)
-        logs[t] = state
-    return logs, state.clone()
+
+    def moved(state: Tensor, places: int) -> Tensor:
+        """The state of ``places`` before each place (behind it, where ``backwards``)."""
+        nothing = torch.full_like(state[:, :places], NEVER)
+        if backwards:
+            return torch.cat([state[:, places:], nothing], 1)
+        return torch.cat([nothing, state[:, : state.shape[1] - places]], 1)
+
+    def ctc(states: Tensors, parts: Tensors, held: Tensors) -> tuple[Tensors, Tensors]:
+        (state,), (emission, active), (skips,) = states, parts, held
+        ways = [state, moved(state, 1), moved(state, 2) + skips]
+        new = (torch.logsumexp(torch.stack(ways), 0) + emission).clamp(min=NEVER)
+        state = torch.where(active, new, state)
+        return [state], [state]
+
+    ctc.__name__ = "ctc_back" if backwards else "ctc"
+    return ctc
 
 
-@ctc_scan.register_fake
-def _(
-    emissions: Tensor, active: Tensor, first: Tensor, skips: Tensor, backwards: bool
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(emissions), torch.empty_like(first)
-
-
-def _moved(state: Tensor, places: int, backwards: bool) -> Tensor:
-    """The state of ``places`` before each place (behind it, where ``backwards``)."""
-    nothing = torch.full_like(state[:, :places], NEVER)
-    if backwards:
-        return torch.cat([state[:, places:], nothing], 1)
-    return torch.cat([nothing, state[:, : state.shape[1] - places]], 1)
+_scans = {backwards: scanned(_scanned(backwards)) for backwards in (False, True)}
 
 
 def _log(mask: Tensor, like: Tensor) -> Tensor:
@@ -87,7 +80,7 @@ class _Ctc(ShortGradient):
         differs = torch.cat([classes[:, :2] < 0, classes[:, 2:] != classes[:, :-2]], 1)
         skips = _log(differs & (place % 2 == 1), log_probs)
         first = _log((place == 0).expand(classes.shape), log_probs)
-        alpha, last = ctc_scan(emissions, active, first, skips, False)
+        (last,), (alpha,) = _scans[False]([first], [emissions, active], [skips], False)
         end = 2 * target_lengths.unsqueeze(1)
         ends = _log((place == end) | (place == end - 1), log_probs)
         total = torch.logsumexp(last + ends, 1)
@@ -110,7 +103,7 @@ class _Ctc(ShortGradient):
         place = torch.arange(classes.shape[1])
         first = _log(place == 2 * target_lengths.unsqueeze(1), log_probs)
         ahead = torch.cat([skips[:, 2:], torch.full_like(skips[:, :2], NEVER)], 1)
-        beta, _ = ctc_scan(emissions, active, first, ahead, True)
+        _, (beta,) = _scans[True]([first], [emissions, active], [ahead], True)
         share = torch.exp(alpha + beta - emissions - total.unsqueeze(1))
         hot = (classes.unsqueeze(2) == torch.arange(log_probs.shape[2])).to(log_probs.dtype)
         labels = (share.transpose(0, 1) @ hot).transpose(0, 1)
@@ -132,14 +125,13 @@ def _places(targets: Tensor, lengths: Tensor, blank: int) -> Tensor:
     return torch.cat([pairs, torch.full_like(labels[:, :1], blank)], 1)
 
 
+@taking(functional.ctc_loss)
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Tensor | Sequence[int],
-    target_lengths: Tensor | Sequence[int],
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
+    input_lengths: Any,
+    target_lengths: Any,
+    settings: Mapping[str, Any],
 ) -> Tensor:
     """``torch.nn.functional.ctc_loss``: log_probs [T, N, C] or [T, C].
 
@@ -152,10 +144,11 @@ def ctc_loss(
         torch.as_tensor(given).reshape(-1).to(torch.int64)
         for given in (input_lengths, target_lengths)
     )
-    classes = _places(targets.to(torch.int64), lengths, blank)
-    losses: Tensor = _Ctc.apply(log_probs, classes, steps, lengths, zero_infinity)
+    classes = _places(targets.to(torch.int64), lengths, settings["blank"])
+    losses: Tensor = _Ctc.apply(log_probs, classes, steps, lengths, settings["zero_infinity"])
     longest = targets.shape[-1]
     losses = torch.where((steps > log_probs.shape[0]) | (lengths > longest), math.nan, losses)
+    reduction = settings["reduction"]
     if reduction == "none":
         return losses[0] if single else losses
     if reduction == "sum":
@@ -163,4 +156,4 @@ def ctc_loss(
     return (losses / lengths.clamp(min=1).to(losses.dtype)).mean()
 
 
-REPLACED: list[Replacement] = [(functional, "ctc_loss", ctc_loss)]
+RECORDED.replaces((functional, "ctc_loss", ctc_loss))

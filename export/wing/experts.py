@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from export.rewrites import BESIDE, RECORDED
+
 
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """``torch.histc`` between two given ends: how many elements each of equal bins holds."""
@@ -43,8 +45,5 @@ def grouped_mm(
     return wide @ mat2.reshape(groups * inner, outer)
 
 
-EQUALS: dict[Any, Any] = {
-    torch._grouped_mm: grouped_mm,
-    torch.histc: histc,
-    Tensor.histc: histc,
-}
+for _table in (RECORDED, BESIDE):  # torch's own exist in few precisions only
+    _table.equals({torch._grouped_mm: grouped_mm, torch.histc: histc, Tensor.histc: histc})

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from export.errors import ExportError
-from export.rewrites import Equals
+from export.rewrites import RECORDED
 from export.short_gradients import ShortGradient
 
 # From this many rows on torch takes distances from one matrix product, which saves the
@@ -88,4 +88,4 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     return cdist(input, input, p, "donot_use_mm_for_euclid_dist")[later]
 
 
-EQUALS: Equals = {functional.pdist: pdist, torch.cdist: cdist, torch.pdist: pdist}
+RECORDED.equals({functional.pdist: pdist, torch.cdist: cdist, torch.pdist: pdist})

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.errors import ExportError
+from export.rewrites import RECORDED
 
 _Tap = tuple[Tensor, Tensor]
 """A whole place, and the weight of what is there."""
@@ -157,7 +158,4 @@ def _line(n: int, align_corners: bool) -> Tensor:
     return place
 
 
-EQUALS: dict[Any, Any] = {
-    functional.grid_sample: grid_sample,
-    functional.affine_grid: affine_grid,
-}
+RECORDED.equals({functional.grid_sample: grid_sample, functional.affine_grid: affine_grid})

@@ -8,7 +8,7 @@ differentiated like all others. A function that it does not know raises ExportEr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch.nn import functional
 
 from export.errors import ExportError
 from export.insides import disable_current_modes
+from export.rewrites import RECORDED, taking
+from export.rewrites.tables import sliced
 
 # A matrix of a transform of this many points has 64 MiB.
 _LONGEST = 4096
@@ -200,33 +202,33 @@ def is_complex(value: Any) -> bool:
     return isinstance(value, (Pair, complex)) or (isinstance(value, Tensor) and value.is_complex())
 
 
-def _paired(function: Any) -> Any:
-    """A function of tensors that gives a pair where it meets a complex number."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if any(map(is_complex, args)):
-            pairs = [pair(each) if is_complex(each) else each for each in args]
-            return Pair.__torch_function__(function, (), tuple(pairs), kwargs)
-        return function(*args, **kwargs)
-
-    return run
-
-
 def _pairs(real: Any, imag: Any) -> Any:
     """Each real part with its imaginary one: of a tensor, or of several."""
     return Pair(real, imag) if isinstance(real, Tensor) else tuple(map(Pair, real, imag))
 
 
-def _cast(function: Any) -> Any:
-    """``Tensor.to`` or ``Tensor.type``, which give a pair where a complex type is asked for."""
+def _asks_for_complex(*args: Any, **kwargs: Any) -> bool:
+    given = (*args, *kwargs.values())
+    return any(isinstance(each, torch.dtype) and each.is_complex for each in given)
+
+
+def _any_complex(*args: Any, **kwargs: Any) -> bool:
+    return any(map(is_complex, args))
+
+
+def _met(function: Any) -> Any:
+    """A function of tensors that meets a complex number, and gives a pair."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
-        if any(dtype.is_complex for dtype in given):
-            return pair(args[0])
-        return function(*args, **kwargs)
+        pairs = [pair(each) if is_complex(each) else each for each in args]
+        return Pair.__torch_function__(function, (), tuple(pairs), kwargs)
 
     return run
+
+
+def _read(table: Tensor, key: Any) -> Pair:
+    parts = pair(table)
+    return Pair(sliced(parts.real, key), sliced(parts.imag, key))
 
 
 def _parts(value: Any, part: int) -> Any:
@@ -342,31 +344,20 @@ def _over_axes(each: Callable[..., Any], last: Callable[..., Any], *, last_first
     return run
 
 
-def stft(
-    input: Tensor,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: Tensor | None = None,
-    center: bool = True,
-    pad_mode: str = "reflect",
-    normalized: bool = False,
-    onesided: bool | None = None,
-    return_complex: bool | None = None,
-    align_to_window: bool | None = None,
-) -> Any:
+@taking(torch.stft)
+def stft(input: Tensor, n_fft: int, window: Tensor | None, settings: Mapping[str, Any]) -> Any:
     """``torch.stft`` of [length] or [b, length]: [.., frequencies, frames], complex or in pairs."""
-    hop = n_fft // 4 if hop_length is None else hop_length
+    hop = settings["hop_length"] or n_fft // 4
     x = input
-    if center:
+    if settings["center"]:
         batched = x.reshape(-1, 1, x.shape[-1])
-        padded = functional.pad(batched, (n_fft // 2, n_fft // 2), mode=pad_mode)
+        padded = functional.pad(batched, (n_fft // 2, n_fft // 2), mode=settings["pad_mode"])
         x = padded.reshape(*x.shape[:-1], padded.shape[-1])
-    frames = x.unfold(-1, n_fft, hop) * _window(window, win_length, n_fft, x)
-    one_side = onesided is None or onesided
-    spectrum = (rfft if one_side else fft)(frames, norm="ortho" if normalized else None)
+    frames = x.unfold(-1, n_fft, hop) * _window(window, settings["win_length"], n_fft, x)
+    one_side = settings["onesided"] in (None, True)
+    spectrum = (rfft if one_side else fft)(frames, norm="ortho" if settings["normalized"] else None)
     result: Pair = spectrum.transpose(-1, -2)
-    return result if return_complex else result.view_as_real()
+    return result if settings["return_complex"] else result.view_as_real()
 
 
 def _window(window: Tensor | None, length: int | None, n_fft: int, like: Tensor) -> Tensor:
@@ -420,9 +411,7 @@ def polar(abs: Tensor, angle: Tensor) -> Pair:
 
 
 def _zeros(*size: Any, dtype: torch.dtype | None = None, **like: Any) -> Any:
-    """``torch.zeros``, also of complex numbers."""
-    if dtype is None or not dtype.is_complex:
-        return torch.zeros(*size, dtype=dtype, **like)
+    """``torch.zeros`` of complex numbers."""
     return Pair(torch.zeros(*size), torch.zeros(*size))
 
 
@@ -450,25 +439,31 @@ _MEETING = (
     )),
 )  # fmt: skip
 
-EQUALS: dict[Any, Any] = {
-    **{function: _paired(function) for function in _MEETING},
-    **{function: _cast(function) for function in (Tensor.to, Tensor.type)},
-    torch.fft.fft: fft,
-    torch.fft.ifft: ifft,
-    torch.fft.rfft: rfft,
-    torch.fft.irfft: irfft,
-    torch.fft.fft2: _fftn,
-    torch.fft.ifft2: _ifftn,
-    torch.fft.rfft2: _rfftn,
-    torch.fft.irfft2: _irfftn,
-    torch.fft.fftn: _all_axes(_fftn),
-    torch.fft.ifftn: _all_axes(_ifftn),
-    torch.fft.rfftn: _all_axes(_rfftn),
-    torch.fft.irfftn: _all_axes(_irfftn),
-    torch.stft: stft,
-    torch.istft: istft,
-    torch.complex: Pair,
-    torch.polar: polar,
-    torch.view_as_complex: view_as_complex,
-    torch.zeros: _zeros,
-}
+RECORDED.equals({function: _met(function) for function in _MEETING}, of=_any_complex)
+RECORDED.equals(
+    dict.fromkeys((Tensor.to, Tensor.type), lambda tensor, *how, **named: pair(tensor)),
+    of=_asks_for_complex,
+)
+RECORDED.equals({torch.zeros: _zeros}, of=_asks_for_complex)
+RECORDED.equals({Tensor.__getitem__: _read}, of=_any_complex)
+RECORDED.equals(
+    {
+        torch.fft.fft: fft,
+        torch.fft.ifft: ifft,
+        torch.fft.rfft: rfft,
+        torch.fft.irfft: irfft,
+        torch.fft.fft2: _fftn,
+        torch.fft.ifft2: _ifftn,
+        torch.fft.rfft2: _rfftn,
+        torch.fft.irfft2: _irfftn,
+        torch.fft.fftn: _all_axes(_fftn),
+        torch.fft.ifftn: _all_axes(_ifftn),
+        torch.fft.rfftn: _all_axes(_rfftn),
+        torch.fft.irfftn: _all_axes(_irfftn),
+        torch.stft: stft,
+        torch.istft: istft,
+        torch.complex: Pair,
+        torch.polar: polar,
+        torch.view_as_complex: view_as_complex,
+    }
+)

@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from export.errors import ExportError
 from export.insides import BackwardCFunction, FunctionCtx, disable_current_modes, is_fake
-from export.rewrites import Equals, Replacement, fourier
+from export.rewrites import BESIDE, RECORDED
 
 # A dense product costs a multiplication an element, a sum by rows about as much as 16.
 _WORTH = 16
@@ -382,16 +382,13 @@ def _addmm(added: Tensor, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) 
     return result
 
 
+def _first_sparse(*args: Any, **kwargs: Any) -> bool:
+    return any(map(is_sparse, args[:2]))
+
+
 def _taken(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors, where one of the first may be sparse; others may be complex."""
-    otherwise = fourier.EQUALS.get(function, function)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if any(map(is_sparse, args[:2])):
-            return Sparse.__torch_function__(function, (), args, kwargs)
-        return otherwise(*args, **kwargs)
-
-    return run
+    """A function of tensors, one of the first of which is sparse."""
+    return lambda *args, **kwargs: Sparse.__torch_function__(function, (), args, kwargs)
 
 
 def _transposed(tensor: Tensor) -> Any:
@@ -423,58 +420,58 @@ _SAVE: Any = FunctionCtx.save_for_backward
 _SAVED: Any = BackwardCFunction.saved_tensors
 _APPLY: Any = getattr_static(Function, "apply")  # a method of Python's or of C++'s, unbound
 
-EQUALS: Equals = {
-    torch.sparse_coo_tensor: made,
-    torch.sparse_csr_tensor: _by_rows,
-    torch.sparse_compressed_tensor: _by_rows,
-    Tensor.to_sparse: _to_sparse,
-    Tensor.to_sparse_coo: _to_sparse,
-    _T.__get__: _transposed,
-    **{
-        function: _taken(function)
-        for function in (
-            torch.sparse.addmm,
-            torch.sparse.mm,
-            torch.sparse.softmax,
-            torch.sparse.log_softmax,
-            torch.addmm,
-            torch.mm,
-            torch.mv,
-            torch.matmul,
-            torch.mul,
-            torch.spmm,
-            torch.smm,
-            torch._sparse_sum,
-            torch.t,
-            torch.transpose,
-            Tensor._indices,
-            Tensor._values,
-            Tensor.coalesce,
-            Tensor.detach,
-            Tensor.div,
-            Tensor.float,
-            Tensor.indices,
-            Tensor.mm,
-            Tensor.matmul,
-            Tensor.mul,
-            Tensor.smm,
-            Tensor.sum,
-            Tensor.t,
-            Tensor.to,
-            Tensor.to_dense,
-            Tensor.transpose,
-            Tensor.values,
-            Tensor.__matmul__,
-            Tensor.__mul__,
-            Tensor.__rmul__,
-            Tensor.__truediv__,
-        )
-    },
-}
-REPLACED: tuple[Replacement, ...] = (
+RECORDED.equals(
+    {
+        torch.sparse_coo_tensor: made,
+        torch.sparse_csr_tensor: _by_rows,
+        torch.sparse_compressed_tensor: _by_rows,
+        Tensor.to_sparse: _to_sparse,
+        Tensor.to_sparse_coo: _to_sparse,
+        _T.__get__: _transposed,
+    }
+)
+_MEETING = (
+    torch.sparse.addmm,
+    torch.sparse.mm,
+    torch.sparse.softmax,
+    torch.sparse.log_softmax,
+    torch.addmm,
+    torch.mm,
+    torch.mv,
+    torch.matmul,
+    torch.mul,
+    torch.spmm,
+    torch.smm,
+    torch._sparse_sum,
+    torch.t,
+    torch.transpose,
+    Tensor._indices,
+    Tensor._values,
+    Tensor.coalesce,
+    Tensor.detach,
+    Tensor.div,
+    Tensor.float,
+    Tensor.indices,
+    Tensor.mm,
+    Tensor.matmul,
+    Tensor.mul,
+    Tensor.smm,
+    Tensor.sum,
+    Tensor.t,
+    Tensor.to,
+    Tensor.to_dense,
+    Tensor.transpose,
+    Tensor.values,
+    Tensor.__matmul__,
+    Tensor.__mul__,
+    Tensor.__rmul__,
+    Tensor.__truediv__,
+)
+RECORDED.equals({function: _taken(function) for function in _MEETING}, of=_first_sparse)
+RECORDED.replaces(
     (torch.sparse, "FloatTensor", _Recorded),
     (Function, "apply", classmethod(_applied)),
     (FunctionCtx, "save_for_backward", _save),
     (BackwardCFunction, "saved_tensors", property(_saved)),
 )
-REPLACED_BESIDE: tuple[Replacement, ...] = ((torch.sparse, "FloatTensor", _OldBeside),)
+BESIDE.replaces((torch.sparse, "FloatTensor", _OldBeside))

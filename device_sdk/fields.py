@@ -23,15 +23,15 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
-from itertools import pairwise
-from operator import attrgetter, is_
+from functools import cache, cached_property
+from operator import attrgetter, is_, lt
 from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Literal,
+    NoReturn,
     TypeAlias,
     TypeVar,
     Union,
@@ -68,6 +68,13 @@ class Within:
         return (least < value if self.above else least <= value) and (
             value < most if self.below else value <= most
         )
+
+    def holds(self, source: _Source, name: str) -> str:
+        """The expression for whether a number, of that name, is among these."""
+        below, most = "<" if self.below else "<=", source.named(self.most)
+        above, least = "<" if self.above else "<=", source.named(self.least)
+        inside = f"{least} {above} {name} {below} {most}"
+        return f"({name} == 0 or {inside})" if self.or_zero else inside
 
     def words(self, noun: str) -> str:
         """What is expected: such as "a number above 0 and at most 1"."""
@@ -193,10 +200,48 @@ Look: TypeAlias = Callable[[Any], Any]
 Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the value stays what it is
 
 
+class _Source:
+    """A function of one argument, ``value``, in Python's own words, and the objects it names.
+
+    A class's plan is written out and compiled at its first use, as ``dataclass`` does it with
+    ``__init__``: a look at a message then is a row of comparisons, without a call for each field.
+    """
+
+    def __init__(self) -> None:
+        self._objects: dict[str, Any] = {}
+        self._locals = 0
+
+    def named(self, value: Any) -> str:
+        """A name for an object."""
+        name = f"_{len(self._objects)}"
+        self._objects[name] = value
+        return name
+
+    def local(self) -> str:
+        """A name for a variable."""
+        self._locals += 1
+        return f"v{self._locals}"
+
+    def is_default(self, name: str, default: Any) -> str:
+        """Whether the variable is this default: see ``DeclaredField.is_left_out``."""
+        if default is None or isinstance(default, bool):
+            return f"{name} is {default}"
+        same = f"type({name}) is {self.named(type(default))} and "
+        return f"({same}{name} == {self.named(default)})"
+
+    def compiled(self, *lines: str) -> Look:
+        """The function of these lines."""
+        found: dict[str, Any] = {}
+        exec("\n    ".join(("def function(value):", *lines)), self._objects, found)
+        return cast(Look, found["function"])
+
+
 class Kind:
     """One declaration. ``words``: what is expected, for errors and documentation.
 
-    ``kept``: the types of its values in Python; ``written``: of its plain values.
+    ``kept``: the types of its values in Python; ``written``: of its plain values. Of each kind
+    there are the whole looks :meth:`checked` and :meth:`read`, which say what is wrong, and the
+    expressions from which quick ones are made for what is right: they are over a variable's name.
     """
 
     words = "anything"
@@ -207,18 +252,38 @@ class Kind:
         """The value as it is kept. Raises Misfit."""
         return value
 
-    def plain(self, value: Any) -> Any:
-        """A checked value as maps, arrays and scalars."""
-        return value
-
     def read(self, value: Any) -> Any:
         """A plain value in the types that :meth:`checked` looks into. Raises Misfit."""
         return value
+
+    def plain(self, value: Any) -> Any:
+        """A checked value as maps, arrays and scalars."""
+        return self._plain(value)
+
+    @cached_property
+    def _plain(self) -> Look:
+        source = _Source()
+        return source.compiled(f"return {self.as_plain(source, 'value')}")
+
+    def fits(self, source: _Source, name: str) -> str:
+        """True only where :meth:`checked` would give the very same value."""
+        return "True"
+
+    def as_read(self, source: _Source, name: str) -> str:
+        """What :meth:`read` gives; raises LookupError, TypeError or ValueError where it may not."""
+        return name
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        """What :meth:`plain` gives."""
+        return name
 
 
 class _Nothing(Kind):
     words = "null"
     kept = written = (NoneType,)
+
+    def fits(self, source: _Source, name: str) -> str:
+        return f"{name} is None"
 
 
 class _Boolean(Kind):
@@ -230,22 +295,23 @@ class _Boolean(Kind):
             return value
         raise Misfit(value, self.words)
 
+    def fits(self, source: _Source, name: str) -> str:
+        return f"({name} is True or {name} is False)"
+
 
 class _Integer(Kind):
     kept = written = (int,)
 
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("an integer")
-        strict = within.above or within.below or within.or_zero
-        self._least: float = 1 if strict else within.least
-        self._most: float = 0 if strict else within.most
 
     def checked(self, value: Any) -> Any:
-        if type(value) is int and self._least <= value <= self._most:
-            return value  # mostly, and quickly told
         if isinstance(value, int) and not isinstance(value, bool) and value in self._within:
             return value
         raise Misfit(value, self.words)
+
+    def fits(self, source: _Source, name: str) -> str:
+        return f"type({name}) is int and {self._within.holds(source, name)}"
 
 
 class _Number(Kind):
@@ -264,6 +330,13 @@ class _Number(Kind):
         if isinstance(value, float):
             return value
         raise Misfit(value, self.words)  # an integer's encoding is another
+
+    def fits(self, source: _Source, name: str) -> str:
+        inside = self._within.holds(source, name)
+        return f"type({name}) is float and {-_LARGEST} <= {name} <= {_LARGEST} and {inside}"
+
+    def as_read(self, source: _Source, name: str) -> str:
+        return f"({name} if type({name}) is float else {source.named(self.read)}({name}))"
 
 
 class _Sized(Kind):
@@ -287,6 +360,13 @@ class _Sized(Kind):
                 raise Misfit(value, self.words, each.reason)
         return value
 
+    def fits(self, source: _Source, name: str) -> str:
+        parts = [f"type({name}) is {self._kind.__name__}"]
+        if (self._least, self._most) != (0, sys.maxsize):
+            parts += [f"{name}.isascii()"] if self._kind is str else []
+            parts += [f"{self._least} <= len({name}) <= {self._most}"]
+        return " and ".join(parts + [f"{source.named(each.test)}({name})" for each in self._such])
+
 
 _NOUNS: dict[type, str] = {str: "a text", bytes: "a byte string"}
 
@@ -308,6 +388,9 @@ class _OneOf(Kind):
             return value
         raise Misfit(value, self.words)
 
+    def fits(self, source: _Source, name: str) -> str:
+        return f"type({name}) is str and {name} in {source.named(self.known)}"
+
 
 class _Member(Kind):
     """An enumeration's member, written as its value."""
@@ -324,14 +407,21 @@ class _Member(Kind):
             return value
         raise Misfit(value, self.words)
 
-    def plain(self, value: Any) -> Any:
-        return value.value
-
     def read(self, value: Any) -> Any:
         found = self._by_value.get(value) if isinstance(value, self.written) else None
         if found is None:
             raise Misfit(value, self.words)
         return found
+
+    def fits(self, source: _Source, name: str) -> str:
+        return f"type({name}) is {source.named(*self.kept)}"
+
+    def as_read(self, source: _Source, name: str) -> str:
+        known, read = source.named(self._by_value), source.named(self.read)
+        return f"({known}[{name}] if type({name}) is str else {read}({name}))"
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        return f"{name}._value_"  # as ``value``, without a descriptor's call
 
 
 class _Array(Kind):
@@ -340,19 +430,20 @@ class _Array(Kind):
     def __init__(self, item: Kind, length: Length, order: Rising | None) -> None:
         self._item = item
         self._least, self._most = length.bounds
-        self._mark = None if order is None else attrgetter(order.by) if order.by else _itself
+        self._order = order
         rising = "" if order is None else f", by rising {order.by or 'value'}, each once"
         self.words = f"a list{length.words('items')}{rising}, each {item.words}"
 
     def checked(self, value: Any) -> Any:
         kept = self._each(value, self.kept, self._item.checked)
-        marks = () if self._mark is None else map(self._mark, kept)
-        if any(high <= low for low, high in pairwise(marks)):
+        if self._order and not self._rises(kept):
             raise Misfit(value, self.words)
         return value if isinstance(value, tuple) and all(map(is_, kept, value)) else kept
 
-    def plain(self, value: Any) -> Any:
-        return list(map(self._item.plain, value))
+    def _rises(self, kept: tuple[Any, ...]) -> bool:
+        by = self._order.by if self._order else ""
+        marks = tuple(map(attrgetter(by), kept)) if by else kept
+        return all(map(lt, marks, marks[1:]))
 
     def read(self, value: Any) -> Any:
         return self._each(value, self.written, self._item.read)
@@ -369,9 +460,23 @@ class _Array(Kind):
             raise misfit.below(f"[{len(found)}]") from None
         return tuple(found)
 
+    def _long(self, name: str, kind: str) -> str:
+        return f"type({name}) is {kind} and {self._least} <= len({name}) <= {self._most}"
 
-def _itself(value: Any) -> Any:
-    return value
+    def fits(self, source: _Source, name: str) -> str:
+        each = source.local()
+        order = f" and {source.named(self._rises)}({name})" if self._order else ""
+        items = f"all([{self._item.fits(source, each)} for {each} in {name}])"
+        return f"{self._long(name, 'tuple')} and (not {name} or {items}{order})"
+
+    def as_read(self, source: _Source, name: str) -> str:
+        each = source.local()
+        items = f"tuple([{self._item.as_read(source, each)} for {each} in {name}])"
+        return f"({items} if {self._long(name, 'list')} else {source.named(self.read)}({name}))"
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        each = source.local()
+        return f"[{self._item.as_plain(source, each)} for {each} in {name}]"
 
 
 class _Map(Kind):
@@ -389,9 +494,6 @@ class _Map(Kind):
             if not each.test(kept):
                 raise Misfit(value, each.words, each.reason)
         return kept
-
-    def plain(self, value: Any) -> Any:
-        return {key: self._item.plain(each) for key, each in value.items()}
 
     def read(self, value: Any) -> Any:
         return self._each(value, self.written, self._key.read, self._item.read)
@@ -415,6 +517,17 @@ class _Map(Kind):
                 raise misfit.below(f"[{key!r:.70}]") from None
         return found
 
+    def fits(self, source: _Source, name: str) -> str:
+        return "False"  # a copy is kept: it may change no more
+
+    def as_read(self, source: _Source, name: str) -> str:
+        return f"{source.named(self.read)}({name})"
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        key, item = source.local(), source.local()
+        plain = self._item.as_plain(source, item)
+        return f"{{{key}: {plain} for {key}, {item} in {name}.items()}}"
+
 
 class _Either(Kind):
     """One of several kinds, told apart by their types."""
@@ -431,14 +544,32 @@ class _Either(Kind):
                 return kind.checked(value)
         raise Misfit(value, self.words)
 
-    def plain(self, value: Any) -> Any:
-        return next(kind for kind in self._kinds if isinstance(value, kind.kept)).plain(value)
-
     def read(self, value: Any) -> Any:
         for kind in self._kinds:
             if isinstance(value, kind.written):
                 return kind.read(value)
         raise Misfit(value, self.words)
+
+    def _first(self, name: str, types: list[str], looks: list[str], other: str) -> str:
+        turns = (
+            f"{look} if isinstance({name}, {each})" for each, look in zip(types, looks, strict=True)
+        )
+        return f"({' else '.join((*turns, other))})"
+
+    def fits(self, source: _Source, name: str) -> str:
+        types = [source.named(each.kept) for each in self._kinds]
+        looks = [f"({each.fits(source, name)})" for each in self._kinds]
+        return self._first(name, types, looks, "False")
+
+    def as_read(self, source: _Source, name: str) -> str:
+        types = [source.named(each.written) for each in self._kinds]
+        looks = [each.as_read(source, name) for each in self._kinds]
+        return self._first(name, types, looks, f"{source.named(self.read)}({name})")
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        types = [source.named(each.kept) for each in self._kinds]
+        looks = [each.as_plain(source, name) for each in self._kinds]
+        return self._first(name, types, looks, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,10 +624,6 @@ class _Record(Kind):
             raise Misfit(value, self.words)
         return self._made(zip(_checks_of(self._kind), value, strict=True))
 
-    def plain(self, value: Any) -> Any:
-        parts = ((each, getattr(value, each.name)) for each in self.entries)
-        return {each.key: each.kind.plain(v) for each, v in parts if not each.is_left_out(v)}
-
     def read(self, value: Any) -> Any:
         if not isinstance(value, dict) or value.keys() - self._optional != self._required:
             raise Misfit(value, self.words, "wrong-fields")
@@ -511,6 +638,85 @@ class _Record(Kind):
                 raise misfit.below(key) from None
         return self._kind(**found)
 
+    def fits(self, source: _Source, name: str) -> str:
+        if is_dataclass(self._kind):
+            return f"isinstance({name}, {source.named(self._kind)})"
+        parts = (f"({e.kind.fits(source, f'{name}.{e.name}')})" for e in self.entries)
+        return f"type({name}) is {source.named(self._kind)} and {' and '.join(parts)}"
+
+    def as_read(self, source: _Source, name: str) -> str:
+        return f"{source.named(self.quick_read)}({name})"
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        return f"{source.named(self._plain)}({name})"
+
+    @cached_property
+    def _plain(self) -> Look:
+        source = _Source()
+        always, lines = [], []
+        for each in self.entries:
+            part = source.local()
+            lines.append(f"{part} = value.{each.name}")
+            item = each.kind.as_plain(source, part)
+            if each.required:
+                always.append(f"{each.key!r}: {item}")
+            else:
+                lines.append(f"if not {source.is_default(part, each.default)}:")
+                lines.append(f"    more[{each.key!r}] = {item}")
+        return source.compiled("more = {}", *lines, f"return {{{', '.join((*always, '**more'))}}}")
+
+    @cached_property
+    def quick_read(self) -> Look:
+        """As :meth:`read`; raises LookupError, TypeError or ValueError in its Misfit's place."""
+        source = _Source()
+        missing, refuse = source.named(MISSING), source.named(_refuse)
+        lines, parts = [f"found = {len(self._required)}"], []
+        for each in self.entries:
+            part = source.local()
+            parts.append(part)
+            item = each.kind.as_read(source, part)
+            if each.required:
+                lines += [f"{part} = value[{each.key!r}]", f"{part} = {item}"]
+                continue
+            default = source.named(each.default)
+            lines += [
+                f"{part} = value.get({each.key!r}, {missing})",
+                f"if {part} is {missing}:",
+                f"    {part} = {default}{'.copy()' if isinstance(each.default, dict) else ''}",
+                "else:",
+                "    found += 1",
+                f"    {part} = {item}",
+                f"    if {source.is_default(part, each.default)}: {refuse}()",
+            ]
+        return source.compiled(
+            f"if type(value) is not dict: {refuse}()",
+            *lines,
+            f"if len(value) != found: {refuse}()",
+            f"return {source.named(self._kind)}({', '.join(parts)})",
+        )
+
+    def look(self) -> Look:
+        """What a :class:`Declared` does when it was made."""
+        source = _Source()
+        lines, tests = [], []
+        for each in self.entries:
+            part = source.local()
+            lines.append(f"{part} = value.{each.name}")
+            test = each.kind.fits(source, part)
+            if isinstance(each.default, dict):
+                test = f"{source.is_default(part, each.default)} or {test}"
+            elif not each.required:
+                test = f"{part} is {source.named(each.default)} or {test}"
+            tests.append(f"({test})")
+        lines.append(f"if not ({' and '.join(tests)}): {source.named(require_declared)}(value)")
+        if self._kind.check is not Declared.check:
+            lines.append("value.check()")
+        return source.compiled(*lines)
+
+
+def _refuse() -> NoReturn:
+    raise ValueError
+
 
 class _Row(_Record):
     """An array of all fields, in their order: where their names would take too much room."""
@@ -522,13 +728,29 @@ class _Row(_Record):
         self._reads = tuple((each.key, each.name, each.kind.read) for each in self.entries)
         self.words = f"a list of {', '.join(each.key for each in self.entries)}"
 
-    def plain(self, value: Any) -> Any:
-        return [each.kind.plain(getattr(value, each.name)) for each in self.entries]
-
     def read(self, value: Any) -> Any:
         if not isinstance(value, list) or len(value) != len(self._reads):
             raise Misfit(value, self.words)
         return self._made(zip(self._reads, value, strict=True))
+
+    @cached_property
+    def _plain(self) -> Look:
+        source = _Source()
+        names = [(source.local(), each) for each in self.entries]
+        lines = [f"{name} = value.{each.name}" for name, each in names]
+        parts = ", ".join(each.kind.as_plain(source, name) for name, each in names)
+        return source.compiled(*lines, f"return [{parts}]")
+
+    @cached_property
+    def quick_read(self) -> Look:
+        source = _Source()
+        names = [(source.local(), each) for each in self.entries]
+        parts = ", ".join(each.kind.as_read(source, name) for name, each in names)
+        return source.compiled(
+            f"if type(value) is not list: {source.named(_refuse)}()",
+            f"{', '.join(name for name, _ in names)}, = value",
+            f"return {source.named(self._kind)}({parts})",
+        )
 
 
 class Declared:
@@ -543,9 +765,14 @@ class Declared:
     """Whether it is written as an array of its fields, without their names."""
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
+    def __init_subclass__(cls) -> None:
+        cls.__post_init__ = Declared.__post_init__  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
-        require_declared(self)
-        self.check()
+        # The first of a class: from then on this is the look that is made for it.
+        kind: Any = type(self)
+        kind.__post_init__ = _record_of(kind).look()
+        kind.__post_init__(self)
 
     def check(self) -> None:
         """Raises ValueError for fields that do not go together."""
@@ -652,12 +879,29 @@ def require(hint: Any, value: object, name: str) -> None:
 
 def plain(record: object) -> dict[str, Any]:
     """A record as plain values, by its keys."""
-    return cast("dict[str, Any]", kind_of(cast(Any, type(record))).plain(record))
+    return cast("dict[str, Any]", _plains(type(record))(record))
 
 
 def read(kind: type[T], value: object) -> T:
     """The record that a plain value is. Raises Misfit, and ValueError as its class does."""
-    return cast(T, kind_of(cast(Any, kind)).read(value))
+    try:
+        return cast(T, _quick_reads(kind)(value))
+    except (LookupError, TypeError, ValueError):
+        return cast(T, _record_of(kind).read(value))  # says what is wrong
+
+
+def _record_of(kind: Any) -> _Record:
+    return cast(_Record, kind_of(kind))
+
+
+@cache
+def _plains(kind: Any) -> Look:
+    return _record_of(kind)._plain
+
+
+@cache
+def _quick_reads(kind: Any) -> Look:
+    return _record_of(kind).quick_read
 
 
 def texts_of(hint: Any) -> tuple[str, ...]:

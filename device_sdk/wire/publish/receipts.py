@@ -151,6 +151,9 @@ class Verdict(Enum):
     """Another body was committed for the same identity."""
 
 
+_REFUSED = Verdict.REFUSED  # an enumeration's attribute takes longer to find
+
+
 @dataclass(frozen=True, slots=True)
 class Receipt(Record):
     """The aggregator's final word on an update."""
@@ -164,7 +167,7 @@ class Receipt(Record):
     MOST_BYTES = 256
 
     def check(self) -> None:
-        if (self.verdict is Verdict.REFUSED) is not bool(self.reason):
+        if (self.verdict is _REFUSED) is (not self.reason):
             raise ValueError("a reason goes with a refusal, and with nothing else")
 
 

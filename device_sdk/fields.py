@@ -363,8 +363,10 @@ class _Sized(Kind):
     def fits(self, source: _Source, name: str) -> str:
         parts = [f"type({name}) is {self._kind.__name__}"]
         if (self._least, self._most) != (0, sys.maxsize):
-            parts += [f"{name}.isascii()"] if self._kind is str else []
-            parts += [f"{self._least} <= len({name}) <= {self._most}"]
+            size = f"len({name})"
+            if self._kind is str:
+                size = f"({size} if {name}.isascii() else {source.named(_bytes_of)}({name}))"
+            parts += [f"{self._least} <= {size} <= {self._most}"]
         return " and ".join(parts + [f"{source.named(each.test)}({name})" for each in self._such])
 
 
@@ -879,13 +881,13 @@ def require(hint: Any, value: object, name: str) -> None:
 
 def plain(record: object) -> dict[str, Any]:
     """A record as plain values, by its keys."""
-    return cast("dict[str, Any]", _plains(type(record))(record))
+    return cast("dict[str, Any]", _plains(cast(Any, type(record)))(record))
 
 
 def read(kind: type[T], value: object) -> T:
     """The record that a plain value is. Raises Misfit, and ValueError as its class does."""
     try:
-        return cast(T, _quick_reads(kind)(value))
+        return cast(T, _quick_reads(cast(Any, kind))(value))
     except (LookupError, TypeError, ValueError):
         return cast(T, _record_of(kind).read(value))  # says what is wrong
 

@@ -69,7 +69,7 @@ class Within:
             value < most if self.below else value <= most
         )
 
-    def holds(self, source: _Source, name: str) -> str:
+    def holds(self, source: _PlanSource, name: str) -> str:
         """The expression for whether a number, of that name, is among these."""
         below, most = "<" if self.below else "<=", source.named(self.most)
         above, least = "<" if self.above else "<=", source.named(self.least)
@@ -200,7 +200,7 @@ Look: TypeAlias = Callable[[Any], Any]
 Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the value stays what it is
 
 
-class _Source:
+class _PlanSource:
     """A function of one argument, ``value``, in Python's own words, and the objects it names.
 
     A class's plan is written out and compiled at its first use, as ``dataclass`` does it with
@@ -262,18 +262,18 @@ class Kind:
 
     @cached_property
     def _plain(self) -> Look:
-        source = _Source()
+        source = _PlanSource()
         return source.compiled(f"return {self.as_plain(source, 'value')}")
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         """True only where :meth:`checked` would give the very same value."""
         return "True"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         """What :meth:`read` gives; raises LookupError, TypeError or ValueError where it may not."""
         return name
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _PlanSource, name: str) -> str:
         """What :meth:`plain` gives."""
         return name
 
@@ -282,7 +282,7 @@ class _Nothing(Kind):
     words = "null"
     kept = written = (NoneType,)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         return f"{name} is None"
 
 
@@ -295,7 +295,7 @@ class _Boolean(Kind):
             return value
         raise Misfit(value, self.words)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         return f"({name} is True or {name} is False)"
 
 
@@ -310,7 +310,7 @@ class _Integer(Kind):
             return value
         raise Misfit(value, self.words)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         return f"type({name}) is int and {self._within.holds(source, name)}"
 
 
@@ -331,11 +331,11 @@ class _Number(Kind):
             return value
         raise Misfit(value, self.words)  # an integer's encoding is another
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         inside = self._within.holds(source, name)
         return f"type({name}) is float and {-_LARGEST} <= {name} <= {_LARGEST} and {inside}"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         return f"({name} if type({name}) is float else {source.named(self.read)}({name}))"
 
 
@@ -360,7 +360,7 @@ class _Sized(Kind):
                 raise Misfit(value, self.words, each.reason)
         return value
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         parts = [f"type({name}) is {self._kind.__name__}"]
         if (self._least, self._most) != (0, sys.maxsize):
             size = f"len({name})"
@@ -390,7 +390,7 @@ class _OneOf(Kind):
             return value
         raise Misfit(value, self.words)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         return f"type({name}) is str and {name} in {source.named(self.known)}"
 
 
@@ -415,14 +415,14 @@ class _Member(Kind):
             raise Misfit(value, self.words)
         return found
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         return f"type({name}) is {source.named(*self.kept)}"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         known, read = source.named(self._by_value), source.named(self.read)
         return f"({known}[{name}] if type({name}) is str else {read}({name}))"
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _PlanSource, name: str) -> str:
         return f"{name}._value_"  # as ``value``, without a descriptor's call
 
 
@@ -465,18 +465,18 @@ class _Array(Kind):
     def _long(self, name: str, kind: str) -> str:
         return f"type({name}) is {kind} and {self._least} <= len({name}) <= {self._most}"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         each = source.local()
         order = f" and {source.named(self._rises)}({name})" if self._order else ""
         items = f"all([{self._item.fits(source, each)} for {each} in {name}])"
         return f"{self._long(name, 'tuple')} and (not {name} or {items}{order})"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         each = source.local()
         items = f"tuple([{self._item.as_read(source, each)} for {each} in {name}])"
         return f"({items} if {self._long(name, 'list')} else {source.named(self.read)}({name}))"
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _PlanSource, name: str) -> str:
         each = source.local()
         return f"[{self._item.as_plain(source, each)} for {each} in {name}]"
 
@@ -519,13 +519,13 @@ class _Map(Kind):
                 raise misfit.below(f"[{key!r:.70}]") from None
         return found
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         return "False"  # a copy is kept: it may change no more
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         return f"{source.named(self.read)}({name})"
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _PlanSource, name: str) -> str:
         key, item = source.local(), source.local()
         plain = self._item.as_plain(source, item)
         return f"{{{key}: {plain} for {key}, {item} in {name}.items()}}"
@@ -558,17 +558,17 @@ class _Either(Kind):
         )
         return f"({' else '.join((*turns, other))})"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         types = [source.named(each.kept) for each in self._kinds]
         looks = [f"({each.fits(source, name)})" for each in self._kinds]
         return self._first(name, types, looks, "False")
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         types = [source.named(each.written) for each in self._kinds]
         looks = [each.as_read(source, name) for each in self._kinds]
         return self._first(name, types, looks, f"{source.named(self.read)}({name})")
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _PlanSource, name: str) -> str:
         types = [source.named(each.kept) for each in self._kinds]
         looks = [each.as_plain(source, name) for each in self._kinds]
         return self._first(name, types, looks, name)
@@ -640,21 +640,21 @@ class _Record(Kind):
                 raise misfit.below(key) from None
         return self._kind(**found)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _PlanSource, name: str) -> str:
         if is_dataclass(self._kind):
             return f"isinstance({name}, {source.named(self._kind)})"
         parts = (f"({e.kind.fits(source, f'{name}.{e.name}')})" for e in self.entries)
         return f"type({name}) is {source.named(self._kind)} and {' and '.join(parts)}"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _PlanSource, name: str) -> str:
         return f"{source.named(self.quick_read)}({name})"
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _PlanSource, name: str) -> str:
         return f"{source.named(self._plain)}({name})"
 
     @cached_property
     def _plain(self) -> Look:
-        source = _Source()
+        source = _PlanSource()
         always, lines = [], []
         for each in self.entries:
             part = source.local()
@@ -670,7 +670,7 @@ class _Record(Kind):
     @cached_property
     def quick_read(self) -> Look:
         """As :meth:`read`; raises LookupError, TypeError or ValueError in its Misfit's place."""
-        source = _Source()
+        source = _PlanSource()
         missing, refuse = source.named(MISSING), source.named(_refuse)
         lines, parts = [f"found = {len(self._required)}"], []
         for each in self.entries:
@@ -699,7 +699,7 @@ class _Record(Kind):
 
     def look(self) -> Look:
         """What a :class:`Declared` does when it was made."""
-        source = _Source()
+        source = _PlanSource()
         lines, tests = [], []
         for each in self.entries:
             part = source.local()
@@ -737,7 +737,7 @@ class _Row(_Record):
 
     @cached_property
     def _plain(self) -> Look:
-        source = _Source()
+        source = _PlanSource()
         names = [(source.local(), each) for each in self.entries]
         lines = [f"{name} = value.{each.name}" for name, each in names]
         parts = ", ".join(each.kind.as_plain(source, name) for name, each in names)
@@ -745,7 +745,7 @@ class _Row(_Record):
 
     @cached_property
     def quick_read(self) -> Look:
-        source = _Source()
+        source = _PlanSource()
         names = [(source.local(), each) for each in self.entries]
         parts = ", ".join(each.kind.as_read(source, name) for name, each in names)
         return source.compiled(

@@ -71,8 +71,8 @@ class Within:
 
     def holds(self, source: _PlanSource, name: str) -> str:
         """The expression for whether a number, of that name, is among these."""
-        below, most = "<" if self.below else "<=", source.named(self.most)
-        above, least = "<" if self.above else "<=", source.named(self.least)
+        below, most = "<" if self.below else "<=", source.number(self.most)
+        above, least = "<" if self.above else "<=", source.number(self.least)
         inside = f"{least} {above} {name} {below} {most}"
         return f"({name} == 0 or {inside})" if self.or_zero else inside
 
@@ -216,6 +216,10 @@ class _PlanSource:
         name = f"_{len(self._objects)}"
         self._objects[name] = value
         return name
+
+    def number(self, value: float) -> str:
+        """A number in Python's own words; a name for infinity, which has none."""
+        return repr(value) if math.isfinite(value) else self.named(value)
 
     def local(self) -> str:
         """A name for a variable."""
@@ -366,8 +370,12 @@ class _Sized(Kind):
             size = f"len({name})"
             if self._kind is str:
                 size = f"({size} if {name}.isascii() else {source.named(_bytes_of)}({name}))"
-            parts += [f"{self._least} <= {size} <= {self._most}"]
+            parts.append(_between(self._least, size, self._most))
         return " and ".join(parts + [f"{source.named(each.test)}({name})" for each in self._such])
+
+
+def _between(least: int, name: str, most: int) -> str:
+    return f"{name} == {least}" if least == most else f"{least} <= {name} <= {most}"
 
 
 _NOUNS: dict[type, str] = {str: "a text", bytes: "a byte string"}
@@ -463,7 +471,8 @@ class _Array(Kind):
         return tuple(found)
 
     def _long(self, name: str, kind: str) -> str:
-        return f"type({name}) is {kind} and {self._least} <= len({name}) <= {self._most}"
+        size = _between(self._least, f"len({name})", self._most)
+        return f"type({name}) is {kind} and {size}"
 
     def fits(self, source: _PlanSource, name: str) -> str:
         each = source.local()

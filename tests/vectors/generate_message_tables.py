@@ -67,11 +67,18 @@ def _type(entry: DeclaredField, kind: type[Any]) -> str:
     words = entry.kind.words.replace(NAME_WORDS, "a name").replace("|", "\\|")
     if getattr(kind, "IS_ROW", False) or entry.required:
         return words
-    usual = entry.kind.plain(entry.default) if entry.default is not None else None
-    spelt = {None: "there is none", "": "empty", False: "false"}
-    if isinstance(usual, (list, dict, bytes)):
-        return f"{words}; left out where it is empty"
-    return f"{words}; left out where {spelt.get(usual, f'it is {usual}')}"
+    usual = None if entry.default is None else entry.kind.plain(entry.default)
+    return f"{words}; left out where {_spelt(usual)}"
+
+
+def _spelt(usual: Any) -> str:
+    if usual is None:
+        return "there is none"
+    if isinstance(usual, bytes) and usual:
+        return f"it is 0x{usual.hex()}"
+    if isinstance(usual, (str, list, dict, bytes)):
+        return f"it is {usual or 'empty'}"
+    return f"it is {str(usual).lower()}"
 
 
 def _meanings(kind: type[Any]) -> Iterator[tuple[str, str]]:

@@ -53,8 +53,8 @@ class RoundManifest(Record):
     opened_unix_seconds: Count
     """When the aggregator opened the round and signed this."""
     deadline_unix_seconds: Count
-    """Not before it. From then on it is not acted upon; a device counts the seconds left by its own
-    clock."""
+    """Not before ``opened_unix_seconds``. From then on it is not acted upon; a device counts the
+    seconds left by its own clock."""
     codec: Name
     length: Annotated[int, Within(0, CHUNK_BYTES * MOST_CHUNKS)]
     """Plaintext bytes of the broadcast."""

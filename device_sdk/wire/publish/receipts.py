@@ -150,6 +150,8 @@ class Verdict(Enum):
     CONFLICT = "conflict"
     """Another body was committed for the same identity."""
 
+    __hash__ = object.__hash__  # each receipt is found by it; that of the name takes longer
+
 
 _REFUSED = Verdict.REFUSED  # an enumeration's attribute takes longer to find
 

@@ -54,7 +54,7 @@ class DescriptorBody(Record):
     """The time by which devices that knew an older descriptor go from now on: no time that was
     signed under one before counts any more, so that they recover from clocks that were ahead."""
     expires_unix_seconds: Annotated[Count, Key("expires")]
-    """Later than that."""
+    """Later than ``issued``."""
     signing: PublicKey
     """Ed25519: of the aggregator's online signing key, for what it says to all, and to who
     enrols."""

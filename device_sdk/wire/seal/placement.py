@@ -79,7 +79,7 @@ class Placement(Record):
     """The URL under which a web server has the fleet's chunks; empty: none has. Not in grants."""
     packet_bytes: Annotated[int, Within(0, MOST_PACKET_BYTES), Key("packet")] = 0
     """The largest MQTT packet that the broker was found to take, whatever it says itself; 0: any.
-    Not in grants, and not kept: it is the broker's of now."""
+    Not in grants, and not kept: it holds for the broker at hand."""
 
     MOST_BYTES = 1024
 

@@ -191,7 +191,7 @@ class Misfit(ValueError):
     def below(self, name: str) -> Misfit:
         """The same, where the value is that of ``name`` in another."""
         joint = "." if self.name and not self.name.startswith("[") else ""
-        return Misfit(self.value, self.expected, self.reason, name + joint + self.name)
+        return type(self)(self.value, self.expected, self.reason, name + joint + self.name)
 
 
 # Kinds: what a type with all that stands beside it asks for.
@@ -434,20 +434,30 @@ class _Member(Kind):
         return f"{name}._value_"  # as ``value``, without a descriptor's call
 
 
+def _require_such(value: Any, such: tuple[Such, ...]) -> None:
+    for each in such:
+        if not each.test(value):
+            raise Misfit(value, each.words, each.reason)
+
+
 class _Array(Kind):
     kept, written = (tuple, list), (list, tuple)
 
-    def __init__(self, item: Kind, length: Length, order: Rising | None) -> None:
-        self._item = item
+    def __init__(
+        self, item: Kind, length: Length, order: Rising | None, such: tuple[Such, ...]
+    ) -> None:
+        self._item, self._such = item, such
         self._least, self._most = length.bounds
         self._order = order
         rising = "" if order is None else f", by rising {order.by or 'value'}, each once"
-        self.words = f"a list{length.words('items')}{rising}, each {item.words}"
+        also = "".join(f", {each.words}" for each in such)
+        self.words = f"a list{length.words('items')}{rising}, each {item.words}{also}"
 
     def checked(self, value: Any) -> Any:
         kept = self._each(value, self.kept, self._item.checked)
         if self._order and not self._rises(kept):
             raise Misfit(value, self.words)
+        _require_such(kept, self._such)
         return value if isinstance(value, tuple) and all(map(is_, kept, value)) else kept
 
     def _rises(self, kept: tuple[Any, ...]) -> bool:
@@ -476,9 +486,10 @@ class _Array(Kind):
 
     def fits(self, source: _PlanSource, name: str) -> str:
         each = source.local()
-        order = f" and {source.named(self._rises)}({name})" if self._order else ""
+        tests = [each.test for each in self._such] + [self._rises] * (self._order is not None)
+        also = "".join(f" and {source.named(test)}({name})" for test in tests)
         items = f"all([{self._item.fits(source, each)} for {each} in {name}])"
-        return f"{self._long(name, 'tuple')} and (not {name} or {items}{order})"
+        return f"{self._long(name, 'tuple')} and (not {name} or {items}{also})"
 
     def as_read(self, source: _PlanSource, name: str) -> str:
         each = source.local()
@@ -501,9 +512,7 @@ class _Map(Kind):
 
     def checked(self, value: Any) -> Any:
         kept = self._each(value, self.kept, self._key.checked, self._item.checked)
-        for each in self._such:
-            if not each.test(kept):
-                raise Misfit(value, each.words, each.reason)
+        _require_such(kept, self._such)
         return kept
 
     def read(self, value: Any) -> Any:
@@ -637,8 +646,16 @@ class _Record(Kind):
 
     def read(self, value: Any) -> Any:
         if not isinstance(value, dict) or value.keys() - self._optional != self._required:
-            raise Misfit(value, self.words, "wrong-fields")
+            raise Misfit(self._differing(value), self.words, "wrong-fields")
         return self._made((each, value[each[0]]) for each in self._reads if each[0] in value)
+
+    def _differing(self, value: Any) -> object:
+        """Which keys it lacks, or has beside."""
+        if not isinstance(value, dict):
+            return value
+        lacks = sorted(self._required - value.keys())
+        unknown = sorted(value.keys() - self._required - self._optional)
+        return f"a map without {', '.join(lacks)}" if lacks else f"a map with {', '.join(unknown)}"
 
     def _made(self, parts: Iterable[tuple[tuple[str, str, Look], Any]]) -> Any:
         found = {}
@@ -772,6 +789,8 @@ class Declared:
     """
 
     __slots__ = ()
+    misfit: ClassVar[type[Misfit]] = Misfit
+    """What is raised for a value outside of its type."""
     IS_ROW: ClassVar[bool] = False
     """Whether it is written as an array of its fields, without their names."""
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -789,13 +808,14 @@ class Declared:
         """Raises ValueError for fields that do not go together."""
 
 
-def require_declared(record: object) -> None:
+def require_declared(record: Declared) -> None:
     """Raises Misfit, naming the field, for a value that a frozen dataclass does not declare."""
     for _, name, check in _checks_of(cast(Any, type(record))):
         value = getattr(record, name)
         try:
             kept = check(value)
-        except Misfit as misfit:
+        except Misfit as found:
+            misfit = record.misfit(*found.args)
             raise misfit.below(name) from None
         if kept is not value:
             object.__setattr__(record, name, kept)
@@ -861,7 +881,7 @@ def kind_of(hint: Any) -> Kind:
         return _Either(tuple(map(kind_of, inside)))
     if origin is tuple:
         order = next((each for each in beside if isinstance(each, Rising)), None)
-        return _Array(kind_of(inside[0]), length, order)
+        return _Array(kind_of(inside[0]), length, order, such)
     if origin in (dict, Mapping):
         return _Map(kind_of(inside[0]), kind_of(inside[1]), length, such)
     if isinstance(bare, type) and issubclass(bare, Enum):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aggregator.methods.method import Binding, ModelMethod, Refused
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.state import Entry, Schema
 from device_sdk.wire.arrays.exchange import Update
 from sparse_yogi.contract import SparseTraining
@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class SparseYogiSettings:
+class SparseYogiSettings(Declared):
     """The task file's table ``[sparse_yogi]``; ``training`` is the table below it.
 
     ``tau`` is the optimizer's degree of adaptivity: larger is closer to plain averaging.
@@ -35,9 +35,6 @@ class SparseYogiSettings:
     beta2: Annotated[float, Within(0, 0.9999)] = 0.99
     tau: Annotated[float, Within(0, 1e3, above=True)] = 1e-3
     training: SparseTraining = field(default_factory=SparseTraining)
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class SparseYogiMethod(ModelMethod):

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
+from numbers import Integral, Real
 from operator import attrgetter, is_, lt
 from types import NoneType, UnionType
 from typing import (
@@ -304,14 +305,15 @@ class _Boolean(Kind):
 
 
 class _Integer(Kind):
-    kept = written = (int,)
+    kept, written = (int, Integral), (int,)
 
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("an integer")
 
     def checked(self, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool) and value in self._within:
-            return value
+        integer = isinstance(value, self.kept) and not isinstance(value, bool)
+        if integer and value in self._within:
+            return value if isinstance(value, int) else int(value)  # such as numpy's
         raise Misfit(value, self.words)
 
     def fits(self, source: _PlanSource, name: str) -> str:
@@ -319,13 +321,13 @@ class _Integer(Kind):
 
 
 class _Number(Kind):
-    kept, written = (float, int), (float,)
+    kept, written = (float, int, Real), (float,)
 
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("a number")
 
     def checked(self, value: Any) -> Any:
-        number = isinstance(value, (float, int)) and not isinstance(value, bool)
+        number = isinstance(value, self.kept) and not isinstance(value, bool)
         if not number or not -_LARGEST <= value <= _LARGEST or value not in self._within:
             raise Misfit(value, self.words)
         return value if isinstance(value, float) else float(value)

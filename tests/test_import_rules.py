@@ -108,7 +108,7 @@ RULES = (
     _device("artifact", "fields"),
     _device("system", ""),
     _device("tables", "system"),
-    _device("link", "system", libraries="numpy paho.mqtt"),
+    _device("link", "fields system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),
     _device("evaluation", "fields wire.codec wire.arrays"),
@@ -128,9 +128,11 @@ RULES = (
     ),
     _device(
         "capability",
-        "artifact errors factorisation methods.scatter.least_squares runtime system trainer",
+        "artifact errors factorisation fields methods.scatter.least_squares runtime system trainer",
     ),
-    _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
+    _device(
+        "home", "artifact errors evaluation fields link system wire", libraries="numpy cryptography"
+    ),
     _device(
         "train",
         "artifact capability errors evaluation factorisation home local_data system trainer trial "

@@ -70,7 +70,7 @@ def as_optimizer(given: object, model: nn.Module) -> Optimizer:
         instead=f"export.{equal.__name__}(lr={equal().lr})"
         if equal
         else "export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "
-        "docs/export.md, or an export.Optimizer of your own",
+        "docs/export/optimizers.md, or an export.Optimizer of your own",
     )
 
 

@@ -141,7 +141,7 @@ def test_every_serial_and_time_round_trips(serial: int, made: int) -> None:
 def test_codes_out_of_range_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match="a byte string of 16 bytes"):
         EnrolmentCode(b"", b"", b"", 0, 0)
-    for serial, made, what in [(-1, 0, "serial"), (2**40, 0, "serial"), (0, 2**40, "time")]:
+    for serial, made, what in [(-1, 0, "serial"), (2**40, 0, "serial"), (0, 2**40, "unix_seconds")]:
         with pytest.raises(ValueError, match=what):
             new_code(bytes(16), serial, made)
 

@@ -15,7 +15,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.presence import Presence, sign_presence
+from device_sdk.wire.seal.announcement import Presence, announce
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import make_home
@@ -83,7 +83,7 @@ def test_a_forged_or_an_old_presence_or_descriptor_ends_nobody(make_stage: MakeS
     fence: Fence = stage.parts.fence
     stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
     keys = stage.parts.keys.current()
-    message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
+    message = announce(Presence(bytes(16), 1), keys.descriptor, keys.signing)
     fence.heard_presence(message)
     for at in range(2, len(message), 7):
         changed = bytearray(message)
@@ -109,7 +109,7 @@ def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage
 
     def hear(incarnation: bytes, started: int) -> None:
         presence = Presence(incarnation, started)
-        fence.heard_presence(sign_presence(presence, keys.descriptor, keys.signing))
+        fence.heard_presence(announce(presence, keys.descriptor, keys.signing))
 
     hear(b"m" * 16, 1000)  # our own
     hear(b"z" * 16, 900)  # our last life, or one that started with it

@@ -2,8 +2,8 @@
 
 It enrols with a code, opens a session, takes part in one round of `scatter`, and prints its
 receipt's verdict. It imports nothing of this project: what it knows of the wire is from
-`docs/wire.md`, `docs/wire-tensors.md`, `docs/task-messages.md` and `docs/methods/scatter.md`, after
-whose sections its own are named.
+`docs/wire.md`, `docs/wire-tensors.md`, `docs/task-messages.md`, the pages behind them and
+`docs/methods/scatter.md`, after whose sections its own are named.
 
     python second_device.py mqtt://127.0.0.1:1883 film-1 film-2 ... < code
 

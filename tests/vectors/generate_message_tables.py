@@ -39,7 +39,16 @@ from device_sdk.wire.seal.placement import Placement
 from tests.vectors.written import write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = tuple(DOCS / f"{name}.md" for name in ("wire", "wire-tensors", "task-messages"))
+PAGES = tuple(
+    sorted(
+        [
+            *DOCS.glob("wire*.md"),
+            *DOCS.glob("wire*/*.md"),
+            *DOCS.glob("task-messages*/*.md"),
+            DOCS / "task-messages.md",
+        ]
+    )
+)
 KINDS: tuple[type[Any], ...] = (
     BroadcastHead, ContentHead, DescriptorBody, Details, EnrolAnswer, EvaluationTerms, Grant,
     OfferedArtifact, OfferedAttachment, OpenRequest, PackedReport, Placement, Presence,

@@ -19,7 +19,7 @@ from device_sdk.wire.publish.topics import Topics
 from tests.vectors import generate_codecs as vectors
 
 FILE = json.loads(vectors.FILE.read_text(encoding="utf-8"))
-DOCUMENT = Path(__file__).parents[4] / "docs" / "wire-tensors.md"
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def test_the_file_is_what_the_generator_writes() -> None:
@@ -76,7 +76,9 @@ def test_messages_decode_to_what_is_written_beside_them() -> None:
 
 def test_every_hexadecimal_string_of_the_document_is_a_vector() -> None:
     known = vectors.FILE.read_text(encoding="utf-8")
-    quoted = re.findall(r"`((?:[0-9a-f]{2} ?){5,})`", DOCUMENT.read_text(encoding="utf-8"))
+    pages = [DOCS / "wire-tensors.md", *DOCS.glob("wire-tensors/*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    quoted = re.findall(r"`((?:[0-9a-f]{2} ?){5,})`", text)
     assert quoted
     for hexadecimal in quoted:
         assert f'"{hexadecimal.replace(" ", "")}"' in known, hexadecimal

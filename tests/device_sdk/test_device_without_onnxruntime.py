@@ -76,7 +76,7 @@ def run(script: str, *arguments: str) -> str:
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_SECONDS,
         check=False,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
     )
@@ -118,6 +118,7 @@ def test_what_runs_an_artifact_says_what_is_missing(name: str) -> None:
     script = f"""{_BLOCKED}
 import device_sdk, device_sdk.factorisation, numpy as np
 from device_sdk.factorisation import LocalSettings, packaged_artifact
+from tests.fakes.waiting import PATIENCE_SECONDS
 try:
     if {name!r} == "Trainer":
         device_sdk.Trainer(packaged_artifact())

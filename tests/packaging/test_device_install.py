@@ -44,7 +44,7 @@ class Person:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
@@ -132,6 +132,7 @@ import sys
 import numpy as np
 import device_sdk
 from device_sdk.factorisation import packaged_artifact
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 trainer = device_sdk.Trainer(packaged_artifact())
 before = trainer.parameters

@@ -16,6 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Hides what a device does not install.
 _AS_ON_A_DEVICE = """
 import sys
+from tests.fakes.waiting import PATIENCE_SECONDS
 sys.modules.update(dict.fromkeys(("torch", "onnx", "export"), None))
 """
 
@@ -37,7 +38,7 @@ def run(source: str, folder: Path, home: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -610,7 +610,8 @@ class BrokerLinks:
         _LOG.warning(
             "%s takes %d of our messages before it wants to have acknowledged the first: "
             "sessions' replies and publications leave no faster than that each round trip; in "
-            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 (said once)",
+            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 "
+            "(logged once)",
             self.broker,
             receive_maximum,
         )
@@ -633,7 +634,7 @@ class BrokerLinks:
             _LOG.warning(
                 "%s acknowledges messages and does not deliver them, devices' updates "
                 "too: it drops what does not fit into its queue for a connection; in "
-                "mosquitto.conf, max_queued_messages 10000 (said once; counted in the metrics as "
+                "mosquitto.conf, max_queued_messages 10000 (logged once; counted in the metrics as "
                 "tessera_broker_losses_total)",
                 self.broker,
             )

@@ -12,6 +12,7 @@ import pytest
 
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import Operator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _ROOT = Path(__file__).parents[2]
 # Nothing but numpy, cryptography and paho-mqtt.
@@ -118,7 +119,6 @@ def test_what_runs_an_artifact_says_what_is_missing(name: str) -> None:
     script = f"""{_BLOCKED}
 import device_sdk, device_sdk.factorisation, numpy as np
 from device_sdk.factorisation import LocalSettings, packaged_artifact
-from tests.fakes.waiting import PATIENCE_SECONDS
 try:
     if {name!r} == "Trainer":
         device_sdk.Trainer(packaged_artifact())

@@ -189,7 +189,7 @@ if __name__ == "__main__":
     found = context.Queue()
     child = context.Process(target=work, args=(home, found))
     child.start()
-    told = found.get(timeout=PATIENCE_SECONDS)
+    told = found.get(timeout=300)
     child.join(30)
     assert child.exitcode == 0
     spawned = multiprocessing.get_context("spawn").Process(target=id, args=(device,))
@@ -249,7 +249,6 @@ TRAINER = """
 import numpy as np
 from device_sdk.trainer import Trainer
 from device_sdk.factorisation import packaged_artifact
-from tests.fakes.waiting import PATIENCE_SECONDS
 trainer = Trainer(packaged_artifact(), providers="cpu")
 calls = (lambda: trainer.step({}), lambda: trainer.predict({}))
 print(json.dumps(in_a_fork(lambda: [said(call) for call in calls])))

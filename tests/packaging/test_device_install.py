@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.device_install import DeviceInstall, IndexUnreachable, install_device
 from benchmarks.install_size import SIZE_BUDGET_MB
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +133,6 @@ import sys
 import numpy as np
 import device_sdk
 from device_sdk.factorisation import packaged_artifact
-from tests.fakes.waiting import PATIENCE_SECONDS
 
 trainer = device_sdk.Trainer(packaged_artifact())
 before = trainer.parameters

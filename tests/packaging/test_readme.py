@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # Hides what a device does not install.
 _AS_ON_A_DEVICE = """
 import sys
-from tests.fakes.waiting import PATIENCE_SECONDS
 sys.modules.update(dict.fromkeys(("torch", "onnx", "export"), None))
 """
 

@@ -738,7 +738,7 @@ class _Record(Kind):
             elif not each.required:
                 test = f"{part} is {source.named(each.default)} or {test}"
             tests.append(f"({test})")
-        lines.append(f"if not ({' and '.join(tests)}): {source.named(require_declared)}(value)")
+        lines.append(f"if not ({' and '.join(tests)}): {source.named(_require_declared)}(value)")
         if self._kind.check is not Declared.check:
             lines.append("value.check()")
         return source.compiled(*lines)
@@ -810,7 +810,7 @@ class Declared:
         """Raises ValueError for fields that do not go together."""
 
 
-def require_declared(record: Declared) -> None:
+def _require_declared(record: Declared) -> None:
     """Raises Misfit, naming the field, for a value that a frozen dataclass does not declare."""
     for _, name, check in _checks_of(cast(Any, type(record))):
         value = getattr(record, name)

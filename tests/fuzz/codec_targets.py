@@ -469,7 +469,7 @@ CODEC_TARGETS = (
         "running",
         _running,
         lambda: [
-            b'{"connected":true,"session":false,"working_on":{"default":7},"problem":"x",'
+            b'{"connected":true,"session":true,"working_on":{"default":7},"problem":"x",'
             b'"problems":{"air":"y"},"process":12,"unix_seconds":1800000000}'
         ],
         (ValueError,),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated
 
-from device_sdk.fields import Declared, Length, Such, Within, require
+from device_sdk.fields import Declared, Length, Such, Within
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.message import Name, Record
 from device_sdk.wire.publish.standing import Labels
@@ -116,13 +116,13 @@ OwnLabels = Annotated[
 class Details(Declared):
     """What an app can switch off. Texts are cut to fit by whoever makes a report."""
 
-    sdk: Annotated[str, Length(0, 16)]
+    sdk: Annotated[str, Length(0, MOST_TEXT_BYTES["sdk"])]
     """The version of Tessera."""
-    runtime: Annotated[str, Length(0, 16)]
+    runtime: Annotated[str, Length(0, MOST_TEXT_BYTES["runtime"])]
     """The version of onnxruntime; empty where there is none."""
-    platform: Annotated[str, Length(0, 18)]
+    platform: Annotated[str, Length(0, MOST_TEXT_BYTES["platform"])]
     """System and processor."""
-    option: Annotated[str, Length(0, 16)] = ""
+    option: Annotated[str, Length(0, MOST_TEXT_BYTES["option"])] = ""
     """The columns, or the artifact, that was trained; empty for none."""
     seconds: Annotated[float, Within(0)] | None = None
     """That the training took; null where there was none."""
@@ -156,8 +156,3 @@ class Report(Record):
     def check(self) -> None:
         if (self.outcome is ReportedOutcome.TRAINED) is bool(self.reason):
             raise ValueError("a reason goes with what was not trained, and with nothing else")
-
-
-def require_own_labels(labels: Mapping[str, str]) -> None:
-    """Raises ValueError for labels that a device cannot give itself."""
-    require(OwnLabels, labels, "labels")

@@ -28,7 +28,6 @@ from device_sdk.wire.publish.report import (
     Reason,
     Report,
     ReportedOutcome,
-    require_own_labels,
 )
 
 IDENTITY = UpdateIdentity(b"device", "films", 1_700_000_000, 7)
@@ -86,7 +85,7 @@ def test_the_longest_of_everything_fits() -> None:
     assert len(encode(report.without_evaluation())) == MOST_OUTCOME_BYTES
     assert decode(Report, encode(report)) == report
     with pytest.raises(ValueError, match="at most 56 bytes"):
-        require_own_labels({"site": labels["site"] + "n"})
+        replace(longest, labels={"site": labels["site"] + "n"})
 
 
 FULL: list[cbor.CborValue] = ["1", "", "linux", "", None, 0, {}, [6, 5]]

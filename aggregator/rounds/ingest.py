@@ -18,6 +18,7 @@ from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
 from aggregator.task_log import about
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -31,8 +32,6 @@ from device_sdk.wire.publish.report import (
     Report,
     ReportedOutcome,
     known_reason,
-    read_report,
-    write_outcome,
 )
 from device_sdk.wire.seal.admission import TokenBuckets
 
@@ -417,7 +416,7 @@ class Ingest:
                 known.width,
                 now_unix_seconds,
                 identity.round,
-                write_outcome(report) if report.evaluation else update.report,
+                encode(report.without_evaluation()) if report.evaluation else update.report,
             )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
@@ -479,7 +478,7 @@ def _told(update: UpdateMessage) -> Report | WireError | None:
 def read_told(update: UpdateMessage) -> Report:
     """A contribution's report. Raises ``WireError``, also for one that trained and sends nothing,
     or sends something and did not train."""
-    report = read_report(update.report or b"")
+    report = decode(Report, update.report or b"")
     if (report.outcome is ReportedOutcome.TRAINED) is not bool(update.body):
         raise WireError("bad-field", "an update goes with what was trained, and with nothing else")
     return report

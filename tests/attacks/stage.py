@@ -30,7 +30,7 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
-from device_sdk.wire.seal.presence import read_presence
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.world import Pace
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel, SimulatedBroker, StandInLink
 from tests.attacks.simulated_device import SimulatedDevice
@@ -245,7 +245,9 @@ class Stage:
     def incarnation(self) -> bytes:
         """Of the aggregator's present life."""
         _, message = self.parts.announcements.presence()
-        return read_presence(message, self.parts.keys.current().descriptor).incarnation
+        return read_announcement(
+            Presence, message, self.parts.keys.current().descriptor
+        ).incarnation
 
     def refusals(self, reason: str) -> int:
         """How often the aggregator refused something for this reason since it started."""

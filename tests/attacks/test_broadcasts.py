@@ -13,11 +13,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.manifest import (
     RoundManifest,
-    read_manifest,
     seal_chunks,
-    write_manifest,
 )
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -26,15 +25,14 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     TasksTopic,
 )
+from device_sdk.wire.seal.announcement import Presence, ServedTasks, announce, read_announcement
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     Publication,
     derive_broadcast_keys,
     open_manifest,
 )
-from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import public_key
-from device_sdk.wire.seal.tasks import ServedTasks, read_tasks, sign_tasks
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -52,7 +50,7 @@ def _manifests(stage: Stage) -> list[bytes]:
 def _open(stage: Stage, message: bytes, key: GroupKey) -> RoundManifest:
     keys = derive_broadcast_keys(key, message[10:42], "default", "all")
     signing = public_key(stage.parts.keys.current().descriptor.signing)
-    return read_manifest(open_manifest(message, keys, signing))
+    return decode(RoundManifest, open_manifest(message, keys, signing))
 
 
 def test_a_rolled_back_manifest_is_refused(stage: Stage) -> None:
@@ -172,9 +170,10 @@ def test_the_tasks_are_told_before_each_presence_under_its_keys_and_of_its_life(
     assert [topic for topic, _ in standing] == [tasks, presence] * (len(standing) // 2)
     assert len(standing) >= 10
     descriptor = stage.parts.keys.current().descriptor
-    served = read_tasks(standing[-2][1], descriptor)
+    served = read_announcement(ServedTasks, standing[-2][1], descriptor)
     assert served.names == (("default", "all"),)
-    assert served.incarnation == read_presence(standing[-1][1], descriptor).incarnation
+    presence = read_announcement(Presence, standing[-1][1], descriptor)
+    assert served.incarnation == presence.incarnation
     assert {stage.refused(place).get("bad-signature", 0) for place in range(3)} == {0}
 
 
@@ -187,14 +186,14 @@ def test_a_forged_or_an_old_list_of_tasks_alarms_nobody(stage: Stage) -> None:
     stage.next_version()
     keys, life = stage.parts.keys.current(), stage.incarnation()
     served = ServedTasks(life, 9, (("films", "all"),))
-    forged = sign_tasks(served, keys.descriptor, Ed25519PrivateKey.generate())
+    forged = announce(served, keys.descriptor, Ed25519PrivateKey.generate())
     for message in (forged, of_an_earlier_life, b""):
         stage.broker.publish(topic, message, retain=True)
         stage.settle()
         assert [each.participant.problem for each in stage.devices] == [""] * len(stage.devices)
     assert stage.refused()["bad-signature"] == 1 and stage.refused()["truncated"] == 1
     # What the aggregator itself signed would be believed: the test can tell.
-    true = sign_tasks(served, keys.descriptor, keys.signing)
+    true = announce(served, keys.descriptor, keys.signing)
     stage.broker.publish(topic, true, retain=True)
     stage.settle()
     assert all("serves no task" in each.participant.problem for each in stage.devices)
@@ -221,7 +220,7 @@ def _forge(
         chunks=digests,
     )
     manifest = replace(manifest, **changed)  # type: ignore[arg-type]
-    sealed = publication.seal_manifest(write_manifest(manifest), signing)
+    sealed = publication.seal_manifest(encode(manifest), signing)
     named = [
         (stage.topics.write(ChunkTopic(publication.broadcast_id, index)), chunk)
         for index, chunk in enumerate(chunks)
@@ -347,7 +346,7 @@ def test_a_broadcast_of_an_old_epoch_is_refused(stage: Stage) -> None:
     newer = replace(
         real, round=real.round + 1, key_epoch=old_key.epoch, broadcast_id=publication.broadcast_id
     )
-    forged = publication.seal_manifest(write_manifest(newer), signing)
+    forged = publication.seal_manifest(encode(newer), signing)
     stage.broker.publish(_manifest_topic(stage), forged, retain=True)
     stage.settle()
     # The session that a device opened because of the rotation told it the new key alone.

@@ -17,13 +17,12 @@ from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.topics import PresenceTopic, TasksTopic
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.announcement import ServedTasks, announce, new_presence
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import new_code
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keyring import HandshakeKeys, Keyring
 from device_sdk.wire.seal.keys import KeyKind, read_key
-from device_sdk.wire.seal.presence import new_presence, sign_presence
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.attacks.stage import Stage
 from tests.attacks.test_broadcasts import _forge
 from tests.fakes.parties import EXPIRES, INCARNATION, NOW, key_from, make_serving
@@ -92,9 +91,9 @@ def test_what_a_stolen_worker_signs_for_the_fleet_is_believed_by_nobody(stage: S
     jobs = stage.devices[0].jobs
     (key,) = stage.parts.keys.group_keys()
     life = stage.parts.life.incarnation
-    tasks = sign_tasks(ServedTasks(life, 9, (("films", "all"),)), thief.descriptor, thief.sessions)
+    tasks = announce(ServedTasks(life, 9, (("films", "all"),)), thief.descriptor, thief.sessions)
     later = new_presence(int(stage.unix()) + 60, os.urandom)
-    presence = sign_presence(later, thief.descriptor, thief.sessions)
+    presence = announce(later, thief.descriptor, thief.sessions)
     forged = [
         *_forge(stage, key, thief.sessions),
         (stage.topics.write(TasksTopic()), tasks),

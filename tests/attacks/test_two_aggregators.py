@@ -12,7 +12,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.presence import Presence, sign_presence
+from device_sdk.wire.seal.announcement import Presence, announce
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import ServeProcess, command, make_home
@@ -66,7 +66,7 @@ def test_a_forged_or_an_old_presence_or_descriptor_ends_nobody(make_stage: MakeS
     fence: Fence = stage.parts.fence
     stage.await_version(1)
     keys = stage.parts.keys.current()
-    message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
+    message = announce(Presence(bytes(16), 1), keys.descriptor, keys.signing)
     fence.heard_presence(message)
     for _, changed in [*changed_bytes(message)][2::7]:
         with pytest.raises(WireError):
@@ -88,7 +88,7 @@ def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage
 
     def hear(incarnation: bytes, started: int) -> None:
         presence = Presence(incarnation, started)
-        fence.heard_presence(sign_presence(presence, keys.descriptor, keys.signing))
+        fence.heard_presence(announce(presence, keys.descriptor, keys.signing))
 
     hear(b"m" * 16, 1000)  # our own
     hear(b"z" * 16, 900)  # our last life, or one that started with it

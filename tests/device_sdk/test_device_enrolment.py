@@ -34,9 +34,8 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     TasksTopic,
 )
+from device_sdk.wire.seal.announcement import ServedTasks, announce
 from device_sdk.wire.seal.enrolment_code import new_code
-from device_sdk.wire.seal.presence import sign_presence
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
@@ -223,9 +222,9 @@ def test_a_list_that_nobody_signed_or_of_another_life_refuses_nobody(
 ) -> None:
     topic, signing = aggregator.topics.write(TasksTopic()), Ed25519PrivateKey.generate()
     served = ServedTasks(aggregator.presence.incarnation, 9, (("films", "all"),))
-    forged = sign_tasks(served, aggregator.descriptor, signing)
+    forged = announce(served, aggregator.descriptor, signing)
     earlier = replace(served, incarnation=bytes(16))
-    old = sign_tasks(earlier, aggregator.descriptor, aggregator._signing)
+    old = announce(earlier, aggregator.descriptor, aggregator._signing)
     for number, message in enumerate((forged, old, b"", b"\x01\x09")):
         aggregator._link.publish(topic, message, retain=True)
         join(mosquitto.url, aggregator.code(), tmp_path / str(number)).close()
@@ -257,7 +256,7 @@ def test_nothing_is_sent_before_the_aggregator_has_shown_which_life_it_is(
     # One of an earlier life, shown in its place: asked in vain, until the right one comes.
     aggregator.offset_seconds = 5
     aggregator.forget_sessions()
-    old = sign_presence(shown, aggregator.descriptor, aggregator._signing)
+    old = announce(shown, aggregator.descriptor, aggregator._signing)
     aggregator._link.publish(presence, old, retain=True)
     timer = threading.Timer(2.0, aggregator.publish_standing)
     timer.start()

@@ -22,11 +22,12 @@ from aggregator.serve.service import Service
 from device_sdk.evaluation.report import write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.catalogue import catalogue_id
 from device_sdk.wire.publish.content import SHARED, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, with_report, write_update
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.broadcast import find_group_key, read_manifest_label
 from device_sdk.wire.seal.signature import public_key
@@ -108,7 +109,7 @@ def count_one(home: AggregatorHome) -> None:
     body = encode_scatter_update(Update(1, tensors), 8, "float32")
     said = write_evaluations(ranked(np.arange(4)))
     report = Report(ReportedOutcome.TRAINED, "", Details("1", "1", "linux", "k=3"), said)
-    payload = write_update(identity, with_report(write_report(report), body))
+    payload = write_update(identity, with_report(encode(report), body))
     assert parts.inbox.offer(DEVICES[0], payload, RecordType.CONTRIBUTION) is None
     (settled,) = air.ingest.commit()
     assert settled.receipt.verdict.value == "counted"

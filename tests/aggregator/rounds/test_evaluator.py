@@ -27,13 +27,14 @@ from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from tests.fakes.crashes import Crash, CrashingDatabase
 from tests.fakes.homes import ITEMS, WIDTH, command, make_home
 from tests.fakes.outputs import output_of
@@ -108,7 +109,7 @@ class Fleet:
         )
         report = Report(*outcome, Details("1", "1", "linux", "k=8"), evaluation)
         identity = UpdateIdentity(device, "default", row.generation, row.round - rounds_ago)
-        content = with_report(write_report(report), self.body if trained else b"")
+        content = with_report(encode(report), self.body if trained else b"")
         return self.parts.inbox.offer(
             device, write_update(identity, content), RecordType.CONTRIBUTION
         )

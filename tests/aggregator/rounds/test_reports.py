@@ -11,6 +11,7 @@ import pytest
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed
 from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, StoredReport
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
@@ -23,8 +24,6 @@ from device_sdk.wire.publish.report import (
     Reason,
     Report,
     ReportedOutcome,
-    read_report,
-    write_report,
 )
 from tests.aggregator.rounds.test_ingest import ANNA, BERT, CLEO, LATER, Desk, body
 from tests.fakes.homes import make_home
@@ -51,7 +50,7 @@ def offer(
     desk: Desk, identity: UpdateIdentity, report: Report | bytes, sent: bytes = b""
 ) -> tuple[str, str] | None:
     """Offer a contribution, and commit; the verdict and its reason."""
-    told = report if isinstance(report, bytes) else write_report(report)
+    told = report if isinstance(report, bytes) else encode(report)
     content = with_report(told, sent)
     payload = write_update(identity, content)
     settled = desk.parts.inbox.offer(identity.device_id, payload, RecordType.CONTRIBUTION)
@@ -192,7 +191,7 @@ def test_the_newest_outcome_stays_with_the_device_and_old_rounds_go(desk: Desk) 
         desk.ingest.save_seen()
     found = store.first.participations.all()[ANNA]
     assert found.report is not None
-    assert read_report(found.report) == Report(ReportedOutcome.TRAINED, "", DETAILS)
+    assert decode(Report, found.report) == Report(ReportedOutcome.TRAINED, "", DETAILS)
     assert (found.round, found.told_unix_seconds) == (KEPT_ROUNDS + 4, int(desk.now_seconds))
 
 
@@ -204,7 +203,7 @@ def test_what_came_too_late_of_an_older_round_is_not_the_newest_outcome(desk: De
     desk.ingest.commit()
     found = desk.parts.store.first.participations.all()[ANNA]
     assert found.round == 2 and found.report is not None
-    assert read_report(found.report).outcome is ReportedOutcome.TRAINED
+    assert decode(Report, found.report).outcome is ReportedOutcome.TRAINED
 
 
 def test_a_device_s_own_words_do_not_grow_the_counters(desk: Desk) -> None:

@@ -51,7 +51,7 @@ def test_items_are_appended_between_rounds(mosquitto: Mosquitto, tmp_path: Path)
         assert anna.take_part(2, anna.body(items=ITEMS + 1)).verdict is Verdict.COUNTED
         assert anna.await_round(3).catalogue_id == second.catalogue_id
     file.write_text("a\n\nb\n")
-    with pytest.raises(AggregatorError, match="row 1"):
+    with pytest.raises(AggregatorError, match=r"items\[1\] is .*row 0 is line 1"):
         read_catalogue_file(file)
 
 

@@ -192,7 +192,7 @@ def test_more_tasks_than_devices_can_be_told_are_not_served(
     for name in ("air", "boats", "cars"):
         add_task(home, name, task_text(home, name, ROUND))
     # The bound is 256; this home has as many, and one more of a version that had none.
-    for owner in ("aggregator.store.tasks", "device_sdk.wire.seal.tasks"):
+    for owner in ("aggregator.store.tasks", "device_sdk.wire.seal.announcement"):
         monkeypatch.setattr(f"{owner}.MOST_TASKS", 3)
     with serving(home) as served:
         rows = served.parts.store.tasks

@@ -17,7 +17,8 @@ from aggregator.simulate.fleet import Failures, Fate, Speeds, StreamPurpose, Vir
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import publish, terms_of
 from aggregator.task.file import read_task
-from device_sdk.wire.publish.manifest import seal_chunks, write_manifest
+from device_sdk.wire.codec.message import encode
+from device_sdk.wire.publish.manifest import seal_chunks
 from device_sdk.wire.seal.broadcast import Publication, new_group_key
 
 ITEMS, DEVICES = 40, 30
@@ -142,7 +143,7 @@ def test_what_a_broadcast_costs_is_what_its_seals_would(tmp_path: Path) -> None:
         publication = Publication(new_group_key(1, rng.bytes), "t", "all", rng.bytes)
         chunks, _ = seal_chunks(publication, published.plaintext)
         signing = Ed25519PrivateKey.from_private_bytes(rng.bytes(32))
-        manifest = publication.seal_manifest(write_manifest(published.manifest), signing)
+        manifest = publication.seal_manifest(encode(published.manifest), signing)
         assert published.down_bytes == sum(map(len, chunks)) + len(manifest)
     (first,) = run.rounds(1)
     assert isinstance(first, PlayedRound) and first.up_bytes > 0

@@ -19,7 +19,7 @@ from aggregator.serve.service import Service
 from aggregator.task.check import NEXT_ROUND, OTHER_TASK, REPLACE, RESTART, changes
 from aggregator.task.file import read_task
 from aggregator.task.template import tables_of
-from device_sdk.fields import default_of, hints_of, is_settings, taken_apart
+from device_sdk.fields import default_of, hints_of, is_settings, texts_of
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command, make_home
 from tests.fakes.outputs import output_of
@@ -70,7 +70,7 @@ def keys(path: str, kind: type[Any]) -> Iterator[tuple[str, object]]:
         elif key in NAMED:
             yield key, NAMED[key]
         elif key not in LEFT_OUT:
-            yield key, another(default_of(field), taken_apart(hint)[2])
+            yield key, another(default_of(field), texts_of(hint))
 
 
 def another(value: Any, options: tuple[Any, ...]) -> object:

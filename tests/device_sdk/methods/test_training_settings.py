@@ -168,5 +168,5 @@ def test_a_map_says_what_it_lacks_what_is_too_much_and_where() -> None:
     found.end()
     with pytest.raises(ValueError, match=r"^place.b is 'x'; expected a text of at most 0 bytes$"):
         found.text("b", 0)
-    with pytest.raises(ValueError, match=r"^place.a is 1; expected an array$"):
+    with pytest.raises(ValueError, match=r"^place.a is 1; expected a list, each anything$"):
         found.array("a")

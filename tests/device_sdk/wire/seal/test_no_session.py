@@ -12,6 +12,7 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType, prefix
 from device_sdk.wire.seal import session_table, signature
 from device_sdk.wire.seal.admission import _MARGIN, _MISSED_SECONDS, _TRIED, OpenSchedule
+from device_sdk.wire.seal.announcement import Presence, PresenceWatch
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.no_session import (
     MESSAGE_BYTES,
@@ -19,7 +20,6 @@ from device_sdk.wire.seal.no_session import (
     read_no_session,
     sign_no_session,
 )
-from device_sdk.wire.seal.presence import Presence, PresenceWatch
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import INCARNATION, Clock, Fleet, make_serving
 from tests.fakes.refusals import changed_bytes, reason_of

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, encode, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import AdmissionPurpose, WorkBudget, admission_tag
 from device_sdk.wire.seal.descriptor import make_descriptor
@@ -108,15 +108,15 @@ def test_an_open_with_a_right_tag_but_a_wrong_inside_is_refused() -> None:
     info = open_info(fleet.descriptor, freshness)
     head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little") + freshness.to_bytes()
     to = hpke.public_key(fleet.descriptor.hpke)
-    good = OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)).to_body()
+    good = encode(OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)))
     signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + good)
 
     def attempt(inside: bytes, info: bytes = info) -> str:
         return reason_of(fleet.grant, tagged(fleet, head, hpke.seal(to, info, inside), anna))
 
     flipped = bytes([signed[0] ^ 1]) + signed[1:]
-    other = OpenRequest(b"x" * 16, fleet.descriptor.hpke, bytes(32)).to_body()
-    unusable = OpenRequest(anna.device_id, b"\xff" * 1216, bytes(32)).to_body()
+    other = encode(OpenRequest(b"x" * 16, fleet.descriptor.hpke, bytes(32)))
+    unusable = encode(OpenRequest(anna.device_id, b"\xff" * 1216, bytes(32)))
     unusable_signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + unusable)
     assert attempt(flipped + good) == "bad-signature"
     assert attempt(signed + other) == "wrong-device"
@@ -164,7 +164,7 @@ def test_a_reply_must_be_signed_by_the_descriptors_key_over_this_open() -> None:
         forged = encode_reply(reply, digest, ephemeral, other)
         assert reason_of(attempt.accept, forged, NOW) == "bad-signature"
     key = fleet.serving.sessions
-    body = reply.to_body()
+    body = encode(reply)
     for_another = signature.sign(key, signature.Purpose.SESSION_REPLY, bytes(32) + body)
     to = hpke.public_key(ephemeral)
     sealed = hpke.seal(to, reply_info(digest), for_another + body)
@@ -419,7 +419,7 @@ def test_values_out_of_range_have_no_freshness() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         Freshness(b"", 1)
     for counter in (-1, 2**64):
-        with pytest.raises(ValueError, match="8 bytes"):
+        with pytest.raises(ValueError, match="counter"):
             Freshness(INCARNATION, counter)
 
 
@@ -556,12 +556,11 @@ def test_a_reply_is_unsealed_by_what_it_is_given_and_its_time_has_63_bits() -> N
     attempt = fleet.opening()
     digest = hashlib.sha256(attempt.message).digest()
     ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
-    for seconds in (2**63, 2**63 - 1):
-        reply = SessionReply(b"12345678", bytes(32), INCARNATION, seconds, ())
-        message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
-        expected = "bad-field" if seconds == 2**63 else "descriptor-expired"
-        assert reason_of(attempt.accept, message, NOW, fleet.counting.unseal) == expected
-    assert fleet.counting.unseals == 2
+    reply = SessionReply(b"12345678", bytes(32), INCARNATION, 2**63 - 1, ())
+    message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
+    unseal = fleet.counting.unseal
+    assert reason_of(attempt.accept, message, NOW, unseal) == "descriptor-expired"
+    assert fleet.counting.unseals == 1
     assert reason_of(fleet.opening("2").accept, message[:2], NOW) == "cannot-unseal"
 
 
@@ -579,7 +578,7 @@ def test_random_insides_never_escape_as_another_error(inside: bytes, data: st.Da
     """Whatever an insider seals, signs and tags: only WireError comes out, at either end."""
     fleet, anna, freshness = FUZZED, FUZZED.anna, FUZZED.fresh()
     info = open_info(fleet.descriptor, freshness)
-    body = OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)).to_body()
+    body = encode(OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)))
     head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little") + freshness.to_bytes()
     for content in (inside, mutated(body, data)):
         signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + content)

@@ -185,7 +185,7 @@ def test_a_round_closes_at_as_many_updates_as_are_wanted(make_stage: MakeStage) 
     rows = run_rounds(stage, 6, 2000.0)
     assert all(row.participants is not None and row.participants >= 2 for row in rows)
     assert {row.expected for row in rows} != {8}
-    # Whose updates came after a close, twice, is not waited for: by which devices it selects, chance
+    # Who came after the close twice is not waited for: by which devices it selects, chance
     # decides whether a round closes with fewer.
     assert max(row.participants or 0 for row in rows) == 3
 

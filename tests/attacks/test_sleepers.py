@@ -185,9 +185,9 @@ def test_a_round_closes_at_as_many_updates_as_are_wanted(make_stage: MakeStage) 
     rows = run_rounds(stage, 6, 2000.0)
     assert all(row.participants is not None and row.participants >= 2 for row in rows)
     assert {row.expected for row in rows} != {8}
-    # Who came after the close twice is not waited for: by which devices it selects, chance
-    # decides whether a round closes with fewer.
-    assert max(row.participants or 0 for row in rows) == 3
+    full = [row.participants or 0 for row in rows if row.expected >= 3]
+    # One that came in together with the third counts as well.
+    assert full and all(3 <= each <= 4 for each in full) and min(full) == 3
 
 
 def test_status_says_whom_a_round_waits_for_and_when_it_closes(four: Stage) -> None:

@@ -297,7 +297,7 @@ class Agent:
         match event:
             case Message(topic, payload, retained):
                 self.participant.message(topic, payload, retained=retained)
-                self._link.contested(self.participant.sessions.clash)
+                self._link.contested = self.participant.sessions.clash
                 if self.participant.farewell is not None and self.participant.farewell.done:
                     self.left.set()
             case Connected(_, limits):
@@ -366,11 +366,14 @@ class Agent:
             name: self._failed.problem(name) or (gates[name].problem if name in gates else "")
             for name in rounds
         }
+        # What the broker's word shows, for a while: mostly the other one has the connection.
+        recent = self._clock() - self._taken_over_seconds < _CLASH_SECONDS
+        clashes = recent or participant.sessions.clash
         return Live(
-            self._link.connected,
+            self._link.limits is not None,
             participant.sessions.is_open,
             {name: each.round for name, each in manifests.items() if each is not None},
-            self._clash() or self.problem or participant.problem,
+            (CLASH if clashes else "") or self.problem or participant.problem,
             {name: problem for name, problem in problems.items() if problem},
         )
 
@@ -381,11 +384,6 @@ class Agent:
         if often:
             self._closed.clear()
         return often
-
-    def _clash(self) -> str:
-        """What the broker's word shows, for a while: mostly the other one has the connection."""
-        recent = self._clock() - self._taken_over_seconds < _CLASH_SECONDS
-        return CLASH if recent or self.participant.sessions.clash else ""
 
     def wake(self) -> None:
         """The app has changed something: look what there is to do now. From any thread."""

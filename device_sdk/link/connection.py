@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from paho.mqtt.client import (
     MQTT_CLEAN_START_FIRST_ONLY,
@@ -39,16 +39,15 @@ UNWANTED_CODES = (133, 134, 135)
 """A broker's reason codes for client ids, users and passwords that it does not want."""
 
 
-class Sink(Protocol):
+@dataclass(frozen=True, slots=True)
+class Sink:
     """Where a connection delivers what arrives. Called on the thread that calls ``step``."""
 
-    def arrived(self, messages: Sequence[Message]) -> None: ...
-
-    def acknowledged(self, mid: int, code: int, detail: str) -> None: ...
-
-    def written(self, mids: Sequence[int]) -> None: ...
-
-    def granted(self, mid: int, answers: Sequence[tuple[int, str]]) -> None: ...
+    arrived: Callable[[Sequence[Message]], None]
+    acknowledged: Callable[[int, int, str], None]
+    """Packet id, code, and what it means where it is a refusal."""
+    written: Callable[[Sequence[int]], None]
+    granted: Callable[[int, Sequence[tuple[int, str]]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,30 @@ class Connection:
         if self.end is not None:
             return
         try:
-            self._step(timeout_seconds, wake, read)
+            sock = self._socket
+            # What was read ahead, or TLS has already decrypted, does not show in select.
+            buffered = read and (self._client.has_read_ahead or unseen(sock) > 0)
+            poll = select.poll()
+            interest = (select.POLLIN if read else 0) | (
+                select.POLLOUT if self._client.has_to_write else 0
+            )
+            poll.register(wake, select.POLLIN)
+            poll.register(sock, interest)
+            ready = dict(poll.poll(0 if buffered else max(0.0, timeout_seconds) * 1000))
+            state = ready.get(sock.fileno(), 0)
+            if state & ~select.POLLOUT or buffered:
+                if state & select.POLLIN or buffered:
+                    self.last_received_seconds = self._clock()
+                    if self.limits is None:
+                        # The CONNACK alone: it is told before what follows.
+                        self._client.loop_read()
+                    else:
+                        self._client.read()
+                elif state & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+                    self._finish(ConnectionEnd("closed", "the connection was closed"))
+            if self.end is None and read:
+                self._client.loop_misc()
+            self.flush()
         except Exception as error:  # a hostile packet must end this connection, never the thread
             self._finish(ConnectionEnd("protocol", f"{type(error).__name__}: {error}"))
         if self.end is None and self._client.socket() is None:
@@ -198,38 +220,13 @@ class Connection:
         client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
         # With this set paho leaves writing to us, so that many packets go out in one step.
-        client.on_socket_register_write = _leave_writing_to_the_loop
+        client.on_socket_register_write = lambda *_: None
         return client
 
     def _dial(self) -> Stream:
         way = self._way
         url = way.broker.url
         return dial(url, self._tls, way.proxy, way.settings.connect_timeout_seconds, self._clock)
-
-    def _step(self, timeout_seconds: float, wake: socket.socket, read: bool) -> None:
-        sock = self._socket
-        # What was read ahead, or TLS has already decrypted, does not show in select.
-        buffered = read and (self._client.has_read_ahead or unseen(sock) > 0)
-        poll = select.poll()
-        interest = (select.POLLIN if read else 0) | (
-            select.POLLOUT if self._client.has_to_write else 0
-        )
-        poll.register(wake, select.POLLIN)
-        poll.register(sock, interest)
-        ready = dict(poll.poll(0 if buffered else max(0.0, timeout_seconds) * 1000))
-        state = ready.get(sock.fileno(), 0)
-        if state & ~select.POLLOUT or buffered:
-            if state & select.POLLIN or buffered:
-                self.last_received_seconds = self._clock()
-                if self.limits is None:
-                    self._client.loop_read()  # the CONNACK alone: it is told before what follows
-                else:
-                    self._client.read()
-            elif state & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
-                self._finish(ConnectionEnd("closed", "the connection was closed"))
-        if self.end is None and read:
-            self._client.loop_misc()
-        self.flush()
 
     def _finish(self, end: ConnectionEnd) -> None:
         if self.end is None:
@@ -317,10 +314,6 @@ def _who(broker: BrokerWay) -> str:
         f"{broker} was given {user} and {ids}: check user and password, and whether it asks for "
         f"{'another' if prefix else 'a'} client_id_prefix"
     )
-
-
-def _leave_writing_to_the_loop(client: Client, userdata: object, sock: object) -> None:
-    return None
 
 
 def _detail(code: ReasonCode, properties: Properties | None) -> str:

@@ -35,7 +35,7 @@ from device_sdk.system.version import __version__
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode, encode
-from device_sdk.wire.publish.manifest import Order, RoundManifest, order, selected
+from device_sdk.wire.publish.manifest import Order, RoundManifest, order
 from device_sdk.wire.publish.receipts import UpdateIdentity
 from device_sdk.wire.publish.report import (
     MOST_TEXT_BYTES,
@@ -67,7 +67,8 @@ def commit_round(
     Raises ``sqlite3.Error``, and then nothing has changed.
     """
     manifest = job.manifest
-    row = OutboxRow.of(_identity(device_id, manifest), result.body, report)
+    identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
+    row = OutboxRow.of(identity, result.body, report)
     with home.database.transaction():
         artifact_id = None if result.artifact is None else result.artifact.artifact_id
         home.models.save_learner(manifest.task, result.learner_state, artifact_id, job.terms.method)
@@ -100,10 +101,6 @@ def commit_round(
             )
         home.rounds.post(row)
     return row
-
-
-def _identity(device_id: bytes, manifest: RoundManifest) -> UpdateIdentity:
-    return UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
 
 
 def save_model(home: Home, job: TrainingJob, result: TrainedRound | None = None) -> None:
@@ -234,8 +231,11 @@ class ManifestIntake:
             raise WireError("wrong-root", "a manifest of another root")
         which, mark = order(self._store.mark(manifest.task, manifest.cohort), manifest, body)
         if which is Order.NEWER:
-            self._learn_time(manifest)
-        chosen = _selects(manifest, membership.grant.device_id)
+            opened, descriptor = manifest.opened_unix_seconds, self._sessions.descriptor
+            assert descriptor is not None
+            descriptor.require_unexpired(opened)
+            self._sessions.time.opened(opened, self._came_seconds, live=self._is_live)
+        chosen = manifest.selects(membership.grant.device_id)
         if self._sessions.time.unix_seconds() >= manifest.deadline_unix_seconds:
             if which is Order.SAME:
                 return None  # the broker shows it until the next one
@@ -251,18 +251,6 @@ class ManifestIntake:
         if self._store.participation(manifest.task, manifest.generation, manifest.round):
             return None
         return Accepted(manifest, chosen)
-
-    def _learn_time(self, manifest: RoundManifest) -> None:
-        opened = manifest.opened_unix_seconds
-        descriptor = self._sessions.descriptor
-        assert descriptor is not None
-        descriptor.require_unexpired(opened)
-        self._sessions.time.opened(opened, self._came_seconds, live=self._is_live)
-
-
-def _selects(manifest: RoundManifest, device_id: bytes) -> bool:
-    seed, threshold = manifest.sampling_seed, manifest.threshold
-    return selected(seed, threshold, manifest.task, manifest.round, device_id)
 
 
 class CurrentRound:
@@ -412,12 +400,13 @@ class CurrentRound:
             self._conclude(manifest, RoundOutcome.DECLINED, lack, Reason.NO_DATA)
         else:
             self._held_back = False
-            self._begin_to_fetch(manifest, selected=accepted.selected)
+            self._begin_to_fetch(accepted)
 
-    def _begin_to_fetch(self, manifest: RoundManifest, *, selected: bool) -> None:
+    def _begin_to_fetch(self, accepted: Accepted) -> None:
+        manifest = accepted.manifest
         self._ready_seconds = self._turns.waited_since(self.task, self._world.clock())
         try:
-            if selected:
+            if accepted.selected:
                 self._budget.require(bytes_=manifest.length)
             self._round = OpenRound(
                 manifest, self._world, self._sessions, self._actions, self._budget
@@ -437,15 +426,12 @@ class CurrentRound:
             deadline = self._sessions.time.clock_seconds(manifest.deadline_unix_seconds)
             self._turns.missed(self.task, deadline)
 
-    def fetches(self, content_id: bytes) -> bool:
-        """Whether the round in hand waits for this content."""
-        return self._round is not None and content_id in self._round.fetches
-
     def chunk(self, content_id: bytes, index: int, payload: bytes) -> None:
-        """A chunk's or head's message came. Raises ``WireError`` for one that cannot be used."""
+        """A chunk's or head's message came, of whatever round. Raises ``WireError`` for one that
+        cannot be used."""
         round_ = self._round
-        if round_ is None or self.job is not None:
-            return  # on its way while we unsubscribed
+        if round_ is None or content_id not in round_.fetches or self.job is not None:
+            return  # another task's, or on its way while we unsubscribed
         try:
             round_.add(content_id, index, payload)
         except OverBudget as over:
@@ -630,7 +616,7 @@ class CurrentRound:
         """The report alone; None for a round that did not ask for this device, and where what came
         before was not taken yet."""
         device_id = self._world.membership.grant.device_id
-        if not _selects(manifest, device_id) or self._sender.is_full:
+        if not manifest.selects(device_id) or self._sender.is_full:
             return None
         declined = outcome in (RoundOutcome.DECLINED, RoundOutcome.OVER_BUDGET)
         report = self._reports.of(
@@ -639,7 +625,8 @@ class CurrentRound:
             0 if self._round is None else self._round.received_bytes,
             items=items,
         )
-        return OutboxRow.of(_identity(device_id, manifest), b"", report)
+        identity = UpdateIdentity(device_id, manifest.task, manifest.generation, manifest.round)
+        return OutboxRow.of(identity, b"", report)
 
     def _close(self) -> None:
         if self._trains:
@@ -681,36 +668,28 @@ class Reporter:
     ) -> bytes:
         """A report's bytes. ``items``: what was recorded, where there is no ``result`` that says
         it."""
-        report = Report(outcome, "" if reason is None else reason.value)
-        if self._options.report == "full":
-            evaluation = None if result is None else result.evaluation
-            report = Report(
-                outcome,
-                report.reason,
-                self._details(received_bytes, result, items),
-                b"" if evaluation is None else write_evaluations(evaluation),
-            )
-        return encode(report)
-
-    def _details(
-        self, received_bytes: int, result: TrainedRound | None, items: ItemCount | None
-    ) -> Details:
-        return Details(
+        why = "" if reason is None else reason.value
+        if self._options.report != "full":
+            return encode(Report(outcome, why))
+        option, seconds, evaluation = "", None, b""
+        if result is not None:
+            named = "" if result.artifact is None else result.artifact.name
+            # Single precision: a report is small.
+            option, seconds = named or f"k={result.k}", float(np.float32(result.seconds))
+            items = result.items
+            if result.evaluation is not None:
+                evaluation = write_evaluations(result.evaluation)
+        details = Details(
             _fitting("sdk", __version__),
             _fitting("runtime", _runtime_version()),
             _fitting("platform", f"{sys.platform}-{platform.machine()}"),
-            "" if result is None else _fitting("option", _option(result)),
-            # Single precision: a report is small.
-            None if result is None else float(np.float32(result.seconds)),
+            _fitting("option", option),
+            seconds,
             min(received_bytes, _MOST_COUNT),
             self._options.labels,
-            items if result is None else result.items,
+            items,
         )
-
-
-def _option(result: TrainedRound) -> str:
-    name = "" if result.artifact is None else result.artifact.name
-    return name or f"k={result.k}"
+        return encode(Report(outcome, why, details, evaluation))
 
 
 def _fitting(name: str, text: str) -> str:

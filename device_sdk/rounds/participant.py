@@ -333,8 +333,7 @@ class Participant:
             match topic:
                 case ChunkTopic(content_id, index):
                     for each in [*self.rounds.values()]:
-                        if each.fetches(content_id):
-                            each.chunk(content_id, index, payload)
+                        each.chunk(content_id, index, payload)
                 case ManifestTopic(task, cohort):
                     of_task = self.rounds.get(task)
                     if of_task is not None and of_task.cohort == cohort:

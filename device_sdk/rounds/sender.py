@@ -120,12 +120,6 @@ class Sender:
                 waiting.repeated = False
             self.hurry()
 
-    def _largest_part(self) -> int:
-        """What one envelope carries at this broker, by all that is known of it."""
-        found = self._sessions.placement.packet_bytes
-        told = payload_within(found - _MOST_AROUND_BYTES) if found else PART_BYTES
-        return max(LEAST_PART_BYTES, min(self._part_bytes, told))
-
     def too_large(self) -> None:
         """The broker refused a part for its size, which its word at the connection had allowed."""
         if self._part_bytes > LEAST_PART_BYTES:
@@ -163,21 +157,21 @@ class Sender:
                 continue
             in_parts = self._send(waiting.row)
             waiting.unanswered += 1
-            waiting.next_seconds = now + self._wait_seconds(waiting, in_parts)
+            # Never sooner than a receipt can be expected; longer waits have full jitter.
+            answer_seconds = self._pace.answer_seconds
+            if waiting.repeated or in_parts:
+                wait_seconds = max(answer_seconds, waiting.backoff.next_seconds())
+            else:
+                waiting.repeated = True
+                soon = self._pace.repeat_seconds * float(self._rng.uniform(1.0, 1.5))
+                wait_seconds = min(soon, answer_seconds)
+            waiting.next_seconds = now + wait_seconds
 
     def next_seconds(self) -> float:
         """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
         if not self._connected or not self._sessions.is_open:
             return math.inf
         return min((each.next_seconds for each in self.waiting.values()), default=math.inf)
-
-    def _wait_seconds(self, waiting: _Waiting, in_parts: bool) -> float:
-        if not waiting.repeated and not in_parts:
-            waiting.repeated = True
-            soon = self._pace.repeat_seconds * self._rng.uniform(1.0, 1.5)
-            return float(min(soon, self._pace.answer_seconds))
-        # Never sooner than a receipt can be expected; longer waits have full jitter.
-        return max(self._pace.answer_seconds, waiting.backoff.next_seconds())
 
     def hurry(self) -> None:
         """Something may be sent sooner than it was to be."""
@@ -186,17 +180,18 @@ class Sender:
             if waiting.unanswered < self._pace.unanswered_sends:
                 waiting.next_seconds = self._clock()
 
-    def _identity(self, row: OutboxRow) -> UpdateIdentity:
-        return UpdateIdentity(self._device_id, row.task, row.generation, row.round)
-
     def _send(self, row: OutboxRow) -> bool:
         """Whether it goes in parts."""
         content, kind = row.body, RecordType.UPDATE
         if row.report is not None:
             content, kind = with_report(row.report, row.body), RecordType.CONTRIBUTION
-        payload = write_update(self._identity(row), content)
+        identity = UpdateIdentity(self._device_id, row.task, row.generation, row.round)
+        payload = write_update(identity, content)
+        # What one envelope carries at this broker, by all that is known of it.
+        found = self._sessions.placement.packet_bytes
+        told = payload_within(found - _MOST_AROUND_BYTES) if found else PART_BYTES
+        part_bytes = max(LEAST_PART_BYTES, min(self._part_bytes, told))
         try:
-            part_bytes = self._largest_part()
             if len(payload) <= part_bytes:
                 envelopes = [self._sessions.seal(kind, payload)]
             else:

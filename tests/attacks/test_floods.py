@@ -59,8 +59,8 @@ def test_a_queue_emptied_while_the_link_looks_at_it_is_noticed(
     hour = 3600  # of keep-alive: nothing else wakes the link
     small = LinkSettings(event_queue_messages=50, keepalive_seconds=hour, stall_seconds=hour)
     link = make_link(mosquitto.url, small, subscriptions=("up",), start=False)
-    queue = EmptiedWhileLookedAt(link._loop.events)
-    link._loop.events = queue
+    queue = EmptiedWhileLookedAt(link._events)
+    link._events = queue
     link.start()
     await_event(link, Subscribed)
     sender = make_link(mosquitto.url)

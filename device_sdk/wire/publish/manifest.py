@@ -69,6 +69,11 @@ class RoundManifest(Record):
             raise ValueError("deadline_unix_seconds lies before opened_unix_seconds")
         require_chunks(len(self.chunks), self.length)
 
+    def selects(self, device_id: bytes) -> bool:
+        """Whether a device takes part in the round: see :func:`selected`."""
+        draw = (self.sampling_seed, self.threshold, self.task, self.round, device_id)
+        return _drawn(_SELECT_LABEL, *draw)
+
 
 def chunk_count(length: int) -> int:
     """The least number of chunks of ``length`` plaintext bytes; of an empty one there are none."""

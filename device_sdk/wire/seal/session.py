@@ -337,7 +337,7 @@ class Session:
 
     def is_spent(self) -> bool:
         """Whether this end can send no more: too old, or too many messages sent."""
-        return self.is_expired() or self._next_sequence >= MAX_MESSAGES
+        return self._clock() >= self._ends_at_seconds or self._next_sequence >= MAX_MESSAGES
 
     def seal(self, message_type: int, payload: bytes, fragment: Fragment | None = None) -> bytes:
         """The next envelope. ``message_type`` is 16 to 255.

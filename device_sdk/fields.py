@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, cached_property
 from numbers import Integral, Real
-from operator import attrgetter, is_, lt
+from operator import attrgetter, lt
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -62,15 +62,7 @@ class Within:
     below: bool = False
     or_zero: bool = False
 
-    def __contains__(self, value: float) -> bool:
-        if self.or_zero and value == 0:
-            return True
-        least, most = self.least, self.most
-        return (least < value if self.above else least <= value) and (
-            value < most if self.below else value <= most
-        )
-
-    def holds(self, source: _PlanSource, name: str) -> str:
+    def holds(self, source: _Source, name: str) -> str:
         """The expression for whether a number, of that name, is among these."""
         below, most = "<" if self.below else "<=", source.number(self.most)
         above, least = "<" if self.above else "<=", source.number(self.least)
@@ -150,6 +142,11 @@ class Rising:
 
     by: str = ""
 
+    def rises(self, items: tuple[Any, ...]) -> bool:
+        """Whether it does."""
+        marks = tuple(map(attrgetter(self.by), items)) if self.by else items
+        return all(map(lt, marks, marks[1:]))
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -199,12 +196,13 @@ class Misfit(ValueError):
 
 Look: TypeAlias = Callable[[Any], Any]
 Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the value stays what it is
+Parts: TypeAlias = Iterator[tuple[str, "Kind", Any]]
 
 
-class _PlanSource:
+class _Source:
     """A function of one argument, ``value``, in Python's own words, and the objects it names.
 
-    A class's plan is written out and compiled at its first use, as ``dataclass`` does it with
+    What is declared is written out and compiled at its first use, as ``dataclass`` does it with
     ``__init__``: a look at a message then is a row of comparisons, without a call for each field.
     """
 
@@ -241,53 +239,97 @@ class _PlanSource:
         return cast(Look, found["function"])
 
 
+def _compiled(expression: Callable[[_Source, str], str]) -> Look:
+    source = _Source()
+    return source.compiled(f"return {expression(source, 'value')}")
+
+
 class Kind:
     """One declaration. ``words``: what is expected, for errors and documentation.
 
-    ``kept``: the types of its values in Python; ``written``: of its plain values. Of each kind
-    there are the whole looks :meth:`checked` and :meth:`read`, which say what is wrong, and the
-    expressions from which quick ones are made for what is right: they are over a variable's name.
+    Each kind says its conditions once, as expressions over a variable's name: :meth:`fits` of what
+    is kept, :meth:`as_read` of what is read, :meth:`as_plain`. Whoever asks has the function that
+    is compiled of them; what is wrong, and where, is looked for only once it has refused.
+
+    ``kept``: the types of its values in Python; ``written``: of its plain values. ``copies``:
+    whether a copy of what is given is kept, which may change no more.
     """
 
     words = "anything"
     kept: Types = (object,)
     written: Types = (object,)
+    copies = False
+
+    def fits(self, source: _Source, name: str) -> str:
+        """Whether a value is one that is kept, as it is."""
+        return "True"
+
+    def as_read(self, source: _Source, name: str) -> str:
+        """What a plain value is, in the types that :meth:`normal` takes; raises Misfit where it
+        has another form."""
+        return name
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        """A value that is kept as maps, arrays and scalars."""
+        return name
+
+    def normal(self, value: Any) -> Any:
+        """What a value is kept as, where it is right but of another type: numpy's integers, a list
+        in the place of a tuple. Raises Misfit for what is inside."""
+        return value
+
+    def parts(self, value: Any) -> Parts:
+        """Of a plain value: where each part stands, its kind, and the part."""
+        return iter(())
+
+    def misfit(self, value: Any) -> Misfit:
+        """What is said of a value that is not right as a whole."""
+        return Misfit(value, self.words)
 
     def checked(self, value: Any) -> Any:
         """The value as it is kept. Raises Misfit."""
-        return value
+        kept = self.normal(value)
+        if self._fits(kept):
+            return kept
+        raise self.misfit(kept)
 
-    def read(self, value: Any) -> Any:
-        """A plain value in the types that :meth:`checked` looks into. Raises Misfit."""
-        return value
+    def refuse(self, value: Any) -> NoReturn:
+        """Raises Misfit."""
+        raise self.misfit(value)
 
-    def plain(self, value: Any) -> Any:
-        """A checked value as maps, arrays and scalars."""
-        return self._plain(value)
+    def located(self, value: Any, misfit: Misfit) -> Misfit:
+        """Why a plain value is not read, with the place of the part that is to blame."""
+        for place, kind, part in self.parts(value):
+            try:
+                kind.read(part)
+            except Misfit as inner:
+                found = kind.located(part, inner)
+                return found.below(place) if place else found
+        return misfit
 
     @cached_property
-    def _plain(self) -> Look:
-        source = _PlanSource()
-        return source.compiled(f"return {self.as_plain(source, 'value')}")
+    def _fits(self) -> Look:
+        return _compiled(self.fits)
 
-    def fits(self, source: _PlanSource, name: str) -> str:
-        """True only where :meth:`checked` would give the very same value."""
-        return "True"
+    @cached_property
+    def read(self) -> Look:
+        """:meth:`as_read`, compiled."""
+        return _compiled(self.as_read)
 
-    def as_read(self, source: _PlanSource, name: str) -> str:
-        """What :meth:`read` gives; raises LookupError, TypeError or ValueError where it may not."""
-        return name
+    @cached_property
+    def plain(self) -> Look:
+        """:meth:`as_plain`, compiled."""
+        return _compiled(self.as_plain)
 
-    def as_plain(self, source: _PlanSource, name: str) -> str:
-        """What :meth:`plain` gives."""
-        return name
+    def _read_if(self, source: _Source, condition: str, name: str, found: str) -> str:
+        return f"({found} if {condition} else {source.named(self.refuse)}({name}))"
 
 
 class _Nothing(Kind):
     words = "null"
     kept = written = (NoneType,)
 
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         return f"{name} is None"
 
 
@@ -295,12 +337,7 @@ class _Boolean(Kind):
     words = "true or false"
     kept = written = (bool,)
 
-    def checked(self, value: Any) -> Any:
-        if value is True or value is False:
-            return value
-        raise Misfit(value, self.words)
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         return f"({name} is True or {name} is False)"
 
 
@@ -310,14 +347,12 @@ class _Integer(Kind):
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("an integer")
 
-    def checked(self, value: Any) -> Any:
-        integer = isinstance(value, self.kept) and not isinstance(value, bool)
-        if integer and value in self._within:
-            return value if isinstance(value, int) else int(value)  # such as numpy's
-        raise Misfit(value, self.words)
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         return f"type({name}) is int and {self._within.holds(source, name)}"
+
+    def normal(self, value: Any) -> Any:
+        is_integer = isinstance(value, self.kept) and not isinstance(value, bool)
+        return int(value) if is_integer else value  # such as numpy's
 
 
 class _Number(Kind):
@@ -326,23 +361,17 @@ class _Number(Kind):
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("a number")
 
-    def checked(self, value: Any) -> Any:
-        number = isinstance(value, self.kept) and not isinstance(value, bool)
-        if not number or not -_LARGEST <= value <= _LARGEST or value not in self._within:
-            raise Misfit(value, self.words)
-        return value if isinstance(value, float) else float(value)
-
-    def read(self, value: Any) -> Any:
-        if isinstance(value, float):
-            return value
-        raise Misfit(value, self.words)  # an integer's encoding is another
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         inside = self._within.holds(source, name)
         return f"type({name}) is float and {-_LARGEST} <= {name} <= {_LARGEST} and {inside}"
 
-    def as_read(self, source: _PlanSource, name: str) -> str:
-        return f"({name} if type({name}) is float else {source.named(self.read)}({name}))"
+    def normal(self, value: Any) -> Any:
+        is_number = isinstance(value, self.kept) and not isinstance(value, bool)
+        return float(value) if is_number and -_LARGEST <= value <= _LARGEST else value
+
+    def as_read(self, source: _Source, name: str) -> str:
+        # An integer's encoding is another.
+        return self._read_if(source, f"type({name}) is float", name, name)
 
 
 class _Sized(Kind):
@@ -356,24 +385,23 @@ class _Sized(Kind):
         noun = ", ".join(each.words for each in such) + "," if such else _NOUNS[kind]
         self.words = (noun + length.words("bytes")).removesuffix(",")
 
-    def checked(self, value: Any) -> Any:
-        if not isinstance(value, self._kind):
-            raise Misfit(value, self.words)
-        if not self._least <= _bytes_of(value) <= self._most:
-            raise Misfit(value, self.words)
-        for each in self._such:
-            if not each.test(value):
-                raise Misfit(value, self.words, each.reason)
-        return value
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         parts = [f"type({name}) is {self._kind.__name__}"]
         if (self._least, self._most) != (0, sys.maxsize):
             size = f"len({name})"
             if self._kind is str:
-                size = f"({size} if {name}.isascii() else {source.named(_bytes_of)}({name}))"
+                size = f"({size} if {name}.isascii() else {source.named(_size)}({name}))"
             parts.append(_between(self._least, size, self._most))
         return " and ".join(parts + [f"{source.named(each.test)}({name})" for each in self._such])
+
+    def normal(self, value: Any) -> Any:
+        return value[:] if isinstance(value, self._kind) else value  # plain, where it was not
+
+    def misfit(self, value: Any) -> Misfit:
+        fails = []
+        if isinstance(value, self._kind) and self._least <= _size(value) <= self._most:
+            fails = [each.reason for each in self._such if not each.test(value)]
+        return Misfit(value, self.words, *fails[:1])
 
 
 def _between(least: int, name: str, most: int) -> str:
@@ -383,10 +411,8 @@ def _between(least: int, name: str, most: int) -> str:
 _NOUNS: dict[type, str] = {str: "a text", bytes: "a byte string"}
 
 
-def _bytes_of(value: str | bytes) -> int:
-    if isinstance(value, bytes) or value.isascii():
-        return len(value)
-    return len(value.encode("utf-8", "replace"))
+def _size(value: str | bytes) -> int:
+    return len(value if isinstance(value, bytes) else value.encode("utf-8", "replace"))
 
 
 class _OneOf(Kind):
@@ -395,13 +421,11 @@ class _OneOf(Kind):
     def __init__(self, known: tuple[str, ...]) -> None:
         self.known, self.words = known, f"one of {', '.join(known)}"
 
-    def checked(self, value: Any) -> Any:
-        if isinstance(value, str) and value in self.known:
-            return value
-        raise Misfit(value, self.words)
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         return f"type({name}) is str and {name} in {source.named(self.known)}"
+
+    def normal(self, value: Any) -> Any:
+        return value[:] if isinstance(value, str) else value
 
 
 class _Member(Kind):
@@ -414,138 +438,122 @@ class _Member(Kind):
         self._by_value = {each.value: each for each in kind}
         self.words = f"one of {', '.join(str(each.value) for each in kind)}"
 
-    def checked(self, value: Any) -> Any:
-        if isinstance(value, self.kept):
-            return value
-        raise Misfit(value, self.words)
-
-    def read(self, value: Any) -> Any:
-        found = self._by_value.get(value) if isinstance(value, self.written) else None
-        if found is None:
-            raise Misfit(value, self.words)
-        return found
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         return f"type({name}) is {source.named(*self.kept)}"
 
-    def as_read(self, source: _PlanSource, name: str) -> str:
-        known, read = source.named(self._by_value), source.named(self.read)
-        return f"({known}[{name}] if type({name}) is str else {read}({name}))"
+    def as_read(self, source: _Source, name: str) -> str:
+        known = source.named(self._by_value)
+        is_known = f"type({name}) in {source.named(self.written)} and {name} in {known}"
+        return self._read_if(source, is_known, name, f"{known}[{name}]")
 
-    def as_plain(self, source: _PlanSource, name: str) -> str:
+    def as_plain(self, source: _Source, name: str) -> str:
         return f"{name}._value_"  # as ``value``, without a descriptor's call
 
 
-def _require_such(value: Any, such: tuple[Such, ...]) -> None:
-    for each in such:
-        if not each.test(value):
-            raise Misfit(value, each.words, each.reason)
+class _Several(Kind):
+    """What holds others: so many of them, and in an order or with tests of the whole."""
+
+    def __init__(self, length: Length, tests: tuple[Such, ...]) -> None:
+        self._least, self._most = length.bounds
+        self._tests = tests
+
+    def _whole(self, source: _Source, name: str, each_fits: str) -> str:
+        size = _between(self._least, f"len({name})", self._most)
+        also = "".join(f" and {source.named(each.test)}({name})" for each in self._tests)
+        return f"type({name}) is {self.kept[0].__name__} and {size} and ({each_fits}{also})"
+
+    def misfit(self, value: Any) -> Misfit:
+        if not isinstance(value, self.kept):
+            return super().misfit(value)
+        if not self._least <= len(value) <= self._most:
+            return Misfit(f"{len(value)} items", self.words)
+        fails = (each.reason for each in self._tests if not each.test(value))
+        return Misfit(value, self.words, next(fails, "bad-field"))
 
 
-class _Array(Kind):
-    kept, written = (tuple, list), (list, tuple)
+class _Array(_Several):
+    kept, written = (tuple, list), (list,)
 
     def __init__(
         self, item: Kind, length: Length, order: Rising | None, such: tuple[Such, ...]
     ) -> None:
-        self._item, self._such = item, such
-        self._least, self._most = length.bounds
-        self._order = order
-        rising = "" if order is None else f", by rising {order.by or 'value'}, each once"
+        rising = () if order is None else (Such(order.rises, f"by rising {order.by or 'value'}"),)
+        super().__init__(length, (*rising, *such))
+        self._item, self.copies = item, item.copies
+        words = "" if order is None else f", {rising[0].words}, each once"
         also = "".join(f", {each.words}" for each in such)
-        self.words = f"a list{length.words('items')}{rising}, each {item.words}{also}"
+        self.words = f"a list{length.words('items')}{words}, each {item.words}{also}"
 
-    def checked(self, value: Any) -> Any:
-        kept = self._each(value, self.kept, self._item.checked)
-        if self._order and not self._rises(kept):
-            raise Misfit(value, self.words)
-        _require_such(kept, self._such)
-        return value if isinstance(value, tuple) and all(map(is_, kept, value)) else kept
+    def fits(self, source: _Source, name: str) -> str:
+        each = source.local()
+        items = f"all([{self._item.fits(source, each)} for {each} in {name}])"
+        return self._whole(source, name, f"not {name} or {items}")
 
-    def _rises(self, kept: tuple[Any, ...]) -> bool:
-        by = self._order.by if self._order else ""
-        marks = tuple(map(attrgetter(by), kept)) if by else kept
-        return all(map(lt, marks, marks[1:]))
-
-    def read(self, value: Any) -> Any:
-        return self._each(value, self.written, self._item.read)
-
-    def _each(self, value: Any, types: Types, look: Callable[[Any], Any]) -> Any:
-        if not isinstance(value, types):
-            raise Misfit(value, self.words)
-        if not self._least <= len(value) <= self._most:
-            raise Misfit(f"{len(value)} items", self.words)
+    def normal(self, value: Any) -> Any:
+        if not isinstance(value, self.kept):
+            return value
         found: list[Any] = []
         try:
-            found.extend(map(look, value))
+            found.extend(map(self._item.checked, value))
         except Misfit as misfit:
             raise misfit.below(f"[{len(found)}]") from None
         return tuple(found)
 
-    def _long(self, name: str, kind: str) -> str:
-        size = _between(self._least, f"len({name})", self._most)
-        return f"type({name}) is {kind} and {size}"
+    def parts(self, value: Any) -> Parts:
+        if isinstance(value, self.written):
+            for place, part in enumerate(value):
+                yield f"[{place}]", self._item, part
 
-    def fits(self, source: _PlanSource, name: str) -> str:
-        each = source.local()
-        tests = [each.test for each in self._such] + [self._rises] * (self._order is not None)
-        also = "".join(f" and {source.named(test)}({name})" for test in tests)
-        items = f"all([{self._item.fits(source, each)} for {each} in {name}])"
-        return f"{self._long(name, 'tuple')} and (not {name} or {items}{also})"
-
-    def as_read(self, source: _PlanSource, name: str) -> str:
+    def as_read(self, source: _Source, name: str) -> str:
         each = source.local()
         items = f"tuple([{self._item.as_read(source, each)} for {each} in {name}])"
-        return f"({items} if {self._long(name, 'list')} else {source.named(self.read)}({name}))"
+        return self._read_if(source, f"type({name}) is list", name, items)
 
-    def as_plain(self, source: _PlanSource, name: str) -> str:
+    def as_plain(self, source: _Source, name: str) -> str:
         each = source.local()
         return f"[{self._item.as_plain(source, each)} for {each} in {name}]"
 
 
-class _Map(Kind):
-    kept, written = (Mapping,), (dict,)
+class _Map(_Several):
+    kept, written = (dict, Mapping), (dict,)
+    copies = True
 
     def __init__(self, key: Kind, item: Kind, length: Length, such: tuple[Such, ...]) -> None:
-        self._key, self._item, self._such = key, item, such
-        self._least, self._most = length.bounds
+        super().__init__(length, such)
+        self._key, self._item = key, item
+        self.is_flat = not item.copies
         also = "".join(f", {each.words}" for each in such)
         self.words = f"a map{length.words('entries')} from {key.words} to {item.words}{also}"
 
-    def checked(self, value: Any) -> Any:
-        kept = self._each(value, self.kept, self._key.checked, self._item.checked)
-        _require_such(kept, self._such)
-        return kept
+    def fits(self, source: _Source, name: str) -> str:
+        key, item = source.local(), source.local()
+        both = f"{self._key.fits(source, key)} and ({self._item.fits(source, item)})"
+        return self._whole(source, name, f"all([{both} for {key}, {item} in {name}.items()])")
 
-    def read(self, value: Any) -> Any:
-        return self._each(value, self.written, self._key.read, self._item.read)
-
-    def _each(
-        self,
-        value: Any,
-        types: Types,
-        of_key: Callable[[Any], Any],
-        of_item: Callable[[Any], Any],
-    ) -> dict[Any, Any]:
-        if not isinstance(value, types):
-            raise Misfit(value, self.words)
-        if not self._least <= len(value) <= self._most:
-            raise Misfit(f"{len(value)} entries", self.words)
+    def normal(self, value: Any) -> Any:
+        if not isinstance(value, self.kept):
+            return value
         found: dict[Any, Any] = {}
         for key, each in value.items():
             try:
-                found[of_key(key)] = of_item(each)
+                found[self._key.checked(key)] = self._item.checked(each)
             except Misfit as misfit:
                 raise misfit.below(f"[{key!r:.70}]") from None
         return found
 
-    def fits(self, source: _PlanSource, name: str) -> str:
-        return "False"  # a copy is kept: it may change no more
+    def parts(self, value: Any) -> Parts:
+        if isinstance(value, self.written):
+            for key, part in value.items():
+                yield f"[{key!r:.70}]", self._key, key
+                yield f"[{key!r:.70}]", self._item, part
 
-    def as_read(self, source: _PlanSource, name: str) -> str:
-        return f"{source.named(self.read)}({name})"
+    def as_read(self, source: _Source, name: str) -> str:
+        key, item = source.local(), source.local()
+        both = f"{self._key.as_read(source, key)}: {self._item.as_read(source, item)}"
+        entries = f"{{{both} for {key}, {item} in {name}.items()}}"
+        return self._read_if(source, f"type({name}) is dict", name, entries)
 
-    def as_plain(self, source: _PlanSource, name: str) -> str:
+    def as_plain(self, source: _Source, name: str) -> str:
         key, item = source.local(), source.local()
         plain = self._item.as_plain(source, item)
         return f"{{{key}: {plain} for {key}, {item} in {name}.items()}}"
@@ -559,39 +567,36 @@ class _Either(Kind):
         self.words = " or ".join(each.words for each in kinds)
         self.kept = tuple(each for kind in kinds for each in kind.kept)
         self.written = tuple(each for kind in kinds for each in kind.written)
+        self.copies = any(each.copies for each in kinds)
 
-    def checked(self, value: Any) -> Any:
+    def _first(self, source: _Source, name: str, of: Callable[[Kind], tuple[Types, str]]) -> str:
+        """By its type, what stands there; else the last: of the kinds in their order."""
+        turns = ((source.named(types), look) for types, look in map(of, self._kinds))
+        return "".join(f"{look} if isinstance({name}, {types}) else " for types, look in turns)
+
+    def fits(self, source: _Source, name: str) -> str:
+        looks = self._first(source, name, lambda kind: (kind.kept, f"({kind.fits(source, name)})"))
+        return f"({looks}False)"
+
+    def normal(self, value: Any) -> Any:
         for kind in self._kinds:
             if isinstance(value, kind.kept):
                 return kind.checked(value)
-        raise Misfit(value, self.words)
+        return value
 
-    def read(self, value: Any) -> Any:
+    def parts(self, value: Any) -> Parts:
         for kind in self._kinds:
             if isinstance(value, kind.written):
-                return kind.read(value)
-        raise Misfit(value, self.words)
+                yield "", kind, value
+                return
 
-    def _first(self, name: str, types: list[str], looks: list[str], other: str) -> str:
-        turns = (
-            f"{look} if isinstance({name}, {each})" for each, look in zip(types, looks, strict=True)
-        )
-        return f"({' else '.join((*turns, other))})"
+    def as_read(self, source: _Source, name: str) -> str:
+        looks = self._first(source, name, lambda kind: (kind.written, kind.as_read(source, name)))
+        return f"({looks}{source.named(self.refuse)}({name}))"
 
-    def fits(self, source: _PlanSource, name: str) -> str:
-        types = [source.named(each.kept) for each in self._kinds]
-        looks = [f"({each.fits(source, name)})" for each in self._kinds]
-        return self._first(name, types, looks, "False")
-
-    def as_read(self, source: _PlanSource, name: str) -> str:
-        types = [source.named(each.written) for each in self._kinds]
-        looks = [each.as_read(source, name) for each in self._kinds]
-        return self._first(name, types, looks, f"{source.named(self.read)}({name})")
-
-    def as_plain(self, source: _PlanSource, name: str) -> str:
-        types = [source.named(each.kept) for each in self._kinds]
-        looks = [each.as_plain(source, name) for each in self._kinds]
-        return self._first(name, types, looks, name)
+    def as_plain(self, source: _Source, name: str) -> str:
+        looks = self._first(source, name, lambda kind: (kind.kept, kind.as_plain(source, name)))
+        return f"({looks}{name})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,20 +613,14 @@ class DeclaredField:
         """Whether it has no default."""
         return self.default is MISSING
 
-    def is_left_out(self, value: Any) -> bool:
-        """Whether a record is written without it: where it is its default."""
-        return type(value) is type(self.default) and bool(value == self.default)
-
     def checked(self, value: Any) -> Any:
         """The value as it is kept. The default is right in any case: it says that there is none."""
-        return value if self.is_left_out(value) else self.kind.checked(value)
+        is_default = type(value) is type(self.default) and bool(value == self.default)
+        return value if is_default else self.kind.checked(value)
 
-    def read(self, value: Any) -> Any:
-        """What a plain value is. The default is spelt by leaving it out."""
-        found = self.kind.read(value)
-        if self.is_left_out(found):
-            raise Misfit(found, f"left out where it is {found!r}")
-        return found
+    def refuse_default(self, value: Any) -> NoReturn:
+        """Raises Misfit: the default is spelt by leaving it out."""
+        raise Misfit(value, f"left out where it is {value!r}", name=self.key)
 
 
 class _Record(Kind):
@@ -633,56 +632,50 @@ class _Record(Kind):
         self._kind, self.entries = kind, entries_of(kind)
         self.kept = (kind, tuple)
         self._required = {each.key for each in self.entries if each.required}
-        self._optional = {each.key for each in self.entries} - self._required
-        self._reads = tuple(
-            (e.key, e.name, e.kind.read if e.required else e.read) for e in self.entries
-        )
-        self.words = f"a map of {', '.join(sorted(each.key for each in self.entries))}"
+        self._keys = {each.key for each in self.entries}
+        self.words = f"a map of {', '.join(sorted(self._keys))}"
 
-    def checked(self, value: Any) -> Any:
-        if is_dataclass(value) and isinstance(value, self._kind):
-            return value  # it has looked at itself
-        if not isinstance(value, tuple) or len(value) != len(self.entries):
-            raise Misfit(value, self.words)
-        return self._made(zip(_checks_of(self._kind), value, strict=True))
-
-    def read(self, value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() - self._optional != self._required:
-            raise Misfit(self._differing(value), self.words, "wrong-fields")
-        return self._made((each, value[each[0]]) for each in self._reads if each[0] in value)
-
-    def _differing(self, value: Any) -> object:
-        """Which keys it lacks, or has beside."""
-        if not isinstance(value, dict):
-            return value
-        lacks = sorted(self._required - value.keys())
-        unknown = sorted(value.keys() - self._required - self._optional)
-        return f"a map without {', '.join(lacks)}" if lacks else f"a map with {', '.join(unknown)}"
-
-    def _made(self, parts: Iterable[tuple[tuple[str, str, Look], Any]]) -> Any:
-        found = {}
-        for (key, name, look), part in parts:
-            try:
-                found[name] = look(part)
-            except Misfit as misfit:
-                raise misfit.below(key) from None
-        return self._kind(**found)
-
-    def fits(self, source: _PlanSource, name: str) -> str:
+    def fits(self, source: _Source, name: str) -> str:
         if is_dataclass(self._kind):
-            return f"isinstance({name}, {source.named(self._kind)})"
+            return f"isinstance({name}, {source.named(self._kind)})"  # it has looked at itself
         parts = (f"({e.kind.fits(source, f'{name}.{e.name}')})" for e in self.entries)
         return f"type({name}) is {source.named(self._kind)} and {' and '.join(parts)}"
 
-    def as_read(self, source: _PlanSource, name: str) -> str:
-        return f"{source.named(self.quick_read)}({name})"
+    def normal(self, value: Any) -> Any:
+        is_tuple = isinstance(value, tuple) and len(value) == len(self.entries)
+        if not is_tuple or (is_dataclass(value) and isinstance(value, self._kind)):
+            return value
+        found = {}
+        for each, part in zip(self.entries, value, strict=True):
+            try:
+                found[each.name] = each.checked(part)
+            except Misfit as misfit:
+                raise misfit.below(each.key) from None
+        return self._kind(**found)
 
-    def as_plain(self, source: _PlanSource, name: str) -> str:
-        return f"{source.named(self._plain)}({name})"
+    def parts(self, value: Any) -> Parts:
+        if isinstance(value, dict):
+            for each in self.entries:
+                if each.key in value:
+                    yield each.key, each.kind, value[each.key]
+
+    def refuse(self, value: Any) -> NoReturn:
+        """Raises Misfit, which says what keys it lacks, or has beside."""
+        if isinstance(value, dict):
+            lacks = sorted(self._required - value.keys())
+            unknown = sorted(value.keys() - self._keys)
+            value = f"a map without {', '.join(lacks)}" if lacks else f"a map with {unknown}"
+        raise Misfit(value, self.words, "wrong-fields")
+
+    def as_read(self, source: _Source, name: str) -> str:
+        return f"{source.named(self.read)}({name})"
+
+    def as_plain(self, source: _Source, name: str) -> str:
+        return f"{source.named(self.plain)}({name})"
 
     @cached_property
-    def _plain(self) -> Look:
-        source = _PlanSource()
+    def plain(self) -> Look:
+        source = _Source()
         always, lines = [], []
         for each in self.entries:
             part = source.local()
@@ -696,17 +689,17 @@ class _Record(Kind):
         return source.compiled("more = {}", *lines, f"return {{{', '.join((*always, '**more'))}}}")
 
     @cached_property
-    def quick_read(self) -> Look:
-        """As :meth:`read`; raises LookupError, TypeError or ValueError in its Misfit's place."""
-        source = _PlanSource()
-        missing, refuse = source.named(MISSING), source.named(_refuse)
-        lines, parts = [f"found = {len(self._required)}"], []
+    def read(self) -> Look:
+        source = _Source()
+        missing, refuse = source.named(MISSING), source.named(self.refuse)
+        there, lines, parts = ["pass"], [f"found = {len(self._required)}"], []
         for each in self.entries:
             part = source.local()
             parts.append(part)
             item = each.kind.as_read(source, part)
             if each.required:
-                lines += [f"{part} = value[{each.key!r}]", f"{part} = {item}"]
+                there.append(f"{part} = value[{each.key!r}]")
+                lines.append(f"{part} = {item}")
                 continue
             default = source.named(each.default)
             lines += [
@@ -716,36 +709,42 @@ class _Record(Kind):
                 "else:",
                 "    found += 1",
                 f"    {part} = {item}",
-                f"    if {source.is_default(part, each.default)}: {refuse}()",
+                f"    if {source.is_default(part, each.default)}:",
+                f"        {source.named(each.refuse_default)}({part})",
             ]
         return source.compiled(
-            f"if type(value) is not dict: {refuse}()",
+            f"if type(value) is not dict: {refuse}(value)",
+            f"try: {'; '.join(there)}",
+            f"except KeyError: {refuse}(value)",
             *lines,
-            f"if len(value) != found: {refuse}()",
+            f"if len(value) != found: {refuse}(value)",
             f"return {source.named(self._kind)}({', '.join(parts)})",
         )
 
     def look(self) -> Look:
         """What a :class:`Declared` does when it was made."""
-        source = _PlanSource()
-        lines, tests = [], []
+        source = _Source()
+        lines, tests, copies = [], [], []
         for each in self.entries:
             part = source.local()
             lines.append(f"{part} = value.{each.name}")
             test = each.kind.fits(source, part)
+            if isinstance(each.kind, _Map) and each.kind.is_flat:
+                keep = source.named(object.__setattr__)
+                copies.append(f"{keep}(value, {each.name!r}, {part}.copy())")
+            elif each.kind.copies:
+                test = "False"
             if isinstance(each.default, dict):
                 test = f"{source.is_default(part, each.default)} or {test}"
             elif not each.required:
                 test = f"{part} is {source.named(each.default)} or {test}"
             tests.append(f"({test})")
         lines.append(f"if not ({' and '.join(tests)}): {source.named(_require_declared)}(value)")
+        if copies:
+            lines.append(f"else: {'; '.join(copies)}")
         if self._kind.check is not Declared.check:
             lines.append("value.check()")
         return source.compiled(*lines)
-
-
-def _refuse() -> NoReturn:
-    raise ValueError
 
 
 class _Row(_Record):
@@ -755,29 +754,33 @@ class _Row(_Record):
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
-        self._reads = tuple((each.key, each.name, each.kind.read) for each in self.entries)
         self.words = f"a list of {', '.join(each.key for each in self.entries)}"
 
-    def read(self, value: Any) -> Any:
-        if not isinstance(value, list) or len(value) != len(self._reads):
-            raise Misfit(value, self.words)
-        return self._made(zip(self._reads, value, strict=True))
+    def parts(self, value: Any) -> Parts:
+        if isinstance(value, list):
+            for each, part in zip(self.entries, value, strict=False):
+                yield each.key, each.kind, part
+
+    def refuse(self, value: Any) -> NoReturn:
+        """Raises Misfit."""
+        raise Misfit(value, self.words)
 
     @cached_property
-    def _plain(self) -> Look:
-        source = _PlanSource()
+    def plain(self) -> Look:
+        source = _Source()
         names = [(source.local(), each) for each in self.entries]
         lines = [f"{name} = value.{each.name}" for name, each in names]
         parts = ", ".join(each.kind.as_plain(source, name) for name, each in names)
         return source.compiled(*lines, f"return [{parts}]")
 
     @cached_property
-    def quick_read(self) -> Look:
-        source = _PlanSource()
+    def read(self) -> Look:
+        source = _Source()
         names = [(source.local(), each) for each in self.entries]
         parts = ", ".join(each.kind.as_read(source, name) for name, each in names)
+        count, refuse = len(names), source.named(self.refuse)
         return source.compiled(
-            f"if type(value) is not list: {source.named(_refuse)}()",
+            f"if type(value) is not list or len(value) != {count}: {refuse}(value)",
             f"{', '.join(name for name, _ in names)}, = value",
             f"return {source.named(self._kind)}({parts})",
         )
@@ -803,7 +806,7 @@ class Declared:
     def __post_init__(self) -> None:
         # The first of a class: from then on this is the look that is made for it.
         kind: Any = type(self)
-        kind.__post_init__ = _record_of(kind).look()
+        kind.__post_init__ = cast(_Record, kind_of(kind)).look()
         kind.__post_init__(self)
 
     def check(self) -> None:
@@ -812,22 +815,15 @@ class Declared:
 
 def _require_declared(record: Declared) -> None:
     """Raises Misfit, naming the field, for a value that a frozen dataclass does not declare."""
-    for _, name, check in _checks_of(cast(Any, type(record))):
-        value = getattr(record, name)
+    for each in entries_of(type(record)):
+        value = getattr(record, each.name)
         try:
-            kept = check(value)
+            kept = each.checked(value)
         except Misfit as found:
             misfit = record.misfit(*found.args)
-            raise misfit.below(name) from None
+            raise misfit.below(each.key) from None
         if kept is not value:
-            object.__setattr__(record, name, kept)
-
-
-@cache
-def _checks_of(kind: Any) -> tuple[tuple[str, str, Look], ...]:
-    return tuple(
-        (e.key, e.name, e.kind.checked if e.required else e.checked) for e in entries_of(kind)
-    )
+            object.__setattr__(record, each.name, kept)
 
 
 @cache
@@ -912,29 +908,16 @@ def require(hint: Any, value: object, name: str) -> None:
 
 def plain(record: object) -> dict[str, Any]:
     """A record as plain values, by its keys."""
-    return cast("dict[str, Any]", _plains(cast(Any, type(record)))(record))
+    return cast("dict[str, Any]", kind_of(type(record)).plain(record))
 
 
 def read(kind: type[T], value: object) -> T:
     """The record that a plain value is. Raises Misfit, and ValueError as its class does."""
+    record = kind_of(kind)
     try:
-        return cast(T, _quick_reads(cast(Any, kind))(value))
-    except (LookupError, TypeError, ValueError):
-        return cast(T, _record_of(kind).read(value))  # says what is wrong
-
-
-def _record_of(kind: Any) -> _Record:
-    return cast(_Record, kind_of(kind))
-
-
-@cache
-def _plains(kind: Any) -> Look:
-    return _record_of(kind)._plain
-
-
-@cache
-def _quick_reads(kind: Any) -> Look:
-    return _record_of(kind).quick_read
+        return cast(T, record.read(value))
+    except Misfit as misfit:
+        raise record.located(value, misfit) from None
 
 
 def texts_of(hint: Any) -> tuple[str, ...]:

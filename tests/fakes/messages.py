@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from device_sdk.fields import As, Length, OneOf, Rising, Such, Within, hints_of
+from device_sdk.fields import As, Length, Misfit, OneOf, Rising, Such, Within, hints_of, require
 from device_sdk.wire.arrays.exchange import is_tensor_name
 from device_sdk.wire.codec.message import Record, is_name
 from device_sdk.wire.publish.content import ContentHead
@@ -94,11 +94,18 @@ def _fits(text: str, length: Length) -> bool:
 
 
 def _numbers(kind: type, within: Within) -> st.SearchStrategy[Any]:
+    def is_within(value: float) -> bool:
+        try:
+            require(Annotated[kind, within], value, "")
+        except Misfit:
+            return False
+        return True
+
     if kind is int:
         low, high = max(within.least, -(2**63)), min(within.most, 2**64 - 1)
-        return st.integers(int(low), int(high)).filter(within.__contains__)
+        return st.integers(int(low), int(high)).filter(is_within)
     low, high = max(within.least, -1e300), min(within.most, 1e300)
-    return st.floats(low, high).filter(within.__contains__)
+    return st.floats(low, high).filter(is_within)
 
 
 def _rising(found: list[Any], order: Rising) -> tuple[Any, ...]:

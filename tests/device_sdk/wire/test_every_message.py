@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 import device_sdk.evaluation
 import device_sdk.wire
-from device_sdk.fields import entries_of, kind_of, plain
+from device_sdk.fields import entries_of, plain
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import Record, decode, decode_value, encode
@@ -44,8 +43,6 @@ def test_a_message_is_read_as_it_was_written(kind: type[Record], data: st.DataOb
     sent = encode(message)
     assert decode(kind, sent) == message
     assert encode(decode(kind, sent)) == sent
-    look: Any = kind_of(kind)
-    assert look.quick_read(plain(message)) == look.read(plain(message)) == message
     changed = bytearray(sent)
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(sent) - 1))] = data.draw(st.integers(0, 255))
@@ -74,7 +71,6 @@ def read_or_refused(kind: type[Record], sent: bytes) -> None:
 def test_an_odd_value_is_refused_and_not_repeated(kind: type[Record], data: st.DataObject) -> None:
     value = plain(data.draw(any_of(kind)))
     entry = data.draw(st.sampled_from(entries_of(kind)))
-    look: Any = kind_of(kind)
     for odd in ODD:
         changed = value | {entry.key: odd}
         try:
@@ -82,10 +78,8 @@ def test_an_odd_value_is_refused_and_not_repeated(kind: type[Record], data: st.D
         except WireError as error:
             assert error.reason in ("bad-field", "wrong-fields", "bad-name")
             assert "xxx" not in str(error)
-            with pytest.raises((LookupError, TypeError, ValueError)):
-                look.quick_read(changed)
             continue
-        assert plain(read) == changed and read == look.read(changed)
+        assert plain(read) == changed
 
 
 @of_every

@@ -12,7 +12,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
-from device_sdk.artifact import strict_json
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.parts import (
     AVERAGE_LAG,
@@ -27,6 +26,7 @@ from device_sdk.artifact.parts import (
     StateTensor,
     axes_of,
 )
+from device_sdk.artifact.safetensors import canonical_json, strict_json
 from device_sdk.fields import Key, Misfit, OneOf, Such, Within, plain, read
 
 FORMAT: Final = "tessera-artifact"
@@ -316,12 +316,12 @@ class Manifest(Part):
     def to_json(self) -> bytes:
         """The canonical bytes of manifest.json: sorted keys, no insignificant white space."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        return strict_json.canonical({**head, **plain(self)})
+        return canonical_json({**head, **plain(self)})
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
         """Read manifest.json. Raises ArtifactError for anything but a valid canonical manifest."""
-        value = strict_json.decoded(data, MANIFEST_FILE, MAX_MANIFEST_BYTES)
+        value = strict_json(data, MANIFEST_FILE, MAX_MANIFEST_BYTES)
         # The version comes first: a later version's other keys are no reason to call it malformed.
         if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
             raise ArtifactError(f"manifest: format is not {FORMAT!r}: this is no Tessera artifact")

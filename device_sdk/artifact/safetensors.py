@@ -12,12 +12,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.artifact import strict_json
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.parts import MAX_ELEMENTS, MAX_RANK
 from device_sdk.fields import Declared, Key, Length, Misfit, OneOf, Within, plain, read
@@ -93,7 +92,7 @@ def decode(data: bytes) -> Decoded:
     if size > min(MAX_HEADER_BYTES, len(data) - 8):
         raise ArtifactError("safetensors file: cut off inside the header")
     text, body = data[8 : 8 + size], memoryview(data)[8 + size :]
-    header = strict_json.decoded(text, "safetensors header", MAX_HEADER_BYTES)
+    header = strict_json(text, "safetensors header", MAX_HEADER_BYTES)
     if not isinstance(header, dict):
         raise ArtifactError("safetensors header: expected an object")
     metadata = header.pop("__metadata__", {})
@@ -129,3 +128,45 @@ def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, 
         raise ArtifactError(f"{where}: holds a byte that is neither true nor false")
     array = np.frombuffer(body[begin:end], dtype=dtype, count=count).reshape(shape)
     return begin, end, name, array
+
+
+# JSON without what one reader takes otherwise than another: a header's, and the manifest's.
+
+
+def canonical_json(value: object) -> bytes:
+    """UTF-8 JSON with sorted keys and no insignificant white space."""
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+        return text.encode("utf-8")
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"the manifest cannot be written as JSON: {error}") from None
+
+
+def strict_json(data: bytes, what: str, max_bytes: int) -> object:
+    """JSON without duplicate keys, NaN or infinity. Raises ArtifactError for anything else."""
+    if len(data) > max_bytes:
+        raise ArtifactError(f"{what} has {len(data)} bytes; at most {max_bytes} are read")
+    try:
+        value: object = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise ArtifactError(f"{what} is nested too deeply") from None
+    except ArtifactError:
+        raise
+    except ValueError as error:
+        raise ArtifactError(f"{what} is not JSON: {error}") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ArtifactError("a JSON object names the same key twice")
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ArtifactError(f"{text} is no JSON number")

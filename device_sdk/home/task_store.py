@@ -41,8 +41,16 @@ class KnownTasks(HomeStore):
             "ORDER BY name"
         )
         return [
-            KnownTask(name, cohort, bool(served), generation, method or "", takes, _ids(artifacts))
-            for name, cohort, served, generation, method, takes, artifacts in rows
+            KnownTask(
+                name,
+                cohort,
+                bool(served),
+                generation,
+                method or "",
+                takes,
+                tuple(ids[at : at + _ID_BYTES] for at in range(0, len(ids or b""), _ID_BYTES)),
+            )
+            for name, cohort, served, generation, method, takes, ids in rows
         ]
 
     def find(self, name: str) -> KnownTask | None:
@@ -100,11 +108,6 @@ class KnownTasks(HomeStore):
             sql.execute("UPDATE task SET artifacts = NULL WHERE served = 0")
 
 
-def _ids(joined: bytes | None) -> tuple[bytes, ...]:
-    found = joined or b""
-    return tuple(found[at : at + _ID_BYTES] for at in range(0, len(found), _ID_BYTES))
-
-
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What taking part took on one day: seconds of training, bytes sent and received."""
@@ -150,6 +153,12 @@ class SpentStore(HomeStore):
 
 FIRST_PAUSE_SECONDS: Final = 3600
 _LONGEST_PAUSE_SECONDS: Final = 30 * 86_400
+# Whoever ends a process, or cuts its power, in the middle of a training or of a trial says nothing
+# of the artifact, and a training for which there was no memory may have met a bad moment; the trial
+# that follows says more. From the second time in a row on it is the artifact's, if not for certain:
+# who was unlucky loses a minute, and what does it each time is soon seldom run.
+_FREE: Final = 1
+_DOUBT_PAUSE_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +221,15 @@ class TrialStore(HomeStore):
         detail: str,
         now_unix_seconds: int,
         *,
-        free: int = 0,
-        pause_seconds: int = FIRST_PAUSE_SECONDS,
+        certain: bool = True,
     ) -> TriedArtifact:
         """It did harm, or may have: it is tried again before it is run.
 
-        Not before a pause, ``pause_seconds`` at first and twice as long each time, 30 days at most;
-        the first ``free`` times without one.
+        Not before a pause, which is twice as long each time, 30 days at most; where it is not
+        ``certain``, the first time without one, and from a minute on.
         """
         known = self.find(artifact_id)
+        free, pause_seconds = (0, FIRST_PAUSE_SECONDS) if certain else (_FREE, _DOUBT_PAUSE_SECONDS)
         strikes = 1 + (0 if known is None else known.strikes)
         until = 0
         if strikes > free:

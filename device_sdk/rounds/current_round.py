@@ -26,11 +26,9 @@ from device_sdk.home.round_store import (
     StoredEvaluation,
 )
 from device_sdk.methods.learner import Declined
-from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.open_round import OpenRound, Retry
-from device_sdk.rounds.sender import Sender
+from device_sdk.rounds.open_round import OpenRound, Retry, Shared
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.rounds.turns import DayBudget, OverBudget, Ready, Turns
+from device_sdk.rounds.turns import OverBudget, Ready
 from device_sdk.system.version import __version__
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
@@ -257,31 +255,21 @@ class CurrentRound:
     """At most one round of a task: fetched, asked about, trained, committed, and concluded in any
     case.
 
-    Whoever trains looks at ``question``, then at ``job``. ``turns`` and ``budget``: those of the
-    device's tasks together.
+    Whoever trains looks at ``question``, then at ``job``.
     """
 
-    def __init__(
-        self,
-        world: DeviceWorld,
-        sessions: SessionKeeper,
-        sender: Sender,
-        actions: Actions,
-        turns: Turns,
-        budget: DayBudget,
-    ) -> None:
+    def __init__(self, world: DeviceWorld, shared: Shared) -> None:
         self._world, self._home = world, world.home
         self.task, self.cohort = world.membership.task, world.membership.cohort
-        self._turns, self._budget = turns, budget
+        self._shared = shared
+        self._turns, self._budget = shared.turns, shared.budget
+        self._sessions, self._sender = shared.sessions, shared.sender
         self._trains = False
         self._took_seconds: float | None = None
         self._ready_seconds = 0.0
         self._missed: tuple[int, int] | None = None
-        self._sessions = sessions
-        self._sender = sender
-        self._actions = actions
         self._reports = Reporter(world)
-        self._intake = ManifestIntake(world, sessions)
+        self._intake = ManifestIntake(world, shared.sessions)
         self._connected = False
         self._held_back = False
         self._round: OpenRound | None = None
@@ -408,9 +396,7 @@ class CurrentRound:
         try:
             if accepted.selected:
                 self._budget.require(bytes_=manifest.length)
-            self._round = OpenRound(
-                manifest, self._world, self._sessions, self._actions, self._budget
-            )
+            self._round = OpenRound(manifest, self._world, self._shared)
         except OverBudget as reason:
             self._over_budget(manifest, reason)
         except WireError as error:

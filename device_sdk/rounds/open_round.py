@@ -10,8 +10,9 @@ from device_sdk.errors import RuntimeMissing
 from device_sdk.home.task_store import Takes
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.actions import Actions, Download, Subscribe, Unsubscribe
+from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.rounds.turns import DayBudget
+from device_sdk.rounds.turns import DayBudget, Turns
 from device_sdk.system.clock import Backoff
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainingJob, learner_class
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
@@ -70,37 +71,47 @@ class Retry:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the rounds of all of a device's tasks share."""
+
+    sessions: SessionKeeper
+    sender: Sender
+    actions: Actions
+    turns: Turns
+    budget: DayBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A content to fetch; ``kind`` None: the round's broadcast. ``cohort`` and ``cohort_key``: for
+    what only some of the task's devices may read."""
+
+    kind: ContentKind | None
+    content_id: bytes
+    cohort: str = ""
+    cohort_key: bytes | None = None
+
+
 class Fetch:
     """One content on its way to this device.
 
-    Of a broadcast (``kind`` None) the verified manifest names the chunks. Of an artifact, a
+    Of a broadcast the verified manifest names the chunks. Of an artifact, a
     catalogue or an attachment the signed head comes first and alone, then the chunks it names: in
     this order nothing has to be kept that no signature vouches for. Chunks come from the fleet's
-    mirror, where it has one; from the broker, once anything does not come from there. ``cohort``
-    and ``cohort_key``: for what only some of the task's devices may read.
+    mirror, where it has one; from the broker, once anything does not come from there.
     """
 
     def __init__(
-        self,
-        kind: ContentKind | None,
-        content_id: bytes,
-        manifest: RoundManifest,
-        world: DeviceWorld,
-        sessions: SessionKeeper,
-        actions: Actions,
-        *,
-        cohort: str = "",
-        cohort_key: bytes | None = None,
+        self, wanted: Wanted, manifest: RoundManifest, world: DeviceWorld, shared: Shared
     ) -> None:
-        self.kind = kind
-        self.content_id = content_id
-        self.cohort = cohort
-        self._names = [(manifest.task, cohort)]
-        if cohort_key is None:
+        self.kind, self.content_id, self.cohort = wanted.kind, wanted.content_id, wanted.cohort
+        kind, content_id, sessions = wanted.kind, wanted.content_id, shared.sessions
+        self._names = [(manifest.task, wanted.cohort)]
+        if wanted.cohort_key is None:
             self._names = [(manifest.task, manifest.cohort), SHARED]
-        self._cohort_key = cohort_key
-        self._sessions = sessions
-        self._actions = actions
+        self._cohort_key = wanted.cohort_key
+        self._sessions, self._actions = sessions, shared.actions
         self._topics, self._filter = world.topics, world.topics.chunk_filter(content_id)
         self._mirror = sessions.placement.mirror
         self._head_message = b""
@@ -262,16 +273,13 @@ class OpenRound:
         self,
         manifest: RoundManifest,
         world: DeviceWorld,
-        sessions: SessionKeeper,
-        actions: Actions,
-        budget: DayBudget,
+        shared: Shared,
     ) -> None:
         if not manifest.chunks:
             raise WireError("truncated", "a broadcast without chunks has no terms")
         self.manifest = manifest
         self._world, self._home = world, world.home
-        self._sessions = sessions
-        self._actions, self._budget = actions, budget
+        self._shared = shared
         self.retry = Retry(world)
         self.broken: WireError | None = None
         """Why what came whole, signed by the aggregator, cannot be used all the same."""
@@ -286,10 +294,10 @@ class OpenRound:
         """Whether the learner has yet to say which attachments it wants."""
         self.fetches: dict[bytes, Fetch] = {}
         """By content id, what is known to be needed and has not come."""
-        self._fetch(None, manifest.broadcast_id)
+        self._fetch(Wanted(None, manifest.broadcast_id))
         wanted = manifest.catalogue_id
         if wanted != NO_CATALOGUE and self._home.models.catalogue(wanted) is None:
-            self._fetch(ContentKind.CATALOGUE, wanted)
+            self._fetch(Wanted(ContentKind.CATALOGUE, wanted))
 
     def add(self, content_id: bytes, index: int, message: bytes) -> None:
         """A chunk's or head's message came.
@@ -328,7 +336,9 @@ class OpenRound:
             offered = self._offer.readable[name]
             here = self._stored(offered.content_id) is not None
             if not here and offered.content_id not in self.fetches:
-                self._fetch(ContentKind.ATTACHMENT, offered.content_id, offered.cohort)
+                key = self._offer.keys[offered.cohort] if offered.cohort else None
+                which = (offered.content_id, offered.cohort, key)
+                self._fetch(Wanted(ContentKind.ATTACHMENT, *which))
         self.retry.progressed()
 
     def ask_again(self) -> None:
@@ -352,17 +362,8 @@ class OpenRound:
         catalogue, fresh = self._catalogue()
         return TrainingJob(self.manifest, self._terms, broadcast, catalogue, self._artifacts, fresh)
 
-    def _fetch(self, kind: ContentKind | None, content_id: bytes, cohort: str = "") -> None:
-        self.fetches[content_id] = Fetch(
-            kind,
-            content_id,
-            self.manifest,
-            self._world,
-            self._sessions,
-            self._actions,
-            cohort=cohort,
-            cohort_key=self._offer.keys[cohort] if cohort else None,
-        )
+    def _fetch(self, wanted: Wanted) -> None:
+        self.fetches[wanted.content_id] = Fetch(wanted, self.manifest, self._world, self._shared)
 
     def _take_broadcast(self, plaintext: bytes) -> None:
         self._terms, self._broadcast = read_broadcast(plaintext, self.manifest)
@@ -385,14 +386,14 @@ class OpenRound:
             both = [one for each in picked for one in (each, each.companion)]
             needed = [one.artifact_id for one in both if one is not None]
             missing = [one for one in both if one and not has(one.artifact_id)]
-            self._budget.require(bytes_=sum(one.size for one in missing))
+            self._shared.budget.require(bytes_=sum(one.size for one in missing))
         else:
             needed = [self._named_artifact()]
             self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
         self._home.tasks.set_artifacts(self.manifest.task, needed)
         for artifact_id in needed:
             if not has(artifact_id) and artifact_id not in self.fetches:
-                self._fetch(ContentKind.ARTIFACT, artifact_id)
+                self._fetch(Wanted(ContentKind.ARTIFACT, artifact_id))
 
     def _learn_terms(self, terms: TaskTerms) -> None:
         """Keep what the terms say of the task. Raises :class:`Declined` where the app has nothing

@@ -11,6 +11,7 @@ from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.rounds.actions import Actions, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
+from device_sdk.rounds.open_round import Shared
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import DayBudget, Turns
@@ -260,6 +261,7 @@ class Participant:
         self._roster = Roster(world)
         self._resubscription = Resubscription(world)
         self._turns = Turns()
+        self._shared = Shared(self.sessions, self.sender, self.actions, self._turns, self.budget)
         self._turn_seconds = math.inf
         self._is_connected = False
         self.farewell = Farewell(world, self.sessions, self.actions) if leaves else None
@@ -476,14 +478,7 @@ class Participant:
                 self.actions.append(Unsubscribe(self._topics.write(topic)))
         for name, cohort in wanted.items():
             if name not in self.rounds:
-                self.rounds[name] = CurrentRound(
-                    self._world.of_task(name, cohort),
-                    self.sessions,
-                    self.sender,
-                    self.actions,
-                    self._turns,
-                    self.budget,
-                )
+                self.rounds[name] = CurrentRound(self._world.of_task(name, cohort), self._shared)
                 self.rounds[name].connected(self._is_connected)
                 self.actions.append(Subscribe(self._topics.write(ManifestTopic(name, cohort))))
 

@@ -225,11 +225,6 @@ class StateBanks:
         return self._head
 
     @property
-    def current(self) -> int:
-        """The bank that holds the state."""
-        return self.head.bank
-
-    @property
     def torn(self) -> bool:
         """Whether a step has failed while it wrote in place."""
         return bool(self._in_place) and self._says("begun") and not self._says("done")
@@ -290,7 +285,7 @@ class StateBanks:
     def _whole(self, name: str) -> Slot:
         if name in self._in_place:
             self._refuse_torn()
-        return self._banks[self.current][name]
+        return self._banks[self.head.bank][name]
 
     def require_whole(self, given: Collection[str]) -> None:
         """Raises StateError where state is torn that is not given anew."""
@@ -310,7 +305,7 @@ class StateBanks:
             for bank in self._banks:
                 bank[name].resize(array.shape)
             self.shapes[name] = array.shape
-        self._banks[self.current][name].write(array)
+        self._banks[self.head.bank][name].write(array)
         return resized
 
 

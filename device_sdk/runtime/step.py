@@ -181,7 +181,7 @@ class StepRunner:
             entry.take(array)
         if memory is not self._memory:
             self._bind_batch(memory)
-        bank = self._banks.current
+        bank = self._banks.head.bank
         binding = self._bindings[bank]
         if not self._host_only:
             self._bind_inputs(binding, memory, bank)

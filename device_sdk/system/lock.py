@@ -101,7 +101,7 @@ class Owner:
 
     def require(self) -> None:
         """Raises ForkedError in a fork."""
-        if not self.is_here:
+        if os.getpid() != self._process:
             raise ForkedError(
                 f"{self._what} was opened in process {self._process}; this is process "
                 f"{os.getpid()}, a fork of it. Open it here, after the fork, and not before: "
@@ -219,14 +219,10 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self._file = OwnedHandle(path, os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
-    @property
-    def _handle(self) -> int:
-        return self._file.number
-
     def try_acquire(self) -> bool:
         """Take the lock if nobody else has it; whether that worked. Never waits."""
         try:
-            _lock(self._handle)
+            _lock(self._file.number)
         except OSError:
             return False
         return True
@@ -235,10 +231,10 @@ class FileLock:
         """Whether somebody else has it. Any number may look at once, and none takes another's look
         for a holder (on Windows for as long as it takes, one does)."""
         try:
-            _look(self._handle)
+            _look(self._file.number)
         except OSError:
             return True
-        _unlock(self._handle)
+        _unlock(self._file.number)
         return False
 
     def sign(self) -> None:
@@ -247,24 +243,24 @@ class FileLock:
 
     def write(self, content: bytes) -> None:
         """Leave this in the file, in place of what stands there. Others may see a part of it."""
-        os.ftruncate(self._handle, 0)
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        os.write(self._handle, content)
+        os.ftruncate(self._file.number, 0)
+        os.lseek(self._file.number, 0, os.SEEK_SET)
+        os.write(self._file.number, content)
 
     def holder(self) -> str:
         """Who signed it last, in words."""
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        number = os.read(self._handle, 32).decode("ascii", "replace").strip()
+        os.lseek(self._file.number, 0, os.SEEK_SET)
+        number = os.read(self._file.number, 32).decode("ascii", "replace").strip()
         return f"process {number}" if number.isdigit() else "another process"
 
     def release(self) -> None:
         """Let others have it."""
-        _unlock(self._handle)
+        _unlock(self._file.number)
 
     def close(self) -> None:
         """Let go of it for good. May be called twice; a fork closes its copy, and lets go of
         nothing."""
-        if self._handle >= 0 and self._file.owner.is_here:
+        if self._file.number >= 0 and self._file.owner.is_here:
             with suppress(OSError):  # nobody held it
                 self.release()  # for a fork that has not closed its copy yet
         self._file.close()

@@ -201,7 +201,9 @@ class ArrayTrainer(RoundTrainer):
         found = self.evaluation(job)
         evaluation = None if found is None else self._received(job, artifact, data, found)
         learner, trainer = self.learner(job, artifact, data, _where(capability))
-        self._keep_only(artifact)
+        for folder in [*self._trainers]:
+            if folder not in (artifact.folder, artifact.companion):
+                del self._trainers[folder]  # with its sessions: it was only measured
         start = self._clock.now()
         update = learner.train(job.broadcast)
         seconds = slowed(self._clock, start, self._options.slowdown)
@@ -210,8 +212,9 @@ class ArrayTrainer(RoundTrainer):
             capability = capability.after(late=seconds > self.affordable_seconds(job))
         if evaluation is not None and learner.personalises(job.broadcast):
             evaluation.stage("personal", trainer)
+        offered = [each.artifact_id for each in job.terms.artifacts]
         return TrainedRound(
-            k=self._rank(job, artifact),
+            k=1 + (offered.index(artifact.artifact_id) if offered else 0),
             body=encode_update(update, codec, self._rng),
             learner_state=learner.state(),
             capability=capability,
@@ -297,17 +300,6 @@ class ArrayTrainer(RoundTrainer):
                 watch=self._watch,
             )
         return self._trainers[folder]
-
-    def _keep_only(self, artifact: LocalArtifact) -> None:
-        """Free the sessions of artifacts that were only measured."""
-        for folder in [*self._trainers]:
-            if folder not in (artifact.folder, artifact.companion):
-                del self._trainers[folder]
-
-    def _rank(self, job: TrainingJob, artifact: LocalArtifact) -> int:
-        """The artifact's place among all that the task offers, 1 for the smallest."""
-        offered = [each.artifact_id for each in job.terms.artifacts]
-        return 1 + (offered.index(artifact.artifact_id) if offered else 0)
 
     def _conditions(self, job: TrainingJob) -> str:
         ids = ",".join(each.artifact_id.hex()[:16] for each in job.artifacts)

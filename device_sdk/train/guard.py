@@ -28,12 +28,6 @@ _MORE_SECONDS: Final = 0.2  # most of what comes late in a small model comes wit
 _LEAST_SECONDS: Final = 30.0
 _IN_USE: Final = "in-use"
 _ID_DIGITS: Final = 64
-# Whoever ends a process, or cuts its power, in the middle of a training or of a trial says nothing
-# of the artifact, and a training for which there was no memory may have met a bad moment; the trial
-# that follows says more. From the second time in a row on it is the artifact's, if not for certain:
-# who was unlucky loses a minute, and what does it each time is soon seldom run.
-_FREE_TIMES: Final = 1
-_DOUBT_PAUSE_SECONDS: Final = 60
 
 
 class ArtifactHeld(Declined):
@@ -63,7 +57,9 @@ class ArtifactGuard:
         Raises :class:`ArtifactHeld` where that is none of them, Declined where the home cannot be
         written, and CallEnded where the device was stopped meanwhile.
         """
-        seconds, watch = self._seconds(job), self._world.watch
+        # One step cannot take more than what a whole training is given, on any machine.
+        own, watch = self._world.options.most_step_seconds, self._world.watch
+        seconds = max(_LEAST_SECONDS, job.terms.train_seconds) if own is None else own
         allowed, strange, known = self._begun(job)
         failure: Reason | None = None
         try:
@@ -91,7 +87,8 @@ class ArtifactGuard:
         self, job: TrainingJob
     ) -> tuple[tuple[LocalArtifact, ...], list[bytes], list[TriedArtifact]]:
         """As :meth:`_admitted`; what is said to be in use is so from now on."""
-        self._note_deaths()
+        if self._died:
+            self._note_deaths()
         found = self._admitted(job)
         if found[1]:
             try:
@@ -173,11 +170,6 @@ class ArtifactGuard:
     def _stopped(self) -> bool:
         return self._world.watch.ended == "stopped"
 
-    def _seconds(self, job: TrainingJob) -> float:
-        """One step cannot take more than what a whole training is given, on any machine."""
-        own = self._world.options.most_step_seconds
-        return max(_LEAST_SECONDS, job.terms.train_seconds) if own is None else own
-
     def _id_of(self, artifact: LocalArtifact, folder: Path) -> bytes:
         # A folder of the home has the id for a name; an installed one is known by its place.
         if folder == artifact.folder:
@@ -195,8 +187,6 @@ class ArtifactGuard:
         return []
 
     def _note_deaths(self) -> None:
-        if not self._died:
-            return
         while self._died:  # where the disk is full, those that are left come at the next round
             detail = "the app's process ended in the middle of its training, again and again"
             self._doubt(self._died[-1], Reason.CRASHED, detail)
@@ -205,14 +195,7 @@ class ArtifactGuard:
 
     def _doubt(self, artifact_id: bytes, reason: Reason, detail: str) -> TriedArtifact:
         """It may have done harm, if not for certain."""
-        return self._store.strike(
-            artifact_id,
-            reason,
-            detail,
-            self._now(),
-            free=_FREE_TIMES,
-            pause_seconds=_DOUBT_PAUSE_SECONDS,
-        )
+        return self._store.strike(artifact_id, reason, detail, self._now(), certain=False)
 
 
 def _held(artifact_id: bytes, known: TriedArtifact, seconds: int) -> ArtifactHeld:

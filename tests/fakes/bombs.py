@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from device_sdk.artifact import MANIFEST_FILE
-from device_sdk.artifact.strict_json import canonical
+from device_sdk.artifact.safetensors import canonical_json
 
 Bomb = Literal[
     "loop", "constants", "kernel", "memory", "crash", "late-crash", "late-loop", "late-memory"
@@ -53,7 +53,7 @@ def make_bomb(kind: Bomb, of: Path, folder: Path, graph: str = "train", *, after
     data = model.SerializeToString()
     (folder / file).write_bytes(data)
     manifest["files"][file] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / MANIFEST_FILE).write_bytes(canonical(manifest))
+    (folder / MANIFEST_FILE).write_bytes(canonical_json(manifest))
     return folder
 
 

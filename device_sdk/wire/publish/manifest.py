@@ -71,8 +71,7 @@ class RoundManifest(Record):
 
     def selects(self, device_id: bytes) -> bool:
         """Whether a device takes part in the round: see :func:`selected`."""
-        draw = (self.sampling_seed, self.threshold, self.task, self.round, device_id)
-        return _drawn(_SELECT_LABEL, *draw)
+        return selected(self.sampling_seed, self.threshold, self.task, self.round, device_id)
 
 
 def chunk_count(length: int) -> int:
@@ -99,7 +98,9 @@ def selected(
     which comes last, has no length of its own. Raises ValueError for a seed that is not 32 bytes or
     a threshold above 2^64.
     """
-    return _drawn(_SELECT_LABEL, sampling_seed, threshold, task, round_number, device_id)
+    if not 0 <= threshold <= 2**64:
+        raise ValueError("expected a threshold from 0 to 2^64")
+    return _draw(_SELECT_LABEL, sampling_seed, task, round_number, device_id) < threshold
 
 
 def evaluates(manifest: RoundManifest, terms: EvaluationTerms, device_id: bytes) -> bool:
@@ -115,16 +116,14 @@ def evaluates_in(
     Its draw is as in :func:`selected`, under the label "tessera/1 evaluate" and with the terms'
     threshold.
     """
-    return round_number % terms.every_rounds == 0 and _drawn(
-        _EVALUATE_LABEL, sampling_seed, terms.threshold, task, round_number, device_id
-    )
+    if round_number % terms.every_rounds:
+        return False
+    return _draw(_EVALUATE_LABEL, sampling_seed, task, round_number, device_id) < terms.threshold
 
 
-def _drawn(
-    label: bytes, seed: bytes, threshold: int, task: str, round_number: int, device_id: bytes
-) -> bool:
-    if len(seed) != 32 or not 0 <= threshold <= 2**64:
-        raise ValueError("expected a seed of 32 bytes and a threshold from 0 to 2^64")
+def _draw(label: bytes, seed: bytes, task: str, round_number: int, device_id: bytes) -> int:
+    if len(seed) != 32:
+        raise ValueError("expected a seed of 32 bytes")
     name = task.encode()
     digest = hashlib.sha256(
         label
@@ -134,7 +133,7 @@ def _drawn(
         + struct.pack("<Q", round_number)
         + device_id
     ).digest()
-    return int.from_bytes(digest[:8], "little") < threshold
+    return int.from_bytes(digest[:8], "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,7 @@ def reply_info(open_digest: bytes) -> bytes:
 
 def encode_open(
     request: OpenRequest,
-    identity: Ed25519PrivateKey,
-    admission_key: bytes,
+    credential: DeviceCredential,
     descriptor: Descriptor,
     freshness: Freshness,
     seal: hpke.Seal = hpke.seal,
@@ -135,11 +134,12 @@ def encode_open(
     """The open message, signed, sealed and tagged."""
     info = open_info(descriptor, freshness)
     body = encode(request)
-    signed = signature.sign(identity, Purpose.SESSION_OPEN, info + body)
+    signed = signature.sign(credential.identity, Purpose.SESSION_OPEN, info + body)
     sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
     serial = _SERIAL.pack(descriptor.serial)
     head = prefix(MessageType.SESSION_OPEN) + serial + freshness.to_bytes()
-    tag = admission_tag(admission_key, AdmissionPurpose.SESSION_OPEN, head + sealed)
+    purpose = AdmissionPurpose.SESSION_OPEN
+    tag = admission_tag(credential.admission_key, purpose, head + sealed)
     return head + tag + sealed
 
 
@@ -273,9 +273,7 @@ class SessionOpening:
         ephemeral_seed = draw(random_bytes, hpke.SEED_BYTES)
         secret = draw(random_bytes, SECRET_BYTES)
         request = OpenRequest(credential.device_id, hpke.public_bytes(ephemeral_seed), secret, run)
-        self.message = encode_open(
-            request, credential.identity, credential.admission_key, descriptor, freshness, seal
-        )
+        self.message = encode_open(request, credential, descriptor, freshness, seal)
         self._descriptor = descriptor
         self._clock = clock
         self._secrets: tuple[hpke.PrivateKey, bytes] | None = (

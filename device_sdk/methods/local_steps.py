@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.safetensors import Array
 from device_sdk.errors import DeviceError, StateError
-from device_sdk.methods.learner import Declined, LearnerError
+from device_sdk.local_data import DataSource
+from device_sdk.methods.learner import Declined, Learner, LearnerError
 from device_sdk.methods.state import State, part, prefixed
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.tensors import LARGEST_VALUE
@@ -114,6 +115,38 @@ class StepsReport:
         return StepsReport(
             self.steps + other.steps, samples, total / samples if samples else math.nan
         )
+
+
+class ModelLearner(Learner):
+    """A learner whose state is that of the trainer of this device's own model.
+
+    Args:
+        data: the device's samples, asked for at the start of each round.
+        trainer: of the task's artifact. Between rounds it holds this device's model.
+        sender: the device's name among the task's, 32 hexadecimal digits.
+        rng: orders the samples.
+    """
+
+    def __init__(
+        self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
+    ) -> None:
+        self._data, self._trainer = data, trainer
+        self._sender, self._rng = sender, rng
+        self.report = StepsReport()
+        """Steps, samples and mean loss of the last round, of a method that notes them."""
+
+    @property
+    def trainer(self) -> Trainer:
+        """The device's model."""
+        return self._trainer
+
+    def state(self) -> State:
+        """The trainer's state tensors, as ``trainer.*``."""
+        return trainer_state(self._trainer)
+
+    def restore(self, state: State) -> None:
+        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
+        restore_trainer(self._trainer, state)
 
 
 @contextmanager
@@ -312,16 +345,20 @@ class ProximalTerm:
 
     def __init__(self, trainer: Trainer, mu: float, learning_rate: float) -> None:
         known = trainer.hyper
+        self.extra: Mapping[str, Array] | None = None
+        """What each batch of the round must hold beside its samples."""
+        self.after_step: Callable[[], None] | None = None
+        """To be called after each step, where the graph has no term of its own."""
         if learning_rate and "lr" not in known:
             raise LearnerError("the task sets a learning rate, but the artifact has no input 'lr'")
-        hyper = {"lr": learning_rate} if learning_rate else {}
+        self.hyper = {"lr": learning_rate} if learning_rate else None
+        """For each step of the round."""
         anchors = anchor_names(trainer)
         self._trainer = trainer
         self._start: dict[str, Array] = {}
         self._pull = 0.0
-        self._extra: dict[str, Array] = {}
         if anchors:
-            self._extra[_MU] = np.asarray(mu, dtype=np.float32)
+            self.extra = {_MU: np.asarray(mu, dtype=np.float32)}
             parameters = trainer.parameters
             trainer.set_parameters({anchor: parameters[name] for name, anchor in anchors.items()})
         elif mu:
@@ -333,22 +370,7 @@ class ProximalTerm:
                 )
             self._pull = rate * mu
             self._start = trainer.parameters
-        self._hyper = hyper
-
-    @property
-    def hyper(self) -> Mapping[str, float] | None:
-        """For each step of the round."""
-        return self._hyper or None
-
-    @property
-    def extra(self) -> Mapping[str, Array] | None:
-        """What each batch of the round must hold beside its samples."""
-        return self._extra or None
-
-    @property
-    def after_step(self) -> Callable[[], None] | None:
-        """To be called after each step, where the graph has no term of its own."""
-        return self._pull_back if self._start else None
+            self.after_step = self._pull_back if self._start else None
 
     def _pull_back(self) -> None:
         # 1 / (1 + p) of the way stays: the minimiser of |v - w|^2 / 2 + p |v - a|^2 / 2.

@@ -21,12 +21,11 @@ from device_sdk.methods.fedavg.contract import (
     exact_names,
     shared_tensors,
 )
-from device_sdk.methods.learner import Learner, LearnerError, State
+from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
+    ModelLearner,
     ProximalTerm,
-    restore_trainer,
     train_epochs,
-    trainer_state,
     unchanged_on_error,
 )
 from device_sdk.trainer import Trainer
@@ -34,7 +33,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 from device_sdk.wire.publish.report import Reason
 
 
-class FedAvgLearner(Learner):
+class FedAvgLearner(ModelLearner):
     """Trains the broadcast's model on the device's samples.
 
     Args:
@@ -48,16 +47,8 @@ class FedAvgLearner(Learner):
     def __init__(
         self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
     ) -> None:
-        self._data = data
-        self._trainer = trainer
-        self._sender = sender
-        self._rng = rng
+        super().__init__(data, trainer, sender, rng)
         self._layouts: dict[tuple[str, ...], tuple[SharedTensor, ...]] = {}
-
-    @property
-    def trainer(self) -> Trainer:
-        """The device's model."""
-        return self._trainer
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -114,14 +105,6 @@ class FedAvgLearner(Learner):
         everything = {*self._trainer.parameters, *self._trainer.buffers}
         moved = everything - self._trainer.artifact.frozen_members
         return training.optimizer_state != "fresh" or not moved <= shared
-
-    def state(self) -> State:
-        """The trainer's state tensors, as ``trainer.*``."""
-        return trainer_state(self._trainer)
-
-    def restore(self, state: State) -> None:
-        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        restore_trainer(self._trainer, state)
 
     def _layout(self, training: FedAvgTraining) -> tuple[SharedTensor, ...]:
         trainer, known = self._trainer, (training.personal, *map(str, self._trainer.axes.values()))

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from device_sdk.errors import BatchError, DeviceError
 from device_sdk.local_data import DataSource, LocalData
-from device_sdk.methods.learner import Learner, LearnerError, State
+from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
+    ModelLearner,
     SampleStream,
     least_rows,
     predict_all,
-    restore_trainer,
     sayable,
-    trainer_state,
     unchanged_on_error,
 )
 from device_sdk.methods.mutual.contract import (
@@ -257,7 +256,7 @@ class _Tally:
         return {name: sayable(float(np.mean(values))) for name, values in sides if values}
 
 
-class MutualLearner(Learner):
+class MutualLearner(ModelLearner):
     """Trains one device's own model.
 
     Args:
@@ -273,10 +272,7 @@ class MutualLearner(Learner):
     def __init__(
         self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
     ) -> None:
-        self._data = data
-        self._trainer = trainer
-        self._sender = sender
-        self._rng = rng
+        super().__init__(data, trainer, sender, rng)
         self._entries: Mapping[str, SampleEntry] = sample_entries(trainer.artifact)
         public = [f"{name}_pub" for name in self._entries]
         self._least = tuple(
@@ -285,11 +281,6 @@ class MutualLearner(Learner):
         self._with_mu = "mu" in {
             port.of for port in trainer.artifact.graphs["train"].select("batch")
         }
-
-    @property
-    def trainer(self) -> Trainer:
-        """The device's model."""
-        return self._trainer
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         """All public samples but its own."""
@@ -330,14 +321,6 @@ class MutualLearner(Learner):
             tensors.update({f"public.{name}": array for name, array in coded.items()})
             metadata["mark"] = mark
         return Update(broadcast.round_id, tensors, metadata)
-
-    def state(self) -> State:
-        """The trainer's state tensors, as ``trainer.*``."""
-        return trainer_state(self._trainer)
-
-    def restore(self, state: State) -> None:
-        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        restore_trainer(self._trainer, state)
 
     def _own(self, data: LocalData, training: MutualTraining) -> dict[str, PublicSet]:
         """This device's public samples as the others see them; empty where it shares none."""

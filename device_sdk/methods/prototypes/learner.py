@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 
 from device_sdk.local_data import DataSource
 from device_sdk.methods.labels import LabelKnowledge
-from device_sdk.methods.learner import Learner, LearnerError, State
+from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
     LABEL,
     Batch,
-    StepsReport,
+    ModelLearner,
     labelled_samples,
     predict_all,
-    restore_trainer,
     train_epochs,
-    trainer_state,
     unchanged_on_error,
 )
 from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
@@ -33,7 +31,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 _EMBEDDING = "embedding"
 
 
-class PrototypesLearner(Learner):
+class PrototypesLearner(ModelLearner):
     """Trains this device's own model and sends its mean embedding of each label it has.
 
     Args:
@@ -51,6 +49,7 @@ class PrototypesLearner(Learner):
     def __init__(
         self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
     ) -> None:
+        super().__init__(data, trainer, sender, rng)
         graphs = trainer.artifact.graphs
         self._inputs = {port.of for port in graphs["train"].select("batch")}
         self._read = {port.of for port in graphs["infer"].select("batch")}
@@ -59,20 +58,6 @@ class PrototypesLearner(Learner):
                 f"artifact {trainer.artifact.name!r} takes no 'prototype': export it with "
                 "export.losses.prototype_alignment's loss"
             )
-        self._data = data
-        self._trainer = trainer
-        self._rng = rng
-        self._report = StepsReport()
-
-    @property
-    def trainer(self) -> Trainer:
-        """The device's model."""
-        return self._trainer
-
-    @property
-    def report(self) -> StepsReport:
-        """Steps, samples and mean loss of the last round."""
-        return self._report
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -102,16 +87,8 @@ class PrototypesLearner(Learner):
                 tensors = encode_prototypes(self._prototypes(samples, training.width))
             except ValueError as error:
                 raise LearnerError(f"the model's embeddings cannot be sent: {error}") from error
-        self._report = report
+        self.report = report
         return Update(broadcast.round_id, tensors)
-
-    def state(self) -> State:
-        """The trainer's state tensors as ``trainer.*``."""
-        return trainer_state(self._trainer)
-
-    def restore(self, state: State) -> None:
-        """Take ``state()`` back; raises LearnerError where names, dtypes or shapes do not fit."""
-        restore_trainer(self._trainer, state)
 
     def _prototypes(self, samples: Batch, width: int) -> LabelKnowledge:
         """Mean embeddings by label; raises ValueError where the model's are of another width."""

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.local_data import DataSource
-from device_sdk.methods.learner import Learner, LearnerError
+from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
     LABEL,
     TRAINER,
+    ModelLearner,
     StepsReport,
     epoch_batches,
     labelled_samples,
@@ -225,7 +226,7 @@ def _tensor(broadcast: Broadcast, name: str, dtype: type, shape: tuple[int, ...]
     return array
 
 
-class TeacherLogitsLearner(Learner):
+class TeacherLogitsLearner(ModelLearner):
     """Trains this device's own model and sends its mean soft output for each label it has.
 
     Args:
@@ -252,22 +253,8 @@ class TeacherLogitsLearner(Learner):
                 "export it with export.losses's loss"
             )
         self._inputs = {port.of for port in trainer.artifact.graphs["train"].select("batch")}
-        self._data = data
-        self._trainer = trainer
-        self._sender = sender
-        self._rng = rng
+        super().__init__(data, trainer, sender, rng)
         self._sent = SentShares()
-        self._report = StepsReport()
-
-    @property
-    def trainer(self) -> Trainer:
-        """The device's model."""
-        return self._trainer
-
-    @property
-    def report(self) -> StepsReport:
-        """Steps, samples and mean joint loss of the last round."""
-        return self._report
 
     def receipt(self, round_id: int, *, counted: bool) -> None:
         self._sent = self._sent.receipted(round_id, counted)
@@ -307,7 +294,7 @@ class TeacherLogitsLearner(Learner):
             # As the aggregator will read it: rounded, and bounded by the task's settings.
             share = share_of(decode_knowledge(tensors, training), training)
         self._sent = self._sent.at(summed_rounds(broadcast)).sent(broadcast.round_id, share)
-        self._report = report
+        self.report = report
         return Update(broadcast.round_id, tensors)
 
     def state(self) -> State:

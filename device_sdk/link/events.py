@@ -354,34 +354,26 @@ class SendQueue:
         self._bytes = 0
         self._closed = False
 
-    def put(self, delivery: Delivery) -> None:
-        """Append. Raises :class:`LinkError`."""
-        self.put_each((delivery,))
-
     def put_each(self, deliveries: Sequence[Delivery]) -> None:
         """Append as many as there is room for, in order. Raises :class:`LinkError`; its ``taken``
         says how many were appended."""
         with self._lock:
             for taken, delivery in enumerate(deliveries):
-                error = self._unfit(delivery)
-                if error is not None:
-                    error.taken = taken
-                    raise error
-                self._waiting[delivery.qos].append(delivery)
-                self._bytes += len(delivery.payload)
-
-    def _unfit(self, delivery: Delivery) -> LinkError | None:
-        size = len(delivery.payload)
-        if (
-            size > _MOST_MQTT_BYTES - _MOST_HEAD_BYTES
-            and packet_bytes(delivery.topic, delivery.payload) > _MOST_MQTT_BYTES
-        ):
-            return LinkError("too-large", "MQTT carries at most 256 MiB a message")
-        if self._closed:
-            return LinkError("stopped", "the link was stopped")
-        if len(self) >= self._most_messages or self._bytes + size > self._most_bytes:
-            return LinkError("queue-full", f"{len(self)} publications are waiting already")
-        return None
+                topic, payload = delivery.topic, delivery.payload
+                size, most = len(payload), _MOST_MQTT_BYTES
+                if size > most - _MOST_HEAD_BYTES and packet_bytes(topic, payload) > most:
+                    error = LinkError("too-large", "MQTT carries at most 256 MiB a message")
+                elif self._closed:
+                    error = LinkError("stopped", "the link was stopped")
+                elif len(self) >= self._most_messages or self._bytes + size > self._most_bytes:
+                    waiting = f"{len(self)} publications are waiting already"
+                    error = LinkError("queue-full", waiting)
+                else:
+                    self._waiting[delivery.qos].append(delivery)
+                    self._bytes += size
+                    continue
+                error.taken = taken
+                raise error
 
     def take(self, qos: int, most: int) -> list[Delivery]:
         """The oldest of this QoS, at most ``most`` of them."""

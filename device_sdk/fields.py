@@ -663,8 +663,8 @@ class _Record(Kind):
         """Raises Misfit, which says what keys it lacks, or has beside."""
         if isinstance(value, dict):
             lacks = sorted(self._required - value.keys())
-            unknown = sorted(value.keys() - self._keys)
-            value = f"a map without {', '.join(lacks)}" if lacks else f"a map with {unknown}"
+            unknown = sorted(map(str, value.keys() - self._keys))
+            value = f"a map {'without' if lacks else 'with'} {', '.join(lacks or unknown)}"
         raise Misfit(value, self.words, "wrong-fields")
 
     def as_read(self, source: _Source, name: str) -> str:

@@ -198,21 +198,18 @@ class DeviceWorld:
         return replace(self, membership=own, source=partial(self.source_of, task))
 
     def source_of(self, task: str) -> DataSource | None:
-        """The app's data for a task; what it gave without a name is :meth:`unnamed_task`'s."""
+        """The app's data for a task. What it gave without a name is for the home's own task, or
+        for the only one that could use it."""
         if self.data is None:
             return self.source()
         given = self.data()
-        if task not in given and task == self.unnamed_task(given):
-            return given.get("")
-        return given.get(task)
-
-    def unnamed_task(self, given: Collection[str]) -> str | None:
-        """The task of data without a name: the home's own, or the only one that could use it."""
+        if task in given or "" not in given:
+            return given.get(task)
         rows = [row for row in self.home.tasks.all() if row.served and row.name not in given]
         names = [row.name for row in rows if row.takes != "records"]
         if self.membership.task in names or not names:
-            return self.membership.task
-        return names[0] if len(names) == 1 else None
+            names = [self.membership.task]
+        return given[""] if names == [task] else None
 
     def wishes(self) -> Collection[str] | None:
         """The tasks to take part in, where they are served; None for all that are."""

@@ -237,7 +237,8 @@ class StateBanks:
 
         Raises StateError where the last one has torn the state.
         """
-        self._refuse_torn()
+        if self.torn:
+            raise self._refusal()
         head = self.head
         self._next = None
         if self.gate is not None:
@@ -283,18 +284,17 @@ class StateBanks:
         return self._whole(name).read()
 
     def _whole(self, name: str) -> Slot:
-        if name in self._in_place:
-            self._refuse_torn()
+        if name in self._in_place and self.torn:
+            raise self._refusal()
         return self._banks[self.head.bank][name]
 
     def require_whole(self, given: Collection[str]) -> None:
         """Raises StateError where state is torn that is not given anew."""
-        if self._running or not self._in_place <= set(given):
-            self._refuse_torn()
+        if self.torn and (self._running or not self._in_place <= set(given)):
+            raise self._refusal()
 
-    def _refuse_torn(self) -> None:
-        if self.torn:
-            raise StateError(_IN_A_STEP if self._running else _TORN)
+    def _refusal(self) -> StateError:
+        return StateError(_IN_A_STEP if self._running else _TORN)
 
     def write(self, name: str, array: Array) -> bool:
         """Replace a state tensor. True where the shape changes, so that it must be bound again."""

@@ -92,18 +92,18 @@ class Owner:
     """The process that opened something, ``what`` in words."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._process = what, os.getpid()
+        self._what, self.process = what, os.getpid()
 
     @property
     def is_here(self) -> bool:
         """Whether this is that process, and no fork of it."""
-        return os.getpid() == self._process
+        return os.getpid() == self.process
 
     def require(self) -> None:
         """Raises ForkedError in a fork."""
-        if os.getpid() != self._process:
+        if os.getpid() != self.process:
             raise ForkedError(
-                f"{self._what} was opened in process {self._process}; this is process "
+                f"{self._what} was opened in process {self.process}; this is process "
                 f"{os.getpid()}, a fork of it. Open it here, after the fork, and not before: "
                 "only one process at a time may have it"
             )
@@ -134,7 +134,8 @@ class LockedConnection:
         _connections.add(self)
 
     def __enter__(self) -> sqlite3.Connection:
-        self._owner.require()
+        if os.getpid() != self._owner.process:
+            self._owner.require()
         self._lock.acquire()
         return self._connection
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         UnknownUser,
     )
     from device_sdk.events import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
+    from device_sdk.link import LinkSettings
     from device_sdk.link.broker_url import BrokerWay, TlsFiles
-    from device_sdk.link.settings import LinkSettings
     from device_sdk.local_data import LocalData
     from device_sdk.local_model import LocalModel
     from device_sdk.status import DeviceStatus, TaskStatus
@@ -90,7 +90,7 @@ _HOMES = {
     "ConnectedEvent": "device_sdk.events",
     "Device": "device_sdk.device",
     "DeviceStatus": "device_sdk.status",
-    "LinkSettings": "device_sdk.link.settings",
+    "LinkSettings": "device_sdk.link",
     "LocalData": "device_sdk.local_data",
     "ModelEvent": "device_sdk.events",
     "ProblemEvent": "device_sdk.events",

@@ -35,7 +35,7 @@ from device_sdk.link.events import (
 )
 from device_sdk.link.link import Link
 from device_sdk.methods.learner import Declined
-from device_sdk.rounds.actions import Download, MoveTo, Publish, Subscribe, Unsubscribe
+from device_sdk.rounds import Download, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.session import CLASH

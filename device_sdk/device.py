@@ -28,8 +28,8 @@ from device_sdk.events import (
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.home import Home, forget
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
-from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
 from device_sdk.recommender import Recommender

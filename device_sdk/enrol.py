@@ -14,6 +14,7 @@ import numpy as np
 from device_sdk.errors import AlreadyEnrolled, EnrolmentFailed, EnrolmentRefused, NotEnrolled
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership, seen
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import (
     Connected,
@@ -26,7 +27,6 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.settings import LinkSettings
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import (

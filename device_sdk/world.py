@@ -17,7 +17,7 @@ from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.fields import As, Declared, Length, OneOf, Within
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
-from device_sdk.link.settings import LinkSettings
+from device_sdk.link import LinkSettings
 from device_sdk.local_data import DataSource
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.system.clock import Clock, MonotonicClock, awake_clock

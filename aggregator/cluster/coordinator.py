@@ -33,8 +33,8 @@ from aggregator.store.rounds import RoundRow
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import RoundSettings, SharedSettings
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.announcement import Presence
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks

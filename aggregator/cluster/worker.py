@@ -34,6 +34,7 @@ from aggregator.store.cluster import Deposed, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
 from aggregator.task_log import about
+from device_sdk.link import LinkSettings
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -43,7 +44,6 @@ from device_sdk.link.events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.link.settings import LinkSettings
 from device_sdk.system.version import __version__
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import Reassembler

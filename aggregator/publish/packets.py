@@ -9,10 +9,10 @@ import numpy as np
 
 from aggregator.errors import AggregatorError
 from aggregator.publish.publisher import LEAST_PACKET_BYTES, Room
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Connected, ConnectRefused, Disconnected
 from device_sdk.link.link import Link
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 
 _NAME_BYTES = 34

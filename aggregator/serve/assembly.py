@@ -43,8 +43,8 @@ from aggregator.shared import Shared, TaskShared
 from aggregator.store import Store, TaskStore
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import RoundSettings, Task, served_catalogue
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget

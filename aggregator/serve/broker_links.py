@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aggregator.shared import Shared
+from device_sdk.link import LinkSettings
 from device_sdk.link.events import (
     PACKET_TOO_LARGE,
     Connected,
@@ -30,7 +31,6 @@ from device_sdk.link.events import (
     packet_bytes,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,

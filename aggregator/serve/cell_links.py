@@ -11,6 +11,7 @@ import numpy as np
 
 from aggregator.serve.broker_links import BrokerLinks, Hears
 from aggregator.shared import Shared
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import (
     ConnectRefused,
@@ -21,7 +22,6 @@ from device_sdk.link.events import (
     Message,
     Outcome,
 )
-from device_sdk.link.settings import LinkSettings
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ class BrokerSettings:
     way: BrokerWay
     prefix: str
     proxy: str | None = None
-    """As of :class:`~device_sdk.link.settings.LinkSettings`."""
+    """As of :class:`~device_sdk.link.LinkSettings`."""
 
 
 @dataclass(frozen=True, slots=True)

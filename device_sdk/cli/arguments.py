@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
-from device_sdk.link.settings import LinkSettings
+from device_sdk.link import LinkSettings
 from device_sdk.system.clock import MonotonicClock
 from device_sdk.system.printable import PrintableFormatter
 from device_sdk.tables.options import reading_of, shown_progress

@@ -26,12 +26,12 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.buffered_client import Admits, BufferedClient
 from device_sdk.link.dial import Stream, dial, unseen
 from device_sdk.link.events import Message, MqttVersion, ServerLimits
 from device_sdk.link.proxy import Proxy
-from device_sdk.link.settings import LinkSettings
 
 _FAILURE = 128
 _UNSUPPORTED_VERSION = 132

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.buffered_client import Admits
 from device_sdk.link.connection import Connection, ConnectionEnd, Dialling, Sink
@@ -36,7 +37,6 @@ from device_sdk.link.events import (
     settle,
 )
 from device_sdk.link.proxy import proxy_for
-from device_sdk.link.settings import LinkSettings
 from device_sdk.system.clock import Backoff
 
 # Wakes a thread that waits for sockets.

@@ -69,7 +69,7 @@ class Mirror:
         most_bytes: of one file.
         clock: monotonic seconds.
         tls: for ``https://``; the system's authorities when None.
-        proxy: as of :class:`~device_sdk.link.settings.LinkSettings`; None: the environment's.
+        proxy: as of :class:`~device_sdk.link.LinkSettings`; None: the environment's.
         timeout_seconds: for each file, the way to the server included.
         on_result: called on another thread when :meth:`take` has something.
     """

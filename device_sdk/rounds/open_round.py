@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from device_sdk.errors import RuntimeMissing
 from device_sdk.home.task_store import Takes
 from device_sdk.methods.learner import Declined, LearnerError
-from device_sdk.rounds.actions import Actions, Download, Subscribe, Unsubscribe
+from device_sdk.rounds import Actions, Download, Subscribe, Unsubscribe
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import DayBudget, Turns

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from device_sdk.link.broker_url import parse_broker_url
-from device_sdk.rounds.actions import Actions, MoveTo, Publish, Subscribe, Unsubscribe
+from device_sdk.rounds import Actions, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.open_round import Shared

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from device_sdk.home.round_store import OutboxRow
-from device_sdk.rounds.actions import Actions, Publish
+from device_sdk.rounds import Actions, Publish
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError

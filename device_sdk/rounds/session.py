@@ -11,7 +11,7 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from device_sdk.home.membership import seen
-from device_sdk.rounds.actions import Actions, Publish
+from device_sdk.rounds import Actions, Publish
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import UpTopic

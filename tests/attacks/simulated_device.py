@@ -10,7 +10,7 @@ import numpy as np
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import Participation
 from device_sdk.local_data import LocalData
-from device_sdk.rounds.actions import Publish, Subscribe, Unsubscribe
+from device_sdk.rounds import Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob

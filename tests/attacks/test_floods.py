@@ -14,8 +14,8 @@ import pytest
 
 from aggregator.serve.broker_links import DEVICE_LIMIT, ENROLMENT_LIMIT, LossProbe
 from benchmarks.aggregator.mqtt_client import MiniClient, connect_packet, publish_packet
+from device_sdk.link import LinkSettings
 from device_sdk.link.events import Connected, Event, EventQueue, Message, Outcome, Subscribed
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import EnrolRequestTopic, UpTopic

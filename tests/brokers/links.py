@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import Event
 from device_sdk.link.link import Link
-from device_sdk.link.settings import LinkSettings
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 QUICK = LinkSettings(backoff_first_seconds=0.02, backoff_most_seconds=0.1)

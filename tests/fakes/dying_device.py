@@ -15,8 +15,8 @@ from typing import Any
 
 from device_sdk.device import Device
 from device_sdk.home.round_store import RoundStore
+from device_sdk.link import LinkSettings
 from device_sdk.link.link import Link
-from device_sdk.link.settings import LinkSettings
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.sender import Sender
 from device_sdk.wire.publish.receipts import RecordType

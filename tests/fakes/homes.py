@@ -25,7 +25,7 @@ from aggregator.serve.placements import PlacementOf
 from aggregator.serve.service import Parts, Service
 from aggregator.store import Store
 from aggregator.task.file import read_task
-from device_sdk.link.settings import LinkSettings
+from device_sdk.link import LinkSettings
 from device_sdk.wire.seal.placement import own_placement
 from tests.fakes.threads import on_thread
 from tests.fakes.waiting import PATIENCE_SECONDS, endless, wait_until

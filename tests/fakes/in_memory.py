@@ -17,7 +17,7 @@ from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.events import Message
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.scatter.contract import encode_scatter_update
-from device_sdk.rounds.actions import MoveTo, Publish, Subscribe, Unsubscribe
+from device_sdk.rounds import MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.train.job import TrainedRound, TrainingJob

@@ -13,7 +13,7 @@ import numpy as np
 from device_sdk.agent import Agent
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundStore
-from device_sdk.link.settings import LinkSettings
+from device_sdk.link import LinkSettings
 from device_sdk.rounds.sender import Sender
 from device_sdk.train.job import RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.world import DeviceWorld, Pace

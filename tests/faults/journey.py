@@ -27,8 +27,8 @@ from aggregator.home import AggregatorHome as AggregatorHome
 from device_sdk.agent import Agent
 from device_sdk.enrol import FleetAddress, enrol
 from device_sdk.home.home import Home as DeviceHome
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay
-from device_sdk.link.settings import LinkSettings
 from tests.brokers import mosquitto, nats_cluster
 from tests.brokers.mosquitto import Mosquitto
 from tests.brokers.nats_cluster import NatsCluster

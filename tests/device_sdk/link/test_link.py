@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
     Connected,
@@ -20,7 +21,6 @@ from device_sdk.link.events import (
     PublishRefused,
     Subscribed,
 )
-from device_sdk.link.settings import LinkSettings
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, SUSPICIOUS, MakeLink, await_event

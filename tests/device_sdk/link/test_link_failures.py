@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from device_sdk.link import LinkSettings
 from device_sdk.link.events import (
     Connected,
     Disconnected,
@@ -20,7 +21,6 @@ from device_sdk.link.events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.link.settings import LinkSettings
 from tests.brokers.links import QUICK, SUSPICIOUS, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, free_port
 from tests.brokers.proxy import Proxy

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
 from device_sdk.link.events import (
     EventQueue,
@@ -22,7 +23,6 @@ from device_sdk.link.events import (
     VersionChoice,
 )
 from device_sdk.link.link import Link, WakeUp
-from device_sdk.link.settings import LinkSettings
 from device_sdk.system.clock import Backoff
 
 

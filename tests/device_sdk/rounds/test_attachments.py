@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.methods.learner import LearnerError
-from device_sdk.rounds.actions import Subscribe
+from device_sdk.rounds import Subscribe
 from device_sdk.wire.arrays.exchange import Attachment
 from device_sdk.wire.publish.content import ContentKind, seal_content
 from device_sdk.wire.publish.task_messages import write_attachment

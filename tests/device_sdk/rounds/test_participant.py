@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome
-from device_sdk.rounds.actions import Publish
+from device_sdk.rounds import Publish
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import (
     ChunkTopic,

@@ -10,7 +10,6 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
@@ -40,55 +39,54 @@ class Owner:
             )
 
 
-class OwnedLock:
-    """A lock for the threads of the process that made it. In a fork it is refused at once: whoever
-    held it may be a thread that the fork does not have."""
+class LockedConnection:
+    """An SQLite connection to the file ``path``, for one thread at a time of the process that
+    opened it: whoever uses it has it by ``with``, which holds its lock, or asks :meth:`rows` or
+    :meth:`row`. A thread may hold it several times over. ``options``: of ``sqlite3.connect``.
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner, self._lock = owner, threading.RLock()
-
-    def __enter__(self) -> None:
-        self._owner.require()
-        self._lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()
-
-
-class OwnedConnection:
-    """An SQLite connection to the file ``path``. ``options``: of ``sqlite3.connect``.
-
-    Raises ForkedError for a file that was open here when this process was forked: SQLite has
+    Raises ForkedError in a fork, whoever held the lock: that may be a thread which the fork does
+    not have. So is refused a file that was open here when this process was forked: SQLite has
     copied what the parent's locks were, and would go by them.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:
-        self.owner = Owner(str(path))
+        self._owner, self._lock = Owner(str(path)), threading.RLock()
         if _file(path) in _inherited_files:
             raise ForkedError(
                 f"{path} was open when this process was forked, and SQLite cannot open it here "
                 "without harm to it: fork before it is opened, or let multiprocessing spawn "
                 "processes and fork none"
             )
-        self._connection: sqlite3.Connection = sqlite3.connect(path, **options)
+        self._connection: sqlite3.Connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, **options
+        )
         self._path = path
         _connections.add(self)
 
-    @property
-    def here(self) -> sqlite3.Connection:
-        """The connection. Raises ForkedError in a fork."""
-        self.owner.require()
+    def __enter__(self) -> sqlite3.Connection:
+        self._owner.require()
+        self._lock.acquire()
         return self._connection
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        with self as sql:
+            return sql.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        """The first row of a query."""
+        with self as sql:
+            found: tuple[Any, ...] | None = sql.execute(query, values).fetchone()
+            return found
 
     def close(self) -> None:
         """Close it; in a fork, leave it alone. May be called twice."""
-        if self.owner.is_here:
-            self._connection.close()
+        if self._owner.is_here:
+            with self as sql:
+                sql.close()
             _connections.discard(self)
 
     def forked(self) -> None:
@@ -115,7 +113,7 @@ class OwnedHandle:
             os.close(number)
 
 
-_connections: WeakSet[OwnedConnection] = WeakSet()
+_connections: WeakSet[LockedConnection] = WeakSet()
 _handles: WeakSet[OwnedHandle] = WeakSet()
 _inherited_files: set[tuple[int, int]] = set()
 

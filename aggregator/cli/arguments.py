@@ -15,7 +15,7 @@ from aggregator.store.devices import DeviceRow, Labels
 from aggregator.store.tasks import FIRST, TaskRow
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task, parse_task, read_task
-from device_sdk.wire.publish.standing import require_labels
+from device_sdk.wire.publish.task_messages import require_labels
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")

@@ -22,7 +22,7 @@ from aggregator.cluster.ray_guard import (
     require_strangers_refused,
 )
 from aggregator.errors import AggregatorError
-from device_sdk.system.signals import held_signals
+from device_sdk.system.command_line import held_signals
 
 _LOG = logging.getLogger(__name__)
 _REACH_SECONDS = 5.0

@@ -10,7 +10,7 @@ import logging
 from aggregator.errors import MethodFault
 from aggregator.store import TaskStore
 from aggregator.task.file import Task
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,8 +12,15 @@ import numpy as np
 from aggregator.serve.broker_links import BrokerLinks, Hears
 from aggregator.shared import Shared
 from device_sdk.link.broker_url import BrokerWay
-from device_sdk.link.events import ConnectRefused, Delivery, Disconnected, Event, Message, Outcome
-from device_sdk.link.outbound import LinkError
+from device_sdk.link.events import (
+    ConnectRefused,
+    Delivery,
+    Disconnected,
+    Event,
+    LinkError,
+    Message,
+    Outcome,
+)
 from device_sdk.link.settings import LinkSettings
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from aggregator.store.database import Table
 from aggregator.store.schema import or_replace
 from device_sdk.wire.seal.broadcast import GroupKey
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 
 STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix IS NOT NULL)"
 """Of a statement whose third value is a device: what it told may wait while it is revoked."""

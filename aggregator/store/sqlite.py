@@ -14,8 +14,7 @@ from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, require_version
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
-from device_sdk.system.lock import FileLock
-from device_sdk.system.process import ForkedError, LockedConnection
+from device_sdk.system.lock import FileLock, ForkedError, LockedConnection
 
 _APPLICATION_ID = 0x54455341  # "TESA"; development versions, before 0.1.0, had another
 _BUSY_SECONDS = 10.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.tables import TomlTable
-from device_sdk.wire.publish.standing import MOST_LABELS, require_labels
+from device_sdk.wire.publish.task_messages import MOST_LABELS, require_labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from aggregator.store.devices import DeviceRow
 from aggregator.store.participations import LastParticipation
 from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
-from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.enrolment_message import parse_code
 from tests.fakes.homes import command, make_home, open_store
 from tests.fakes.outputs import error_of, output_of
 

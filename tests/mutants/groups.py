@@ -73,7 +73,6 @@ GROUPS = {
     "handshake": Group(
         (
             "device_sdk/wire/seal/handshake.py",
-            "device_sdk/wire/seal/handshake.py",
             "device_sdk/wire/seal/session_table.py",
         ),
         (
@@ -83,10 +82,7 @@ GROUPS = {
         ),
     ),
     "descriptor": Group(
-        (
-            "device_sdk/wire/seal/descriptor.py",
-            "device_sdk/wire/seal/descriptor.py",
-        ),
+        ("device_sdk/wire/seal/descriptor.py",),
         (
             "tests/device_sdk/wire/seal/test_wire_descriptor.py",
             "tests/device_sdk/wire/seal/test_wire_vectors.py",
@@ -95,7 +91,6 @@ GROUPS = {
     "enrolment": Group(
         (
             "device_sdk/wire/seal/enrolment.py",
-            "device_sdk/wire/seal/enrolment_message.py",
             "device_sdk/wire/seal/enrolment_message.py",
         ),
         (

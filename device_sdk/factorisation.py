@@ -67,18 +67,16 @@ def triple_batch(
     user: Rows,
     positive: Rows,
     negative: Rows,
-    *,
-    rate_users: float,
-    rate_items: float,
-    l2_users: float = 0.0,
-    l2_items: float = 0.0,
+    rates: tuple[float, float],
+    l2: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, NDArray[np.generic]]:
     """One train step's batch: all triples weigh 1, no score is added.
 
-    `user`, `positive`, `negative` are int64 [triples]; the rates multiply the summed gradient of
-    each matrix; the l2 factors apply per triple.
+    `user`, `positive`, `negative` are int64 [triples]; `rates`, of users and of items, multiply
+    the summed gradient of each matrix; `l2`, likewise, applies per triple.
     """
     count = len(user)
+    (rate_users, rate_items), (l2_users, l2_items) = rates, l2
     return {
         "user": user,
         "positive": positive,
@@ -163,10 +161,8 @@ class LocalFactorisation:
                         triples.user[part],
                         triples.positive[part],
                         triples.negative[part],
-                        rate_users=self._settings.lr,
-                        rate_items=self._settings.lr,
-                        l2_users=self._settings.l2,
-                        l2_items=self._settings.l2,
+                        (self._settings.lr, self._settings.lr),
+                        (self._settings.l2, self._settings.l2),
                     ),
                     hyper={"lr": 1.0},
                 )

@@ -478,7 +478,7 @@ def main() -> None:
     the example's."""
     limits, (out, folder) = begin()
     from device_sdk.methods.learner import Declined
-    from device_sdk.methods.local_steps import train_epochs
+    from device_sdk.methods.local_steps import Epochs, train_epochs
     from device_sdk.train.job import reason_of
     from device_sdk.train.noting import NotingTrainer
     from device_sdk.wire.arrays.tensors import Codec, encode_tensors
@@ -500,7 +500,7 @@ def main() -> None:
         trainer.begin_notes()
         try:
             for _ in range(MORE_TIMES):
-                train_epochs(trainer, case.data.train, batch_size=batch_size, epochs=2, rng=rng)
+                train_epochs(trainer, case.data.train, Epochs(batch_size, 2), rng)
                 if trainer.has_moved or not case.usual:
                     break
             whole = [*trainer.parameters.values(), *trainer.buffers.values()]

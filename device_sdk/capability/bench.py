@@ -146,8 +146,7 @@ class TrainStepWorkload:
                 user[start : start + self._batch],
                 positive[start : start + self._batch],
                 negative[start : start + self._batch],
-                rate_users=_RATE,
-                rate_items=_RATE,
+                (_RATE, _RATE),
             )
             for start in range(0, triples, self._batch)
         ]

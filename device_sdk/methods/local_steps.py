@@ -219,41 +219,58 @@ class SampleStream:
         return _rows(self._samples, chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """How often the samples are gone through, and in batches of how many; it ends after
+    ``most_steps``, 0 for no limit."""
+
+    batch_size: int
+    epochs: int
+    most_steps: int = 0
+
+
+class EachStep:
+    """What goes with each of some steps.
+
+    Attributes:
+        hyper: replaces the artifact's defaults in these steps.
+        extra: batch inputs that are the same for each step, not cut into rows.
+        after: called after each step.
+    """
+
+    def __init__(
+        self,
+        hyper: Mapping[str, float] | None = None,
+        extra: Mapping[str, Array] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        self.hyper, self.extra, self.after = hyper, extra, after
+
+
 def train_epochs(
     trainer: Trainer,
     samples: Samples,
-    *,
-    batch_size: int,
-    epochs: int,
+    passes: Epochs,
     rng: np.random.Generator,
-    most_steps: int = 0,
-    hyper: Mapping[str, float] | None = None,
-    extra: Samples | None = None,
-    after_step: Callable[[], None] | None = None,
+    each: EachStep | None = None,
 ) -> StepsReport:
-    """Train on shuffled minibatches of ``samples``.
-
-    Args:
-        samples: arrays by the names of the artifact's batch inputs, a row for each sample.
-        most_steps: end after so many steps; 0 for no limit.
-        hyper: replaces the artifact's defaults in these steps.
-        extra: batch inputs that are the same for each step, not cut into rows.
-        after_step: called after each step.
+    """Train on shuffled minibatches of ``samples``: arrays by the names of the artifact's batch
+    inputs, a row for each sample.
 
     Raises what :func:`least_rows` and ``Trainer.step`` do; use :func:`unchanged_on_error` around
     whatever must be undone then.
     """
+    each, size = each or EachStep(), passes.batch_size
     steps, seen, total = 0, 0, 0.0
-    least = least_rows(trainer, samples.keys(), _length(samples), batch_size)
-    for batch in epoch_batches(samples, batch_size, epochs, rng, least):
+    least = least_rows(trainer, samples.keys(), _length(samples), size)
+    for batch in epoch_batches(samples, size, passes.epochs, rng, least):
         rows = _length(batch)
-        if extra is not None:
-            batch.update(extra)
-        total += trainer.step(batch, hyper=hyper) * rows
+        batch.update(each.extra or {})
+        total += trainer.step(batch, hyper=each.hyper) * rows
         steps, seen = steps + 1, seen + rows
-        if after_step is not None:
-            after_step()
-        if steps == most_steps:
+        if each.after is not None:
+            each.after()
+        if steps == passes.most_steps:
             break
     return StepsReport(steps, seen, sayable(total / seen) if seen else math.nan)
 
@@ -329,7 +346,7 @@ def anchor_names(trainer: Trainer) -> dict[str, str]:
     return found if _MU in entries else {}
 
 
-class ProximalTerm:
+class ProximalTerm(EachStep):
     """Prepares a round's steps from the trainer's present parameters.
 
     Where the artifact has the term inside its graph, the parameters become its anchors. Elsewhere
@@ -345,14 +362,9 @@ class ProximalTerm:
 
     def __init__(self, trainer: Trainer, mu: float, learning_rate: float) -> None:
         known = trainer.hyper
-        self.extra: Mapping[str, Array] | None = None
-        """What each batch of the round must hold beside its samples."""
-        self.after_step: Callable[[], None] | None = None
-        """To be called after each step, where the graph has no term of its own."""
         if learning_rate and "lr" not in known:
             raise LearnerError("the task sets a learning rate, but the artifact has no input 'lr'")
-        self.hyper = {"lr": learning_rate} if learning_rate else None
-        """For each step of the round."""
+        super().__init__({"lr": learning_rate} if learning_rate else None)
         anchors = anchor_names(trainer)
         self._trainer = trainer
         self._start: dict[str, Array] = {}
@@ -370,7 +382,7 @@ class ProximalTerm:
                 )
             self._pull = rate * mu
             self._start = trainer.parameters
-            self.after_step = self._pull_back if self._start else None
+            self.after = self._pull_back
 
     def _pull_back(self) -> None:
         # 1 / (1 + p) of the way stays: the minimiser of |v - w|^2 / 2 + p |v - a|^2 / 2.

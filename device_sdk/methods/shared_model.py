@@ -88,21 +88,21 @@ class SharedModelLearner(Stateful, Learner):
         Raises LearnerError where the broadcast does not fit, there are no samples, or training
         fails.
         """
-        from device_sdk.methods.local_steps import train_epochs, unchanged_on_error
+        from device_sdk.methods.local_steps import (
+            EachStep,
+            Epochs,
+            train_epochs,
+            unchanged_on_error,
+        )
 
         training, model = self._read(broadcast)
         samples = self._data().train
         with unchanged_on_error(self._trainer):
             self._trainer.reset()  # no momenta of an earlier round
             self._trainer.set_parameters(self._layout.unflatten(model))
-            report = train_epochs(
-                self._trainer,
-                samples,
-                batch_size=training.batch_size,
-                epochs=training.epochs,
-                rng=self._rng,
-                hyper={"lr": training.learning_rate},
-            )
+            passes = Epochs(training.batch_size, training.epochs)
+            each = EachStep({"lr": training.learning_rate})
+            report = train_epochs(self._trainer, samples, passes, self._rng, each)
             if report.steps == 0:
                 raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
             moved = self._layout.flatten(self._trainer.parameters) - model

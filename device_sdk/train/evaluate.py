@@ -116,14 +116,13 @@ class RoundEvaluation:
         count: int,
         metrics: Sequence[str],
         measure: Measure,
-        least: int = 1,
-        most: int = _MOST_ROWS,
+        at_once: tuple[int, int] = (1, _MOST_ROWS),
     ) -> None:
         """Evaluate one stage on ``count`` held-out rows, or on as many as time allows.
 
-        ``least``, ``most``: how many rows ``measure`` takes at a time; where fewer are left of
-        ``count``, they are left out. Both stages go through the rows in the same order, drawn once.
-        Raises nothing: what goes wrong is noted, and the stage left out.
+        ``at_once``: the fewest and the most rows that ``measure`` takes at a time; where fewer are
+        left of ``count``, they are left out. Both stages go through the rows in the same order,
+        drawn once. Raises nothing: what goes wrong is noted, and the stage left out.
         """
         if not metrics:
             return
@@ -131,8 +130,10 @@ class RoundEvaluation:
         self.stages = max(1, self.stages - 1)
         start = self.clock.now()
         try:
-            self._require(count, budget, least)
-            self._results += self._measured(stage, count, metrics, measure, budget, (least, most))
+            self._require(count, budget, at_once[0])
+            totals = {name: np.zeros(METRICS[name].size) for name in metrics}
+            self._measure(totals, count, measure, budget, at_once)
+            self._results += [Evaluation(stage, name, total) for name, total in totals.items()]
         except Unmeasured as why:
             self.miss(why)
         except NotFinite as error:
@@ -162,31 +163,29 @@ class RoundEvaluation:
         if budget <= 0:
             raise Unmeasured("out-of-time", "no time was left to evaluate")
 
-    def _measured(
+    def _measure(
         self,
-        stage: Stage,
+        totals: Mapping[str, Statistics],
         count: int,
-        metrics: Sequence[str],
         measure: Measure,
         budget: float,
         at_once: tuple[int, int],
-    ) -> list[Evaluation]:
+    ) -> None:
+        """Add up what is measured, by the metrics' names."""
         if self._order is None or len(self._order) != count:
             self._order = self.rng.permutation(count)
-        totals = {name: np.zeros(METRICS[name].size) for name in metrics}
         least, most = at_once
         done, size, spent = 0, min(max(_FIRST_ROWS, least), most), 0.0
         while done + least <= count and size >= least:
             rows = self._order[done : done + size]
             start = self.clock.now()
             for name, statistics in measure(rows).items():
-                totals[name] += statistics
+                totals[name][...] += statistics
             spent += slowed(self.clock, start, self.slowdown)
             done += len(rows)
             # As many more as the pace so far leaves time for.
             left = math.inf if spent <= 0 else (budget - spent) * done / spent
             size = int(min(2 * size, most, max(0.0, left)))
-        return [Evaluation(stage, name, total) for name, total in totals.items()]
 
 
 # A model on arrays: the artifact says what of its outputs and entries each metric is about.
@@ -237,7 +236,7 @@ class ModelEvaluation:
 
         count = len(next(iter(self._test.values()))) if self._test else 0
         most = self._least if self._fixed else max(_MOST_ROWS, self._least)
-        self._evaluation.stage(stage, count, self._metrics, measure, self._least, most)
+        self._evaluation.stage(stage, count, self._metrics, measure, (self._least, most))
 
 
 def _statistics(

@@ -79,9 +79,7 @@ def test_the_step_is_the_one_of_the_paper() -> None:
     trainer.set_parameters({USERS: users, ITEMS: items})
     one = np.ones(1, np.int64)
     trainer.step(
-        triple_batch(
-            one, 2 * one, 3 * one, rate_users=0.5, rate_items=0.25, l2_users=0.1, l2_items=0.2
-        ),
+        triple_batch(one, 2 * one, 3 * one, rates=(0.5, 0.25), l2=(0.1, 0.2)),
         hyper={"lr": 1.0},
     )
     u, p, n = users[1], items[2], items[3]

@@ -132,8 +132,8 @@ class RoundSteps:
         total = 0.0
         for _ in range(count):
             total += self._trainer.step(stream.draw(), hyper=pull.hyper)
-            if pull.after_step is not None:
-                pull.after_step()
+            if pull.after is not None:
+                pull.after()
         return total
 
     def _stream(self, rows: NDArray[np.int64], batch_size: int) -> _Rows:

@@ -23,6 +23,7 @@ from device_sdk.methods.fedavg.contract import (
 )
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
+    Epochs,
     ModelLearner,
     ProximalTerm,
     train_epochs,
@@ -71,17 +72,9 @@ class FedAvgLearner(ModelLearner):
             if training.optimizer_state == "fresh":
                 self._forget_momenta()
             proximal = ProximalTerm(self._trainer, training.proximal_mu, training.learning_rate)
-            report = train_epochs(
-                self._trainer,
-                data.train,
-                batch_size=training.batch_size or data.samples,
-                epochs=training.epochs,
-                most_steps=training.most_steps,
-                rng=self._rng,
-                hyper=proximal.hyper,
-                extra=proximal.extra,
-                after_step=proximal.after_step,
-            )
+            size = training.batch_size or data.samples
+            passes = Epochs(size, training.epochs, training.most_steps)
+            report = train_epochs(self._trainer, data.train, passes, self._rng, proximal)
             moved = self._differences(broadcast, layout)
         metadata: dict[str, Scalar] = {"loss": report.loss}
         if training.weighting == "samples":

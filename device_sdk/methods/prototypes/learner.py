@@ -18,6 +18,8 @@ from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
     LABEL,
     Batch,
+    EachStep,
+    Epochs,
     ModelLearner,
     labelled_samples,
     predict_all,
@@ -73,16 +75,10 @@ class PrototypesLearner(ModelLearner):
         extra = _pulled_to(broadcast, training)
         samples = labelled_samples(self._data().train, self._inputs, training.classes)
         with unchanged_on_error(self._trainer):
-            report = train_epochs(
-                self._trainer,
-                samples,
-                batch_size=training.batch_size,
-                epochs=training.epochs,
-                rng=self._rng,
-                most_steps=training.most_steps,
-                hyper={"lr": training.learning_rate} if training.learning_rate > 0 else None,
-                extra=extra,
-            )
+            passes = Epochs(training.batch_size, training.epochs, training.most_steps)
+            hyper = {"lr": training.learning_rate} if training.learning_rate > 0 else None
+            each = EachStep(hyper, extra)
+            report = train_epochs(self._trainer, samples, passes, self._rng, each)
             try:
                 tensors = encode_prototypes(self._prototypes(samples, training.width))
             except ValueError as error:

@@ -8,6 +8,8 @@ import pytest
 import device_sdk
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.methods.local_steps import (
+    EachStep,
+    Epochs,
     SampleStream,
     StepsReport,
     epoch_batches,
@@ -59,11 +61,9 @@ def test_training_reports_steps_samples_and_the_mean_loss(trainer: device_sdk.Tr
     report = train_epochs(
         trainer,
         samples(10),
-        batch_size=4,
-        epochs=3,
-        rng=np.random.default_rng(0),
-        hyper={"lr": 0.0},
-        after_step=lambda: seen.append(trainer.step_count),
+        Epochs(4, 3),
+        np.random.default_rng(0),
+        EachStep({"lr": 0.0}, after=lambda: seen.append(trainer.step_count)),
     )
     assert (report.steps, report.samples, seen) == (9, 30, list(range(1, 10)))
     everything = samples(10)
@@ -78,7 +78,7 @@ def test_what_is_too_few_for_a_batch_is_left_to_other_passes(tmp_path: Path) -> 
     trainer = device_sdk.Trainer(tmp_path / "two", providers="cpu")
     data = samples(9)
     report = train_epochs(
-        trainer, data, batch_size=4, epochs=3, rng=np.random.default_rng(0), hyper={"lr": 0.0}
+        trainer, data, Epochs(4, 3), np.random.default_rng(0), EachStep({"lr": 0.0})
     )
     assert (report.steps, report.samples) == (6, 24)
     rows = {"row": np.arange(9)}
@@ -88,15 +88,15 @@ def test_what_is_too_few_for_a_batch_is_left_to_other_passes(tmp_path: Path) -> 
     np.testing.assert_array_equal(predict_all(trainer, data, "prediction", batch_size=4), whole)
     few = "has 1 sample to train on; the task's model needs at least 2"
     with pytest.raises(Declined, match=few) as declined:
-        train_epochs(trainer, samples(1), batch_size=4, epochs=1, rng=np.random.default_rng(0))
+        train_epochs(trainer, samples(1), Epochs(4, 1), np.random.default_rng(0))
     assert declined.value.reason is Reason.TOO_FEW_SAMPLES
     with pytest.raises(LearnerError, match=r"batches are of 1 samples.*takes at least 2"):
-        train_epochs(trainer, data, batch_size=1, epochs=1, rng=np.random.default_rng(0))
+        train_epochs(trainer, data, Epochs(1, 1), np.random.default_rng(0))
 
 
 def test_most_steps_ends_early(trainer: device_sdk.Trainer) -> None:
     rng = np.random.default_rng(0)
-    report = train_epochs(trainer, samples(10), batch_size=2, epochs=9, most_steps=7, rng=rng)
+    report = train_epochs(trainer, samples(10), Epochs(2, 9, most_steps=7), rng)
     assert report.steps == 7
 
 
@@ -105,9 +105,9 @@ def test_a_failure_gives_the_trainer_its_state_back(trainer: device_sdk.Trainer)
     data = samples(8)
     data["x"][5] = np.nan
     with pytest.raises(LearnerError, match="not finite"), unchanged_on_error(trainer):
-        train_epochs(trainer, data, batch_size=2, epochs=1, rng=np.random.default_rng(3))
+        train_epochs(trainer, data, Epochs(2, 1), np.random.default_rng(3))
     with pytest.raises(KeyError), unchanged_on_error(trainer):
-        train_epochs(trainer, samples(8), batch_size=2, epochs=1, rng=np.random.default_rng(3))
+        train_epochs(trainer, samples(8), Epochs(2, 1), np.random.default_rng(3))
         raise KeyError("the caller's own")
     assert all(np.array_equal(before[name], array) for name, array in trainer.state.items())
 

@@ -62,7 +62,7 @@ class Within:
     below: bool = False
     or_zero: bool = False
 
-    def holds(self, source: _Source, name: str) -> str:
+    def holds(self, source: _Plan, name: str) -> str:
         """The expression for whether a number, of that name, is among these."""
         below, most = "<" if self.below else "<=", source.number(self.most)
         above, least = "<" if self.above else "<=", source.number(self.least)
@@ -199,7 +199,7 @@ Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the valu
 Parts: TypeAlias = Iterator[tuple[str, "Kind", Any]]
 
 
-class _Source:
+class _Plan:
     """A function of one argument, ``value``, in Python's own words, and the objects it names.
 
     What is declared is written out and compiled at its first use, as ``dataclass`` does it with
@@ -239,8 +239,8 @@ class _Source:
         return cast(Look, found["function"])
 
 
-def _compiled(expression: Callable[[_Source, str], str]) -> Look:
-    source = _Source()
+def _compiled(expression: Callable[[_Plan, str], str]) -> Look:
+    source = _Plan()
     return source.compiled(f"return {expression(source, 'value')}")
 
 
@@ -260,16 +260,16 @@ class Kind:
     written: Types = (object,)
     copies = False
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         """Whether a value is one that is kept, as it is."""
         return "True"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         """What a plain value is, in the types that :meth:`normal` takes; raises Misfit where it
         has another form."""
         return name
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _Plan, name: str) -> str:
         """A value that is kept as maps, arrays and scalars."""
         return name
 
@@ -321,7 +321,7 @@ class Kind:
         """:meth:`as_plain`, compiled."""
         return _compiled(self.as_plain)
 
-    def _read_if(self, source: _Source, condition: str, name: str, found: str) -> str:
+    def _read_if(self, source: _Plan, condition: str, name: str, found: str) -> str:
         return f"({found} if {condition} else {source.named(self.refuse)}({name}))"
 
 
@@ -329,7 +329,7 @@ class _Nothing(Kind):
     words = "null"
     kept = written = (NoneType,)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         return f"{name} is None"
 
 
@@ -337,7 +337,7 @@ class _Boolean(Kind):
     words = "true or false"
     kept = written = (bool,)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         return f"({name} is True or {name} is False)"
 
 
@@ -347,7 +347,7 @@ class _Integer(Kind):
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("an integer")
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         return f"type({name}) is int and {self._within.holds(source, name)}"
 
     def normal(self, value: Any) -> Any:
@@ -361,7 +361,7 @@ class _Number(Kind):
     def __init__(self, within: Within) -> None:
         self._within, self.words = within, within.words("a number")
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         inside = self._within.holds(source, name)
         return f"type({name}) is float and {-_LARGEST} <= {name} <= {_LARGEST} and {inside}"
 
@@ -369,7 +369,7 @@ class _Number(Kind):
         is_number = isinstance(value, self.kept) and not isinstance(value, bool)
         return float(value) if is_number and -_LARGEST <= value <= _LARGEST else value
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         # An integer's encoding is another.
         return self._read_if(source, f"type({name}) is float", name, name)
 
@@ -385,7 +385,7 @@ class _Sized(Kind):
         noun = ", ".join(each.words for each in such) + "," if such else _NOUNS[kind]
         self.words = (noun + length.words("bytes")).removesuffix(",")
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         parts = [f"type({name}) is {self._kind.__name__}"]
         if (self._least, self._most) != (0, sys.maxsize):
             size = f"len({name})"
@@ -421,7 +421,7 @@ class _OneOf(Kind):
     def __init__(self, known: tuple[str, ...]) -> None:
         self.known, self.words = known, f"one of {', '.join(known)}"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         return f"type({name}) is str and {name} in {source.named(self.known)}"
 
     def normal(self, value: Any) -> Any:
@@ -438,15 +438,15 @@ class _Member(Kind):
         self._by_value = {each.value: each for each in kind}
         self.words = f"one of {', '.join(str(each.value) for each in kind)}"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         return f"type({name}) is {source.named(*self.kept)}"
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         known = source.named(self._by_value)
         is_known = f"type({name}) in {source.named(self.written)} and {name} in {known}"
         return self._read_if(source, is_known, name, f"{known}[{name}]")
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _Plan, name: str) -> str:
         return f"{name}._value_"  # as ``value``, without a descriptor's call
 
 
@@ -457,7 +457,7 @@ class _Several(Kind):
         self._least, self._most = length.bounds
         self._tests = tests
 
-    def _whole(self, source: _Source, name: str, each_fits: str) -> str:
+    def _whole(self, source: _Plan, name: str, each_fits: str) -> str:
         size = _between(self._least, f"len({name})", self._most)
         also = "".join(f" and {source.named(each.test)}({name})" for each in self._tests)
         return f"type({name}) is {self.kept[0].__name__} and {size} and ({each_fits}{also})"
@@ -484,7 +484,7 @@ class _Array(_Several):
         also = "".join(f", {each.words}" for each in such)
         self.words = f"a list{length.words('items')}{words}, each {item.words}{also}"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         each = source.local()
         items = f"all([{self._item.fits(source, each)} for {each} in {name}])"
         return self._whole(source, name, f"not {name} or {items}")
@@ -504,12 +504,12 @@ class _Array(_Several):
             for place, part in enumerate(value):
                 yield f"[{place}]", self._item, part
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         each = source.local()
         items = f"tuple([{self._item.as_read(source, each)} for {each} in {name}])"
         return self._read_if(source, f"type({name}) is list", name, items)
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _Plan, name: str) -> str:
         each = source.local()
         return f"[{self._item.as_plain(source, each)} for {each} in {name}]"
 
@@ -525,7 +525,7 @@ class _Map(_Several):
         also = "".join(f", {each.words}" for each in such)
         self.words = f"a map{length.words('entries')} from {key.words} to {item.words}{also}"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         key, item = source.local(), source.local()
         both = f"{self._key.fits(source, key)} and ({self._item.fits(source, item)})"
         return self._whole(source, name, f"all([{both} for {key}, {item} in {name}.items()])")
@@ -547,13 +547,13 @@ class _Map(_Several):
                 yield f"[{key!r:.70}]", self._key, key
                 yield f"[{key!r:.70}]", self._item, part
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         key, item = source.local(), source.local()
         both = f"{self._key.as_read(source, key)}: {self._item.as_read(source, item)}"
         entries = f"{{{both} for {key}, {item} in {name}.items()}}"
         return self._read_if(source, f"type({name}) is dict", name, entries)
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _Plan, name: str) -> str:
         key, item = source.local(), source.local()
         plain = self._item.as_plain(source, item)
         return f"{{{key}: {plain} for {key}, {item} in {name}.items()}}"
@@ -569,12 +569,12 @@ class _Either(Kind):
         self.written = tuple(each for kind in kinds for each in kind.written)
         self.copies = any(each.copies for each in kinds)
 
-    def _first(self, source: _Source, name: str, of: Callable[[Kind], tuple[Types, str]]) -> str:
+    def _first(self, source: _Plan, name: str, of: Callable[[Kind], tuple[Types, str]]) -> str:
         """By its type, what stands there; else the last: of the kinds in their order."""
         turns = ((source.named(types), look) for types, look in map(of, self._kinds))
         return "".join(f"{look} if isinstance({name}, {types}) else " for types, look in turns)
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         looks = self._first(source, name, lambda kind: (kind.kept, f"({kind.fits(source, name)})"))
         return f"({looks}False)"
 
@@ -590,11 +590,11 @@ class _Either(Kind):
                 yield "", kind, value
                 return
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         looks = self._first(source, name, lambda kind: (kind.written, kind.as_read(source, name)))
         return f"({looks}{source.named(self.refuse)}({name}))"
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _Plan, name: str) -> str:
         looks = self._first(source, name, lambda kind: (kind.kept, kind.as_plain(source, name)))
         return f"({looks}{name})"
 
@@ -635,7 +635,7 @@ class _Record(Kind):
         self._keys = {each.key for each in self.entries}
         self.words = f"a map of {', '.join(sorted(self._keys))}"
 
-    def fits(self, source: _Source, name: str) -> str:
+    def fits(self, source: _Plan, name: str) -> str:
         if is_dataclass(self._kind):
             return f"isinstance({name}, {source.named(self._kind)})"  # it has looked at itself
         parts = (f"({e.kind.fits(source, f'{name}.{e.name}')})" for e in self.entries)
@@ -667,15 +667,15 @@ class _Record(Kind):
             value = f"a map {'without' if lacks else 'with'} {', '.join(lacks or unknown)}"
         raise Misfit(value, self.words, "wrong-fields")
 
-    def as_read(self, source: _Source, name: str) -> str:
+    def as_read(self, source: _Plan, name: str) -> str:
         return f"{source.named(self.read)}({name})"
 
-    def as_plain(self, source: _Source, name: str) -> str:
+    def as_plain(self, source: _Plan, name: str) -> str:
         return f"{source.named(self.plain)}({name})"
 
     @cached_property
     def plain(self) -> Look:
-        source = _Source()
+        source = _Plan()
         always, lines = [], []
         for each in self.entries:
             part = source.local()
@@ -690,7 +690,7 @@ class _Record(Kind):
 
     @cached_property
     def read(self) -> Look:
-        source = _Source()
+        source = _Plan()
         missing, refuse = source.named(MISSING), source.named(self.refuse)
         there, lines, parts = ["pass"], [f"found = {len(self._required)}"], []
         for each in self.entries:
@@ -723,7 +723,7 @@ class _Record(Kind):
 
     def look(self) -> Look:
         """What a :class:`Declared` does when it was made."""
-        source = _Source()
+        source = _Plan()
         lines, tests, copies = [], [], []
         for each in self.entries:
             part = source.local()
@@ -767,7 +767,7 @@ class _Row(_Record):
 
     @cached_property
     def plain(self) -> Look:
-        source = _Source()
+        source = _Plan()
         names = [(source.local(), each) for each in self.entries]
         lines = [f"{name} = value.{each.name}" for name, each in names]
         parts = ", ".join(each.kind.as_plain(source, name) for name, each in names)
@@ -775,7 +775,7 @@ class _Row(_Record):
 
     @cached_property
     def read(self) -> Look:
-        source = _Source()
+        source = _Plan()
         names = [(source.local(), each) for each in self.entries]
         parts = ", ".join(each.kind.as_read(source, name) for name, each in names)
         count, refuse = len(names), source.named(self.refuse)

@@ -41,6 +41,17 @@ def restore_trainer(trainer: Trainer, state: State, prefix: str = TRAINER) -> No
         raise LearnerError(f"the state does not fit the artifact: {error}") from error
 
 
+def forget_momenta(trainer: Trainer) -> None:
+    """Optimizer state at zero, and the step count with it: bias corrections start anew."""
+    kinds = {tensor.name: tensor.kind for tensor in trainer.artifact.state}
+    fresh = {
+        name: np.zeros_like(array)
+        for name, array in trainer.state.items()
+        if kinds[name] in ("optimizer", "counter")
+    }
+    trainer.set_state(fresh)
+
+
 Samples = Mapping[str, NDArray[Any]]
 Batch = dict[str, NDArray[Any]]
 

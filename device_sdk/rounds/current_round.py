@@ -26,7 +26,7 @@ from device_sdk.home.round_store import (
     StoredEvaluation,
 )
 from device_sdk.methods.learner import Declined
-from device_sdk.rounds.open_round import OpenRound, Retry, Shared
+from device_sdk.rounds.open_round import DeviceParts, OpenRound, Retry
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import OverBudget, Ready
 from device_sdk.system.version import __version__
@@ -258,7 +258,7 @@ class CurrentRound:
     Whoever trains looks at ``question``, then at ``job``.
     """
 
-    def __init__(self, world: DeviceWorld, shared: Shared) -> None:
+    def __init__(self, world: DeviceWorld, shared: DeviceParts) -> None:
         self._world, self._home = world, world.home
         self.task, self.cohort = world.membership.task, world.membership.cohort
         self._shared = shared

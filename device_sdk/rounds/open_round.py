@@ -72,7 +72,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class DeviceParts:
     """What the rounds of all of a device's tasks share."""
 
     sessions: SessionKeeper
@@ -103,7 +103,7 @@ class Fetch:
     """
 
     def __init__(
-        self, wanted: Wanted, manifest: RoundManifest, world: DeviceWorld, shared: Shared
+        self, wanted: Wanted, manifest: RoundManifest, world: DeviceWorld, shared: DeviceParts
     ) -> None:
         self.kind, self.content_id, self.cohort = wanted.kind, wanted.content_id, wanted.cohort
         kind, content_id, sessions = wanted.kind, wanted.content_id, shared.sessions
@@ -273,7 +273,7 @@ class OpenRound:
         self,
         manifest: RoundManifest,
         world: DeviceWorld,
-        shared: Shared,
+        shared: DeviceParts,
     ) -> None:
         if not manifest.chunks:
             raise WireError("truncated", "a broadcast without chunks has no terms")

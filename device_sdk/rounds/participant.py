@@ -11,7 +11,7 @@ from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.rounds import Actions, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
-from device_sdk.rounds.open_round import Shared
+from device_sdk.rounds.open_round import DeviceParts
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import DayBudget, Turns
@@ -261,7 +261,9 @@ class Participant:
         self._roster = Roster(world)
         self._resubscription = Resubscription(world)
         self._turns = Turns()
-        self._shared = Shared(self.sessions, self.sender, self.actions, self._turns, self.budget)
+        self._shared = DeviceParts(
+            self.sessions, self.sender, self.actions, self._turns, self.budget
+        )
         self._turn_seconds = math.inf
         self._is_connected = False
         self.farewell = Farewell(world, self.sessions, self.actions) if leaves else None

@@ -37,6 +37,7 @@ from device_sdk.methods.learner import (
 from device_sdk.methods.local_steps import (
     ProximalTerm,
     SampleStream,
+    forget_momenta,
     least_rows,
     restore_trainer,
     sayable,
@@ -117,13 +118,7 @@ class RoundSteps:
 
     def _begin(self, start: Floats) -> ProximalTerm:
         """Puts the base network at ``start``, with its optimizer as new."""
-        kinds = {tensor.name: tensor.kind for tensor in self._trainer.artifact.state}
-        fresh = {
-            name: np.zeros_like(array)
-            for name, array in self._trainer.state.items()
-            if kinds[name] in ("optimizer", "counter")
-        }
-        self._trainer.set_state(fresh)
+        forget_momenta(self._trainer)
         self._trainer.set_parameters(self._layout.unflatten(start))
         return ProximalTerm(self._trainer, self._training.proximal, self._training.learning_rate)
 

@@ -26,6 +26,7 @@ from device_sdk.methods.local_steps import (
     Epochs,
     ModelLearner,
     ProximalTerm,
+    forget_momenta,
     train_epochs,
     unchanged_on_error,
 )
@@ -70,7 +71,7 @@ class FedAvgLearner(ModelLearner):
         with unchanged_on_error(self._trainer):
             self._take(broadcast, layout)
             if training.optimizer_state == "fresh":
-                self._forget_momenta()
+                forget_momenta(self._trainer)
             proximal = ProximalTerm(self._trainer, training.proximal_mu, training.learning_rate)
             size = training.batch_size or data.samples
             passes = Epochs(size, training.epochs, training.most_steps)
@@ -133,17 +134,6 @@ class FedAvgLearner(ModelLearner):
                 raise LearnerError(f"the broadcast's {one.wire_name!r} is not finite")
             values[one.name] = value.astype(np.float32).reshape(one.shape)
         self._trainer.set_parameters(values)
-
-    def _forget_momenta(self) -> None:
-        """Optimizer state at zero, and the step count with it: bias corrections start anew."""
-        state = self._trainer.state
-        kinds = {tensor.name: tensor.kind for tensor in self._trainer.artifact.state}
-        fresh = {
-            name: np.zeros_like(array)
-            for name, array in state.items()
-            if kinds[name] in ("optimizer", "counter")
-        }
-        self._trainer.set_state(fresh)
 
     def _differences(
         self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]

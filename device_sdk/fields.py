@@ -196,7 +196,7 @@ class Misfit(ValueError):
 
 Look: TypeAlias = Callable[[Any], Any]
 Types: TypeAlias = Any  # a tuple of types: for isinstance, after which the value stays what it is
-Parts: TypeAlias = Iterator[tuple[str, "Kind", Any]]
+Parts: TypeAlias = Iterator[tuple[str, "Kind | DeclaredField", Any]]
 
 
 class _Plan:
@@ -226,7 +226,7 @@ class _Plan:
         return f"v{self._locals}"
 
     def is_default(self, name: str, default: Any) -> str:
-        """Whether the variable is this default: see ``DeclaredField.is_left_out``."""
+        """Whether the variable is this default: see ``DeclaredField.is_default``."""
         if default is None or isinstance(default, bool):
             return f"{name} is {default}"
         same = f"type({name}) is {self.named(type(default))} and "
@@ -282,8 +282,8 @@ class Kind:
         """Of a plain value: where each part stands, its kind, and the part."""
         return iter(())
 
-    def misfit(self, value: Any) -> Misfit:
-        """What is said of a value that is not right as a whole."""
+    def misfit(self, value: Any, kept: Any) -> Misfit:
+        """What is said of a value that is not right as a whole; ``kept``: as :meth:`normal`."""
         return Misfit(value, self.words)
 
     def checked(self, value: Any) -> Any:
@@ -291,17 +291,17 @@ class Kind:
         kept = self.normal(value)
         if self._fits(kept):
             return kept
-        raise self.misfit(kept)
+        raise self.misfit(value, kept)
 
     def refuse(self, value: Any) -> NoReturn:
         """Raises Misfit."""
-        raise self.misfit(value)
+        raise Misfit(value, self.words)
 
     def located(self, value: Any, misfit: Misfit) -> Misfit:
         """Why a plain value is not read, with the place of the part that is to blame."""
         for place, kind, part in self.parts(value):
             try:
-                kind.read(part)
+                kind.checked(kind.read(part))
             except Misfit as inner:
                 found = kind.located(part, inner)
                 return found.below(place) if place else found
@@ -397,10 +397,10 @@ class _Sized(Kind):
     def normal(self, value: Any) -> Any:
         return value[:] if isinstance(value, self._kind) else value  # plain, where it was not
 
-    def misfit(self, value: Any) -> Misfit:
+    def misfit(self, value: Any, kept: Any) -> Misfit:
         fails = []
-        if isinstance(value, self._kind) and self._least <= _size(value) <= self._most:
-            fails = [each.reason for each in self._such if not each.test(value)]
+        if isinstance(value, self._kind) and self._least <= _size(kept) <= self._most:
+            fails = [each.reason for each in self._such if not each.test(kept)]
         return Misfit(value, self.words, *fails[:1])
 
 
@@ -453,6 +453,8 @@ class _Member(Kind):
 class _Several(Kind):
     """What holds others: so many of them, and in an order or with tests of the whole."""
 
+    unit = "items"
+
     def __init__(self, length: Length, tests: tuple[Such, ...]) -> None:
         self._least, self._most = length.bounds
         self._tests = tests
@@ -462,12 +464,12 @@ class _Several(Kind):
         also = "".join(f" and {source.named(each.test)}({name})" for each in self._tests)
         return f"type({name}) is {self.kept[0].__name__} and {size} and ({each_fits}{also})"
 
-    def misfit(self, value: Any) -> Misfit:
+    def misfit(self, value: Any, kept: Any) -> Misfit:
         if not isinstance(value, self.kept):
-            return super().misfit(value)
-        if not self._least <= len(value) <= self._most:
-            return Misfit(f"{len(value)} items", self.words)
-        fails = (each.reason for each in self._tests if not each.test(value))
+            return super().misfit(value, kept)
+        if not self._least <= len(kept) <= self._most:
+            return Misfit(f"{len(kept)} {self.unit}", self.words)
+        fails = (each.reason for each in self._tests if not each.test(kept))
         return Misfit(value, self.words, next(fails, "bad-field"))
 
 
@@ -517,6 +519,7 @@ class _Array(_Several):
 class _Map(_Several):
     kept, written = (dict, Mapping), (dict,)
     copies = True
+    unit = "entries"
 
     def __init__(self, key: Kind, item: Kind, length: Length, such: tuple[Such, ...]) -> None:
         super().__init__(length, such)
@@ -613,14 +616,28 @@ class DeclaredField:
         """Whether it has no default."""
         return self.default is MISSING
 
+    def is_default(self, value: Any) -> bool:
+        """Whether a record is written without it."""
+        return type(value) is type(self.default) and bool(value == self.default)
+
     def checked(self, value: Any) -> Any:
         """The value as it is kept. The default is right in any case: it says that there is none."""
-        is_default = type(value) is type(self.default) and bool(value == self.default)
-        return value if is_default else self.kind.checked(value)
+        return value if self.is_default(value) else self.kind.checked(value)
+
+    def read(self, value: Any) -> Any:
+        """What a plain value is. Raises Misfit, for the default too."""
+        found = self.kind.read(value)
+        if self.is_default(found):
+            self.refuse_default(found)
+        return found
 
     def refuse_default(self, value: Any) -> NoReturn:
         """Raises Misfit: the default is spelt by leaving it out."""
-        raise Misfit(value, f"left out where it is {value!r}", name=self.key)
+        raise Misfit(value, f"left out where it is {value!r}")
+
+    def located(self, value: Any, misfit: Misfit) -> Misfit:
+        """See :meth:`Kind.located`."""
+        return self.kind.located(value, misfit)
 
 
 class _Record(Kind):
@@ -657,7 +674,7 @@ class _Record(Kind):
         if isinstance(value, dict):
             for each in self.entries:
                 if each.key in value:
-                    yield each.key, each.kind, value[each.key]
+                    yield each.key, each, value[each.key]
 
     def refuse(self, value: Any) -> NoReturn:
         """Raises Misfit, which says what keys it lacks, or has beside."""
@@ -821,7 +838,7 @@ def _require_declared(record: Declared) -> None:
             kept = each.checked(value)
         except Misfit as found:
             misfit = record.misfit(*found.args)
-            raise misfit.below(each.key) from None
+            raise misfit.below(each.name) from None
         if kept is not value:
             object.__setattr__(record, each.name, kept)
 

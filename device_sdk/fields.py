@@ -479,10 +479,12 @@ class _Array(_Several):
     def __init__(
         self, item: Kind, length: Length, order: Rising | None, such: tuple[Such, ...]
     ) -> None:
-        rising = () if order is None else (Such(order.rises, f"by rising {order.by or 'value'}"),)
-        super().__init__(length, (*rising, *such))
+        words, tests = "", such
+        if order is not None:
+            words = f", by rising {order.by or 'value'}, each once"
+            tests = (Such(order.rises, words), *such)
+        super().__init__(length, tests)
         self._item, self.copies = item, item.copies
-        words = "" if order is None else f", {rising[0].words}, each once"
         also = "".join(f", {each.words}" for each in such)
         self.words = f"a list{length.words('items')}{words}, each {item.words}{also}"
 
@@ -832,7 +834,7 @@ class Declared:
 
 def _require_declared(record: Declared) -> None:
     """Raises Misfit, naming the field, for a value that a frozen dataclass does not declare."""
-    for each in entries_of(type(record)):
+    for each in entries_of(cast(Any, type(record))):
         value = getattr(record, each.name)
         try:
             kept = each.checked(value)
@@ -921,12 +923,12 @@ def require(hint: Any, value: object, name: str) -> None:
 
 def plain(record: object) -> dict[str, Any]:
     """A record as plain values, by its keys."""
-    return cast("dict[str, Any]", kind_of(type(record)).plain(record))
+    return cast("dict[str, Any]", kind_of(cast(Any, type(record))).plain(record))
 
 
 def read(kind: type[T], value: object) -> T:
     """The record that a plain value is. Raises Misfit, and ValueError as its class does."""
-    record = kind_of(kind)
+    record = kind_of(cast(Any, kind))
     try:
         return cast(T, record.read(value))
     except Misfit as misfit:

@@ -861,9 +861,13 @@ def entries_of(kind: Any) -> tuple[DeclaredField, ...]:
     )
 
 
-@cache
 def hints_of(kind: Any) -> dict[str, Any]:
     """What a dataclass or NamedTuple declares, bounds included, by its fields' names."""
+    return _hints_of(kind)
+
+
+@cache
+def _hints_of(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     names = kind.__dataclass_fields__ if is_dataclass(kind) else kind._fields
     return {name: hints[name] for name in names}

@@ -374,6 +374,8 @@ class OpenRound:
             )
             return
         self._learn_terms(self._terms)
+        if lack := self._world.lacks(self.manifest.task):
+            raise Declined(lack, Reason.NO_DATA)
         self._offer = read_offer(self._terms, self.manifest, self._world)
         self._home.attachments.keep_only(
             self.manifest.task, {each.content_id for each in self._offer.readable.values()}
@@ -396,8 +398,7 @@ class OpenRound:
                 self._fetch(Wanted(ContentKind.ARTIFACT, artifact_id))
 
     def _learn_terms(self, terms: TaskTerms) -> None:
-        """Keep what the terms say of the task. Raises :class:`Declined` where the app has nothing
-        for it."""
+        """Keep what the terms say of the task."""
         task, tasks = self.manifest.task, self._home.tasks
         takes: Takes | None
         try:
@@ -410,8 +411,6 @@ class OpenRound:
             )
             if takes == "records" and "" in self._home.record_names(task):
                 tasks.own(task)
-        if lack := self._world.lacks(task):
-            raise Declined(lack, Reason.NO_DATA)
 
     def _named_artifact(self) -> bytes:
         """The manifest's, or the one that is installed where it leaves that to the device."""

@@ -82,10 +82,9 @@ def chunk_count(length: int) -> int:
 def require_chunks(count: int, length: int) -> None:
     """Raises ValueError where ``length`` plaintext bytes cannot have so many chunks: each has 1 to
     ``CHUNK_BYTES``. How many it is, is for the broker's largest message to say."""
-    if not chunk_count(length) <= count <= length:
-        raise ValueError(
-            f"{count} chunks for {length} bytes; expected {chunk_count(length)} or more"
-        )
+    least = -(-length // CHUNK_BYTES)
+    if not least <= count <= length:
+        raise ValueError(f"{count} chunks for {length} bytes; expected {least} or more")
 
 
 def selected(

@@ -374,7 +374,7 @@ class Session:
         return self._clock() >= self._ends_at_seconds
 
     def _require_alive(self, sequence: int) -> None:
-        if self.is_expired():
+        if self._clock() >= self._ends_at_seconds:
             raise WireError("session-expired", "the session is older than 24 hours")
         if sequence >= MAX_MESSAGES:
             raise WireError("session-exhausted", f"sequence number above {MAX_MESSAGES - 1}")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from tabulate import tabulate
 
 from aggregator.cli.arguments import (
+    CLASH_SHOWN_SECONDS,
     add_home,
     add_labels,
     add_task,
@@ -19,15 +20,15 @@ from aggregator.cli.arguments import (
     home_of,
     label,
     labels_of,
+    short_id,
     tasks_of,
 )
-from aggregator.cli.shown import CLASH_SHOWN_SECONDS, short_id
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import LastParticipation
+from aggregator.store.reports import LastParticipation
 from aggregator.store.tasks import TaskRow
-from aggregator.task.selector import served_selector
+from aggregator.task.file import served_selector
 from device_sdk.system.printable import ago, printable
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode

@@ -15,8 +15,7 @@ from aggregator.cli.arguments import (
     task_file_of,
     task_of,
 )
-from aggregator.evaluation.figures import FLEET, Figure
-from aggregator.evaluation.words import as_json, figure_name, part_name, shown
+from aggregator.evaluation import FLEET, Figure, as_json, figure_name, part_name, shown
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion

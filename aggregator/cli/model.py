@@ -8,7 +8,7 @@ from typing import get_args
 
 from aggregator.cli.arguments import add_home, add_task, home_of, task_file_of, task_of
 from aggregator.errors import AggregatorError
-from aggregator.models.files import Format, model_files
+from aggregator.models import Format, model_files
 from aggregator.task.warm_start import item_ids
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically

@@ -6,7 +6,7 @@ import argparse
 
 from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
 from aggregator.errors import AggregatorError
-from aggregator.rounds.hold import held, let_go
+from aggregator.rounds.machine import held, let_go
 from aggregator.store import TaskStore
 
 DESCRIPTION = """\

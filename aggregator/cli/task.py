@@ -19,7 +19,7 @@ from tabulate import tabulate
 from aggregator.cli.arguments import add_home, home_of
 from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.home import AggregatorHome, is_served
-from aggregator.publish.packets import largest_packet, packet_lines
+from aggregator.publish.publisher import largest_packet, packet_lines
 from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.serve.successor import find_move, where_serve_is

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
 from aggregator.methods.limits import (
     UpdateLimits,
     bounded_rows,
@@ -38,7 +37,13 @@ from aggregator.methods.robust import (
     TrimShare,
     touched_means,
 )
-from aggregator.methods.scatter_loss import BprLoss, RoundSum, ScatterLoss
+from aggregator.methods.scatter_loss import (
+    BprLoss,
+    LeastSquaresLoss,
+    LeastSquaresSettings,
+    RoundSum,
+    ScatterLoss,
+)
 from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
 from aggregator.methods.sums import Additive, FixedPointSum

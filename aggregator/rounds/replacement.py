@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.guard import GuardedBinding, GuardedMethod
+from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
-from aggregator.store.checkpoints import MethodCheckpoint
+from aggregator.store.versions import MethodCheckpoint
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import ReplaceRequest

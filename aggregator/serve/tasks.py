@@ -12,10 +12,10 @@ from typing import Protocol
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.home import AggregatorHome
 from aggregator.publish.publisher import Publisher
+from aggregator.refusals import about
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.hold import held, hold_failed, try_again
 from aggregator.rounds.ingest import Inbox, Ingest
-from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.machine import RoundMachine, held, hold_failed, try_again
 from aggregator.rounds.replacement import replace_task
 from aggregator.serve.housekeeping import Upkeep, file_stamp
 from aggregator.store import STORE_FAILURES, Store, TaskStore
@@ -32,7 +32,6 @@ from aggregator.task.file import (
     served_cohort,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
-from aggregator.task_log import about
 from device_sdk.wire.codec.message import encode
 
 _LOG = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import DeviceReport
+from aggregator.evaluation import DeviceReport
 from aggregator.rounds.evaluator import option_name
 from aggregator.simulate.data import (
     DataError,

@@ -17,12 +17,16 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import DeviceReport, Figure, summarise
-from aggregator.evaluation.stopping import Evaluated, stalled_since
-from aggregator.evaluation.words import figure_name
+from aggregator.evaluation import (
+    DeviceReport,
+    Evaluated,
+    Figure,
+    figure_name,
+    stalled_since,
+    summarise,
+)
 from aggregator.methods.method import RoundSummary
-from aggregator.rounds.attendance import Attendance, asked_share
-from aggregator.rounds.habits import KnownHabits
+from aggregator.rounds.attendance import Attendance, KnownHabits, asked_share
 from aggregator.simulate.devices import (
     Chosen,
     DeviceAnswer,
@@ -33,7 +37,7 @@ from aggregator.simulate.devices import (
 from aggregator.simulate.engine import GROUP_BYTES
 from aggregator.simulate.fleet import Fate, StreamPurpose, stream
 from aggregator.simulate.traffic import PublishedRound, publish, terms_of, update_bytes
-from aggregator.store.habits import Habit
+from aggregator.store.reports import Habit
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import read_catalogue_file
 from device_sdk.evaluation.report import read_evaluations

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from aggregator.evaluation.figures import Figure
-from aggregator.evaluation.stopping import Evaluated
+from aggregator.evaluation import Evaluated, Figure
 from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
 from aggregator.store.schema import or_replace

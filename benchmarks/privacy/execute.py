@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import initial_items
-from aggregator.simulate.engine import Simulation, device_name
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
+from aggregator.simulate.engine import Simulation, device_name, mixed_columns, scatter_fleet
 from benchmarks.channels import ScatterChannel
 from benchmarks.privacy.attack import CuriousMethod, Sighting, Victim, by_learning, by_size
 from benchmarks.privacy.experiment import Outcome, Run

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
-from aggregator.simulate.engine import Simulation
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
+from aggregator.simulate.engine import Simulation, mixed_columns, scatter_fleet
 from benchmarks.channels import ScatterChannel
 from benchmarks.harness import data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
-from aggregator.simulate.scatter_fleet import scatter_fleet
+from aggregator.simulate.engine import scatter_fleet
 from benchmarks.harness import StoredRuns
 from benchmarks.privacy.__main__ import attack_table, joining_table
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality, sight

@@ -9,7 +9,7 @@ from typing import Any
 
 from aggregator.cluster.coordinator import Coordinating, GatheredAggregation
 from aggregator.cluster.follower import ShareKeeper
-from aggregator.cluster.marks import StoredMarks
+from aggregator.cluster.worker import StoredMarks
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds import replacement
 from aggregator.rounds.aggregation import Aggregation
@@ -19,14 +19,12 @@ from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.tasks import TaskBoard
 from aggregator.serve.uplink import Uplink
-from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.cluster import Shares, Workers
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.publications import Retained
-from aggregator.store.rounds import Rounds
+from aggregator.store.rounds import Rounds, UpdateLog
 from aggregator.store.tasks import Tasks
-from aggregator.store.update_log import UpdateLog
-from aggregator.store.versions import Versions
+from aggregator.store.versions import Checkpoints, Versions
 from aggregator.task import request
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore

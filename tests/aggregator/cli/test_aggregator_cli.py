@@ -13,8 +13,7 @@ import pytest
 from aggregator.cli import main
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import LastParticipation
-from aggregator.store.reports import KEPT_ROUNDS, StoredReport
+from aggregator.store.reports import KEPT_ROUNDS, LastParticipation, StoredReport
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.seal.enrolment_code import parse_code
 from tests.fakes.homes import command, make_home, open_store

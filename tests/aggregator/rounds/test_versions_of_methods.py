@@ -18,8 +18,7 @@ from aggregator.keys.folder import initialise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Binding, Method, ModelMismatch, read_binding
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
-from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.version_keeper import VersionKeeper
+from aggregator.rounds.aggregation import Aggregation, VersionKeeper
 from aggregator.store import TaskStore
 from aggregator.store.versions import VersionRow
 from aggregator.tables import TomlTable

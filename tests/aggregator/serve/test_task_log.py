@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.refusals import add_task as add_task_filter
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import describe
 from aggregator.serve.service import Service
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
-from aggregator.task_log import add_task as add_task_filter
 from device_sdk.system.printable import PrintableFormatter
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.fakes.homes import make_home

@@ -24,8 +24,8 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.store import Database, Store
 from aggregator.store.devices import DeviceRow
+from aggregator.store.rounds import LoggedUpdate
 from aggregator.store.schema import TABLES, Shape
-from aggregator.store.update_log import LoggedUpdate
 from device_sdk.system.files import erase_file
 from device_sdk.wire.seal.broadcast import GroupKey
 from tests.fakes.homes import make_home

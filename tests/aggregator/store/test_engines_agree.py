@@ -11,22 +11,18 @@ import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import Figure
+from aggregator.evaluation import Figure
 from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Store, create_database
-from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.cluster import ShareRow
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.habits import Habit
-from aggregator.store.participations import LastParticipation
 from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
 from aggregator.store.publications import SealedContent as Sealed
-from aggregator.store.reports import StoredReport
-from aggregator.store.rounds import RoundRow
+from aggregator.store.reports import Habit, LastParticipation, StoredReport
+from aggregator.store.rounds import LoggedUpdate, RoundRow, StoredVerdict
 from aggregator.store.schema import TABLES
-from aggregator.store.update_log import LoggedUpdate, StoredVerdict
-from aggregator.store.versions import Ranking, VersionRow
+from aggregator.store.versions import MethodCheckpoint, Ranking, VersionRow
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 from tests.servers.fixtures import MakeDatabase

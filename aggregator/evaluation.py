@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from device_sdk.evaluation.metrics import METRICS, Metric, Statistics
 from device_sdk.evaluation.report import STAGES, Evaluation, EvaluationReport, Stage
 
+# Figures as programs and people read them.
+
 
 def figure_name(stage: Stage, metric: str) -> str:
     """What a figure is called: the metric's name, behind its stage unless that is ``global``."""
@@ -79,6 +81,9 @@ def _beside(figure: Figure) -> list[str]:
 
 def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+# Early stopping: when a task's rounds have brought nothing for long enough.
 
 
 class Evaluated(NamedTuple):

@@ -37,6 +37,9 @@ _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 
 
+# Ends a call of somebody else's code that does not come back.
+
+
 @dataclass(slots=True)
 class _Call:
     call: str

@@ -35,6 +35,25 @@ LEAST_L2 = 1e-6
 # In NumPy, to hold the graphs against.
 
 
+# Item factors as plain ONNX graphs: one that scores, one that finds a new user's vector.
+#
+# Of a least-squares model that is what a device solves for its users, a positive definite system of
+# K equations (``device_sdk/methods/scatter/least_squares.py``).
+#
+# Of BPR a device moves its user's vector u, round by round, along the gradient of
+#
+#     sum over liked p and a random unliked n of softplus(-u.(p - n)) + user_l2 / 2 |u|^2
+#
+# (``device_sdk/methods/scatter/factor_step.py``). Where it settles is the minimum of the mean over
+# all such pairs, which is strictly convex in u: the graph finds it by Newton's method, with no
+# draw. The step is log(1 + r) / r, r the largest change of a pair's score that a whole step would
+# make: it descends from anywhere, since the third derivative of softplus is bounded by the second
+# (Bach 2010, Self-concordant analysis for logistic regression).
+#
+# Linear systems are solved by Gauss-Jordan elimination, which needs no pivots where the matrix is
+# positive definite.
+
+
 def solved(items: Floats, liked: NDArray[np.int64], unseen_weight: float, l2: float) -> Doubles:
     """The vector of a user who likes these rows of ``items`` [N, K], of least squares."""
     vectors, rows = items.astype(np.float64), np.unique(liked)

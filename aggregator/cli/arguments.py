@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError, TaskError
@@ -22,6 +23,9 @@ CLASH_SHOWN_SECONDS = 86_400
 """For so long it is shown that two machines had one device's identity."""
 _DIGITS = 12
 _MOST_NAMED = 8
+
+
+# Devices as tables and lines name them.
 
 
 def short_id(row: DeviceRow) -> str:
@@ -60,6 +64,17 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     """The home, with its store where it is."""
     home = AggregatorHome(arguments.home)
     return AggregatorHome(home.folder, home.named_store()) if home.store_identity.exists() else home
+
+
+@contextmanager
+def opened(arguments: argparse.Namespace) -> Iterator[tuple[AggregatorHome, Store]]:
+    """The home and its store, which is closed behind it. Raises AggregatorError."""
+    home = home_of(arguments)
+    store = home.open_store()
+    try:
+        yield home, store
+    finally:
+        store.database.close()
 
 
 def elsewhere(home: AggregatorHome) -> str:

@@ -37,6 +37,8 @@ from aggregator.task.file import RoundSettings, Selector, served_round, served_s
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
 
+# What makes the open round last: whom it waits for, and when it closes.
+
 
 @dataclass(frozen=True)
 class WaitingRound:

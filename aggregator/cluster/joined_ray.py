@@ -44,6 +44,14 @@ else:
 """
 
 
+# What keeps strangers out of a Ray cluster that we use: its token, and who reaches its folder.
+#
+# Whoever reaches one of Ray's ports with its token runs code as its user. Ray makes its folder on a
+# machine open to all (0777, no sticky bit), wherever it lies: whoever reaches that can put a link
+# in the place of a log, which Ray's processes then write through as their user, and another socket
+# in the place of theirs. Only a folder above it can keep others out.
+
+
 def require_strangers_refused(address: str, asked_to_end: Callable[[], bool]) -> bool:
     """Ask a Ray cluster's head for something without a token; False where we were asked to end
     meanwhile.

@@ -52,6 +52,8 @@ from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import SHARDS, Placement, shard_of
 from device_sdk.wire.seal.session_table import SessionTable
 
+# A life that outlasts its processes: what was granted in it is in the store before it is told.
+
 
 class StoredMarks(FreshnessMarks):
     """Marks that other processes see: :meth:`save` comes before any answer leaves."""

@@ -57,6 +57,9 @@ _LEFT_BETWEEN_ROUNDS = 1 / 3
 _LEFT_AT_MOST = 1 / 6
 
 
+# The keys in force while serving: renewed in time, and read again when somebody changed them.
+
+
 class FleetKeys:
     """Serving keys and group keys. ``watch`` what must be told of another keyring.
 
@@ -254,9 +257,8 @@ def initialise(
     seed = generate(KeyKind.ED25519, random_bytes)
     write_key(home.root_key, KeyKind.ED25519, seed)
     first = _first_serial(0, now_unix_seconds)
-    mandate = _delegate(home, signing_key(seed), (), first, now_unix_seconds, lives, random_bytes)
-    expires = now_unix_seconds + lives.descriptor_seconds
-    descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)
+    maker = _Maker(home, now_unix_seconds, random_bytes, lives)
+    descriptor = maker.delegated(signing_key(seed), (), first)
     with store.database.transaction():
         store.facts.generation = now_unix_seconds
         store.facts.root_fingerprint = descriptor.root_fingerprint
@@ -297,7 +299,8 @@ def renew_descriptor(
                 "(it needs keys/root.key)"
             ) from None
         mandate = _Mandate(delegate, delegation, current.successions)
-        descriptor = _issue_keys(home, mandate, serial, now_unix_seconds, expires, random_bytes)
+        maker = _Maker(home, now_unix_seconds, random_bytes, USUAL_LIVES)
+        descriptor = maker.issued(mandate, serial, expires)
         until = _grace_ends(current, now_unix_seconds, USUAL_LIVES)
         store.secrets.issue(serial, descriptor.message, until)
     return descriptor
@@ -319,7 +322,8 @@ def rotate_keys(
     """
     with store.database.transaction():
         root = _read_root(home, store)
-        descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives, after)
+        maker = _Maker(home, now_unix_seconds, random_bytes, lives)
+        descriptor = maker.rotated(store, root, after=after)
         store.facts.keys_problem = None
     tidy_keys(home, store, now_unix_seconds)
     return descriptor
@@ -343,7 +347,8 @@ def rotate_root(
         write_key(home.next_root_key, KeyKind.ED25519, seed)
         new = signing_key(seed)
         succession = make_succession(old, new.public_key().public_bytes_raw())
-        descriptor = _rotate(home, store, new, succession, now_unix_seconds, random_bytes, lives)
+        maker = _Maker(home, now_unix_seconds, random_bytes, lives)
+        descriptor = maker.rotated(store, new, succession)
         store.facts.root_fingerprint = descriptor.root_fingerprint
     tidy_keys(home, store, now_unix_seconds)
     return descriptor
@@ -399,76 +404,70 @@ def current_descriptor(store: Store) -> Descriptor:
         raise AggregatorError(f"the descriptor in force is damaged: {error}") from None
 
 
-def _rotate(
-    home: AggregatorHome,
-    store: Store,
-    root: Ed25519PrivateKey,
-    succession: Succession | None,
-    now_unix_seconds: int,
-    random_bytes: RandomBytes,
-    lives: Lives,
-    after: int = 0,
-) -> Descriptor:
-    current = current_descriptor(store)
-    successions, last = current.successions, current.delegation.last_serial
-    until = _grace_ends(current, now_unix_seconds, lives)
-    if succession is not None:
-        successions = extend_line(successions, succession)
-    first = _first_serial(max(last, after), now_unix_seconds)
-    mandate = _delegate(home, root, successions, first, now_unix_seconds, lives, random_bytes)
-    expires = now_unix_seconds + lives.descriptor_seconds
-    descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)
-    store.secrets.issue(first, descriptor.message, until)
-    return descriptor
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes keys of one moment, and writes them into the home."""
 
+    home: AggregatorHome
+    now_unix_seconds: int
+    random_bytes: RandomBytes
+    lives: Lives
 
-def _delegate(
-    home: AggregatorHome,
-    root: Ed25519PrivateKey,
-    successions: Sequence[Succession],
-    first_serial: int,
-    now_unix_seconds: int,
-    lives: Lives,
-    random_bytes: RandomBytes,
-) -> _Mandate:
-    seed = generate(KeyKind.ED25519, random_bytes)
-    delegate = signing_key(seed)
-    delegation = make_delegation(
-        root,
-        delegate.public_key().public_bytes_raw(),
-        first_serial,
-        first_serial + _SERIALS - 1,
-        now_unix_seconds + lives.delegation_seconds,
-    )
-    _write_anew(home.delegate_key(first_serial), KeyKind.ED25519, seed)
-    return _Mandate(delegate, delegation, tuple(successions))
+    def rotated(
+        self,
+        store: Store,
+        root: Ed25519PrivateKey,
+        succession: Succession | None = None,
+        after: int = 0,
+    ) -> Descriptor:
+        """A descriptor of another delegate's, which is in force then."""
+        current = current_descriptor(store)
+        successions, last = current.successions, current.delegation.last_serial
+        until = _grace_ends(current, self.now_unix_seconds, self.lives)
+        if succession is not None:
+            successions = extend_line(successions, succession)
+        first = _first_serial(max(last, after), self.now_unix_seconds)
+        descriptor = self.delegated(root, successions, first)
+        store.secrets.issue(first, descriptor.message, until)
+        return descriptor
 
+    def delegated(
+        self, root: Ed25519PrivateKey, successions: Sequence[Succession], first_serial: int
+    ) -> Descriptor:
+        """The first descriptor of a new delegate's."""
+        seed = generate(KeyKind.ED25519, self.random_bytes)
+        delegate = signing_key(seed)
+        delegation = make_delegation(
+            root,
+            delegate.public_key().public_bytes_raw(),
+            first_serial,
+            first_serial + _SERIALS - 1,
+            self.now_unix_seconds + self.lives.delegation_seconds,
+        )
+        _write_anew(self.home.delegate_key(first_serial), KeyKind.ED25519, seed)
+        mandate = _Mandate(delegate, delegation, tuple(successions))
+        expires = self.now_unix_seconds + self.lives.descriptor_seconds
+        return self.issued(mandate, first_serial, expires)
 
-def _issue_keys(
-    home: AggregatorHome,
-    mandate: _Mandate,
-    serial: int,
-    issued_unix_seconds: int,
-    expires_unix_seconds: int,
-    random_bytes: RandomBytes,
-) -> Descriptor:
-    signing_seed = generate(KeyKind.ED25519, random_bytes)
-    sessions_seed = generate(KeyKind.ED25519, random_bytes)
-    hpke_seed = generate(KeyKind.HPKE, random_bytes)
-    _write_anew(home.signing_key(serial), KeyKind.ED25519, signing_seed)
-    _write_anew(home.sessions_key(serial), KeyKind.ED25519, sessions_seed)
-    _write_anew(home.hpke_key(serial), KeyKind.HPKE, hpke_seed)
-    return make_descriptor(
-        mandate.delegate,
-        mandate.delegation,
-        serial,
-        issued_unix_seconds,
-        expires_unix_seconds,
-        signing_key(signing_seed).public_key().public_bytes_raw(),
-        signing_key(sessions_seed).public_key().public_bytes_raw(),
-        hpke.public_bytes(hpke_seed),
-        mandate.successions,
-    )
+    def issued(self, mandate: _Mandate, serial: int, expires_unix_seconds: int) -> Descriptor:
+        """A descriptor with keys of its own."""
+        signing_seed = generate(KeyKind.ED25519, self.random_bytes)
+        sessions_seed = generate(KeyKind.ED25519, self.random_bytes)
+        hpke_seed = generate(KeyKind.HPKE, self.random_bytes)
+        _write_anew(self.home.signing_key(serial), KeyKind.ED25519, signing_seed)
+        _write_anew(self.home.sessions_key(serial), KeyKind.ED25519, sessions_seed)
+        _write_anew(self.home.hpke_key(serial), KeyKind.HPKE, hpke_seed)
+        return make_descriptor(
+            mandate.delegate,
+            mandate.delegation,
+            serial,
+            self.now_unix_seconds,
+            expires_unix_seconds,
+            signing_key(signing_seed).public_key().public_bytes_raw(),
+            signing_key(sessions_seed).public_key().public_bytes_raw(),
+            hpke.public_bytes(hpke_seed),
+            mandate.successions,
+        )
 
 
 def _write_anew(path: Path, kind: KeyKind, seed: bytes) -> None:

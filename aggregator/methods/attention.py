@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -41,6 +42,8 @@ from device_sdk.methods.attention.contract import (
 from device_sdk.methods.state import Entry, RestoreError, Schema
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, halved
+
+# The devices' last models, and the mixtures of them that the aggregator makes by itself.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +116,7 @@ class MixtureSettings(Declared):
     amp_sigma: Annotated[float, Within(0, 1e6, above=True)] = 0.5
 
 
+@dataclass(frozen=True)
 class AggregatorMixer:
     """Mixes for one device at a time, out of what the aggregator holds in a round.
 
@@ -120,68 +124,63 @@ class AggregatorMixer:
         models: the known devices', in the widest layout.
         layouts: of all widths, the narrowest first.
         shared: w_g, float32 [p] of the widest layout.
-        sketches: float32 [n, g, d].
+        sketches: in units of their cluster's length, float32 [n, g, d].
         own_weight: see :class:`~device_sdk.methods.attention.contract.AttentionTraining`.
     """
 
-    def __init__(
-        self,
-        models: DeviceModels,
-        layouts: Sequence[FlatLayout],
-        shared: Numbers,
-        sketches: Numbers,
-        settings: MixtureSettings,
-        own_weight: float = 0.0,
-    ) -> None:
-        self._models = models
-        self._layouts = layouts
-        self._places = [layout.places_in(layouts[-1]) for layout in layouts]
-        self._shared = shared
-        self._sketches = sketches
-        self._settings = settings
-        self._own_weight = own_weight
+    models: DeviceModels
+    layouts: Sequence[FlatLayout]
+    shared: Numbers
+    sketches: Numbers
+    settings: MixtureSettings
+    own_weight: float = 0.0
+
+    @cached_property
+    def places(self) -> list[NDArray[Any]]:
+        """Of each layout's parameters among those of the widest."""
+        return [layout.places_in(self.layouts[-1]) for layout in self.layouts]
 
     def mixture(self, row: int, cluster: NDArray[np.int64]) -> NDArray[np.float32]:
         """What the device in ``row`` is to start from, float32 [p] in its own layout.
 
         ``cluster``: the rows of its cluster, its own among them. Alone it gets the global model.
         """
-        models = self._models
-        places = self._places[models.widths[row]]
+        models = self.models
+        places = self.places[models.widths[row]]
         peers = cluster[cluster != row]
         if len(peers) == 0:
-            return np.asarray(self._shared[places], dtype=np.float32)
+            return np.asarray(self.shared[places], dtype=np.float32)
         vectors = np.stack([self._seen_by(row, int(peer)) for peer in peers])
         own = models.vectors[row][places]
-        if self._settings.rule == "fedamp":
+        if self.settings.rule == "fedamp":
             weights = self._amp_weights(row, cluster)
             mixed = weights @ vectors + (1 - weights.sum()) * own
             return np.asarray(mixed, dtype=np.float32)
         weights = sketch_weights(
-            self._sketches[row], self._sketches[peers], self._settings.sharpness, self._own_weight
+            self.sketches[row], self.sketches[peers], self.settings.sharpness, self.own_weight
         )
         heard = weights @ np.concatenate([vectors, own[None]])
-        share = 1 / (1 + math.exp(-self._settings.own_bias))
-        mixed = share * heard + (1 - share) * self._shared[places]
+        share = 1 / (1 + math.exp(-self.settings.own_bias))
+        mixed = share * heard + (1 - share) * self.shared[places]
         return np.asarray(mixed, dtype=np.float32)
 
     def _amp_weights(self, row: int, cluster: NDArray[np.int64]) -> Numbers:
         """Distances are over the block that all widths have."""
-        common = self._models.vectors[cluster][:, self._places[0]].astype(np.float64)
-        mine = self._models.vectors[row][self._places[0]]
+        common = self.models.vectors[cluster][:, self.places[0]].astype(np.float64)
+        mine = self.models.vectors[row][self.places[0]]
         squared = ((common - mine) ** 2).sum(axis=1)[cluster != row]
         # Mean over all pairs: twice the variance, without the zeros of each with itself.
         spread = 2 * ((common - common.mean(axis=0)) ** 2).sum(axis=1).mean()
         scale = spread * len(cluster) / (len(cluster) - 1)
-        return amp_weights(squared, self._settings, float(scale))
+        return amp_weights(squared, self.settings, float(scale))
 
     def _seen_by(self, row: int, peer: int) -> Numbers:
         """A peer's model in the layout of the device in ``row``, whose own fills what it lacks."""
-        models = self._models
+        models = self.models
         whole = models.vectors[row].copy()
-        places = self._places[models.widths[peer]]
+        places = self.places[models.widths[peer]]
         whole[places] = models.vectors[peer][places]
-        found: Numbers = whole[self._places[models.widths[row]]]
+        found: Numbers = whole[self.places[models.widths[row]]]
         return found
 
 
@@ -219,6 +218,9 @@ Algorithm = Literal["k-means", "mean-shift"]
 _MOST_TIMES = 2
 # With scikit-learn's usual 0.3 a fleet of six groups would become one.
 _NEAREST = 0.2
+
+
+# Groups of devices with similar models, no larger than a device can download.
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,12 +507,7 @@ def cluster_points(raw: Floats) -> NDArray[np.float64]:
 
 
 def attachments_of(
-    models: DeviceModels,
-    clusters: NDArray[np.int64],
-    layouts: Sequence[FlatLayout],
-    shared: Floats,
-    sketches: Floats,
-    settings: AttentionSettings,
+    mixer: AggregatorMixer, clusters: NDArray[np.int64], settings: AttentionSettings
 ) -> tuple[dict[str, Attachment], dict[str, tuple[str, ...]]]:
     """The attachments by name, and the cohorts that may read them, as their members' names.
 
@@ -518,19 +515,10 @@ def attachments_of(
     none where layer 2 alone takes part, which needs no neighbour.
     ``mixture.SENDER``: for that device alone, of each that leaves mixing to the aggregator.
 
-    Args:
-        models: the n known devices'.
-        clusters: theirs, int64 [n].
-        layouts: of all widths, the narrowest first.
-        shared: w_g, float32 [p] of the widest layout.
-        sketches: in units of their cluster's length, float32 [n, g, d].
+    ``clusters``: the mixer's n devices', int64 [n].
     """
-    training = settings.training
+    training, models = settings.training, mixer.models
     handed_on = halved if settings.half else np.asarray
-    places = [layout.places_in(layouts[-1]) for layout in layouts]
-    mixer = AggregatorMixer(
-        models, layouts, shared, sketches, settings.mixture, training.own_weight
-    )
     attachments: dict[str, Attachment] = {}
     cohorts: dict[str, tuple[str, ...]] = {}
     for cluster in range(int(clusters.max()) + 1 if len(models) else 0):
@@ -538,7 +526,7 @@ def attachments_of(
         cohorts[f"cluster.{cluster}"] = tuple(models.senders[row] for row in rows)
         fetchers = [r for r in rows if not (training.aggregator_mixes or models.asks[r])]
         for row in rows if fetchers and training.layers != "second" else ():
-            vector = models.vectors[row][places[models.widths[row]]]
+            vector = models.vectors[row][mixer.places[models.widths[row]]]
             attachments[VECTOR + models.senders[row]] = Attachment(
                 {"vector": handed_on(vector)}, f"cluster.{cluster}"
             )
@@ -619,9 +607,9 @@ class AttentionMethod(ModelMethod):
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
         if training.mix and round_id > training.warm_up_rounds:
-            attachments, cohorts = attachments_of(
-                models, self._clusters, self._layouts, self._model, sketched, self._settings
-            )
+            chosen, seen = self._settings, (models, self._layouts, self._model, sketched)
+            mixer = AggregatorMixer(*seen, chosen.mixture, training.own_weight)
+            attachments, cohorts = attachments_of(mixer, self._clusters, chosen)
         return Broadcast(
             round_id=round_id,
             version=self._version,

@@ -15,8 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import UpdateBounds
-from aggregator.methods.limits import bounded_rows
+from aggregator.methods.bounds import UpdateBounds, bounded_rows
 from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
 from aggregator.methods.robust import Robust, RobustRule, TrimShare
 from device_sdk.artifact import Artifact
@@ -30,6 +29,14 @@ from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
 
 Floats = NDArray[np.float64]
 _LEAST_DISTANCE = 1e-12
+
+
+# Prototypes that the server learns from those of the devices, so that classes stay apart.
+#
+# Source: Zhang et al. 2024, "FedTGP: Trainable global prototypes with adaptive-margin-enhanced
+# contrastive learning for data and model heterogeneity in federated learning" (AAAI): trainable
+# prototypes, and contrastive learning with an adaptive margin. Network, margin and defaults are
+# those of the authors' code (TsingZ0/HtFLlib, servertgp.py).
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.limits import UpdateLimits, euclidean_norm
+from aggregator.methods.bounds import euclidean_norm
 from aggregator.methods.method import Arrays, Refused
 from aggregator.methods.robust import RobustRule, touched_means
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.summing import Judged
+from aggregator.methods.summing import Judged, UpdateLimits
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.contract import (
@@ -677,3 +677,4 @@ def _gram_of(factor: Floats) -> Floats:
     found = np.zeros((factor.shape[1], factor.shape[1]), dtype=np.float32)
     for row in factor:
         found += row[:, None] * row
+    return found

@@ -13,13 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.shared import TaskShared
 from aggregator.store import TaskStore
-from aggregator.store.publications import (
-    PACKET_HEAD_BYTES,
-    AttachmentBook,
-    CohortKey,
-    PublishedContent,
-    SealedContent,
-)
+from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent, SealedContent
+from aggregator.store.publications import PACKET_HEAD_BYTES
 from aggregator.store.rounds import RoundRow
 from aggregator.task.artifacts import ArtifactContent
 from device_sdk.link.broker_url import BrokerWay
@@ -56,6 +51,9 @@ from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key,
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
+
+# What the aggregator tells everybody at all times: descriptor, tasks and presence, and where the
+# fleet moves to.
 
 
 class Announcements:
@@ -117,6 +115,9 @@ _NAME_BYTES = 34
 _BESIDE_NAMES_BYTES = 640
 _ANOTHER_TRY = ("no-connack", "version")
 """Why a connection ended that is made again at once, as one of an older MQTT."""
+
+
+# What a broker's largest packet makes of a task's messages, asked before any round.
 
 
 class Unasked(AggregatorError):
@@ -295,7 +296,7 @@ class Attachments:
 
         Raises ValueError for arrays that the codec cannot carry.
         """
-        book = self.store.attachments.load()
+        book = self.store.facts.attachments
         if book is None:
             if not broadcast.attachments:
                 return SealedOffer()
@@ -323,7 +324,7 @@ class Attachments:
             offers.append(OfferedAttachment(name, content_id, known.size, attachment.cohort))
         for gone in book.sealed.keys() - sealed.keys():
             self.store.publications.replace(ATTACHMENT_PART + gone, [])
-        self.store.attachments.save(AttachmentBook(book.secret, cohorts, sealed))
+        self.store.facts.attachments = AttachmentBook(book.secret, cohorts, sealed)
         wrapped = {
             name: wrap_cohort_key(cohort.key, members[name].values(), self.task, name, broadcast_id)
             for name, cohort in cohorts.items()

@@ -26,6 +26,9 @@ from device_sdk.wire.codec.errors import WireError
 _LOG = logging.getLogger(__name__)
 
 
+# Each version's model, kept when it is made: the newest, the best and the pinned ones.
+
+
 @dataclass(frozen=True)
 class VersionKeeper:
     """What a task does with its versions; see :class:`~aggregator.store.versions.Versions`.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import numpy as np
 
 from aggregator.store import TaskStore
-from aggregator.store.reports import Habit
+from aggregator.store.reports import Habit, Habits
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import RoundSettings
 
 _MOST_KEPT = 256
+
+
+# How long ago rounds opened, by the monotonic clock.
 
 
 class RoundTimes:
@@ -56,6 +58,15 @@ _RAREST = 1 << 20
 _UNKNOWN = Habit()
 
 
+# For how long a round waits for each device: by when the device's own updates come.
+#
+# No other device's times count, so nobody is shut out for being slow, and nobody can have others
+# shut out: a round waits for an update for as long as updates of this device take. Whoever sent
+# none in the last rounds is not waited for; what comes all the same counts, as long as the round is
+# open. An update that comes too late for a round that ended early, and would have been in time for
+# its deadline, is waited for again from then on.
+
+
 def with_update(habit: Habit, seconds: float) -> Habit:
     """An update of the device came ``seconds`` after the opening of a round that it counted in, or
     would have counted in if the round had not ended early."""
@@ -88,21 +99,13 @@ def is_waited_for(habit: Habit, round_number: int) -> bool:
     return habit.lives and round_number % habit.missed == 0
 
 
-class KeepsHabits(Protocol):
-    """See :class:`~aggregator.store.reports.Habits`."""
-
-    def all(self) -> dict[bytes, Habit]: ...
-    def put(self, found: Mapping[bytes, Habit]) -> None: ...
-    def forget(self, device_ids: Iterable[bytes]) -> None: ...
-    def when_kept(self, then: Callable[[], object]) -> None: ...
-
-
 class KnownHabits:
-    """Those of a task's devices, in memory; in the store as of the end of the last round."""
+    """Those of a task's devices, in memory; in the store, where there is one, as of the end of the
+    last round."""
 
-    def __init__(self, store: KeepsHabits) -> None:
+    def __init__(self, store: Habits | None) -> None:
         self._store = store
-        self._of = store.all()
+        self._of = {} if store is None else store.all()
         self._changed: set[bytes] = set()
 
     def of(self, device_id: bytes) -> Habit:
@@ -145,14 +148,17 @@ class KnownHabits:
         """Write down what changed since the last time, and whom a round waited for ``in_vain``;
         inside the transaction that closes it. ``is_here``: whether a device was not revoked."""
         silent = {each: without_update(self.of(each), lives=False) for each in in_vain}
-        found = {each: self.of(each) for each in self._changed} | silent
-        self._store.put({each: habit for each, habit in found.items() if is_here(each)})
-        self._store.forget(each for each in self._changed if not is_here(each))
 
         def kept() -> None:
             self._of.update(silent)
             self._changed.clear()
 
+        if self._store is None:
+            kept()
+            return
+        found = {each: self.of(each) for each in self._changed} | silent
+        self._store.put({each: habit for each, habit in found.items() if is_here(each)})
+        self._store.forget(each for each in self._changed if not is_here(each))
         self._store.when_kept(kept)
 
     def drop(self, device_id: bytes) -> None:

@@ -26,6 +26,11 @@ from device_sdk.wire.seal.keys import draw
 _LOG = logging.getLogger(__name__)
 
 
+# A task is held: its rounds stand still until somebody has looked, and nothing committed is lost.
+#
+# Where a round is open or being closed it is that round that is held; else it is the next one.
+
+
 def hold(store: TaskStore, why: str) -> None:
     """Hold the task, and say why; inside a transaction."""
     latest = store.rounds.latest()

@@ -126,10 +126,10 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         before = tasks.find(store.number).served
         if before is not None:
             facts.keep_file(replacement.method.version, before)
-        tasks.set_unwritten(store.number, task.text)
-        tasks.set_served(store.number, task.text)
-        tasks.set_request(store.number, None)
-        tasks.set_problem(store.number, None)
+        tasks.set(store.number, unwritten=task.text)
+        tasks.set(store.number, served=task.text)
+        tasks.set(store.number, request=None)
+        tasks.set(store.number, problem=None)
     return dropped
 
 

@@ -42,6 +42,9 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal.admission import Clock, TokenBucket, TokenBuckets
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 
+# Connections to several brokers, to which the same is said: a coordinator's to every cell's, and
+# those of a fleet that moves from one to another.
+
 
 @dataclass(frozen=True)
 class Deliveries:

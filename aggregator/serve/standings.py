@@ -20,6 +20,9 @@ PlacementOf: TypeAlias = Callable[[bytes], Placement]
 """Where the device of an id belongs."""
 
 
+# Tells devices where they belong: those that opened a session elsewhere.
+
+
 class Placements:
     """A placement follows the reply to an open, and comes once more behind the first thing that
     the device says in that session: nobody acknowledges it. It is told to devices that are not

@@ -25,6 +25,7 @@ from aggregator.evaluation import FLEET, Figure, as_json, figure_name
 from aggregator.simulate.fleet import Failures, Speeds
 from aggregator.simulate.task_rounds import PlayedRound
 from aggregator.store.versions import Ranking
+from aggregator.task.check import flat
 from aggregator.task.file import FLEET_TABLES, Task, TaskTable, task_of
 from aggregator.task.template import tables_of
 from device_sdk.artifact import read_manifest
@@ -41,6 +42,13 @@ Changes = Mapping[str, Any]
 
 _NO_MATTER = (*FLEET_TABLES, "models", "store")
 _MOST_NAMED = 4
+
+
+# A task's settings by their dotted names: changed for a run, recorded, and told apart.
+#
+# ``--set KEY=VALUE`` puts a value into a task file's tables before they are read, as if it stood
+# there; what a run's record holds are the settings in force, with the defaults of what the file
+# leaves out.
 
 
 def read_change(said: str) -> tuple[str, Any]:
@@ -158,16 +166,8 @@ def settings_of(task: Task) -> dict[str, Any]:
     tables = {"round": asdict(task.round), task.binding.method_name: asdict(task.binding.settings)}
     if task.evaluation is not None:
         tables["evaluation"] = asdict(task.evaluation)
-    found: dict[str, Any] = json.loads(json.dumps(named | dict(_flat(tables)), default=str))
+    found: dict[str, Any] = json.loads(json.dumps(named | dict(flat(tables)), default=str))
     return found
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
 
 
 def _artifact(folder: Path) -> str:

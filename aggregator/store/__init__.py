@@ -13,7 +13,7 @@ from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
-from aggregator.store.publications import AttachmentBooks, Contents, Publications, Retained
+from aggregator.store.publications import Contents, Publications, Retained
 from aggregator.store.reports import Habits, Late, Participations, Reports
 from aggregator.store.roles import OWNER, WORKER
 from aggregator.store.rounds import Rounds, UpdateLog
@@ -97,7 +97,6 @@ class TaskStore:
         self.versions = Versions(database, number, self.facts)
         self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
-        self.attachments = AttachmentBooks(self.facts)
 
 
 def create_database(

@@ -9,6 +9,8 @@ from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
 from device_sdk.wire.publish.report import Report
 
+# What each device did last in each task.
+
 
 class LastParticipation(NamedTuple):
     """A device's newest update that was counted, and what it told of its newest round.
@@ -39,12 +41,7 @@ class Participations(TableOfTask):
 
     def all(self) -> dict[bytes, LastParticipation]:
         """By the device's id."""
-        query = (
-            "SELECT device_id, counted_unix, width, told_unix, round, report "
-            "FROM participations WHERE task = ?"
-        )
-        rows = self._database.rows(query, (self._task,))
-        return {device_id: LastParticipation(*rest) for device_id, *rest in rows}
+        return self._by_device(LastParticipation, "participations")
 
     def note(self, seen: Mapping[bytes, LastParticipation]) -> None:
         """What devices did, by their ids, beside what is known of them: of each the newer update
@@ -58,6 +55,9 @@ class Participations(TableOfTask):
             f"{_TOLD}",
             [(device_id, *seen[device_id]) for device_id in sorted(seen)],
         )
+
+
+# When devices' updates come in a task.
 
 
 class Habit(NamedTuple):
@@ -79,11 +79,7 @@ class Habits(TableOfTask):
 
     def all(self) -> dict[bytes, Habit]:
         """By the device's id."""
-        query = "SELECT device_id, seconds, missed, lives FROM habits WHERE task = ?"
-        return {
-            device_id: Habit(seconds, missed, bool(lives))
-            for device_id, seconds, missed, lives in self._database.rows(query, (self._task,))
-        }
+        return self._by_device(Habit, "habits")
 
     def put(self, found: Mapping[bytes, Habit]) -> None:
         """In the place of what was known of these devices; inside a transaction."""
@@ -212,12 +208,8 @@ class Reports(TableOfTask):
         )
 
     def has(self, generation: int, number: int, device_id: bytes) -> bool:
-        query = (
-            "SELECT 1 FROM reports "
-            "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?"
-        )
-        values = (self._task, generation, number, device_id)
-        return self._database.row(query, values) is not None
+        of = {"generation": generation, "round": number, "device_id": device_id}
+        return self._count("reports", **of) > 0
 
     def outcomes(self) -> list[OutcomeCount]:
         """Of all rounds kept, the newest first."""
@@ -262,6 +254,4 @@ class Reports(TableOfTask):
 
     def keep_last(self, newest: int) -> None:
         """Forget all but the last rounds, of which ``newest`` is the newest."""
-        self._database.execute(
-            "DELETE FROM reports WHERE task = ? AND round <= ?", (self._task, newest - KEPT_ROUNDS)
-        )
+        self._delete("reports", "AND round <= ?", newest - KEPT_ROUNDS)

@@ -30,6 +30,8 @@ from device_sdk.wire.publish.standing import MOST_LABELS, require_labels
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
 
+# Which devices a task is for: ``[task] only = {site = "north"}``, over the devices' labels.
+
 
 @dataclass(frozen=True, slots=True)
 class Selector:

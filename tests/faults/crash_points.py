@@ -43,6 +43,10 @@ def _always(*values: Any, **named: Any) -> bool:
     return True
 
 
+def _setting(column: str) -> Callable[..., bool]:
+    return lambda tasks, number, **to: to.keys() == {column}
+
+
 def _something(table: object, version: int, said: Collection[object]) -> bool:
     return bool(said)
 
@@ -109,15 +113,15 @@ ONCE_A_START = (
 TASK_POINTS: dict[str, _Point] = {
     "before a task's file is written": (request, "_write", "before", _always),
     "after a task's file was written": (request, "_write", "after", _always),
-    "in the transaction of a file that was written": (Tasks, "set_unwritten", "after", _always),
+    "in the transaction of a file that was written": (Tasks, "set", "after", _setting("unwritten")),
     "in the adding's transaction": (Tasks, "add", "after", _always),
     "before a task is served": (TaskBoard, "_add", "before", _always),
     "after a task is served": (TaskBoard, "_add", "after", _always),
-    "in a wish's transaction": (Tasks, "set_request", "after", _always),
+    "in a wish's transaction": (Tasks, "set", "after", _setting("request")),
     "before a replacement": (replacement, "commit", "before", _always),
     "after a replacement": (replacement, "commit", "after", _always),
     "in the replacement's transaction": (Checkpoints, "put", "after", _always),
-    "in a state's transaction": (Tasks, "set_state", "after", _always),
+    "in a state's transaction": (Tasks, "set", "after", _setting("state")),
     "in the retirement's transaction": (Tasks, "erase", "after", _always),
     "before a retirement": (TaskBoard, "_retire", "before", _always),
     "after a retirement": (TaskBoard, "_retire", "after", _always),

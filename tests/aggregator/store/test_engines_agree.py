@@ -17,8 +17,8 @@ from aggregator.store import STORE_FAILURES, Store, create_database
 from aggregator.store.cluster import ShareRow
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
-from aggregator.store.publications import SealedContent as Sealed
+from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent
+from aggregator.store.facts import SealedContent as Sealed
 from aggregator.store.reports import Habit, LastParticipation, StoredReport
 from aggregator.store.rounds import LoggedUpdate, RoundRow, StoredVerdict
 from aggregator.store.schema import TABLES
@@ -147,8 +147,8 @@ def facts_action(of: Chance) -> Action:
         store.facts.rotation_due, store.facts.served_seconds = bool(number), real
         facts.label, facts.catalogue, facts.key_epoch = text, blob, number
         book = AttachmentBook(blob, {text: CohortKey(blob, text)}, {"00": Sealed(3, text)})
-        store.task(task).attachments.save(book)
-        return store.task(task).attachments.load() == book
+        store.task(task).facts.attachments = book
+        return store.task(task).facts.attachments == book
 
     def read(store: Store) -> Any:
         facts = store.task(task).facts
@@ -163,9 +163,9 @@ def tasks_action(of: Chance) -> Action:
     actions: tuple[Action, ...] = (
         lambda store: store.tasks.add(name, text, text),
         lambda store: (store.tasks.all(), store.tasks.named(name)),
-        lambda store: store.tasks.set_state(number, "retired"),
-        lambda store: store.tasks.set_served(number, of_none(text)),
-        lambda store: (store.tasks.set_unwritten(number, text), store.tasks.find(number)),
+        lambda store: store.tasks.set(number, state="retired"),
+        lambda store: store.tasks.set(number, served=of_none(text)),
+        lambda store: (store.tasks.set(number, unwritten=text), store.tasks.find(number)),
         lambda store: store.tasks.erase(number),
     )
     return of.one(*actions)  # type: ignore[no-any-return]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,13 +28,15 @@ def as_optimizer(given: object, model: nn.Module) -> Optimizer:
     if isinstance(given, Around):
         around: Any = replace(given, optimizer=as_optimizer(given.optimizer, model))
         return around  # type: ignore[no-any-return]
+    if isinstance(given, type | FunctionType | partial):
+        kind: Any = given.args[0] if isinstance(given, partial) and given.args else given
+        name = getattr(kind, "__name__", type(kind).__name__)
+        torchs = isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+        of = "model.parameters(), " if torchs else ""
+        raise ExportError(f"optimizer is {name} itself, not made", instead=f"{name}({of}lr=...)")
     if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
-        if not isinstance(given, type):
-            return given  # type: ignore[return-value]
-        raise ExportError(
-            f"optimizer is the class {given.__name__}", instead=f"{given.__name__}(lr=...)"
-        )
-    kind = given if isinstance(given, type) else type(given)
+        return given  # type: ignore[return-value]
+    kind = type(given)
     raise ExportError(
         f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph",
         instead="export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +37,8 @@ from export.rewrites.patch import patched
 
 # Between ways of torch's that compute the same.
 _SWITCHES = ("capturable", "differentiable", "foreach", "fused")
+# In place of a learning rate: the one that the class has by default.
+_ITS_OWN: Any = object()
 
 
 class Traced:
@@ -48,8 +51,8 @@ class Traced:
     knows.
     """
 
-    def __init__(self, kind: Any, lr: float | None = None, **settings: Any) -> None:
-        given = settings if lr is None else {"lr": lr, **settings}
+    def __init__(self, kind: Any, lr: float = _ITS_OWN, **settings: Any) -> None:
+        given = settings if lr is _ITS_OWN else {"lr": lr, **settings}
         require_rate(given.get("lr", 0.0), given.get("weight_decay", 0.0))
         try:
             made = kind([nn.Parameter(torch.zeros(2, 2))], **given)
@@ -326,7 +329,7 @@ class Traced:
         states: dict[Shape, tuple[tuple[int, ...], _Noting]] = {}
         for slot in slots:
             # A free size is taken to be one that no other is.
-            shape = tuple(size if isinstance(size, int) else 7919 for size in slot.shape)
+            shape = tuple(size if isinstance(size, int) else 7919 for size in slot.shape) or (1,)
             if slot.shape not in states:
                 states[slot.shape] = shape, _Noting()
                 with FakeTensorMode():
@@ -339,7 +342,7 @@ class Traced:
             shape, noting = states[slot.shape]
             found.append(plan.kept(noting, shape, common))
             require(
-                shape == slot.shape or all(own is None for own, _ in found[-1].values()),
+                slot.shape in (shape, ()) or all(own is None for own, _ in found[-1].values()),
                 f"{self._named} trains parameters of fixed sizes, not {slot.name!r} of shape "
                 f"{list(slot.shape)}: give it a group with another optimizer",
             )
@@ -513,6 +516,26 @@ class _Bound(Delegated):
         step: Tensor,
         hyper: Mapping[str, Tensor],
     ) -> OptimizerUpdate:
+        # Numbers without axes are what steps count by; a parameter of this kind is given one.
+        shapes = [parameter.shape for parameter in parameters]
+        parameters, gradients = _with_axes(parameters), _with_axes(gradients)
+        alike = [spec.name for spec in self.state() if spec.per_parameter]
+        given = {**state, **{name: _with_axes(state[name]) for name in alike}}
+        moved, new = self._updated(parameters, gradients, given, step, hyper)
+
+        def shaped(tensors: Tensors) -> list[Tensor]:
+            return [t.reshape(s) if s == () else t for t, s in zip(tensors, shapes, strict=True)]
+
+        return OptimizerUpdate(shaped(moved), {**new, **{n: shaped(new[n]) for n in alike}})
+
+    def _updated(
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        state: Mapping[str, list[Tensor]],
+        step: Tensor,
+        hyper: Mapping[str, Tensor],
+    ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
         plan, count, lr = self.plan, step.to(torch.float64), hyper["lr"].to(torch.float64)
         held, begins = self._held(state), step == 0
         for key, value in self._first(parameters, gradients, lr):
@@ -529,7 +552,7 @@ class _Bound(Delegated):
                 {key: torch.where(begins, first[key], value) for key, value in each.items()}
                 for first, each in zip(kept, new, strict=True)
             ]
-        return OptimizerUpdate(moved, self._named(new))
+        return moved, self._named(new)
 
     def _first(
         self, parameters: Tensors, gradients: Tensors, lr: Tensor
@@ -659,12 +682,16 @@ def _slot(name: str, shape: tuple[int, ...]) -> LayoutSlot:
     return LayoutSlot(name, "parameter", torch.float32, shape, (member,), packed=False)
 
 
+def _with_axes(tensors: Tensors) -> list[Tensor]:
+    return [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+
+
 def _copies(held: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in held.items()}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.generic):
         return value.item()
     return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else value
 

@@ -126,6 +126,7 @@ class Branching(Stepping):
         (Counting, "goes by something else than parameters, gradients, tensors that it keeps"),
         (Branching, r"asks a tensor for what only a device knows \(bool\)"),
         (torch.optim.LBFGS, "LBFGS"),
+        (torch.optim.SparseAdam, r"SparseAdam does not train 'weight' .*dense gradients"),
     ],
 )
 def test_is_refused(kind: Any, message: str, tmp_path: Path) -> None:

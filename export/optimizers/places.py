@@ -10,7 +10,8 @@ less at each step, and its square root or quotient none more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ Parts = tuple[Tensor, Number]
 """A tensor, and the number that it is to be multiplied by."""
 Operand = tuple[Tensor | None, Number]
 """The same, or a number alone."""
+_OfSign = tuple[Any, Any, Any]
+"""What is where a tensor is above 0, below, and 0."""
 
 MAXIMUM = -1
 """Among what is ``plain``: the numbers of tensors of which the larger one is taken."""
@@ -49,6 +52,9 @@ class Places(TorchFunctionMode):
         self._noted: dict[int, tuple[Tensor, Tensor, Parts]] = {}
         self._plain = plain
         self._differences: set[int] = set()
+        self._quotients: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._sums: dict[int, tuple[Tensor, Parts, Parts, Tensor]] = {}
+        self._signed: dict[int, tuple[Tensor, Tensor, _OfSign]] = {}
         self.numbers: list[Tensor] = []
         self.chooses = False
         """Whether a step does something else at some counts of steps than at others."""
@@ -87,7 +93,7 @@ class Places(TorchFunctionMode):
         target = kwargs.pop("out", None)
         if name == "__setitem__":
             target, mask, new = args
-            func, args = torch.where, (mask, new, target)
+            name, func, args = "where", torch.where, (mask, new, target)
         elif name in _IN_PLACE or (name[-1] == "_" != name[-2]):
             target, name = args[0], _IN_PLACE.get(name, name[:-1])
             func = _WRITES.get(name) or getattr(Tensor, name)
@@ -100,9 +106,15 @@ class Places(TorchFunctionMode):
         """Parts where the result is a tensor."""
         self.chooses |= name in _CHOOSE and not all(map(_has_axes, args[:1]))
         rule = _RULES.get(name)
-        if rule is not None and any(map(_has_axes, args)):
+        if any(map(_has_axes, args)):
             try:
-                return rule(self, *args, **kwargs)
+                if name in _OF_SIGNS:
+                    return self._by_sign(_OF_SIGNS[name], args)
+            except _NoRule:
+                pass
+            try:
+                if rule is not None:
+                    return rule(self, *args, **kwargs)
             except _NoRule:
                 pass
         func = _NO_NUMBER.get(name, func)
@@ -169,26 +181,51 @@ class Places(TorchFunctionMode):
             below, divisor = _product(below, divisor), 1.0
         if base is None:
             return torch.reciprocal(below), factor / divisor
-        return base / below, factor / divisor
+        return self._quotient(base, below), factor / divisor
+
+    def _quotient(self, base: Tensor, below: Tensor) -> Tensor:
+        found = base / below
+        self._quotients[id(found)] = found, base, below
+        return found
 
     def add(self, a: Any, b: Any, alpha: Any = 1) -> Parts:
-        """Of two tensors that both are to be multiplied, one is, by the quotient."""
-        (left, f), (right, g) = self._operand(a), self._operand(b)
+        """Sums of quotients with one divisor are divided once: a + n / d + m / d."""
+        left, (right, g) = self._operand(a), self._operand(b)
         g = g * self._operand(alpha)[1]
+        _, above, below = self._quotients.get(id(right), (None, None, None))
+        if left[0] is None or above is None or below is None:
+            return self._sum(left, (right, g))
+        _, first, numerator, divisor = self._sums.get(id(left[0]), (None, left, None, None))
+        if numerator is None or divisor is not below or not _is_one(left[1]):
+            first, numerator = (left[0], left[1]), (above, g)
+            found = self._sum(left, (right, g))
+        else:
+            above, g = numerator = self._sum(numerator, (above, g))
+            found = self._sum(first, (self._quotient(above, below), g))
+        if _is_one(found[1]):
+            self._sums[id(found[0])] = found[0], first, numerator, below
+        return found
+
+    def _sum(self, a: Operand, b: Operand) -> Parts:
+        """Of two tensors that both are to be multiplied, one is, by the quotient."""
+        (left, f), (right, g) = a, b
         if left is None or right is None:
             base, factor, number = (left, f, g) if right is None else (right, g, f)
             assert base is not None
             if not self._may_stand_apart(factor):
                 base, factor = _product(base, factor), 1.0
             return base + number / factor, factor
+        if _is_one(f) and _is_minus_one(g):
+            return left - right, 1.0
         if _is_one(f) or _is_one(g) or (isinstance(f, Tensor) and isinstance(g, Tensor)):
             return _product(left, f) + _product(right, g), 1.0
         if isinstance(g, Tensor) or g == 0 or (_is_positive(f) and not _is_positive(g)):
             (left, f), (right, g) = (right, g), (left, f)
         if g == 0:
             raise _NoRule
-        found = _product(left, f / g) + right
-        if not isinstance(f, Tensor) and f / g < 0:
+        share = f / g
+        found = right - left if _is_minus_one(share) else _product(left, share) + right
+        if not isinstance(share, Tensor) and share < 0:
             self._differences.add(id(found))
         return found, g
 
@@ -211,7 +248,29 @@ class Places(TorchFunctionMode):
         base, factor = self._operand(a)
         if base is None or not _is_positive(factor):
             raise _NoRule
-        return torch.sign(base), 1.0
+        found = torch.sign(base)
+        self._signed[id(found)] = found, base, (1.0, -1.0, 0.0)
+        return found, 1.0
+
+    def _by_sign(self, function: Callable[..., Any], args: Sequence[Any]) -> Parts:
+        """A function of numbers and of what depends on the sign of one tensor: so does it."""
+        known = [self._signed.get(id(self.value(a))) if _has_axes(a) else a for a in args]
+        bases = [each[1] for each in known if isinstance(each, tuple)]
+        numbers = all(isinstance(each, tuple | float | int) for each in known)
+        if not numbers or any(base is not bases[0] for base in bases):
+            raise _NoRule
+        of = [each[2] if isinstance(each, tuple) else [each] * 3 for each in known]
+        above, below, zero = values = tuple(map(function, *of))
+        sign = bases[0]
+        if not isinstance(above, bool):
+            rest = torch.where(sign < 0, below, zero)
+            found = torch.where(sign > 0, above, rest).to(sign.dtype)
+        elif sum(values) == 1:
+            found = sign > 0 if above else sign < 0 if below else sign == 0
+        else:
+            raise _NoRule
+        self._signed[id(found)] = found, sign, values
+        return found, 1.0
 
     def neg(self, a: Any) -> Parts:
         return self.mul(a, -1)
@@ -263,6 +322,10 @@ _NUMBERS = frozenset(
     ("__bool__", "__float__", "__int__", "__index__", "tolist", "numpy", "is_nonzero", "equal")
 )
 _CHOOSE = frozenset(("where", "gt", "ge", "lt", "le", "maximum", "minimum"))
+_OF_SIGNS: Mapping[str, Callable[..., Any]] = {
+    "gt": operator.gt, "lt": operator.lt, "eq": operator.eq,
+    "where": lambda condition, a, b: a if condition else b,
+}  # fmt: skip
 _SAME = frozenset(("detach", "detach_", "contiguous", "requires_grad_"))
 _IN_PLACE = {
     "__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div",
@@ -305,6 +368,10 @@ def _product(base: Tensor, factor: Number) -> Tensor:
 
 def _is_one(factor: Number) -> bool:
     return not isinstance(factor, Tensor) and factor == 1
+
+
+def _is_minus_one(factor: Number) -> bool:
+    return not isinstance(factor, Tensor) and factor == -1
 
 
 def _is_positive(factor: Number) -> bool:

@@ -17,7 +17,7 @@ from export.optimizers.protocol import bound, turns
 from tests.export.conftest import WithoutBfloat16
 
 SHAPES = [(4, 3), (5,), (2, 6), (3, 2, 2)]
-STEPS = 12
+STEPS = 40
 
 
 def run_ours(
@@ -84,6 +84,8 @@ def problem(
 
 
 def assert_equal(ours: Any, theirs: Any, shapes: list[Any] = SHAPES, seed: int = 0) -> None:
+    # To find out how it steps takes longer than the steps do, and is of no dtype.
+    ours = bound(ours, [slot(i, torch.zeros(shape)) for i, shape in enumerate(shapes)])
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-5)):
         start, gradients = problem(dtype, seed, shapes)
         # torch keeps some numbers (a product of momenta) in its default dtype.
@@ -213,7 +215,7 @@ NAMESAKES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", NAMESAKES)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_equal_to_torchs_namesake(name: str, data: st.DataObject) -> None:
     ours, theirs, drawn = NAMESAKES[name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,10 @@ class Clipping(torch.optim.SGD):
 
 @pytest.mark.parametrize("kind", [Belief, Lookahead, Scaled, Clipping])
 def test_is_recorded(kind: Any, tmp_path: Path) -> None:
+    trains_as_it_does(kind, tmp_path)
+
+
+def trains_as_it_does(kind: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     batch = {"x": torch.randn(8, 4), "y": torch.randn(8, 2)}
@@ -106,6 +112,29 @@ def test_is_recorded(kind: Any, tmp_path: Path) -> None:
         trainer.step({key: each.numpy() for key, each in batch.items()}, hyper={"lr": rate})
     for name, value in model.named_parameters():
         np.testing.assert_allclose(trainer.parameters[name], value.detach(), rtol=1e-4, atol=1e-5)
+
+
+def _with_half_of(own: Any) -> Any:
+    @functools.wraps(own)
+    def replaced(of: Any, *given: Any, **settings: Any) -> Any:
+        if isinstance(of, torch.optim.Optimizer):
+            for p in of.param_groups[0]["params"]:
+                p.grad = p.grad / 2
+            return own(of, *given, **settings)
+        gradients, *others = given
+        return own(of, [g / 2 for g in gradients], *others, **settings)
+
+    return replaced
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(torch.optim.SGD, "step"), (sys.modules[torch.optim.SGD.__module__], "sgd")]
+)
+def test_what_was_replaced_in_torch_is_recorded_as_it_is(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, _with_half_of(getattr(owner, name)))
+    trains_as_it_does(torch.optim.SGD, tmp_path)
 
 
 class Counting(Stepping):

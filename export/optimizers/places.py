@@ -52,7 +52,7 @@ class Places(TorchFunctionMode):
         self._noted: dict[int, tuple[Tensor, Tensor, Parts]] = {}
         self._plain = plain
         self._differences: set[int] = set()
-        self._quotients: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._quotients: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Parts, Parts, Tensor]] = {}
         self._signed: dict[int, tuple[Tensor, Tensor, _OfSign]] = {}
         self.numbers: list[Tensor] = []
@@ -167,7 +167,12 @@ class Places(TorchFunctionMode):
         return len(self.numbers) - 1 not in self._plain
 
     def mul(self, a: Any, b: Any) -> Parts:
-        return _times(self._operand(a), self._operand(b))
+        (left, f), (right, g) = self._operand(a), self._operand(b)
+        for base, other in ((left, right), (right, left)):
+            below = self._inverted(base)
+            if below is not None and other is not None:
+                return self._quotient(other, below), f * g
+        return _times((left, f), (right, g))
 
     def div(self, a: Any, b: Any, rounding_mode: str | None = None) -> Parts:
         (base, factor), (below, divisor) = self._operand(a), self._operand(b)
@@ -179,14 +184,17 @@ class Places(TorchFunctionMode):
             return _times((base, factor), (None, 1 / divisor))
         if not self._may_stand_apart(divisor):
             below, divisor = _product(below, divisor), 1.0
-        if base is None:
-            return torch.reciprocal(below), factor / divisor
         return self._quotient(base, below), factor / divisor
 
-    def _quotient(self, base: Tensor, below: Tensor) -> Tensor:
-        found = base / below
+    def _quotient(self, base: Tensor | None, below: Tensor) -> Tensor:
+        found = torch.reciprocal(below) if base is None else base / below
         self._quotients[id(found)] = found, base, below
         return found
+
+    def _inverted(self, base: Tensor | None) -> Tensor | None:
+        """What this is one through."""
+        _, above, below = self._quotients.get(id(base), (None, None, None))
+        return below if above is None else None
 
     def add(self, a: Any, b: Any, alpha: Any = 1) -> Parts:
         """Sums of quotients with one divisor are divided once: a + n / d + m / d."""
@@ -304,7 +312,10 @@ class Places(TorchFunctionMode):
             raise _NoRule
         chosen, dtype = self.value(condition), torch.float64
         number, factor = (torch.as_tensor(each, dtype=dtype) for each in (number, factor))
-        return torch.where(chosen, base, 1.0), torch.where(chosen, factor, number)
+        below, factor = self._inverted(base), torch.where(chosen, factor, number)
+        if below is not None:
+            return self._quotient(None, torch.where(chosen, below, 1.0)), factor
+        return torch.where(chosen, base, 1.0), factor
 
     def maximum(self, a: Any, b: Any) -> Parts:
         (left, f), (right, g) = self._operand(a), self._operand(b)

@@ -11,7 +11,7 @@ from export.axes import Axes, Shape
 from export.errors import ExportError
 
 PACK_LIMIT = 65_536
-"""Parameters of at most this many elements share one vector (see docs/architecture.md)."""
+"""Parameters of at most this many elements share one vector (see docs/architecture/export.md)."""
 
 # Names of state tensors that hold several values; a parameter of such a name needs another.
 _RESERVED = ("packed", "buffers", "kept", "frozen", "step")

@@ -273,7 +273,7 @@ def train_step(
     rewrites: Rewrites,
     trained: set[str] | None = None,
 ) -> dict[str, Tensor]:
-    """One step: named inputs (see docs/architecture.md) to named outputs.
+    """One step: named inputs (see docs/architecture/artifact.md) to named outputs.
 
     Also returns, for verification, each parameter slot's gradient as ``gradient.<slot>``, and as
     ``written.<slot>`` what the optimizer starts from where the loss writes into parameters, as

@@ -352,7 +352,7 @@ def _ask(home: AggregatorHome, store: Store, row: TaskRow, request: ReplaceReque
         home,
         store,
         row.number,
-        lambda row: row.request is None and row.served == request.text,
+        lambda row: row.is_replaced_by(request.text),
         f"task {row.name} is replaced",
     )
 

@@ -64,6 +64,10 @@ class TaskRow:
     request: str | None = None
     problem: str | None = None
 
+    def is_replaced_by(self, text: str) -> bool:
+        """And its file written: before that, what somebody writes into it would be lost."""
+        return self.request is None and self.served == text and self.unwritten is None
+
 
 class Tasks(Table):
     """Which there are."""

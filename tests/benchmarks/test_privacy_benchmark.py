@@ -50,7 +50,7 @@ def attacked(split: LeaveOneOut, run: Run) -> Outcome:
 
 
 def test_the_first_update_of_a_device_gives_its_likes_away(split: LeaveOneOut) -> None:
-    """What docs/threat-model.md says of BPR with pseudo-items, and no better."""
+    """What docs/threat-model/aggregator.md says of BPR with pseudo-items, and no better."""
     found = attacked(split, small(PoolSettings(pseudo_per_positive=0.5), epochs=6))
     assert found.first_by_size.precision > 0.97 and found.first_by_size.recall > 0.97
     assert found.every.precision > 0.97 and found.every.recall > 0.97
@@ -60,7 +60,7 @@ def test_the_first_update_of_a_device_gives_its_likes_away(split: LeaveOneOut) -
 
 @pytest.mark.parametrize("users", [1, 4])
 def test_every_row_that_least_squares_names_is_liked(split: LeaveOneOut, users: int) -> None:
-    """What docs/threat-model.md says of the default: there is nothing to tell apart."""
+    """What docs/threat-model/aggregator.md says of the default: there is nothing to tell apart."""
     found = attacked(split, small(PoolSettings(), epochs=3, users=users, loss="least-squares"))
     assert found.first.precision == found.every.precision == 1
     assert found.first.recall == found.every.recall == 1

@@ -159,7 +159,8 @@ class _Journey:
         self._slow_may_go_on.set()
         self._agents: list[Agent] = []
         self.fleet = FleetHome(self._home, (), (), ITEMS)
-        arguments = (str(self._home.folder), str(folder / "counters"), str(folder / "serve.log"))
+        self._log = folder / "serve.log"
+        arguments = (str(self._home.folder), str(folder / "counters"), str(self._log))
         self._aggregator = Victim(serve, (*arguments, settings.brisk))
 
     def make(self) -> float:
@@ -288,7 +289,11 @@ class _Journey:
         while not true():
             if time.monotonic() > until:
                 waited = f"waited {self._settings.patience_seconds} s in vain for {what}"
-                raise Mismatch(f"{waited}; the newest round is {self._latest_round()}")
+                told = self._log.read_text(encoding="utf-8", errors="replace")
+                raise Mismatch(
+                    f"{waited}; the newest round is {self._latest_round()}; serve says:\n"
+                    f"{told[-6000:]}"
+                )
             if self._aggregator.ended() not in (None, -signal.SIGKILL):
                 raise Mismatch(f"the aggregator ended with {self._aggregator.ended()}")
             time.sleep(every_seconds)

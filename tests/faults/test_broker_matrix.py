@@ -18,7 +18,9 @@ from tests.faults.journey import JourneySettings, missing, travel
 def test_from_init_to_the_last_device_that_leaves(broker: str, millis: int, tmp_path: Path) -> None:
     if why := missing(broker):
         pytest.skip(why)
-    result = travel(JourneySettings(broker, millis / 1000, brisk=True), tmp_path)
+    # A cluster that is short of processor time would drown in tries that come ten times a second.
+    brisk = broker != "nats"
+    result = travel(JourneySettings(broker, millis / 1000, brisk=brisk), tmp_path)
     judged = result.judgement
     assert judged.lost == judged.twice == result.waiting == 0
     assert set(judged.receipted) <= {"counted", "late", "refused"}

@@ -11,9 +11,11 @@ import pytest
 from aggregator.home import AggregatorHome, is_served, serve_lock
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
+from aggregator.task.request import ReplaceRequest, write_task_files
 from device_sdk.system.lock import FileLock
 from tests.fakes.homes import command, make_home, serving
 from tests.fakes.tasks import add_task, task_text
+from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 NAME = b"\x01" * 16
 
@@ -103,6 +105,32 @@ def test_of_two_commands_that_add_one_name_one_does(
     assert "there is a task 'boats' already" in capsys.readouterr().err
     store = home.open_store()
     assert [row.unwritten for row in store.tasks.all() if row.name == "boats"] == [other]
+    store.database.close()
+
+
+def test_a_task_is_replaced_when_its_file_is_written(home: AggregatorHome, tmp_path: Path) -> None:
+    """Whoever edits the file after the command loses nothing: before, what was told last of serve's
+    two steps was the first one."""
+    other, store = tmp_path / "other.toml", home.open_store()
+    other.write_text(task_text(home, "air", width=4))
+    result = list[int]()
+    arguments = ("task", "replace", "air", "--from", str(other), "--now")
+    with serve_lock(home):
+        thread = threading.Thread(target=lambda: result.append(command(home, *arguments)))
+        thread.start()
+        wait_until(lambda: store.tasks.find(2).request is not None)
+        row = store.tasks.find(2)
+        assert row.request is not None
+        text = ReplaceRequest.read(row.request).text
+        with store.database.transaction():
+            store.tasks.set_unwritten(2, text)
+            store.tasks.set_served(2, text)
+            store.tasks.set_request(2, None)
+        thread.join(0.5)
+        assert thread.is_alive(), "the file is not written yet"
+        write_task_files(home.folder, store)
+        thread.join(PATIENCE_SECONDS)
+    assert result == [0]
     store.database.close()
 
 

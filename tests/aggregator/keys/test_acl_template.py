@@ -125,7 +125,9 @@ def test_whoever_comes_without_a_user_may_enrol_and_no_more(
 
 
 def test_each_mosquitto_conf_of_the_docs_has_the_recommended_settings() -> None:
-    text = (TEMPLATE.parents[1] / "docs" / "aggregator.md").read_text().splitlines()
+    docs = TEMPLATE.parents[1] / "docs"
+    pages = [docs / "aggregator.md", docs / "operating" / "broker.md"]
+    text = [line for page in pages for line in page.read_text().splitlines()]
     # A further listener, for WebSocket, stands in a file that has them already.
     further = text.count("protocol websockets")
     listeners = sum(line.startswith("listener ") for line in text) - further

@@ -53,7 +53,7 @@ class Places(TorchFunctionMode):
         self._plain = plain
         self._differences: set[int] = set()
         self._quotients: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
-        self._sums: dict[int, tuple[Tensor, Parts, Parts, Tensor]] = {}
+        self._sums: dict[int, tuple[Tensor, Operand, Parts, Tensor]] = {}
         self._signed: dict[int, tuple[Tensor, Tensor, _OfSign]] = {}
         self.numbers: list[Tensor] = []
         self.chooses = False

@@ -67,6 +67,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*ordered, *others]
 
 
+def _seed_torch() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
+
+
+def pytest_collectstart() -> None:
+    """What a module draws of torch while it is imported does not go by the modules before it."""
+    _seed_torch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Nor does what a test draws, weights above all, go by the tests before it on its worker."""
+    _seed_torch()
+
+
 def pytest_collection_finish() -> None:
     """What the modules made stays to the end: no collection need walk over it again, and those that
     exports set off with all that they allocate come seldom."""

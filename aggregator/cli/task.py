@@ -666,7 +666,7 @@ def _tell(
             if row.problem is not None:
                 print(printable(f"task {row.name}: {row.problem}"))
             return
-        if row.problem is not None:
+        if row.problem is not None and row.unwritten is None:  # else it is on its way
             raise AggregatorError(f"task {row.name}: {row.problem}")
         if time.monotonic() > until:
             break

@@ -15,13 +15,14 @@ from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Databas
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, require_version
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
 from device_sdk.system.lock import FileLock
-from device_sdk.system.process import ForkedError, OwnedConnection
+from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
 
 _APPLICATION_ID = 0x54455341  # "TESA"; development versions, before 0.1.0, had another
 _BUSY_SECONDS = 10.0
 _WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
 _NESTED = ("SAVEPOINT nested", "RELEASE nested", ("ROLLBACK TO nested", "RELEASE nested"))
 _LOCK_POLL_SECONDS = 0.002
+_ROWS_AT_ONCE = 64
 # 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
 # once for many groups.
 _CHECKPOINT_PAGES = 16_000
@@ -38,7 +39,8 @@ class SQLiteDatabase(Database):
     SQLite's own would do but for an error in its versions 3.7.0 to 3.51.2: a commit of one
     connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
     WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
-    Reading takes no lock.
+    Reading takes no lock but the connection's own, of threads: Python asks a connection what its
+    last call came to, and would be told of another thread's.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -58,6 +60,7 @@ class SQLiteDatabase(Database):
             self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
         except OSError as error:
             raise AggregatorError(f"{path} cannot be used: {error}") from None
+        self._turn = OwnedLock(Owner(self.where))
         try:
             self._owned = OwnedConnection(
                 path, isolation_level=None, check_same_thread=False, cached_statements=256
@@ -112,43 +115,46 @@ class SQLiteDatabase(Database):
     @contextmanager
     def _transaction(self, shared: bool) -> Iterator[None]:
         # There is one writer at a time, shared or not.
-        run = self._connection.execute
-        nested = self._connection.in_transaction
-        if not nested:
-            self._shared = shared
-        elif self._shared and not shared:
-            raise RuntimeError(ALONE_WITHIN_SHARED)
-        begin, commit, rollback = _NESTED if nested else _WHOLE
-        with nullcontext() if nested else self._alone():
-            with nullcontext() if nested else _lock_is_waited_for():
-                run(begin)
-            try:
-                if not nested:
-                    self.guard()
-                yield
-                run(commit)
-            except BaseException:
-                # A full disk may have rolled back already, or have left the transaction open:
-                # rolling back what is not there would hide the error that says what is wrong.
-                if self._connection.in_transaction:
-                    for each in rollback:
-                        run(each)
-                raise
+        with self._turn:
+            run = self._connection.execute
+            nested = self._connection.in_transaction
+            if not nested:
+                self._shared = shared
+            elif self._shared and not shared:
+                raise RuntimeError(ALONE_WITHIN_SHARED)
+            begin, commit, rollback = _NESTED if nested else _WHOLE
+            with nullcontext() if nested else self._alone():
+                with nullcontext() if nested else _lock_is_waited_for():
+                    run(begin)
+                try:
+                    if not nested:
+                        self.guard()
+                    yield
+                    run(commit)
+                except BaseException:
+                    # A full disk may have rolled back already, or have left the transaction open:
+                    # rolling back what is not there would hide the error that says what is wrong.
+                    if self._connection.in_transaction:
+                        for each in rollback:
+                            run(each)
+                    raise
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """See :class:`Database`."""
-        if self._connection.in_transaction:
-            return self._connection.execute(sql, values).rowcount
-        with self.transaction():
-            return self._connection.execute(sql, values).rowcount
+        with self._turn:
+            if self._connection.in_transaction:
+                return self._connection.execute(sql, values).rowcount
+            with self.transaction():
+                return self._connection.execute(sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """See :class:`Database`."""
-        if self._connection.in_transaction:
-            self._connection.executemany(sql, rows)
-            return
-        with self.transaction():
-            self._connection.executemany(sql, rows)
+        with self._turn:
+            if self._connection.in_transaction:
+                self._connection.executemany(sql, rows)
+                return
+            with self.transaction():
+                self._connection.executemany(sql, rows)
 
     def erase_deleted(self) -> bool:
         """Leave nothing in the file or its log of what was deleted; whether that was possible.
@@ -157,7 +163,7 @@ class SQLiteDatabase(Database):
         the versions before, and the file too until the log was moved into it. Not possible while
         another process reads, or on a full disk: to be tried again.
         """
-        with self._alone():
+        with self._turn, self._alone():
             # No waiting for readers: the server has other things to do.
             self._connection.execute("PRAGMA busy_timeout = 0")
             try:
@@ -169,12 +175,20 @@ class SQLiteDatabase(Database):
         return bool(row[0] == 0)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """See :class:`Database`: one at a time."""
-        yield from self._connection.execute(sql, values)
+        """See :class:`Database`: a few at a time."""
+        with self._turn:
+            cursor = self._connection.execute(sql, values)
+        while True:
+            with self._turn:
+                some = cursor.fetchmany(_ROWS_AT_ONCE)
+            if not some:
+                return
+            yield from some
 
     def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """See :class:`Database`."""
-        found: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
+        with self._turn:
+            found: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
         return found
 
     def hold(
@@ -202,7 +216,9 @@ class SQLiteDatabase(Database):
         """See :class:`Database`."""
         # The last one to close moves the log into the file and removes it. SQLite does that only
         # where no other connection is left.
-        self._owned.close()
+        if self._owned.owner.is_here:
+            with self._turn:
+                self._owned.close()
         self._write_lock.close()
 
     @contextmanager
@@ -220,7 +236,9 @@ class SQLiteDatabase(Database):
             self._write_lock.release()
 
     def _data_version(self) -> int:
-        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        row = self.row("PRAGMA data_version")
+        assert row is not None
+        return int(row[0])
 
 
 @contextmanager

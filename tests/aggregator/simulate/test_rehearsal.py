@@ -324,7 +324,6 @@ def of_frozen(model: nn.Module, batch: dict[str, Any]) -> Any:
     return loss + 0 * dict(model.named_parameters())["unused"].sum(), outputs
 
 
-NORMED = (nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
 FAILING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "a rate of 0": (plain, {"optimizer": export.Sgd(lr=0.0)}, "no parameter moves in 40 steps: is"),
     "all frozen": (all_frozen, {"loss": of_frozen}, "no parameter moves in 40 steps: is"),
@@ -340,7 +339,7 @@ FAILING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     ),
     "labels missing": (plain, {}, "fails (not-finite): a device with a label of -1 in 'y'; with"),
     "batch norm of single rows": (
-        lambda: nn.Sequential(*NORMED),
+        with_norm,
         {"example_batch": {"x": X[:2], "y": Y[:2]}},
         "declines (too-few-samples): a device with 1 sample: ",
     ),

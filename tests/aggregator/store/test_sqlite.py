@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+import sys
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -98,3 +100,34 @@ def test_flushes_reach_the_medium_on_systems_that_need_to_be_asked(tmp_path: Pat
         assert database.row(f"PRAGMA {pragma}") == (1,)
     assert database.row("PRAGMA synchronous") == (2,)
     database.close()
+
+
+def test_threads_that_ask_at_once_are_each_told_what_their_own_call_came_to(tmp_path: Path) -> None:
+    home = make_home(tmp_path, _URL)
+    store = home.open_store()
+    asked, stopping = 0, threading.Event()
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        nonlocal asked
+        try:
+            while not stopping.is_set():
+                assert [row.number for row in store.tasks.all()] == [1]
+                asked += 1
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    beside = threading.Thread(target=ask)
+    beside.start()
+    try:
+        while asked < 300 and not errors:
+            store.refusals.add({"late": 1})
+            store.database.erase_deleted()
+    finally:
+        sys.setswitchinterval(interval)
+        stopping.set()
+        beside.join()
+    assert not errors
+    store.database.close()

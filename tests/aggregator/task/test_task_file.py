@@ -199,7 +199,7 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
                 GOOD + f'[broker]\nuser = "u"\npassword_file = "{name}"\n',
                 f"broker.password_file cannot be read: .*{why}",
             )
-            for name, why in (("nowhere", "No such file"), (".", "directory"), ("raw", "decode"))
+            for name, why in (("nowhere", "No such file"), (".", "is a folder"), ("raw", "decode"))
         ),
         (
             GOOD + '[broker]\nurl = "mqtts://h"\nkey_file = "pw"\n',

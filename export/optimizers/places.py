@@ -27,9 +27,6 @@ Operand = tuple[Tensor | None, Number]
 _OfSign = tuple[Any, Any, Any]
 """What is where a tensor is above 0, below, and 0."""
 
-MAXIMUM = -1
-"""Among what is ``plain``: the numbers of tensors of which the larger one is taken."""
-
 
 class AsksForNumbers(Exception):
     """A step asks a tensor for its truth or for a number, which only a device knows."""
@@ -104,9 +101,9 @@ class Places(TorchFunctionMode):
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
         """Parts where the result is a tensor."""
-        self.chooses |= name in _CHOOSE and not all(map(_has_axes, args[:1]))
+        self.chooses |= name in _CHOOSE and not all(map(has_axes, args[:1]))
         rule = _RULES.get(name)
-        if any(map(_has_axes, args)):
+        if any(map(has_axes, args)):
             try:
                 if name in _OF_SIGNS:
                     return self._by_sign(_OF_SIGNS[name], args)
@@ -117,7 +114,6 @@ class Places(TorchFunctionMode):
                     return rule(self, *args, **kwargs)
             except _NoRule:
                 pass
-        func = _NO_NUMBER.get(name, func)
         result = func(*self._values(args), **self._values(kwargs))
         return (result, 1.0) if isinstance(result, Tensor) else result
 
@@ -144,7 +140,8 @@ class Places(TorchFunctionMode):
     def _put(self, target: Tensor, found: Parts) -> Tensor:
         actual = _product(*found)
         if actual.dtype != target.dtype or actual.shape != target.shape:
-            actual = actual.to(target.dtype).expand(target.shape)
+            shape = torch.broadcast_shapes(actual.shape, target.shape)
+            actual = actual.to(target.dtype).expand(shape)
             found = actual, 1.0
         self._noted[id(target)] = target, actual, found
         return target
@@ -247,7 +244,7 @@ class Places(TorchFunctionMode):
         return self.add(a, self._result(self.div(b, c)), value)
 
     def lerp(self, a: Any, b: Any, weight: Any) -> Parts:
-        if _has_axes(weight):
+        if has_axes(weight):
             raise _NoRule
         rest = 1 - self._operand(weight)[1]
         return self.add(self._result(self.mul(a, rest)), self._result(self.mul(b, weight)))
@@ -262,7 +259,7 @@ class Places(TorchFunctionMode):
 
     def _by_sign(self, function: Callable[..., Any], args: Sequence[Any]) -> Parts:
         """A function of numbers and of what depends on the sign of one tensor: so does it."""
-        known = [self._signed.get(id(self.value(a))) if _has_axes(a) else a for a in args]
+        known = [self._signed.get(id(self.value(a))) if has_axes(a) else a for a in args]
         bases = [each[1] for each in known if isinstance(each, tuple)]
         numbers = all(isinstance(each, tuple | float | int) for each in known)
         if not numbers or any(base is not bases[0] for base in bases):
@@ -295,7 +292,7 @@ class Places(TorchFunctionMode):
         return torch.sqrt(base), root
 
     def pow(self, a: Any, exponent: Any) -> Parts:
-        if _has_axes(exponent) or not _has_axes(a) or exponent not in (0.5, 2):
+        if has_axes(exponent) or not has_axes(a) or exponent not in (0.5, 2):
             raise _NoRule
         return self.sqrt(a) if exponent == 0.5 else self.mul(a, a)
 
@@ -305,6 +302,10 @@ class Places(TorchFunctionMode):
 
     def copy(self, a: Any, b: Any, non_blocking: bool = False) -> Parts:
         return self.parts(b)
+
+    def full_like(self, like: Tensor, fill_value: Any, **how: Any) -> Parts:
+        """One number, that stands for as many as there are."""
+        return torch.ones([1] * like.dim(), dtype=like.dtype), self._operand(fill_value)[1]
 
     def where(self, condition: Tensor, a: Any, b: Any) -> Parts:
         (base, factor), (other, number) = self._operand(a), self._operand(b)
@@ -319,11 +320,8 @@ class Places(TorchFunctionMode):
 
     def maximum(self, a: Any, b: Any) -> Parts:
         (left, f), (right, g) = self._operand(a), self._operand(b)
-        apart = MAXIMUM not in self._plain and _is_positive(f) and _is_positive(g)
-        if left is None or right is None or not apart:
+        if left is None or right is None or not (_is_positive(f) and _is_positive(g)):
             raise _NoRule
-        if g == 1:
-            (left, f), (right, g) = (right, g), (left, f)
         return torch.maximum(_product(left, f / g), right), g
 
 
@@ -347,9 +345,6 @@ _WRITES: Mapping[str, Callable[..., Tensor]] = {
     "zero": torch.zeros_like,
     "fill": lambda target, value: torch.zeros_like(target) + value,
 }
-_NO_NUMBER = {
-    "full_like": lambda like, fill_value, **how: torch.zeros_like(like, **how) + fill_value
-}
 
 
 def _swapped(rule: Callable[..., Parts]) -> Callable[..., Parts]:
@@ -364,7 +359,7 @@ _RULES: Mapping[str, Callable[..., Parts]] = {
     "addcdiv": Places.addcdiv, "lerp": Places.lerp, "neg": Places.neg, "negative": Places.neg,
     "sqrt": Places.sqrt, "pow": Places.pow, "clone": Places.clone, "copy": Places.copy,
     "square": lambda places, a: places.mul(a, a), "maximum": Places.maximum,
-    "where": Places.where, "sign": Places.sign,
+    "where": Places.where, "sign": Places.sign, "full_like": Places.full_like,
 }  # fmt: skip
 
 
@@ -389,5 +384,6 @@ def _is_positive(factor: Number) -> bool:
     return not isinstance(factor, Tensor) and factor > 0
 
 
-def _has_axes(of: Any) -> bool:
+def has_axes(of: Any) -> bool:
+    """Whether it is a tensor, and no number."""
     return isinstance(of, Tensor) and of.dim() > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from export.axes import Shape
 from export.errors import ExportError, SettingError
 from export.insides import FakeTensorMode, adafactor
-from export.layout import LayoutMember, LayoutSlot
+from export.layout import LayoutSlot
 from export.optimizers import published
-from export.optimizers.places import MAXIMUM, AsksForNumbers, Places
+from export.optimizers.places import AsksForNumbers, Places, has_axes
 from export.optimizers.protocol import (
     Delegated,
     OptimizerUpdate,
@@ -37,6 +37,7 @@ from export.rewrites.patch import patched
 
 # Between ways of torch's that compute the same.
 _SWITCHES = ("capturable", "differentiable", "foreach", "fused")
+_Held = dict[str, Tensor]
 # In place of a learning rate: the one that the class has by default.
 _ITS_OWN: Any = object()
 
@@ -84,9 +85,6 @@ class Traced:
             return NotImplemented
         return (type(self._made), self._group) == (type(other._made), other._group)
 
-    def __hash__(self) -> int:
-        return hash((type(self._made), str(self._group)))
-
     def __repr__(self) -> str:
         return f"{type(self._made).__name__}({self._group})"
 
@@ -111,10 +109,9 @@ class Traced:
         kind = type(self._made)
         refuse_unknown(kind.__name__, changes, self._group)
         taken = inspect.signature(kind).parameters
-        given = {key: value for key, value in self._group.items() if key in taken}
-        made = Traced(kind, **{**given, **changes})
-        group = made._made.param_groups[0]
-        return Traced.taken(made._made, {**group, **self._group, **changes})
+        wanted = {**self._group, **changes}
+        made = Traced(kind, **{k: v for k, v in wanted.items() if k in taken})._made
+        return Traced.taken(made, {**made.param_groups[0], **wanted})
 
     def state(self) -> tuple[StateSpec, ...]:
         """None before it is bound to parameters, which show what it keeps."""
@@ -122,15 +119,19 @@ class Traced:
 
     def bound(self, slots: Sequence[LayoutSlot]) -> Delegated:
         """The same for these parameters: on whole packs where it treats each element alike."""
+        # Numbers without axes are what steps count by; a parameter of this kind is given one.
+        slots = [
+            replace(slot, members=tuple(replace(m, shape=m.shape or (1,)) for m in slot.members))
+            for slot in slots
+        ]
         single = [alone(slot, member) for slot in slots for member in slot.members]
         plan, whole = self._tried(single)
-        kept = tuple(self._kept(plan, single))
-        if whole and all(own is None for each in kept for own, _ in each.values()):
-            at = {slot.members[0].name: each for slot, each in zip(single, kept, strict=True)}
-            kept = tuple(at[slot.members[0].name] for slot in slots)
-            found = _Bound(self, plan, tuple(slots), kept)
-            return replace(found, unguarded=_unguarded(found))
-        return PerTensor(_Bound(self, plan, tuple(single), kept), tuple(slots))
+        kept = self._kept(plan, single)
+        if whole and all(each == kept[0] for each in kept):
+            free = _unguarded(plan, kept[0])
+            one = {key: replace(s, guarded=key not in free) for key, s in kept[0].items()}
+            return _Bound(self, plan, (one,) * len(slots))
+        return PerTensor(_Bound(self, plan, tuple(kept)), tuple(slots))
 
     def update(self, *of: Any) -> OptimizerUpdate:
         raise NotImplementedError("bound to parameters first")
@@ -204,7 +205,7 @@ class Traced:
         def normal(shape: Sequence[int]) -> Tensor:
             return torch.randn(tuple(shape), generator=draw, dtype=torch.float64)
 
-        of_rank = {max(len(slot.shape), 1): slot for slot in slots}
+        of_rank = {len(slot.shape): slot for slot in slots}
         shapes = [(3, 4, 2, 3, 2, 2)[:rank] for rank in of_rank or (1,) for _ in range(2)]
         start = [normal(shape) for shape in shapes]
         gradients = [[normal(shape) for shape in shapes] for _ in range(_STEPS)]
@@ -213,13 +214,11 @@ class Traced:
         with _in_double():
             for slot, value, g in zip(of_rank.values(), start[::2], gradients[0][::2], strict=True):
                 self._require_training(slot, value, g)
-            after = list(self._torchs(start, gradients, rates))
-            path = _Path(shapes, start, gradients, rates, after)
+            path = _Path(start, gradients, rates, list(self._torchs(start, gradients, rates)))
             try:
-                plan = self._plan(path)
-                for each in plan.candidates():
-                    if self._follows(each, path):
-                        return each, self._follows(each, path.flat())
+                for plan in self._plans(path):
+                    if plan.follows(path):
+                        return plan, plan.follows(path.flat())
             except AsksForNumbers as error:
                 raise ExportError(
                     f"a step of {self._named} asks a tensor for what only a device knows ({error})",
@@ -243,140 +242,94 @@ class Traced:
                 "export.Group(lambda name, shape: len(shape) == 2, export.Muon(...)))"
             ) from error
 
-    def _plan(self, path: _Path) -> _Plan:
-        places, empty = Places(), _unknown(path.start)
-        capturable = False
-        lr = torch.tensor(path.rates[0])
+    def _plans(self, path: _Path) -> Iterator[_Plan]:
+        """How its steps may be made functions, from what costs least."""
+        plan, lr = _Plan(self, path.kinds()), torch.tensor(path.rates[0])
         try:
-            self.run(places, path.start, path.gradients[0], empty, lr, capturable=False)
+            places, _, noted = plan.stepped(path.start, path.gradients[0], None, lr, None)
         except AsksForNumbers:
             if "capturable" not in self._switches:
                 raise
-            places, empty, capturable = Places(), _unknown(path.start), True
-            self.run(places, path.start, path.gradients[0], empty, lr, capturable=True)
-        kinds = path.kinds()
-        begins: dict[str, str] = {}
-        for each in empty:
-            for key, value in each.first.items():
-                if isinstance(value, Tensor) and kinds[key] != "count" and bool(value.any()):
-                    same = bool((value == value.reshape(-1)[0]).all())
-                    begins[key] = "number" if same and begins.get(key) != "tensor" else "tensor"
-        plan = _Plan(capturable, kinds, begins=begins, chooses=places.chooses)
-        return self._settled(self._scaled(plan, path), path)
-
-    def _scaled(self, plan: _Plan, path: _Path) -> _Plan:
-        """The plan with the numbers that state is kept divided by, which have to come out again."""
-        for plain in ((), (MAXIMUM,)):
-            found = replace(plan, plain=frozenset(plain))
-            for _ in range(3):
-                before, found = found, self._after(found, path)
-                if found == before:
-                    return found
-        return replace(plan, scales={})
-
-    def _after(self, plan: _Plan, path: _Path) -> _Plan:
-        places, entered = self._third_step(plan, path, 2.0, path.rates[2])
-        return replace(plan, scales=plan.emerging(places, entered))
-
-    def _settled(self, plan: _Plan, path: _Path) -> _Plan:
-        """The plan with those numbers that may not stand apart from a tensor."""
+            plan = replace(plan, capturable=True)
+            places, _, noted = plan.stepped(path.start, path.gradients[0], None, lr, None)
+        plan = replace(plan, chooses=places.chooses)
+        for _ in range(3):
+            plan = replace(plan, scales=plan.emerging(*plan.probed(path, 2.0, path.rates[2])))
+        if plan.scales != plan.emerging(*plan.probed(path, 2.0, path.rates[2])):
+            plan = replace(plan, scales={})
+        counts, rates = (0.0, 10.0, 1e3, 1e6, 1e9), (0.0, path.rates[0])
         while True:
-            found: set[int] = set()
-            for count, lr in product((0.0, 10.0, 1e3, 1e6, 1e9), (0.0, path.rates[0])):
-                numbers = self._third_step(plan, path, count, lr)[0].numbers
-                found |= {at for at, each in enumerate(numbers) if not 1e-6 < float(each) < 1e6}
-            if found <= plan.plain:
-                return plan
-            plan = replace(plan, plain=plan.plain | found)
-
-    def _third_step(
-        self, plan: _Plan, path: _Path, count: float, lr: float
-    ) -> tuple[Places, list[dict[str, Any]]]:
-        values, held = path.after[1]
-        places = Places(plan.plain)
-        entered = plan.entered(places, plan.divided(held), torch.tensor(count))
-        gradients, rate = path.gradients[2], torch.tensor(lr)
-        self.run(
-            places, values, gradients, entered, rate, capturable=plan.capturable,
-            count=torch.tensor(count),
-        )  # fmt: skip
-        return places, entered
-
-    def _follows(self, plan: _Plan, path: _Path) -> bool:
-        """Whether the function gives what torch's steps do."""
-        slots = tuple(_slot(f"p{at}", tuple(v.shape)) for at, v in enumerate(path.start))
-        try:
-            states = path.after[-1][1][: len(slots)]
-            common = set.intersection(*map(set, path.after[-1][1]))
-            kept = tuple(map(plan.kept, states, path.shapes, [common] * len(slots)))
-            bound = _Bound(self, plan, slots, kept)
-            values, state = path.start, bound.zeros()
-            for step, (gradients, rate) in enumerate(zip(path.gradients, path.rates, strict=True)):
-                hyper = {"lr": torch.tensor(rate)}
-                update = bound.update(values, gradients, state, torch.tensor(step), hyper)
-                values, state = update.parameters, update.state
-                for value, wanted in zip(values, path.after[step][0], strict=True):
-                    if not torch.allclose(value, wanted, rtol=1e-9, atol=1e-11):
-                        return False
-        except AsksForNumbers:
-            raise
-        except Exception:  # not for tensors of these shapes
-            return False
-        return True
+            of = [plan.probed(path, *each)[0].numbers for each in product(counts, rates)]
+            odd = {at for n in of for at, v in enumerate(n) if not 1e-6 < float(v) < 1e6}
+            if odd <= plan.plain:
+                break
+            plan = replace(plan, plain=plan.plain | odd)
+        yield plan
+        first = [(k, v) for each in noted for k, v in each.first.items() if plan.keeps(k, v)]
+        yield replace(plan, begins=frozenset(key for key, value in first if value.any()))
+        yield replace(plan, otherwise=True)
 
     def _kept(self, plan: _Plan, slots: Sequence[LayoutSlot]) -> list[_Kept]:
         """What its steps keep for each parameter, by running one without numbers."""
-        states: dict[Shape, tuple[tuple[int, ...], _Noting]] = {}
-        for slot in slots:
-            # A free size is taken to be one that no other is.
-            shape = tuple(size if isinstance(size, int) else 7919 for size in slot.shape) or (1,)
-            if slot.shape not in states:
-                states[slot.shape] = shape, _Noting()
-                with FakeTensorMode():
-                    value, lr = torch.empty(shape), torch.zeros((), dtype=torch.float64)
-                    held = [states[slot.shape][1]]
-                    self.run(Places(), [value], [value], held, lr, capturable=plan.capturable)
-        common = set.intersection(*(set(noting) for _, noting in states.values()))
-        found = []
-        for slot in slots:
-            shape, noting = states[slot.shape]
-            found.append(plan.kept(noting, shape, common))
+        held: dict[Shape, Mapping[str, Tensor]] = {}
+        # A free size is taken to be one that no other is.
+        sizes = {s.shape: [n if isinstance(n, int) else 7919 for n in s.shape] for s in slots}
+        for shape, fixed in sizes.items():
+            with FakeTensorMode():
+                values, lr = [torch.empty(fixed)], torch.zeros((), dtype=torch.float64)
+                places, _, entered = plan.stepped(values, values, None, lr, None)
+                (held[shape],) = plan.kept(places, entered)
+        alike = {
+            key
+            for key in plan.kinds
+            if all(key in each and list(each[key].shape) == sizes[s] for s, each in held.items())
+        }
+
+        def spec(slot: LayoutSlot, key: str, value: Tensor) -> StateSpec:
+            dtype = torch.float32 if value.is_floating_point() else value.dtype
+            if key in alike and plan.kinds[key] == "like":
+                return StateSpec(key, dtype=dtype)
+            if plan.kinds.get(key) == "shared":
+                return StateSpec(key, per_parameter=False, dtype=dtype)
             require(
-                slot.shape in (shape, ()) or all(own is None for own, _ in found[-1].values()),
+                sizes[slot.shape] == list(slot.shape),
                 f"{self._named} trains parameters of fixed sizes, not {slot.name!r} of shape "
                 f"{list(slot.shape)}: give it a group with another optimizer",
             )
-        return found
+            return StateSpec(f"{key}.{slot.name}", False, tuple(value.shape), dtype)
+
+        return [{k: spec(slot, k, v) for k, v in held[slot.shape].items()} for slot in slots]
 
 
 _STEPS = 6
-_Kept = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
-"""By its key, the shape of what is kept (None: the parameter's, or one for all), and its dtype."""
+_Kept = Mapping[str, StateSpec]
+"""By its key, what is kept for a parameter: a tensor like it, one for all, or one of its own."""
 
 
 @dataclass(frozen=True)
 class _Path:
     """Some steps of torch's: what goes in, and parameters and state after each."""
 
-    shapes: Sequence[tuple[int, ...]]
     start: Tensors
     gradients: Sequence[Tensors]
     rates: Sequence[float]
-    after: Sequence[tuple[list[Tensor], list[dict[str, Any]]]]
+    after: Sequence[tuple[Tensors, Sequence[Mapping[str, Any]]]]
 
     def flat(self) -> _Path:
         """The same with all parameters in one vector."""
 
-        def joined(tensors: Tensors) -> list[Tensor]:
-            return [torch.cat([each.reshape(-1) for each in tensors])]
+        def joined(tensors: Iterable[Tensor]) -> Tensor:
+            return torch.cat([each.reshape(-1) for each in tensors])
 
-        after = [(joined(values), held) for values, held in self.after]
-        return replace(
-            self,
-            start=joined(self.start),
-            gradients=[joined(these) for these in self.gradients],
-            after=after,
-        )
+        def one(held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            return {
+                key: joined(each[key] for each in held if key in each) if has_axes(value) else value
+                for key, value in held[0].items()
+            }
+
+        gradients = [[joined(these)] for these in self.gradients]
+        after = [([joined(values)], [one(held)]) for values, held in self.after]
+        return replace(self, start=[joined(self.start)], gradients=gradients, after=after)
 
     def kinds(self) -> dict[str, str]:
         """What each key of the state is: a count of steps, shared, like the parameter, ..."""
@@ -386,8 +339,7 @@ class _Path:
     def _kind(self, key: str) -> str:
         series = [[each[key] for each in held if key in each] for _, held in self.after]
         every = [value for values in series for value in values]
-        numbers = [v for v in every if not isinstance(v, Tensor) or v.dim() == 0]
-        if len(numbers) < len(every):
+        if any(map(has_axes, every)):
             return "like"
         if all(v is not None and v == at for at, vs in enumerate(series, start=1) for v in vs):
             return "count"
@@ -398,63 +350,103 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How steps are made a function of parameters, gradients, state, rate and count of steps.
+    """A step as a function of parameters, gradients, state, rate and count of steps.
 
     ``kinds``: of state, by key; ``scales``: what it is kept divided by; ``plain``: see `Places`;
-    ``begins``: the keys of what begins as a "number" other than zero, or as a "tensor", which the
-    first step makes; ``otherwise``: the first step is another one altogether; ``chooses``: a step
-    does something else at some counts of steps than at others.
+    ``begins``: the keys of what the first step makes, other than zero; ``otherwise``: the first
+    step is another one altogether; ``chooses``: a step does something else at some counts of steps
+    than at others.
     """
 
-    capturable: bool
+    optimizer: Traced
     kinds: Mapping[str, str]
+    capturable: bool = False
     scales: Mapping[str, float] = field(default_factory=dict)
     plain: frozenset[int] = frozenset()
-    begins: Mapping[str, str] = field(default_factory=dict)
+    begins: frozenset[str] = frozenset()
     otherwise: bool = False
     chooses: bool = False
 
-    def kept(self, held: Mapping[str, Any], shape: Shape, common: Collection[str]) -> _Kept:
-        """What of this is state of a parameter of this shape; ``common`` is what all have."""
-        found: dict[str, tuple[tuple[int, ...] | None, torch.dtype]] = {}
-        for key, value in held.items():
-            kind = self.kinds.get(key)
-            if isinstance(value, Tensor) and kind not in ("count", "fixed"):
-                same = kind == "like" and value.shape == shape and key in common
-                dtype = torch.float32 if value.is_floating_point() else value.dtype
-                found[key] = None if same or kind == "shared" else tuple(value.shape), dtype
-        return found
+    def moved(
+        self,
+        parameters: Tensors,
+        gradients: Tensors,
+        held: Sequence[_Held],
+        lr: Tensor,
+        step: Tensor,
+    ) -> tuple[list[Tensor], list[_Held]]:
+        """Parameters and state after a step; state is as it is kept, and begins as zero."""
+        lr, begins = lr.to(torch.float64), step == 0
+        once: Any = None
+        if self.begins or self.otherwise:
+            once = self.stepped(parameters, gradients, None, lr, None)
+            held = [
+                self._begun(each, n.first, begins) for each, n in zip(held, once[2], strict=True)
+            ]
+        places, found, entered = self.stepped(
+            parameters, gradients, held, lr, step.to(torch.float64)
+        )
+        values, new = [places.value(place) for place in found], self.kept(places, entered)
+        if self.otherwise:
+            others = [once[0].value(place) for place in once[1]]
+            values = [torch.where(begins, a, b) for a, b in zip(others, values, strict=True)]
+            new = [
+                {key: torch.where(begins, first[key], value) for key, value in each.items()}
+                for first, each in zip(self.kept(once[0], once[2]), new, strict=True)
+            ]
+        return values, new
 
-    def candidates(self) -> Iterator[_Plan]:
-        """From what costs least."""
-        yield replace(self, begins={})
-        yield self
-        yield replace(self, begins={}, otherwise=True)
+    def _begun(self, held: _Held, first: Mapping[str, Any], begins: Tensor) -> _Held:
+        made = {key: first[key] / self.scales.get(key, 1.0) for key in self.begins & first.keys()}
+        return {**held, **{key: held[key] + m * begins.to(m.dtype) for key, m in made.items()}}
 
-    def divided(self, held: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """State as it is kept."""
-        scales = self.scales
-        return [{k: v / scales[k] if k in scales else v for k, v in e.items()} for e in held]
+    def stepped(
+        self, parameters: Tensors, gradients: Tensors, held: Any, lr: Tensor, count: Tensor | None
+    ) -> tuple[Places, list[Tensor], list[Any]]:
+        """The places of parameters and state after a step; the first one has neither state nor
+        count."""
+        places = Places(self.plain)
+        entered: list[Any] = [_Noting() for _ in parameters]
+        if count is not None:
+            counts = [key for key, kind in self.kinds.items() if kind == "count"]
+            entered = [
+                {
+                    **{key: places.place(count) for key in counts},
+                    **{k: places.place(v, self.scales.get(k, 1.0)) for k, v in each.items()},
+                }
+                for each in held
+            ]
+        found = self.optimizer.run(
+            places, parameters, gradients, entered, lr, capturable=self.capturable, count=count
+        )
+        return places, found, entered
 
-    def entered(
-        self, places: Places, held: Sequence[Mapping[str, Any]], count: Tensor
-    ) -> list[dict[str, Any]]:
-        """Places for what is kept."""
+    def keeps(self, key: str, value: Any) -> bool:
+        """Whether this is state of the artifact's."""
+        return isinstance(value, Tensor) and self.kinds.get(key) not in ("count", "fixed")
 
-        def entry(key: str, value: Any) -> Any:
-            if self.kinds.get(key) == "count":
-                return places.place(count)
-            scale = self.scales.get(key, 1.0)
-            return places.place(value, scale) if isinstance(value, Tensor) else value
-
-        return [{key: entry(key, value) for key, value in each.items()} for each in held]
-
-    def left(self, places: Places, held: Mapping[str, Any], key: str) -> Tensor:
+    def kept(self, places: Places, entered: Sequence[Mapping[str, Any]]) -> list[_Held]:
         """What is there after a step, as it is kept."""
-        base, factor = places.parts(held[key])
-        scale = self.scales.get(key, 1.0)
-        same = not isinstance(factor, Tensor) and math.isclose(factor, scale, rel_tol=1e-12)
-        return base if same else places.value(held[key]) / scale
+
+        def left(key: str, place: Tensor) -> Tensor:
+            base, factor = places.parts(place)
+            scale = self.scales.get(key, 1.0)
+            same = not isinstance(factor, Tensor) and math.isclose(factor, scale, rel_tol=1e-12)
+            return base if same else places.value(place) / scale
+
+        return [{k: left(k, v) for k, v in each.items() if self.keeps(k, v)} for each in entered]
+
+    def probed(self, path: _Path, count: float, lr: float) -> tuple[Places, list[Any]]:
+        """A step from where the path's second one ended, at any count and rate."""
+        values, held = path.after[1]
+        places, _, entered = self.stepped(
+            values, path.gradients[2], self._divided(held), torch.tensor(lr), torch.tensor(count)
+        )
+        return places, entered
+
+    def _divided(self, held: Sequence[Mapping[str, Any]]) -> list[_Held]:
+        scales = self.scales
+        return [{k: v / scales.get(k, 1) for k, v in e.items() if self.keeps(k, v)} for e in held]
 
     def emerging(self, places: Places, held: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The numbers that state is multiplied by after a step, where all tensors agree."""
@@ -470,43 +462,40 @@ class _Plan:
             if not isinstance(factor, Tensor) and 1e-6 < factor < 1e6 and abs(factor - 1) > 1e-12
         }
 
+    def follows(self, path: _Path) -> bool:
+        """Whether it gives what torch's steps do."""
+        values = path.start
+        held = [{k: 0 * v for k, v in each.items()} for each in self._divided(path.after[-1][1])]
+        steps = zip(path.gradients, path.rates, path.after, strict=True)
+        try:
+            for step, (gradients, rate, (wanted, _)) in enumerate(steps):
+                values, held = self.moved(
+                    values, gradients, held, torch.tensor(rate), torch.tensor(step)
+                )
+                for value, right in zip(values, wanted, strict=True):
+                    if not torch.allclose(value, right, rtol=1e-9, atol=1e-11):
+                        return False
+        except AsksForNumbers:
+            raise
+        except Exception:  # not for tensors of these shapes
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class _Bound(Delegated):
-    """The function for these parameters, with what it keeps for each."""
+    """The function, with what it keeps for each parameter."""
 
     optimizer: Traced
     plan: _Plan
-    slots: tuple[LayoutSlot, ...]
     kept: tuple[_Kept, ...]
-    unguarded: frozenset[str] = frozenset()
 
     def turns(self) -> set[int]:
         """Early and late, where it goes by the count of steps."""
         return {7, 2_000_000} if self.plan.chooses else set()
 
     def state(self) -> tuple[StateSpec, ...]:
-        found: dict[str, StateSpec] = {}
-        for slot, kept in zip(self.slots, self.kept, strict=True):
-            for key, (shape, dtype) in kept.items():
-                name, each = self._name(key, shape, slot), self._is_like(key, shape)
-                guarded = key not in self.unguarded
-                found[name] = StateSpec(name, each, shape or (), dtype, guarded)
-        return tuple(found.values())
-
-    def _name(self, key: str, shape: tuple[int, ...] | None, slot: LayoutSlot) -> str:
-        return key if shape is None else f"{key}.{slot.name}"
-
-    def _is_like(self, key: str, shape: tuple[int, ...] | None) -> bool:
-        return shape is None and self.plan.kinds[key] == "like"
-
-    def zeros(self) -> dict[str, list[Tensor]]:
-        """State as it is before the first step, of the default dtype and sizes that are fixed."""
-        shapes = [[int(size) for size in slot.shape] for slot in self.slots]
-        return {
-            spec.name: [torch.zeros(s) for s in (shapes if spec.per_parameter else [spec.lead])]
-            for spec in self.state()
-        }
+        return tuple({spec.name: spec for each in self.kept for spec in each.values()}.values())
 
     def update(
         self,
@@ -516,125 +505,38 @@ class _Bound(Delegated):
         step: Tensor,
         hyper: Mapping[str, Tensor],
     ) -> OptimizerUpdate:
-        # Numbers without axes are what steps count by; a parameter of this kind is given one.
-        shapes = [parameter.shape for parameter in parameters]
-        parameters, gradients = _with_axes(parameters), _with_axes(gradients)
-        alike = [spec.name for spec in self.state() if spec.per_parameter]
-        given = {**state, **{name: _with_axes(state[name]) for name in alike}}
-        moved, new = self._updated(parameters, gradients, given, step, hyper)
-
-        def shaped(tensors: Tensors) -> list[Tensor]:
-            return [t.reshape(s) if s == () else t for t, s in zip(tensors, shapes, strict=True)]
-
-        return OptimizerUpdate(shaped(moved), {**new, **{n: shaped(new[n]) for n in alike}})
-
-    def _updated(
-        self,
-        parameters: Tensors,
-        gradients: Tensors,
-        state: Mapping[str, list[Tensor]],
-        step: Tensor,
-        hyper: Mapping[str, Tensor],
-    ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-        plan, count, lr = self.plan, step.to(torch.float64), hyper["lr"].to(torch.float64)
-        held, begins = self._held(state), step == 0
-        for key, value in self._first(parameters, gradients, lr):
-            for each, first in zip(held, value, strict=True):
-                if key in each and plan.begins[key] == "number":
-                    each[key] = each[key] + first * begins.to(each[key].dtype)
-                elif key in each:
-                    each[key] = torch.where(begins, first, each[key])
-        moved, new, _ = self._stepped(parameters, gradients, held, lr, count)
-        if plan.otherwise:
-            once, kept, _ = self._stepped(parameters, gradients, _unknown(held), lr, None)
-            moved = [torch.where(begins, a, b) for a, b in zip(once, moved, strict=True)]
-            new = [
-                {key: torch.where(begins, first[key], value) for key, value in each.items()}
-                for first, each in zip(kept, new, strict=True)
-            ]
-        return moved, self._named(new)
-
-    def _first(
-        self, parameters: Tensors, gradients: Tensors, lr: Tensor
-    ) -> Iterator[tuple[str, list[Any]]]:
-        """By its key, the state of each parameter that does not begin as zero, as it is kept."""
-        small = [torch.zeros([1] * p.dim(), dtype=p.dtype) for p in parameters]
-        for how, of in (("number", (small, small)), ("tensor", (parameters, gradients))):
-            keys = [key for key, each in self.plan.begins.items() if each == how]
-            if not keys:
-                continue
-            _, _, noted = self._stepped(*of, _unknown(parameters), lr, None)
-            for key in keys:
-                scale, first = self.plan.scales.get(key, 1.0), []
-                for each, p in zip(noted, parameters, strict=True):
-                    value = each.first.get(key, 0.0)
-                    if isinstance(value, Tensor) and how == "number":
-                        value = value.reshape(()).to(p.dtype)
-                    first.append(value / scale)
-                yield key, first
-
-    def _stepped(
-        self, parameters: Tensors, gradients: Tensors, held: Any, lr: Tensor, count: Tensor | None
-    ) -> tuple[list[Tensor], list[dict[str, Tensor]], Any]:
-        """Parameters and state after a step; ``count`` is None in the first one, without state."""
-        places, plan = Places(self.plan.plain), self.plan
-        if count is not None:
-            fixed = {key: 0 for key, kind in plan.kinds.items() if kind == "count"}
-            held = plan.entered(places, [{**fixed, **each} for each in held], count)
-        found = self.optimizer.run(
-            places, parameters, gradients, held, lr, capturable=plan.capturable, count=count
-        )
-        new = [
-            {key: plan.left(places, each, key) for key in kept}
-            for each, kept in zip(held, self.kept, strict=True)
+        held = [
+            {key: state[s.name][at if s.per_parameter else 0] for key, s in kept.items()}
+            for at, kept in enumerate(self.kept)
         ]
-        return [places.value(place) for place in found], new, held
-
-    def _held(self, state: Mapping[str, list[Tensor]]) -> list[dict[str, Tensor]]:
-        return [
-            {
-                key: state[self._name(key, shape, slot)][at if self._is_like(key, shape) else 0]
-                for key, (shape, _) in kept.items()
-            }
-            for at, (slot, kept) in enumerate(zip(self.slots, self.kept, strict=True))
-        ]
-
-    def _named(self, new: Sequence[Mapping[str, Tensor]]) -> dict[str, list[Tensor]]:
-        found: dict[str, list[Tensor]] = {spec.name: [] for spec in self.state()}
-        for slot, kept, each in zip(self.slots, self.kept, new, strict=True):
-            for key, (shape, _) in kept.items():
-                tensors = found[self._name(key, shape, slot)]
-                if self._is_like(key, shape) or not tensors:
-                    tensors.append(each[key])
-        return found
+        moved, after = self.plan.moved(parameters, gradients, held, hyper["lr"], step)
+        new: dict[str, list[Tensor]] = {spec.name: [] for spec in self.state()}
+        for each, kept in zip(after, self.kept, strict=True):
+            for key, spec in kept.items():
+                if spec.per_parameter or not new[spec.name]:
+                    new[spec.name].append(each[key])
+        return OptimizerUpdate(moved, new)
 
 
-def _unguarded(bound: _Bound) -> frozenset[str]:
+def _unguarded(plan: _Plan, kept: _Kept) -> set[str]:
     """The kinds of state that are not finite only where a parameter is not either.
 
     Tried on all combinations of numbers from nothing to the largest, and gradients beyond.
     """
-    keys = [spec.name for spec in bound.state() if spec.per_parameter]
-    if len(keys) > 3:
-        return frozenset()
+    found = {key for key, spec in kept.items() if spec.per_parameter}
+    if len(found) > 3:
+        return set()
     finite = [0.0, 1e-30, -1e-30, 1.0, -1.0, 1e19, -1e19, 3.4e38, -3.4e38]
     beyond = [*finite, math.inf, -math.inf, math.nan]
-    grid = torch.cartesian_prod(*map(torch.tensor, [finite, beyond, *(finite for _ in keys)]))
+    grid = torch.cartesian_prod(*map(torch.tensor, [finite, beyond, *(finite for _ in found)]))
     p, g, *rest = (column.contiguous() for column in grid.unbind(1))
-    slot = _slot("all", (len(p),))
-    one = replace(bound, slots=(slot,), kept=bound.kept[:1])
-    state = {spec.name: [torch.full((), 0.5)] for spec in one.state() if not spec.per_parameter}
-    state.update({key: [value] for key, value in zip(keys, rest, strict=True)})
-    found = set(keys)
+    held = {key: torch.full((), 0.5) for key in kept.keys() - found}
+    held.update(zip(found, rest, strict=True))
     for step, lr in product((0, 1, 1000), (1e-3, 1.0)):
-        update = one.update([p], [g], state, torch.tensor(step), {"lr": torch.tensor(lr)})
-        still = torch.isfinite(update.parameters[0])
-        found -= {key for key in found if bool((still & ~update.state[key][0].isfinite()).any())}
-    return frozenset(found)
-
-
-def _unknown(of: Sequence[object]) -> list[_Noting]:
-    return [_Noting() for _ in of]
+        (moved,), (new,) = plan.moved([p], [g], [held], torch.tensor(lr), torch.tensor(step))
+        still = torch.isfinite(moved)
+        found -= {key for key in found if bool((still & ~new[key].isfinite()).any())}
+    return found
 
 
 class _Noting(dict[str, Any]):
@@ -675,15 +577,6 @@ def _in_double() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(default)
-
-
-def _slot(name: str, shape: tuple[int, ...]) -> LayoutSlot:
-    member = LayoutMember(name, shape, 0)
-    return LayoutSlot(name, "parameter", torch.float32, shape, (member,), packed=False)
-
-
-def _with_axes(tensors: Tensors) -> list[Tensor]:
-    return [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
 
 
 def _copies(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,8 +61,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", default=sys.executable, help="that makes the environments")
     parser.add_argument("--models", default="", metavar="TEXT", help="whose name holds TEXT")
     parser.add_argument("--no-demo", action="store_true", help="leave the demo out")
-    parser.add_argument("--folder", type=Path, help="where the environments are made, and stay")
+    parser.add_argument(
+        "--folder", type=_new, help="where the environments are made, and stay: a new folder"
+    )
     return parser
+
+
+def _new(given: str) -> Path:
+    if Path(given).exists():
+        raise argparse.ArgumentTypeError(f"{given} exists already: name another, or remove it")
+    return Path(given)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -393,18 +393,16 @@ def _successor(
 
 def _check(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
     rows = store.tasks.all()
-    file = None if arguments.name is None else Path(arguments.name)
+    check = _Check(home, store, arguments, _packets(store))
     looks: list[Callable[[], dict[str, Any]]]
-    packets = _packets(store)
-    if file is None and (arguments.replace or arguments.warm_start):
-        raise AggregatorError("task check needs the FILE that the task is to be replaced by")
-    if file is None:
-        looks = [partial(_as_served, home, store, row, arguments, packets) for row in rows]
+    if arguments.name is None:
+        if arguments.replace or arguments.warm_start:
+            raise AggregatorError("task check needs the FILE that the task is to be replaced by")
+        looks = [partial(check.served, row) for row in rows]
     elif arguments.replace is not None:
-        row = _row(store, arguments.replace)
-        looks = [partial(_as_successor, home, store, row, file, arguments, packets)]
+        looks = [partial(check.successor, _row(store, arguments.replace), Path(arguments.name))]
     else:
-        looks = [partial(_as_named, home, store, rows, file, arguments, packets)]
+        looks = [partial(check.named, rows, Path(arguments.name))]
     return _told(looks, arguments)
 
 
@@ -421,110 +419,6 @@ def _told(looks: Sequence[Callable[[], dict[str, Any]]], arguments: argparse.Nam
         for each in found:
             _print_checked(each)
     return 1 if any(each["problem"] is not None for each in found) else 0
-
-
-def _without_home(home: AggregatorHome, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A file by itself: all but what it would change of a task that there is."""
-    if arguments.replace is not None or arguments.warm_start is not None:
-        raise AggregatorError(
-            f"--replace and --warm-start are of a task that there is, and {home.folder} holds no "
-            "fleet: --home names another folder"
-        )
-    file = Path(arguments.name)
-    said = _checked(file, parse_task(taken_in(file), file), arguments, _packets(None))
-    alone = f"{home.folder} holds no fleet (--home): looked at by itself"
-    return said | {"note": "; ".join(filter(None, (said["note"], alone)))}
-
-
-def _as_named(
-    home: AggregatorHome,
-    store: Store,
-    rows: list[TaskRow],
-    file: Path,
-    arguments: argparse.Namespace,
-    packets: _Packets,
-) -> dict[str, Any]:
-    """A file that is in the home, or is to replace what it is named after, or is a new task's."""
-    name, is_first = _name_in(file)
-    for row in rows:
-        if file.resolve() == _file(home, row).resolve():
-            return _as_served(home, store, row, arguments, packets)
-        if (row.name == name or (is_first and row.number == FIRST)) and row.served is not None:
-            return _as_successor(home, store, row, file, arguments, packets)
-    if arguments.warm_start is not None:
-        raise AggregatorError("--warm-start is for a task that is replaced: name it by --replace")
-    first = read_task(_file(home, rows[0]))
-    task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
-    buildable(store, task)
-    require_room(len(rows))
-    return _checked(file, task, arguments, packets) | {
-        "next": f"task add {task.name} --from {file}"
-    }
-
-
-def _as_served(
-    home: AggregatorHome,
-    store: Store,
-    row: TaskRow,
-    arguments: argparse.Namespace,
-    packets: _Packets,
-) -> dict[str, Any]:
-    """A file of the home, which serve takes up as far as it can."""
-    path = _file(home, row)
-    first = read_task(_file(home, store.tasks.find(FIRST)))
-    task = first if row.number == FIRST else read_task(path, first.fleet)
-    stored = store.task(row.number)
-    buildable(store, task)
-    if task.catalogue is not None:
-        read_continued_catalogue(task.catalogue, stored)
-    said = _checked(path, task, arguments, packets)
-    if row.served is None:
-        return said
-    found = changes(row.served, task, partial(fits, stored), store.contents.used_by(row.number))
-    return said | {"changes": [asdict(each) for each in found], "waits": row.problem}
-
-
-def _as_successor(
-    home: AggregatorHome,
-    store: Store,
-    row: TaskRow,
-    file: Path,
-    arguments: argparse.Namespace,
-    packets: _Packets,
-) -> dict[str, Any]:
-    """What ``task replace`` would do with a file."""
-    stored = store.task(row.number)
-    names, new = _successor(home, store, row, file)
-    planned = plan(stored, names, new, None)
-    in_use = store.contents.used_by(row.number)
-    found = changes(row.served or "", new, partial(fits, stored), in_use)
-    replacement: dict[str, Any] = {
-        "version": planned.method.version,
-        "warm_start": _warm_start(arguments) or "latest",
-        "problem": None,
-    }
-    try:
-        inherits = plan(stored, names, new, replacement["warm_start"]).inherits
-        assert inherits is not None
-        replacement |= asdict(inherits)
-    except AggregatorError as error:
-        if arguments.warm_start is not None:
-            raise  # as task replace would
-        replacement["problem"] = str(error)
-    return _checked(file, new, arguments, packets) | {
-        "changes": [asdict(each) for each in found],
-        "replacement": replacement,
-        "next": f"task replace {row.name} --from {file}",
-    }
-
-
-def _require_harmless(task: Task, step_seconds: float) -> None:
-    """Raises AggregatorError for an artifact that devices could not run. The one that is installed
-    with them is known to them too."""
-    ours = shipped_folder().resolve()
-    folders = dict.fromkeys([*task.artifacts, *task.companions])
-    strange = [each for each in folders if not each.resolve().is_relative_to(ours)]
-    require_harmless(strange, step_seconds)
 
 
 _Packets = Callable[[Task, Mapping[str, int]], list[str]]
@@ -549,7 +443,103 @@ def _packets(store: Store | None) -> _Packets:
     return words
 
 
-def _checked(
+def _without_home(home: AggregatorHome, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A file by itself: all but what it would change of a task that there is."""
+    if arguments.replace is not None or arguments.warm_start is not None:
+        raise AggregatorError(
+            f"--replace and --warm-start are of a task that there is, and {home.folder} holds no "
+            "fleet: --home names another folder"
+        )
+    file = Path(arguments.name)
+    said = _looked_at(file, parse_task(taken_in(file), file), arguments, _packets(None))
+    alone = f"{home.folder} holds no fleet (--home): looked at by itself"
+    return said | {"note": "; ".join(filter(None, (said["note"], alone)))}
+
+
+@dataclass(frozen=True)
+class _Check:
+    """``task check`` in a home: what is found of a file, as ``--json`` prints it."""
+
+    home: AggregatorHome
+    store: Store
+    arguments: argparse.Namespace
+    packets: _Packets
+
+    def named(self, rows: list[TaskRow], file: Path) -> dict[str, Any]:
+        """A file of the home, or one to replace what it is named after, or a new task's."""
+        name, is_first = _name_in(file)
+        for row in rows:
+            if file.resolve() == _file(self.home, row).resolve():
+                return self.served(row)
+            if (row.name == name or (is_first and row.number == FIRST)) and row.served is not None:
+                return self.successor(row, file)
+        if self.arguments.warm_start is not None:
+            raise AggregatorError(
+                "--warm-start is for a task that is replaced: name it by --replace"
+            )
+        first = read_task(_file(self.home, rows[0]))
+        task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
+        buildable(self.store, task)
+        require_room(len(rows))
+        return self._looked_at(file, task) | {"next": f"task add {task.name} --from {file}"}
+
+    def served(self, row: TaskRow) -> dict[str, Any]:
+        """A file of the home, which serve takes up as far as it can."""
+        path = _file(self.home, row)
+        first = read_task(_file(self.home, self.store.tasks.find(FIRST)))
+        task = first if row.number == FIRST else read_task(path, first.fleet)
+        stored = self.store.task(row.number)
+        buildable(self.store, task)
+        if task.catalogue is not None:
+            read_continued_catalogue(task.catalogue, stored)
+        said = self._looked_at(path, task)
+        if row.served is None:
+            return said
+        found = changes(
+            row.served, task, partial(fits, stored), self.store.contents.used_by(row.number)
+        )
+        return said | {"changes": [asdict(each) for each in found], "waits": row.problem}
+
+    def successor(self, row: TaskRow, file: Path) -> dict[str, Any]:
+        """What ``task replace`` would do with a file."""
+        stored = self.store.task(row.number)
+        names, new = _successor(self.home, self.store, row, file)
+        planned = plan(stored, names, new, None)
+        in_use = self.store.contents.used_by(row.number)
+        found = changes(row.served or "", new, partial(fits, stored), in_use)
+        replacement: dict[str, Any] = {
+            "version": planned.method.version,
+            "warm_start": _warm_start(self.arguments) or "latest",
+            "problem": None,
+        }
+        try:
+            inherits = plan(stored, names, new, replacement["warm_start"]).inherits
+            assert inherits is not None
+            replacement |= asdict(inherits)
+        except AggregatorError as error:
+            if self.arguments.warm_start is not None:
+                raise  # as task replace would
+            replacement["problem"] = str(error)
+        return self._looked_at(file, new) | {
+            "changes": [asdict(each) for each in found],
+            "replacement": replacement,
+            "next": f"task replace {row.name} --from {file}",
+        }
+
+    def _looked_at(self, path: Path, task: Task) -> dict[str, Any]:
+        return _looked_at(path, task, self.arguments, self.packets)
+
+
+def _require_harmless(task: Task, step_seconds: float) -> None:
+    """Raises AggregatorError for an artifact that devices could not run. The one that is installed
+    with them is known to them too."""
+    ours = shipped_folder().resolve()
+    folders = dict.fromkeys([*task.artifacts, *task.companions])
+    strange = [each for each in folders if not each.resolve().is_relative_to(ours)]
+    require_harmless(strange, step_seconds)
+
+
+def _looked_at(
     path: Path, task: Task, arguments: argparse.Namespace, packets: _Packets
 ) -> dict[str, Any]:
     _require_harmless(task, arguments.step_seconds)

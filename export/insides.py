@@ -55,7 +55,6 @@ TAKEN: Mapping[str, Sequence[str]] = {
     "torch.nn.modules.batchnorm": ("_BatchNorm.forward",),
     "torch.nn.modules.transformer": ("_detect_is_causal_mask",),
     "torch.ops.aten": ("_local_scalar_dense.default",),
-    "torch.optim._adafactor": ("_single_tensor_adafactor",),
     "torch.optim.optimizer": (
         "Optimizer._optimizer_step_post_hooks", "Optimizer._optimizer_step_pre_hooks",
         "_global_optimizer_post_hooks", "_global_optimizer_pre_hooks",
@@ -143,7 +142,6 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     uninteresting_files,
 )
-from torch.optim import _adafactor as adafactor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -167,7 +165,6 @@ __all__ = [
     "SymNode",
     "SymT",
     "TorchDispatchMode",
-    "adafactor",
     "core_aten_decompositions",
     "decomposition_table",
     "disable_current_modes",

@@ -144,10 +144,7 @@ class Groups:
                 shares.append(
                     replace(share, optimizer=optimizer, positions=positions, names=tuple(names))
                 )
-        told = Groups.__new__(Groups)
-        told._groups, told._base = self._groups, self._base
-        told._shares = tuple(shares)
-        return told
+        return self._with(shares)
 
     def _assigned(self, shapes: Mapping[str, Shape]) -> list[list[str]]:
         """The names of each share, in the model's order."""
@@ -166,12 +163,12 @@ class Groups:
 
     def with_optimizers(self, optimizers: Sequence[Optimizer]) -> Groups:
         """These groups with other optimizers, in the order of ``assigned``."""
+        pairs = zip(self._shares, optimizers, strict=True)
+        return self._with([replace(share, optimizer=optimizer) for share, optimizer in pairs])
+
+    def _with(self, shares: Sequence[_Share]) -> Groups:
         changed = Groups.__new__(Groups)
-        changed._groups, changed._base = self._groups, self._base
-        changed._shares = tuple(
-            replace(share, optimizer=optimizer)
-            for share, optimizer in zip(self._shares, optimizers, strict=True)
-        )
+        changed._groups, changed._base, changed._shares = self._groups, self._base, tuple(shares)
         return changed
 
     def settings(self) -> dict[str, object]:

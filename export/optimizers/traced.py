@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import math
-from collections import defaultdict
+from collections import UserDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from export.axes import Shape
 from export.errors import ExportError, SettingError
-from export.insides import FakeTensorMode, adafactor
+from export.insides import FakeTensorMode
 from export.layout import LayoutSlot
 from export.optimizers import published
 from export.optimizers.places import AsksForNumbers, Places, has_axes
@@ -71,7 +72,7 @@ class Traced:
     def _hold(self, made: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         self._made = made
         own = {key: _plain(value) for key, value in group.items() if not key.startswith("param")}
-        self._switches = {key: False for key in _SWITCHES if key in own}
+        self.switches = {key: False for key in _SWITCHES if key in own}
         self._group = {key: value for key, value in own.items() if key not in _SWITCHES}
         if not isinstance(self._group.get("lr"), float | int):
             raise ExportError(f"{self._named} has no learning rate lr, which is a run-time input")
@@ -138,55 +139,24 @@ class Traced:
 
     # Its own step.
 
-    def run(
-        self,
-        places: Places,
-        parameters: Tensors,
-        gradients: Tensors,
-        held: Sequence[dict[str, Any]],
-        lr: Tensor,
-        *,
-        capturable: bool,
-        count: Tensor | None = None,
-    ) -> list[Tensor]:
-        """One step of torch's; ``held``, one for each parameter, is what it kept and then keeps.
-
-        Returns the places of the parameters.
-        """
-        found = [places.place(parameter) for parameter in parameters]
-        for place, gradient in zip(found, gradients, strict=True):
-            place.grad = places.place(gradient)
-        switches = self._switches
-        if capturable:
-            switches = {**switches, "capturable": True}
-        group = {**self._group, **switches, "lr": places.place(lr)}
-        if count is not None and group.get("dampening"):
-            # SGD's first step goes without, which is the same with momentum that begins as zero.
-            group["dampening"] = group["dampening"] * (count > 0).to(count.dtype)
-        made = self._copied(group, found)
-        made.state.update(zip(found, held, strict=True))
-        try:
-            with torch.no_grad(), _recordable(), places:
-                made.step()
-        finally:
-            for place in found:
-                place.grad = None
-        return found
-
-    def _copied(self, group: Mapping[str, Any], parameters: Sequence[Tensor]) -> Any:
+    def standing(
+        self, parameters: Sequence[Tensor], held: Iterable[Any], **changes: object
+    ) -> torch.optim.Optimizer:
+        """Its equal for these parameters, with this state of each and other settings."""
         made: Any = object.__new__(type(self._made))
         vars(made).update(vars(self._made))
         vars(made).pop("step", None)  # another's, where somebody counts its calls
+        group = {**self._group, **self.switches, **changes}
         made.param_groups = [{**group, "params": list(parameters)}]
-        made.state = defaultdict(dict)
-        return made
+        made.state = defaultdict(dict, zip(parameters, held, strict=True))
+        return made  # type: ignore[no-any-return]
 
     def _torchs(
         self, start: Tensors, gradients: Sequence[Tensors], rates: Sequence[float]
     ) -> Iterator[tuple[list[Tensor], list[dict[str, Any]]]]:
         """Parameters and state after each step, as torch makes it."""
         parameters = [nn.Parameter(value.clone()) for value in start]
-        made = self._copied({**self._group, **self._switches}, parameters)
+        made = self.standing(parameters, [{} for _ in parameters])
         for these, rate in zip(gradients, rates, strict=True):
             made.param_groups[0]["lr"] = rate
             for parameter, gradient in zip(parameters, these, strict=True):
@@ -222,8 +192,7 @@ class Traced:
             except AsksForNumbers as error:
                 raise ExportError(
                     f"a step of {self._named} asks a tensor for what only a device knows ({error})",
-                    instead="torch.where, torch.maximum and math.sqrt in place of if and max, or "
-                    "an export.Optimizer of your own",
+                    instead="torch.where in place of if, or an export.Optimizer of your own",
                 ) from error
         raise ExportError(
             f"a step of {self._named} goes by something else than parameters, gradients, tensors "
@@ -248,7 +217,7 @@ class Traced:
         try:
             places, _, noted = plan.stepped(path.start, path.gradients[0], None, lr, None)
         except AsksForNumbers:
-            if "capturable" not in self._switches:
+            if "capturable" not in self.switches:
                 raise
             plan = replace(plan, capturable=True)
             places, _, noted = plan.stepped(path.start, path.gradients[0], None, lr, None)
@@ -403,9 +372,12 @@ class _Plan:
     def stepped(
         self, parameters: Tensors, gradients: Tensors, held: Any, lr: Tensor, count: Tensor | None
     ) -> tuple[Places, list[Tensor], list[Any]]:
-        """The places of parameters and state after a step; the first one has neither state nor
-        count."""
+        """The places of parameters and state after a step; the first has no state and no count."""
         places = Places(self.plain)
+        values = [places.place(parameter) for parameter in parameters]
+        for place, gradient in zip(values, gradients, strict=True):
+            place.grad = places.place(gradient)
+        changes: dict[str, object] = {"capturable": True} if self.capturable else {}
         entered: list[Any] = [_Noting() for _ in parameters]
         if count is not None:
             counts = [key for key, kind in self.kinds.items() if kind == "count"]
@@ -416,10 +388,17 @@ class _Plan:
                 }
                 for each in held
             ]
-        found = self.optimizer.run(
-            places, parameters, gradients, entered, lr, capturable=self.capturable, count=count
-        )
-        return places, found, entered
+            if dampening := self.optimizer.settings().get("dampening"):
+                # SGD's first step goes without: the same with momentum that begins as zero.
+                changes["dampening"] = (count > 0).to(count.dtype) * dampening
+        made: Any = self.optimizer.standing(values, entered, lr=places.place(lr), **changes)
+        try:
+            with torch.no_grad(), _recordable(), places:
+                made.step()
+        finally:
+            for place in values:
+                place.grad = None
+        return places, values, entered
 
     def keeps(self, key: str, value: Any) -> bool:
         """Whether this is state of the artifact's."""
@@ -455,7 +434,7 @@ class _Plan:
             for key, value in each.items():
                 if self.kinds.get(key) == "like" and isinstance(value, Tensor):
                     found.setdefault(key, set()).add(places.parts(value)[1])
-        every = {key: next(iter(factors)) for key, factors in found.items() if len(factors) == 1}
+        every = {key: factor for key, (factor, *others) in found.items() if not others}
         return {
             key: factor
             for key, factor in every.items()
@@ -539,7 +518,7 @@ def _unguarded(plan: _Plan, kept: _Kept) -> set[str]:
     return found
 
 
-class _Noting(dict[str, Any]):
+class _Noting(UserDict[str, Any]):
     """State of a parameter before its first step, that notes what is put into it at first."""
 
     def __init__(self) -> None:
@@ -547,17 +526,9 @@ class _Noting(dict[str, Any]):
         self.first: dict[str, Any] = {}
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._note(key, value)
-        super().__setitem__(key, value)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def _note(self, key: str, value: Any) -> None:
         # As a value: the place that it is will hold another.
         self.first.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
+        super().__setitem__(key, value)
 
 
 class _Exact(Places):
@@ -592,9 +563,9 @@ def _plain(value: Any) -> Any:
 def _of_tensors(plain: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of numbers that also takes tensors without axes."""
 
-    def either(*of: Any) -> Any:
+    def either(*of: Any, **how: Any) -> Any:
         if not any(isinstance(each, Tensor) for each in of):
-            return plain(*of)
+            return plain(*of, **how)
         return function(*(torch.as_tensor(each, dtype=torch.float64) for each in of))
 
     return either
@@ -607,11 +578,9 @@ def _recordable() -> AbstractContextManager[None]:
             (torch.compiler, "is_compiling", lambda: True),
             (torch.autograd.profiler, "record_function", lambda name: nullcontext()),
             (math, "sqrt", _of_tensors(math.sqrt, torch.sqrt)),
-        ],
-        [
-            (adafactor, "min", _of_tensors(min, torch.minimum)),
-            (adafactor, "max", _of_tensors(max, torch.maximum)),
-        ],
+            (builtins, "min", _of_tensors(min, torch.minimum)),
+            (builtins, "max", _of_tensors(max, torch.maximum)),
+        ]
     )
 
 

@@ -1,4 +1,4 @@
-"""The aggregator's folder: where its keys, its database and its task file lie."""
+"""The aggregator's folder: where its keys, its database and its task file lie; its store moved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,36 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aggregator.errors import AggregatorError
 from aggregator.store import Database, Store, create_database, open_database
-from aggregator.store.move import copy_store
-from aggregator.store.schema import TABLES
+from aggregator.store.schema import TABLES, Shape
 from device_sdk.system.files import erase_file, write_atomically
 from device_sdk.system.lock import FileLock
+
+
+def copy_store(source: Database, target: Database) -> None:
+    """All rows of a store into one that was just made, of whichever engine; all or nothing. Nobody
+    writes to the source meanwhile."""
+    with source.transaction(), target.transaction():
+        for table, shape in TABLES.items():
+            target.execute(f"DELETE FROM {table}")
+            columns = ", ".join(shape.columns)
+            places = ", ".join("?" * len(shape.columns))
+            target.execute_many(
+                f"INSERT INTO {table} ({columns}) VALUES ({places})",
+                _rows(source, target, f"SELECT {columns} FROM {table}", shape),
+            )
+
+
+def _rows(source: Database, target: Database, query: str, shape: Shape) -> Iterator[list[Any]]:
+    any_places = [place for place, kind in enumerate(shape.columns.values()) if kind == "ANY"]
+    for row in source.rows(query):
+        values = list(row)
+        for place in any_places:
+            values[place] = target.to_any(source.from_any(values[place]))
+        yield values
 
 
 class AggregatorHome:

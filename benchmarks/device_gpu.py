@@ -43,7 +43,7 @@ device, all from arrays in main memory. Each row runs in a process of its own an
 as it is done: a run that was stopped, by --minutes or otherwise, continues where it was."""
 
 ROOT = Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "docs" / "figures.md"
+FIGURES = ROOT / "docs" / "figures" / "training.md"
 BEGIN, END = "<!-- bench-gpu: begin -->", "<!-- bench-gpu: end -->"
 BATCHES = (32, 256, 1024, 4096)
 # TF32 keeps 10 bits of mantissa, and sums of squares keep less.
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--table-only", action="store_true", help="print stored rows, run none")
     parser.add_argument(
-        "--write-docs", action="store_true", help="put the table into docs/figures.md"
+        "--write-docs", action="store_true", help="put the table into docs/figures/training.md"
     )
     parser.add_argument("--row", help=argparse.SUPPRESS)
     return parser

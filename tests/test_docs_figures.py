@@ -14,19 +14,19 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 ONE_DEVICE = "--one-device --split validation"
 PRINTED = [
-    ("figures.md", "Scatter aggregation", ["scatter", "scatter --data ml-1m --seeds 10"]),
-    ("figures.md", "Mutual learning", ["mutual"]),
-    ("figures.md", "Federated distillation", ["distill"]),
-    ("figures.md", "Attention", ["attention"]),
+    ("figures/scatter.md", "Scatter aggregation", ["scatter", "scatter --data ml-1m --seeds 10"]),
+    ("figures/methods.md", "Mutual learning", ["mutual"]),
+    ("figures/methods.md", "Federated distillation", ["distill"]),
+    ("figures/methods.md", "Attention", ["attention"]),
     (
-        "figures.md",
+        "figures/hostile.md",
         "Hostile devices",
-        ["robust --method scatter --epochs 40 --seeds 3", "robust --method fedavg --seeds 3"],
+        ["robust --method scatter --epochs 40 --seeds 3"],
     ),
-    ("methods/robust.md", "Federated averaging", ["robust --method fedavg --seeds 3"]),
-    ("methods/robust.md", "Bounds for teacher logits", ["robust --method logits --seeds 3"]),
+    ("figures/hostile.md", "Federated averaging", ["robust --method fedavg --seeds 3"]),
+    ("figures/hostile.md", "Teacher logits", ["robust --method logits --seeds 3"]),
     (
-        "methods/robust.md",
+        "figures/hostile.md",
         "One device, any value",
         [
             f"robust {ONE_DEVICE} --method fedavg",
@@ -36,7 +36,7 @@ PRINTED = [
     ),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
-    ("methods/scatter.md", "What rows reveal", ["privacy --seeds 1"]),
+    ("methods/scatter/privacy.md", "What rows reveal", ["privacy --seeds 1"]),
 ]
 """Page, heading, and the benchmarks whose stored runs its tables and decimals are of."""
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")

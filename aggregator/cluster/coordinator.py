@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
 
-from aggregator.cluster.gathering import Fetch, GatheredAggregation, from_store
 from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
 from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, MethodFault
 from aggregator.home import AggregatorHome
+from aggregator.methods.guard import GuardedMethod
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
@@ -26,7 +27,9 @@ from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
+from aggregator.store.checkpoints import unpack_state
 from aggregator.store.cluster import ShareRow
+from aggregator.store.rounds import RoundRow
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import RoundSettings, SharedSettings
@@ -36,6 +39,82 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.presence import Presence
+
+Fetch = Callable[[int, Sequence[ShareRow]], list[bytes | None]]
+"""Workers' own copies of the states that a task's rows are of: None for what none has any more."""
+
+
+def from_store(task: int, rows: Sequence[ShareRow]) -> list[bytes | None]:
+    """A :data:`Fetch` that asks nobody."""
+    return [None] * len(rows)
+
+
+class GatheredAggregation(Aggregation):
+    """Absorbs nothing before the round closes: bodies then, by device, and workers' sums. The same
+    updates give the same bits, whoever took them in, and in whatever order."""
+
+    fetch: Fetch = staticmethod(from_store)
+
+    def resume(self, open_round: RoundRow | None) -> None:
+        with self._store.database.transaction():
+            self._store.checkpoints.drop_partial()
+        self._built = None
+        self._restore(open_round)
+        self.participants = self._waiting()
+
+    def carry_over(self, row: RoundRow) -> None:
+        """What rounds without quorum left waits for the end of this one, too."""
+        self._restore(row)
+        self.participants = self._waiting()
+
+    def gathered(self) -> int:
+        return self._waiting()
+
+    def gather(self, row: RoundRow, now_unix_seconds: float) -> bool:
+        """End the round's entry, once what is being committed is; then take in everything. What
+        workers could not absorb holds the round."""
+        with self._store.database.transaction():
+            self._store.rounds.end_entry(row.round, now_unix_seconds)
+            bad = self._store.log.quarantined()
+            if bad:
+                _, device_id, why = bad[0]
+                what = f"an update of {device_id.hex()} is in quarantine: {why}"
+                self._store.rounds.hold(row.round, what)
+        if bad:
+            return False
+        self._restore(row)
+        for logged in self._store.log.by_device():
+            try:
+                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
+            except (MethodFault, WireError) as error:
+                self._quarantine(row, logged, error)
+                return False
+            self.participants += 1
+        sums = self._store.shares.sums()
+        fetched = zip(sums, self.fetch(self._store.number, sums), strict=True)
+        for number, shares in groupby(fetched, lambda each: each[0].round):
+            # Of a round without quorum first the whole, as if one process had had all of it.
+            method = self._method if number == row.round else self._opened_anew(number)
+            for share, found in shares:
+                state = self._store.shares.state(share) if found is None else found
+                method.merge(unpack_state(state))
+            if method is not self._method:
+                self._method.merge(method.share())
+        self.participants = self._waiting()
+        return True
+
+    def _opened_anew(self, number: int) -> GuardedMethod:
+        """The method as it was when an earlier round opened, since which no version was made."""
+        version = self._store.checkpoints.get("version")
+        assert version is not None
+        method = self._new_method(self.items)
+        method.restore(version.state)
+        method.open_round(number)
+        return method
+
+    def _waiting(self) -> int:
+        return self._store.log.waiting() + self._store.shares.summed()
+
 
 _LOG = logging.getLogger(__name__)
 _TEND_SECONDS = 0.5

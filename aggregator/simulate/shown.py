@@ -1,4 +1,4 @@
-"""Records as tables and pictures."""
+"""Records as tables and pictures, and what figures over seeds amount to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,55 @@ import numpy as np
 from tabulate import tabulate
 
 from aggregator.evaluation.words import shown
-from aggregator.simulate.intervals import interval
 from aggregator.simulate.record import SimulationRecord
 from device_sdk.system.printable import printable
+
+# Student's t, two-sided 95 %, by degrees of freedom from 1.
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and standard deviation (NaN for a single value) over seeds."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, and half the width of its 95 % interval (NaN for a single value)."""
+
+    mean: float
+    half_width: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Over at least one value."""
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return Spread(float(np.mean(values)), deviation)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Over at least one value, by Student's t."""
+    found = spread(values)
+    degrees = len(values) - 1
+    if degrees == 0:
+        return Interval(found.mean, math.nan)
+    t = _T95[degrees - 1] if degrees <= len(_T95) else 2.086
+    return Interval(found.mean, t * found.deviation / math.sqrt(degrees + 1))
+
+
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """``values`` minus ``baseline``, seed by seed.
+
+    Raises ValueError when the two differ in length.
+    """
+    return interval([value - base for value, base in zip(values, baseline, strict=True)])
+
 
 _KEPT = {
     "round": "number",

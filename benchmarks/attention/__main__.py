@@ -15,7 +15,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import numpy as np
 
-from aggregator.simulate.intervals import spread
+from aggregator.simulate.shown import spread
 from benchmarks.attention.execute import execute
 from benchmarks.attention.experiment import (
     BEST,

@@ -331,7 +331,7 @@ def _sections(unit: Measured, assumed: Assumed) -> Iterator[str]:
     yield "# A fleet of millions, on paper"
     yield (
         "Nobody has run this many devices. What one device, update, session and connection cost "
-        "was [measured](figures.md#a-cluster) on a machine with 2 shared cores; the rest is "
+        "was [measured](figures/fleets.md#a-cluster) on a machine with 2 shared cores; the rest is "
         "multiplication by the assumptions below, which stand in `benchmarks/cluster/scale.toml`. "
         "`python -m benchmarks.cluster.scale --write` makes this page."
     )

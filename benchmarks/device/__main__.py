@@ -136,7 +136,7 @@ def _without(workload: Workload, peer: bool) -> Row:
     return {"against_ort_training": "not expressible"} if peer and not workload.peer else {}
 
 
-# Printing: the table and what docs/figures.md and README copy.
+# Printing: the table and what docs/figures/training.md and README copy.
 
 
 def _print(rows: Sequence[Row]) -> None:
@@ -150,7 +150,7 @@ def _print(rows: Sequence[Row]) -> None:
                 f"{theirs:.0f} MiB: {ours / theirs:.2f} of it (target: at most 0.25)"
             )
     print("\ninstall size and import time: make bench-size")
-    print("\nfor docs/figures.md:\n")
+    print("\nfor docs/figures/training.md:\n")
     for line in _markdown(timed):
         print(line)
     by_speed = sorted(timed, key=lambda row: float(row["against_torch"]["lowest"]))
@@ -182,7 +182,7 @@ def _pair(found: object, digits: int) -> str:
 
 
 def _markdown(rows: Iterable[Row]) -> Iterable[str]:
-    """The rows of docs/figures.md."""
+    """The rows of docs/figures/training.md."""
     yield "| work | ms | times torch eager | times onnxruntime-training |"
     yield "|---|---|---|---|"
     for row in rows:

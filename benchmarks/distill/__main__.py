@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from aggregator.simulate.intervals import paired_difference, spread
+from aggregator.simulate.shown import paired_difference, spread
 from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
 from benchmarks.distill.experiment import (
     AFD,

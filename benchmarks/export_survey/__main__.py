@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "--page",
         type=Path,
         default=Path("docs/export-coverage.md"),
-        help="takes the table of a timed survey between its markers",
+        help="takes the summary between its markers; the models go into a folder beside it",
     )
     return parser
 

@@ -29,13 +29,37 @@ def report(subjects: Sequence[Subject], found: Found, *, against: bool = False) 
 
 
 def page(file: Path, subjects: Sequence[Subject], found: Found) -> None:
-    """Replace what stands between the page's markers by :func:`report`."""
+    """Replace what stands between the page's markers by a summary; a page for each kind beside.
+
+    The page of a kind lies in the folder of the page's name, and is made whole.
+    """
     before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{file} has no lines {BEGIN} and {END}")
-    text = f"{before}{begin}\n\n{report(subjects, found)}\n\n{end}{after}"
-    file.write_text(text, encoding="utf-8")
+    kinds = _kinds(subjects, found, against=False, folder=file.stem)
+    left = sum(found.get(one.name) is None and not one.missing for one in subjects)
+    parts = [
+        kinds,
+        f"{left} of {len(subjects)} models were not run yet." if left else "",
+        _said(subjects, found),
+    ]
+    text = "\n\n".join(part for part in parts if part)
+    file.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+    folder = file.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for kind in dict.fromkeys(subject.kind for subject in subjects):
+        run = [one for one in subjects if one.kind == kind and found.get(one.name) is not None]
+        if run:
+            text = (
+                f"# What exports: {kind}\n\nMade by `make export-survey`; [what the columns say]"
+                f"(../{file.name}).\n\n{_rows(run, found, against=False, one_kind=True)}\n"
+            )
+            (folder / _page_of(kind)).write_text(text, encoding="utf-8")
+
+
+def _page_of(kind: str) -> str:
+    return f"{kind.lower().replace(' ', '-')}.md"
 
 
 def verdict(subject: Subject, found: Found, contender: str = OURS) -> str:
@@ -46,7 +70,8 @@ def verdict(subject: Subject, found: Found, contender: str = OURS) -> str:
     return outcome.exporting[contender].verdict
 
 
-def _kinds(subjects: Sequence[Subject], found: Found, against: bool) -> str:
+def _kinds(subjects: Sequence[Subject], found: Found, against: bool, folder: str = "") -> str:
+    """A row a kind; with a folder, a link to the page of its models there."""
     kinds = list(dict.fromkeys(subject.kind for subject in subjects))
     groups = {kind: [one for one in subjects if one.kind == kind] for kind in kinds}
     if len(kinds) > 1:
@@ -56,7 +81,9 @@ def _kinds(subjects: Sequence[Subject], found: Found, against: bool) -> str:
         headers += ["before: right", "times torch", "ours times before"]
     lines = []
     for kind, some in groups.items():
-        line = [kind, *_summary(some, found, OURS)]
+        linked = folder and kind in kinds
+        name = f"[{kind}]({folder}/{_page_of(kind)})" if linked else kind
+        line = [name, *_summary(some, found, OURS)]
         if against:
             line += [*_summary(some, found, BEFORE), _medians(some, found, OURS, BEFORE)]
         lines.append(line)
@@ -81,7 +108,7 @@ def _medians(subjects: Sequence[Subject], found: Found, contender: str, against:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
-def _rows(subjects: Sequence[Subject], found: Found, against: bool) -> str:
+def _rows(subjects: Sequence[Subject], found: Found, against: bool, one_kind: bool = False) -> str:
     headers = [
         "kind", "model", "from", "verdict", "export s", "open s: ours, torch", "peak MiB: ours, "
         "torch", "step ms: ours, torch", "times torch: lowest, median",
@@ -101,7 +128,8 @@ def _rows(subjects: Sequence[Subject], found: Found, against: bool) -> str:
         if against:
             line += _before(subject, found, outcome)
         lines.append(line)
-    return markdown_table(lines, headers)
+    first = 1 if one_kind else 0
+    return markdown_table([line[first:] for line in lines], headers[first:])
 
 
 def _before(subject: Subject, found: Found, outcome: Outcome) -> list[str]:

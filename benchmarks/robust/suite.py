@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from aggregator.simulate.intervals import spread
+from aggregator.simulate.shown import spread
 from benchmarks.harness import Run, StoredRuns, finished, key_of, markdown_table
 from benchmarks.recommendation.split import SplitKind
 from benchmarks.robust.attacks import ATTACKS, MAGNITUDES, PROMOTING, SHARES, SINGLE, Attack

@@ -8,19 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from device_sdk.link.broker_url import parse_broker_url
-from device_sdk.rounds.actions import Actions, MoveTo, Subscribe, Unsubscribe
+from device_sdk.rounds.actions import Actions, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.cell import CellChoice
 from device_sdk.rounds.current_round import CurrentRound
-from device_sdk.rounds.farewell import Farewell
-from device_sdk.rounds.resubscription import Resubscription
 from device_sdk.rounds.roster import Roster
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import Turns
+from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import FIRST_ENVELOPE_TYPE, MessageType
-from device_sdk.wire.publish.receipts import RecordType, read_receipt
+from device_sdk.wire.publish.receipts import Receipt, RecordType, leave_digest, read_receipt
 from device_sdk.wire.publish.standing import read_standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -35,6 +34,96 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal.placement import read_placement
 from device_sdk.wire.seal.successor import read_successor
 from device_sdk.world import DeviceWorld
+
+
+class Farewell:
+    """One record, again and again, under whatever session is open."""
+
+    def __init__(self, world: DeviceWorld, sessions: SessionKeeper, actions: Actions) -> None:
+        self._home, self._pace, self._clock = world.home, world.pace, world.clock
+        self._digest = leave_digest(world.membership.grant.device_id)
+        self._sessions = sessions
+        self._actions = actions
+        self._next_seconds = 0.0
+        self._unanswered = 0
+        self.done = False
+        """Whether the aggregator has heard it; the home says so too."""
+
+    def session_opened(self) -> None:
+        """There is a new session: say it at once."""
+        self._next_seconds, self._unanswered = 0.0, 0
+
+    def on_receipt(self, receipt: Receipt) -> None:
+        """A receipt came."""
+        if receipt.digest == self._digest:
+            self._home.membership.leave()
+            self.done = True
+
+    def tick(self) -> None:
+        """Say it, if that is due."""
+        now = self._clock()
+        if now < self.next_seconds():
+            return
+        self._next_seconds = now + self._pace.answer_seconds
+        if self._unanswered >= self._pace.unanswered_sends:
+            # The aggregator may have forgotten the session: the next one comes under a new one.
+            self._sessions.reopen()
+            return
+        self._unanswered += 1
+        try:
+            sealed = self._sessions.seal(RecordType.LEAVE, b"")
+        except WireError:
+            return  # the session has just run out: the keeper opens another
+        self._actions.append(Publish(self._sessions.up_topic, sealed))
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`tick` has something to do; infinite for never."""
+        if self.done or not self._sessions.is_open:
+            return math.inf
+        return self._next_seconds
+
+
+class Resubscription:
+    """A granted subscription may have missed what was published while it settled.
+
+    A broker of several nodes grants it at one of them, and the others, and what is retained, come
+    to know of it one after the other. To subscribe again makes any broker send what it retains.
+
+    That is due ``fetch_seconds`` and a random wait of up to as much after each connection; further
+    ones after waits that grow to ``most_seconds``. They run by this device's connection and chance,
+    and by nothing that is published: no fleet asks at once.
+    """
+
+    def __init__(self, world: DeviceWorld) -> None:
+        pace = world.pace
+        self._clock, self._first_seconds = world.clock, pace.fetch_seconds
+        (rng,) = world.rng.spawn(1)
+        self._backoff = Backoff(
+            rng, first_seconds=pace.fetch_seconds, most_seconds=pace.most_seconds
+        )
+        self._next_seconds = math.inf
+
+    def connected(self, value: bool) -> None:
+        """The broker's connection came, and with it each subscription anew, or went."""
+        self._backoff.reset()
+        self._next_seconds = math.inf
+        if value:
+            self._wait()
+
+    def due(self) -> bool:
+        """Whether to subscribe again now; then the next time is later."""
+        if self._clock() < self._next_seconds:
+            return False
+        self._wait()
+        return True
+
+    def next_seconds(self) -> float:
+        """The monotonic time at which :meth:`due` comes true; infinite without a connection."""
+        return self._next_seconds
+
+    def _wait(self) -> None:
+        self._next_seconds = self._clock() + self._first_seconds + self._backoff.next_seconds()
+
 
 # Bad input, counted by reason and logged once per reason.
 

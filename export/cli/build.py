@@ -47,7 +47,8 @@ export.train_step (all but the directory):
 
 Optimizers: export.Sgd, SgdW, Adam, AdamW, RMSprop, Adagrad, Adadelta, Lion, Lamb, Muon, Segmented,
 of parameter groups by export.Groups; around one of them export.Clipped (gradients), Accumulated
-(steps), Averaged (parameters) and Scheduled (rates, export.schedules): see docs/export.md."""
+(steps), Averaged (parameters) and Scheduled (rates, export.schedules): see
+docs/export/optimizers.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

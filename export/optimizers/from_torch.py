@@ -40,7 +40,7 @@ def as_optimizer(given: object, model: nn.Module) -> Optimizer:
     raise ExportError(
         f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph",
         instead="export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "
-        "docs/export.md, a torch.optim.Optimizer made of the model's parameters, or an "
+        "docs/export/optimizers.md, a torch.optim.Optimizer made of the model's parameters, or an "
         "export.Optimizer of your own",
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Database, Store, create_database, open_database
-from aggregator.store.move import copy_store
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
 from tests.servers.fixtures import MakeDatabase

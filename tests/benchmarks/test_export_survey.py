@@ -108,7 +108,7 @@ def test_without_the_packages_it_says_what_to_install(
     assert "--only" in capsys.readouterr().err
 
 
-def test_the_page_takes_the_table_between_its_markers(tmp_path: Path) -> None:
+def test_the_page_takes_the_summary_and_a_page_a_kind_its_models(tmp_path: Path) -> None:
     kind = Kind("text")
     for name in ("One", "Two", "Three"):
         kind.add(name)(_never)
@@ -123,8 +123,10 @@ def test_the_page_takes_the_table_between_its_markers(tmp_path: Path) -> None:
     page(file, kind.subjects, found)
     text = file.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| 1/2" in text and "1.50, 1.75" in text and "Two: refused: no lowering" in text
-    assert "1 of 3 models were not run yet." in text and "Three" not in text
+    assert "| [text](page/text.md) | 1/2" in text and "Two: refused: no lowering" in text
+    assert "1 of 3 models were not run yet." in text and "One" not in text
+    models = (tmp_path / "page" / "text.md").read_text()
+    assert "| One " in models and "1.50, 1.75" in models and "Three" not in models
     file.write_text("no markers")
     with pytest.raises(ValueError, match="no lines"):
         page(file, kind.subjects, found)

@@ -23,7 +23,7 @@ from device_sdk.methods.scatter.triples import PoolSettings
 from tests.fakes.reference_step import ReferenceStep
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = ROOT / "docs" / "methods" / "scatter.md"
+DOCUMENT = ROOT / "docs" / "methods" / "scatter" / "privacy.md"
 STORED = ROOT / "benchmarks" / "results"
 ITEMS, USERS, LIKES = 200, 80, 15
 

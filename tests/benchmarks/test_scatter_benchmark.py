@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterSettings
-from aggregator.simulate.intervals import paired_difference, spread
+from aggregator.simulate.shown import paired_difference, spread
 from benchmarks.channels import ScatterChannel
 from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.central import Line

@@ -1,4 +1,4 @@
-"""The programs in docs/export.md run as printed."""
+"""The programs of the pages about exporting run as printed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,28 @@ from torch import nn
 import export
 from device_sdk import Trainer
 
-TEXT = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = "\n".join(
+    page.read_text(encoding="utf-8")
+    for page in [DOCS / "export.md", *sorted(DOCS.glob("export/*.md"))]
+)
 
 
 def _program(name: str) -> dict[str, Any]:
     found = re.search(rf"<!-- run: {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL)
     assert found
     module: dict[str, Any] = {"__name__": __name__}
-    exec(compile(found.group(1), "docs/export.md", "exec"), module)
+    exec(compile(found.group(1), f"docs: {name}", "exec"), module)
     return module
+
+
+def test_the_first_program_trains_and_predicts(tmp_path: Path) -> None:
+    _program("first")["artifact"](tmp_path / "first")
+    trainer = Trainer(tmp_path / "first")
+    batch = {"image": np.eye(8, dtype=np.float32)[None].repeat(3, 0), "label": np.array([0, 2, 2])}
+    losses = [trainer.step(batch) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    assert trainer.predict({"image": batch["image"][:1]})["logits"].shape == (1, 10)
 
 
 def test_the_rule_of_ones_own_balances_two_tasks(tmp_path: Path) -> None:

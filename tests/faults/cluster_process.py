@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.cluster import lease, serve
+from aggregator.cluster import serve
 from aggregator.cluster.coordinator import posts
 from aggregator.cluster.orders import Orders, Post
 from aggregator.cluster.worker import Worker, WorkerStatus
@@ -104,7 +104,7 @@ def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> Non
     place.go()
     _log_to(place.log)
     # A product's lease is three times as long.
-    vars(lease).update(
+    vars(serve).update(
         LEASE_SECONDS=LEASE_SECONDS, _RENEW_SECONDS=_RENEW_SECONDS, _LOOK_SECONDS=_LOOK_SECONDS
     )
     vars(serve)["assemble"] = functools.partial(assemble, link_settings=_LINK)

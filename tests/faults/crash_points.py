@@ -7,9 +7,8 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Any
 
-from aggregator.cluster.coordinator import Coordinating
+from aggregator.cluster.coordinator import Coordinating, GatheredAggregation
 from aggregator.cluster.follower import ShareKeeper
-from aggregator.cluster.gathering import GatheredAggregation
 from aggregator.cluster.marks import StoredMarks
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds import replacement

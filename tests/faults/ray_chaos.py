@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from aggregator.cluster.lease import LEASE_SECONDS
+from aggregator.cluster.serve import LEASE_SECONDS
 from tests.brokers.mosquitto import free_port
 from tests.faults.chaos import RunResult, Scene, play
 from tests.faults.cluster_chaos import (

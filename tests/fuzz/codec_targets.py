@@ -17,9 +17,9 @@ from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.home.live import parse_live
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.link.buffered_client import PacketCutter
+from device_sdk.link.dial import FrameReader
 from device_sdk.link.http_head import parse_head
 from device_sdk.link.proxy import parse_proxy_url
-from device_sdk.link.websocket import FrameReader
 from device_sdk.methods.teacher_logits.contract import (
     SoftForm,
     decode_soft_outputs,

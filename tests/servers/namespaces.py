@@ -12,11 +12,15 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 _PREFIX = "tsr"
 _NET = 0x40000000  # CLONE_NEWNET
 _MOST_TRIES = 50
+_numbers = count()
+"""Of what this process has made: the kernel takes its time to take down what is deleted, so that
+nothing new may have an old name."""
 
 
 def missing() -> str:
@@ -29,8 +33,8 @@ def missing() -> str:
     try:
         _ip("netns", "add", tried)
         _ip("netns", "delete", tried)
-    except subprocess.CalledProcessError as error:
-        return f"this kernel makes no network namespaces: {error.stderr.decode().strip()}"
+    except OSError as error:
+        return f"this kernel makes no network namespaces: {error}"
     return ""
 
 
@@ -110,20 +114,20 @@ def machines(
     tag = f"{_PREFIX}{os.getpid()}"
     with ExitStack() as stack:
         made: dict[str, Network] = {}
-        for number, network in enumerate(networks):
-            device = f"{tag}b{number}"
+        for network in networks:
+            device = f"{tag}b{next(_numbers)}"
             _ip("link", "add", device, "type", "bridge")
             stack.callback(_ip, "link", "delete", device)
             made[network] = _attach(device)
         found = {}
-        for place, name in enumerate(names):
-            space = f"{tag}n{place}"
+        for name in names:
+            space = f"{tag}n{next(_numbers)}"
             _ip("netns", "add", space)
             stack.callback(_ip, "netns", "delete", space)
             _ip("-n", space, "link", "set", "lo", "up")
             cables, addresses = {}, {}
             for number, network in enumerate(networks):
-                cable, address = f"{tag}c{place}{number}", made[network].take_address()
+                cable, address = f"{tag}c{next(_numbers)}", made[network].take_address()
                 end = f"eth{number}"
                 peer = ("peer", "name", end, "netns", space)
                 _ip("link", "add", cable, "type", "veth", *peer)
@@ -160,4 +164,7 @@ def _remove_forgotten() -> None:
 
 
 def _ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True).stdout.decode()
+    done = subprocess.run(["ip", *words], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()} ({done.returncode})")
+    return done.stdout

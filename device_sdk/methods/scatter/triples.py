@@ -209,7 +209,7 @@ class PoolSettings:
     """How many unseen items a device mixes in. A device's own choice, never the aggregator's.
 
     They do not hide what is true from an aggregator that looks at the values of updates: what they
-    are measured to hide, and at which price, is in ``docs/methods/scatter.md``.
+    are measured to hide, and at which price, is in ``docs/methods/scatter/privacy.md``.
 
     Attributes:
         pseudo_per_positive: pseudo-items per true interaction. They take part in every epoch as

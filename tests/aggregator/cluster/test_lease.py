@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.cluster.lease import Lease
+from aggregator.cluster.serve import Lease
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.cluster import Deposed

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.home import AggregatorHome
-from aggregator.rounds.machine import RoundClosed, RoundOpened
-from aggregator.rounds.rollout import HARM, Rollout
+from aggregator.rounds.machine import HARM, Rollout, RoundClosed, RoundOpened
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import RoundSettings
 from device_sdk.wire.publish.report import Reason, Report, ReportedOutcome

@@ -15,7 +15,6 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.metrics import registry_of
 from aggregator.serve.service import Service
 from aggregator.task.file import read_task
-from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
@@ -106,14 +105,18 @@ def test_mosquitto_with_wrong_rules_ends_serve_with_a_message(
 
 
 def test_rules_mended_while_the_aggregator_retries_let_it_begin(
-    make_mosquitto: MakeMosquitto, make_link: MakeLink, tmp_path: Path
+    make_mosquitto: MakeMosquitto,
+    make_link: MakeLink,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Real time must not decide whether the third refusal comes before the operator.
+    monkeypatch.setattr("aggregator.serve.service._MOST_REFUSALS_AT_THE_START", 10_000)
     rules = SubscriptionRules(tmp_path, "tessera/#")
     broker = make_mosquitto(*rules.lines)
     operator = make_link(broker.url)
     home = make_home(tmp_path, broker.url, ROUND)
-    patient = LinkSettings(backoff_first_seconds=2, backoff_most_seconds=4)
-    with serving(home, link_settings=patient) as served:
+    with serving(home, link_settings=QUICK) as served:
         wait_until(lambda: refused(served) == (DESCRIPTOR, PRESENCE, ENROLMENTS, UPDATES))
         rules.change(operator)
         with ScriptedDevice(broker.url, invite(home)[0]) as anna:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aggregator.simulate.states import StateStore
+from aggregator.simulate.devices import StateStore
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("float32", "float64", "int64", "bool")])
 STATES = st.dictionaries(

@@ -18,10 +18,11 @@ import psycopg
 import pytest
 
 from aggregator import home as home_module
+from aggregator import home as homes
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
-from aggregator.store import Database, Store, move
+from aggregator.store import Database, Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.schema import TABLES, Shape
 from aggregator.store.update_log import LoggedUpdate
@@ -401,14 +402,14 @@ def test_a_move_that_is_killed_anywhere_leaves_one_store_and_no_other(
 
 
 def _move_and_die(folder: Path, url: str) -> None:
-    rows = move._rows
+    rows = homes._rows
 
     def dying(source: Database, target: Database, query: str, shape: Shape) -> Any:
         if query.endswith(" FROM refusals"):
             os.kill(os.getpid(), signal.SIGKILL)
         return rows(source, target, query, shape)
 
-    move._rows = dying
+    homes._rows = dying
     AggregatorHome(folder, url).move_store()
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation.figures import Figure
+from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Store, create_database
 from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.cluster import ShareRow
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.habits import Habit
-from aggregator.store.move import copy_store
 from aggregator.store.participations import LastParticipation
 from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
 from aggregator.store.publications import SealedContent as Sealed

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.link.broker_url import TlsFiles, parse_broker_url
+from device_sdk.link.dial import FrameReader, WebSocket, upgrade, write_frame
 from device_sdk.link.events import Connected, Disconnected, Message, Outcome, Subscribed
 from device_sdk.link.link import Link
 from device_sdk.link.proxy import Proxy, parse_proxy_url, proxy_for
 from device_sdk.link.settings import LinkSettings
-from device_sdk.link.websocket import FrameReader, WebSocket, upgrade, write_frame
 from tests.brokers.amqtt_broker import running_amqtt
 from tests.brokers.authority import Authority
 from tests.brokers.connect_proxy import ConnectProxy

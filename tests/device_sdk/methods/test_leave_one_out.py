@@ -17,7 +17,7 @@ from device_sdk.methods.teacher_logits.contract import (
     encode_knowledge,
     share_of,
 )
-from device_sdk.methods.teacher_logits.knowledge import SentShares, leave_one_out, summed_rounds
+from device_sdk.methods.teacher_logits.learner import SentShares, leave_one_out, summed_rounds
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 Tensors = dict[str, np.ndarray[Any, Any]]

@@ -13,8 +13,7 @@ from aggregator.simulate.engine import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.methods.mutual.contract import MutualTraining, decode_soft_labels, sample_entries
-from device_sdk.methods.mutual.learner import MutualLearner
-from device_sdk.methods.mutual.teachers import PublicSet, learnable
+from device_sdk.methods.mutual.learner import MutualLearner, PublicSet, learnable
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from tests.fakes.mutual_artifact import (
     CLASSES,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.scatter import descent
+from device_sdk.methods.scatter import learner as scatter
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import (
     FactorStep,
@@ -123,7 +123,7 @@ def state_bits(learner: ScatterLearner) -> dict[str, tuple[object, bytes]]:
     ),
     half=st.booleans(),
     broken_row=st.sampled_from([None, None, 3]),
-    together_bytes=st.sampled_from([1, 3_000, descent._TOGETHER_BYTES]),
+    together_bytes=st.sampled_from([1, 3_000, scatter._TOGETHER_BYTES]),
 )
 def test_what_a_device_computes_is_its_own(
     graph: TrainerStep,
@@ -150,7 +150,7 @@ def test_what_a_device_computes_is_its_own(
         before = [state_bits(learner) for learner in others]
         expected = alone(ones, broadcast)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(descent, "_TOGETHER_BYTES", together_bytes)
+            patch.setattr(scatter, "_TOGETHER_BYTES", together_bytes)
             found = ScatterLearner.train_many(others, broadcast)
         if kind == "numpy":
             assert [bits(one) for one in found] == [bits(one) for one in expected]

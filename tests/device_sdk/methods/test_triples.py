@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.methods.scatter.descent import touched_rows
-from device_sdk.methods.scatter.learner import deal_columns, left_out
+from device_sdk.methods.scatter.learner import deal_columns, left_out, touched_rows
 from device_sdk.methods.scatter.triples import (
     PoolSettings,
     Triples,

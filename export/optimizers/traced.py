@@ -71,6 +71,7 @@ class Traced:
 
     def _hold(self, made: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         self._made = made
+        self._found: dict[frozenset[int], tuple[_Plan, bool]] = {}
         own = {key: _plain(value) for key, value in group.items() if not key.startswith("param")}
         self.switches = {key: False for key in _SWITCHES if key in own}
         self._group = {key: value for key, value in own.items() if key not in _SWITCHES}
@@ -176,6 +177,9 @@ class Traced:
             return torch.randn(tuple(shape), generator=draw, dtype=torch.float64)
 
         of_rank = {len(slot.shape): slot for slot in slots}
+        for ranks, found in self._found.items():
+            if of_rank.keys() <= ranks:
+                return found
         shapes = [(3, 4, 2, 3, 2, 2)[:rank] for rank in of_rank or (1,) for _ in range(2)]
         start = [normal(shape) for shape in shapes]
         gradients = [[normal(shape) for shape in shapes] for _ in range(_STEPS)]
@@ -188,7 +192,8 @@ class Traced:
             try:
                 for plan in self._plans(path):
                     if plan.follows(path):
-                        return plan, plan.follows(path.flat())
+                        found = self._found[frozenset(of_rank)] = plan, plan.follows(path.flat())
+                        return found
             except AsksForNumbers as error:
                 raise ExportError(
                     f"a step of {self._named} asks a tensor for what only a device knows ({error})",
@@ -223,10 +228,12 @@ class Traced:
             places, _, noted = plan.stepped(path.start, path.gradients[0], None, lr, None)
         plan = replace(plan, chooses=places.chooses)
         for _ in range(3):
-            plan = replace(plan, scales=plan.emerging(*plan.probed(path, 2.0, path.rates[2])))
-        if plan.scales != plan.emerging(*plan.probed(path, 2.0, path.rates[2])):
+            before, plan = plan, replace(plan, scales=plan.emerging(*plan.probed(path, 2.0, lr)))
+            if plan == before:
+                break
+        else:
             plan = replace(plan, scales={})
-        counts, rates = (0.0, 10.0, 1e3, 1e6, 1e9), (0.0, path.rates[0])
+        counts, rates = (0.0, 10.0, 1e3, 1e6, 1e9), (lr * 0, lr)
         while True:
             of = [plan.probed(path, *each)[0].numbers for each in product(counts, rates)]
             odd = {at for n in of for at, v in enumerate(n) if not 1e-6 < float(v) < 1e6}
@@ -415,11 +422,11 @@ class _Plan:
 
         return [{k: left(k, v) for k, v in each.items() if self.keeps(k, v)} for each in entered]
 
-    def probed(self, path: _Path, count: float, lr: float) -> tuple[Places, list[Any]]:
+    def probed(self, path: _Path, count: float, lr: Tensor) -> tuple[Places, list[Any]]:
         """A step from where the path's second one ended, at any count and rate."""
         values, held = path.after[1]
         places, _, entered = self.stepped(
-            values, path.gradients[2], self._divided(held), torch.tensor(lr), torch.tensor(count)
+            values, path.gradients[2], self._divided(held), lr, torch.tensor(count)
         )
         return places, entered
 

@@ -395,7 +395,8 @@ class _Plan:
                 }
                 for each in held
             ]
-            if dampening := self.optimizer.settings().get("dampening"):
+            dampening: Any = self.optimizer.settings().get("dampening")
+            if dampening:
                 # SGD's first step goes without: the same with momentum that begins as zero.
                 changes["dampening"] = (count > 0).to(count.dtype) * dampening
         made: Any = self.optimizer.standing(values, entered, lr=places.place(lr), **changes)

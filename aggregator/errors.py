@@ -60,11 +60,11 @@ class MethodFault(Exception):
 
 
 class CallOverdue(MethodFault):
-    """Raised inside a method's code that did not come back in time."""
+    """Raised inside a method's code that did not return in time."""
 
     def __init__(self) -> None:
         self.call = ""
-        Exception.__init__(self, "it did not come back in time")
+        Exception.__init__(self, "it did not return in time")
 
 
 def _place(error: BaseException) -> str:

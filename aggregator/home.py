@@ -17,6 +17,8 @@ from aggregator.store.schema import TABLES, Shape
 from device_sdk.system.files import erase_file, write_atomically
 from device_sdk.system.lock import FileLock
 
+_ROWS_AT_ONCE = 16
+
 
 def copy_store(source: Database, target: Database) -> None:
     """All rows of a store into one that was just made, of whichever engine; all or nothing. Nobody
@@ -28,17 +30,29 @@ def copy_store(source: Database, target: Database) -> None:
             places = ", ".join("?" * len(shape.columns))
             target.execute_many(
                 f"INSERT INTO {table} ({columns}) VALUES ({places})",
-                _rows(source, target, f"SELECT {columns} FROM {table}", shape),
+                _rows(source, target, table, shape),
             )
 
 
-def _rows(source: Database, target: Database, query: str, shape: Shape) -> Iterator[list[Any]]:
+def _rows(source: Database, target: Database, table: str, shape: Shape) -> Iterator[list[Any]]:
+    """In the order of their keys, a few at a time: what they hold may be large."""
     any_places = [place for place, kind in enumerate(shape.columns.values()) if kind == "ANY"]
-    for row in source.rows(query):
-        values = list(row)
-        for place in any_places:
-            values[place] = target.to_any(source.from_any(values[place]))
-        yield values
+    key, names = ", ".join(shape.key), [*shape.columns]
+    last: list[Any] = []
+    after = ""
+    while page := list(
+        source.rows(
+            f"SELECT {', '.join(names)} FROM {table} {after} ORDER BY {key} LIMIT {_ROWS_AT_ONCE}",
+            last,
+        )
+    ):
+        last = [page[-1][names.index(each)] for each in shape.key]
+        after = f"WHERE ({key}) > ({', '.join('?' * len(last))})"
+        for row in page:
+            values = list(row)
+            for place in any_places:
+                values[place] = target.to_any(source.from_any(values[place]))
+            yield values
 
 
 class AggregatorHome:

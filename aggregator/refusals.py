@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED = 10_000
 _USUAL = {
     "unknown-session": "devices went on with sessions that are not open here, as after each start "
-    "of serve: they are told so, and open new ones (said once)"
+    "of serve: they are told, and open new ones (logged once)"
 }
 """Reasons that nobody need look into: what happened, and what comes of it."""
 
@@ -47,7 +47,7 @@ class Refusals:
             _LOG.info(_USUAL[reason])
             return
         who = device_id.hex() if device_id else "an unknown sender"
-        _LOG.warning("refused from %s: %s (said once)", who, detail or reason)
+        _LOG.warning("refused from %s: %s (logged once)", who, detail or reason)
 
     def save(self, table: RefusalCounts) -> None:
         """Add to the store what was counted since the last time; in any transaction or none."""

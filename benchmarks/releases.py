@@ -32,8 +32,8 @@ with the newest releases of everything, one with the lowest that pyproject.toml 
 exports and verifies the survey's models that need nothing but torch, and runs the demo. The exit
 status is 1 where one of them could not be installed, or something was not right."""
 _EPILOG = f"""\
-torch comes without CUDA where {WITHOUT_CUDA} answers, else from PyPI, on
-Linux with CUDA (6 GB an environment). pip's own settings hold but for constraints."""
+torch comes without CUDA where {WITHOUT_CUDA} has the release, else from PyPI,
+on Linux with CUDA (6 GB an environment). pip's own settings hold but for constraints."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,7 +142,9 @@ def _installed(python: str, wheel: Path, pins: Sequence[str], folder: Path) -> D
     slim = ["--retries", "0", "--index-url", WITHOUT_CUDA, torch.partition(";")[0]]
     if subprocess.run([*pip, *slim], env=environment, stderr=subprocess.DEVNULL).returncode:
         print(f"{WITHOUT_CUDA} does not answer: torch comes from PyPI", flush=True)
-    subprocess.run([*pip, "--upgrade", f"{wheel}[{EXTRAS}]"], env=environment, check=True)
+    # By its name, too: else pip keeps the torch that is there, though PyPI has a newer one.
+    asked = ["--upgrade", f"{wheel}[{EXTRAS}]", "torch"]
+    subprocess.run([*pip, *asked], env=environment, check=True)
     for name, version in sorted(install.packages().items()):
         if name in _TOLD:
             print(f"{name} {version}", flush=True)

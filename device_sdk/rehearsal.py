@@ -39,6 +39,7 @@ _NUMBERS_BEYOND = 1 << 20
 """No range is looked for above it."""
 _RISES = 100.0
 """A loss that rises by so much in a few steps does not come back."""
+_TRUE_SAMPLES = "true samples (tessera-aggregator task check --data)"
 MORE_TIMES: Final = 10
 """So many times the usual training is gone on with where no parameter has moved: some optimizers
 gather several steps, and some rates begin at 0."""
@@ -63,8 +64,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of a case. ``reason``: a slug of a device or of the aggregator; ``detail``: in
-    words; ``progress``: what training came to, where that is known."""
+    """What became of a case. ``reason``: a slug of a device or of the aggregator, or a few words
+    where there is none; ``detail``: in words; ``progress``: what training came to, where that is
+    known."""
 
     case: Case
     outcome: Outcome
@@ -79,8 +81,7 @@ class LossProgress:
 
     Attributes:
         steps: their number.
-        first, last: the loss of the first step's samples before and after them, or, where
-            ``of_rounds``, what devices told of the first round and of the last.
+        first, last: the loss of the first step's samples before and after them.
         moved: whether any parameter has changed.
     """
 
@@ -88,50 +89,51 @@ class LossProgress:
     first: float
     last: float
     moved: bool
-    of_rounds: bool = False
 
     def finding(self, case: Case) -> Finding:
-        """Of a case in which nothing failed by itself."""
-        what = "the loss of the devices" if self.of_rounds else "the loss of the same samples"
-        if not self.moved:
+        """Of a case in which nothing failed by itself. A model that learns from no samples is at
+        fault; one that learns nothing from odd samples is not."""
+        if self.last > _RISES * max(abs(self.first), 1.0):
+            detail = (
+                f"the loss of the same samples rose from {self.first:.3g} to {self.last:.3g} in "
+                f"{self._when}, and will go on: is the learning rate too high?"
+            )
+            return Finding(case, "fails", "not-finite", detail, self)
+        if case.usual and not self.moved:
             why = (
                 "is the learning rate 0, is everything frozen, or does the loss not depend on what "
                 "is trained?"
             )
             detail = f"no parameter moves in {self._when}: {why}"
             return Finding(case, "fails", "", detail, self)
-        if self.last > _RISES * max(abs(self.first), 1.0):
+        if case.usual and self.first == self.last and self.steps > 1:
             detail = (
-                f"{what} rose from {self.first:.3g} to {self.last:.3g} in {self._when}, and will "
-                "go on: is the learning rate too high?"
-            )
-            return Finding(case, "fails", "not-finite", detail, self)
-        if self.first == self.last and not self.of_rounds and self.steps > 1:
-            detail = (
-                f"{what} is {self.first:.3g} to the last bit before and after {self._when}, though "
-                "parameters move: does it not depend on them?"
+                f"the loss of the same samples is {self.first:.3g} to the last bit before and "
+                f"after {self._when}, though parameters move: does it not depend on them?"
             )
             return Finding(case, "fails", "", detail, self)
-        return Finding(case, "trains", "", "", self)
+        return Finding(case, "trains", "" if self.moved else "and changes nothing", "", self)
 
     def __str__(self) -> str:
         """For people: whether the loss goes down."""
-        numbers = f"{self.first:.4g} before, {self.last:.4g} after {self._when}"
-        if self.of_rounds:
-            numbers = f"{self.first:.4g} in the first, {self.last:.4g} in the last of {self._when}"
+        first, last = f"{self.first:.4g}", f"{self.last:.4g}"
+        numbers = f"{first} before, {last} after {self._when}"
+        if first == last:
+            numbers = f"{first} before and after {self._when}"
+            return f"the loss hardly changes: {numbers}; a warm-up, or too small a learning rate?"
         if self.last < self.first:
             return f"the loss goes down: {numbers}"
         # Made-up labels follow from nothing, and dropout and drawn negatives are other ones.
-        rises = self.last > self.first + 0.5 * max(abs(self.first), 1.0)
+        if self.last > self.first + 0.5 * max(abs(self.first), 1.0):
+            return f"the loss rises: {numbers}; try a smaller learning rate, or {_TRUE_SAMPLES}"
         return (
-            f"the loss rises: {numbers}; try a smaller learning rate, or --data with true samples"
-            if rises
-            else f"the loss does not go down: {numbers}; on made-up data that may be"
+            f"the loss does not go down: {numbers}; made-up labels follow from nothing, so that "
+            f"need be no fault: try {_TRUE_SAMPLES}"
         )
 
     @property
     def _when(self) -> str:
-        return f"{self.steps} {'round' if self.of_rounds else 'step'}{'s' * (self.steps != 1)}"
+        return f"{self.steps} step{'s' * (self.steps != 1)}"
 
 
 # Made-up data.
@@ -173,17 +175,17 @@ Trains = Callable[[Case], Finding]
 
 def made_up(manifest: Manifest, rng: np.random.Generator) -> tuple[Make, ...]:
     """Ways to make samples up, of which a model takes one or the other: inputs of a normal
-    distribution, or between 0 and 1 (a model may take logarithms); labels and ids 0 and 1, or 0
-    alone; bytes of any value."""
+    distribution, or between 0 and 1 (a model may take logarithms); labels and ids 0 and 1, 0 alone,
+    or 1 and 2 (stars are counted from 1); bytes of any value."""
 
-    def way(below_zero: bool, most: int) -> Make:
-        return lambda rows: _made_up(manifest, rows, rng, below_zero, most)
+    def way(below_zero: bool, numbers: range) -> Make:
+        return lambda rows: _made_up(manifest, rows, rng, below_zero, numbers)
 
-    return way(True, 2), way(False, 2), way(False, 1)
+    return way(True, range(2)), way(False, range(2)), way(False, range(1)), way(False, range(1, 3))
 
 
 def _made_up(
-    manifest: Manifest, rows: int, rng: np.random.Generator, below_zero: bool, most: int
+    manifest: Manifest, rows: int, rng: np.random.Generator, below_zero: bool, numbers: range
 ) -> Samples:
     labels = label_entries(manifest)
     found: dict[str, NDArray[Any]] = {}
@@ -194,8 +196,8 @@ def _made_up(
             drawn = rng.standard_normal(shape) if below_zero else rng.random(shape)
             found[port.of] = drawn.astype(dtype)
         else:
-            below = 256 if dtype == np.uint8 and not is_label else most
-            found[port.of] = rng.integers(0, below, shape).astype(dtype)
+            among = range(256) if dtype == np.uint8 and not is_label else numbers
+            found[port.of] = rng.integers(among.start, among.stop, shape).astype(dtype)
     return found
 
 
@@ -233,51 +235,71 @@ def cases(
         if rows <= batch_size
     ]
     labels = label_entries(manifest)
-    inputs = [p for p in sample_entries(manifest) if p.of not in labels and p.dtype == "float32"]
-    for port in inputs[:1]:
-        scale = (
+    dtypes = {port.of: DTYPES[port.dtype] for port in sample_entries(manifest)}
+    inputs = [each for each, dtype in dtypes.items() if each not in labels and dtype == np.float32]
+
+    def of(
+        title: str, names: Iterable[str], put: Callable[[NDArray[Any]], None], advice: str
+    ) -> None:
+        samples = {each: array.copy() for each, array in draw(usual).items()}
+        for each in names:
+            put(samples[each])
+        found.append(Case(title, device(samples), advice=advice))
+
+    if inputs:
+        names = " and ".join(map(repr, inputs))
+        advice = "divide by a spread or a length with a little added to it: x / (x.std(0) + 1e-6)"
+        of(f"zeros alone in {names}", inputs, _put_all(lambda array: 0), advice)
+    for name in inputs[:1]:
+        advice = (
             "put batch norm in front of the model, or scale these numbers in the app before they "
             "are given to Tessera; a smaller learning rate alone seldom helps"
         )
         for said, centre, spread in (
-            (f"raw {port.of!r}, such as a pressure of 101,325 Pa", _PRESSURE, _SPREAD),
-            (f"raw {port.of!r}, such as a clock's 1,700,000,000 s", _CLOCK, _DAY),
+            ("a pressure of 101,325 Pa", _PRESSURE, _SPREAD),
+            ("a clock's 1,700,000,000 s", _CLOCK, _DAY),
         ):
-            samples = {name: array.copy() for name, array in draw(usual).items()}
-            array = samples[port.of]
-            column = array[..., 0] if array.ndim > 1 else array
-            column[...] = centre + spread * rng.standard_normal(column.shape)
-            found.append(Case(said, device(samples), advice=scale))
-        samples = {name: array.copy() for name, array in draw(usual).items()}
-        samples[port.of].reshape(-1)[0] = np.nan
-        leave = "leave such samples out in the app, or fill the number in"
-        found.append(Case(f"a NaN in {port.of!r}", device(samples), advice=leave))
-    if [p.dtype for p in sample_entries(manifest) if p.of in labels] == ["float32"]:
-        (name,) = labels
-        samples = {each: array.copy() for each, array in draw(usual).items()}
-        raw = _PRESSURE + _SPREAD * rng.standard_normal(samples[name].shape)
-        samples[name][...] = raw
-        found.append(
-            Case(
-                f"raw {name!r} to learn, such as a pressure of 101,325 Pa",
-                device(samples),
-                advice="where devices have such, scale these numbers in the app before they are "
-                "given to Tessera, and what the model predicts back",
-            )
+
+            def raw(array: NDArray[Any], centre: float = centre, spread: float = spread) -> None:
+                column = array[..., 0] if array.ndim > 1 else array
+                column[...] = centre + spread * rng.standard_normal(column.shape)
+
+            of(f"raw {name!r}, such as {said}", [name], raw, advice)
+        advice = "leave such samples out in the app, or fill the number in"
+        of(f"a NaN in {name!r}", [name], _put_first(np.nan), advice)
+    if [dtypes[name] for name in labels] == [np.float32]:
+        of(
+            f"raw {min(labels)!r} to learn, such as a pressure of 101,325 Pa",
+            labels,
+            _put_all(lambda array: _PRESSURE + _SPREAD * rng.standard_normal(array.shape)),
+            "where devices have such, scale these numbers in the app before they are given to "
+            "Tessera, and what the model predicts back",
         )
     for name in sorted(labels):
-        samples = {each: array.copy() for each, array in draw(usual).items()}
-        kind = samples[name].dtype.kind
-        if kind == "f":
-            samples[name].reshape(-1)[0] = np.nan
-        elif kind == "i":
-            samples[name].reshape(-1)[0] = _NO_CLASS
-        else:
-            continue
-        value = "NaN" if kind == "f" else f"{_NO_CLASS}"
-        leave = "leave samples without a label out in the app"
-        found.append(Case(f"a label missing ({value} in {name!r})", device(samples), advice=leave))
+        kind = dtypes[name].kind
+        if kind != "f":
+            advice = "a loss that compares classes needs a value for samples of a single class"
+            alike = _put_all(lambda array: array[:1])
+            of(f"the same {name!r} in all samples", [name], alike, advice)
+        if kind in "fi":
+            value = np.nan if kind == "f" else _NO_CLASS
+            said = f"a label missing ({'NaN' if kind == 'f' else value} in {name!r})"
+            of(said, [name], _put_first(value), "leave samples without a label out in the app")
     return tuple(found)
+
+
+def _put_first(value: float) -> Callable[[NDArray[Any]], None]:
+    def put(array: NDArray[Any]) -> None:
+        array.reshape(-1)[0] = value
+
+    return put
+
+
+def _put_all(value: Callable[[NDArray[Any]], Any]) -> Callable[[NDArray[Any]], None]:
+    def put(array: NDArray[Any]) -> None:
+        array[...] = value(array)
+
+    return put
 
 
 def ids_out_of_range(
@@ -308,13 +330,17 @@ def ids_out_of_range(
             else "give what the model does not know an id of its own in the app, or leave it out"
         )
         yield found(name, -1, f"{what} of -1 in {name!r}", leave)
+        zero = found(name, 0, f"{what} of 0 in {name!r}", leave)
+        least = int(zero.outcome != "trains")
+        if least:
+            yield zero
 
         def fails(value: int, name: str = name) -> bool:
             return found(name, value, f"{value} in {name!r}", "").outcome != "trains"
 
         bound = _bound(fails, sizes)
         if bound is not None:
-            title = f"{what} of {bound:,} in {name!r} (0 to {bound - 1:,} train)"
+            title = f"{what} of {bound:,} in {name!r} ({least} to {bound - 1:,} train)"
             yield found(name, bound, title, leave)
 
 

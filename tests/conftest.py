@@ -16,9 +16,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aggregator.store import sqlite
 from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto, nats_cluster
 from tests.brokers.links import make_link
 from tests.fakes.small_folder import small_folder
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.servers.fixtures import make_database, postgres, store_url
 
 __all__ = [
@@ -43,6 +45,11 @@ settings.register_profile(
 # `make test` draws the same examples each time: a red run means that the code changed.
 settings.register_profile("ci", parent=settings.get_profile("dev"), derandomize=True, database=None)
 settings.load_profile("dev")
+
+
+def pytest_configure() -> None:
+    """A busy machine, or a slow disk, is no reason to give a store's file up."""
+    sqlite._BUSY_SECONDS = PATIENCE_SECONDS
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -63,7 +63,7 @@ METHODS = sorted(path.parent.name for path in ROOT.glob("device_sdk/methods/*/le
 _CONTRACT = frozenset(
     {f"device_sdk.{name}" for name in ("artifact", "evaluation", "fields", "link", "system")}
     | {"device_sdk.tables", "device_sdk.wire"}
-    | {f"device_sdk.methods.{name}" for name in ("labels", "registry", "state")}
+    | {f"device_sdk.methods.{name}" for name in ("labels", "registry", "shared_model", "state")}
     | {f"device_sdk.methods.{name}.contract" for name in METHODS}
 )
 # Loads onnxruntime, to run an ONNX file before it is written; imported by the function that does.

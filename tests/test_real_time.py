@@ -39,7 +39,7 @@ ENDING = {
 }
 """Where rounds have to end by real deadlines, and why it is the same which of them do."""
 
-_PATIENCE = re.compile(r"(?i)patience_seconds(?:: float)?\s*=\s*([\d_.]+)")
+_PATIENCE = re.compile(r"(?i)(?:patience_seconds(?:: float)?|\btimeout)\s*=\s*(\d[\d_.]*)")
 _DEADLINE = re.compile(r"""(?<!least_)deadline_seconds["']?(?:: float)?\s*[=:]\s*([\d_.]+)""")
 
 

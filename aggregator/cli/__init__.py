@@ -43,11 +43,11 @@ examples: a fleet in five steps
         "task": "add, replace, pause or retire a task, check a task file",
         "simulate": "try a task out on virtual devices, before there is a fleet",
         "compare": "lay simulated runs over each other",
-        "restored": "begin a new generation, after the home came back from a backup",
+        "restored": "begin a new generation, after the home was restored from a backup",
     },
     errors={
         AggregatorError: "{error}",
-        MethodFault: "{error}: mend or change the package that offers the method",
+        MethodFault: "{error}: fix or change the package that offers the method",
         sqlite3.Error: "the database cannot be used: {error}. Nothing that was receipted is lost; "
         "mend the disk and start again",
         StoreError: "the store cannot be used: {error}. Nothing that was receipted is lost; start "

@@ -18,7 +18,6 @@ from aggregator.serve.successor import (
     where_serve_is,
 )
 from aggregator.store import Store
-from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from device_sdk.link.broker_url import WAY_PARTS, BrokerWay, parse_broker_url
 
@@ -74,10 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     named, cluster = task.fleet.broker.way, task.fleet.cluster
     store = home.open_store()
     try:
-        if arguments.action == "move":
-            _move(store, named, cluster, arguments)
-        elif arguments.action == "stay":
-            _stay(store, cluster)
+        if arguments.action != "show":
+            require_movable(cluster)
+            act = _move if arguments.action == "move" else _stay
+            with store.database.transaction():  # another operator may be at it, too
+                act(store, named, arguments)
         _show(store, named)
         if arguments.action != "show" and not (is_served(home) or store.lease.is_held()):
             print("serve does not run: it is announced when it does")
@@ -86,8 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _move(store: Store, named: BrokerWay, cluster: Cluster, arguments: argparse.Namespace) -> None:
-    require_movable(cluster)
+def _move(store: Store, named: BrokerWay, arguments: argparse.Namespace) -> None:
     if not arguments.url:
         raise AggregatorError("say where to: broker move URL")
     now = time.time()
@@ -107,12 +106,10 @@ def _move(store: Store, named: BrokerWay, cluster: Cluster, arguments: argparse.
     if new.url.address == here.url.address:
         raise AggregatorError(f"serve is at {here} already")
     move = next_move(store, named, told.address, new, int(now) + arguments.grace, now)
-    with store.database.transaction():
-        ask_for_move(store, move)
+    ask_for_move(store, move)
 
 
-def _stay(store: Store, cluster: Cluster) -> None:
-    require_movable(cluster)
+def _stay(store: Store, named: BrokerWay, arguments: argparse.Namespace) -> None:
     move, now = find_move(store), time.time()
     if move is None or move.is_called_off:
         raise AggregatorError("no move is under way")
@@ -120,8 +117,7 @@ def _stay(store: Store, cluster: Cluster) -> None:
         raise AggregatorError(
             f"the fleet has moved to {move.new}: to go back, move to the old broker's URL"
         )
-    with store.database.transaction():
-        ask_for_move(store, call_off(store, move, now))
+    ask_for_move(store, call_off(store, move, now))
 
 
 def _show(store: Store, named: BrokerWay) -> None:

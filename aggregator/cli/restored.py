@@ -75,8 +75,9 @@ def _begin_generation(home: AggregatorHome, after: int) -> None:
                     task.rounds.give_up(row.round, now)
             task.checkpoints.drop_partial()
     print(
-        f"generation {generation} begins; if keys were rotated since the backup was made, run "
-        "tessera-aggregator rotate keys now"
+        f"generation {generation} begins; if since the backup was made keys were rotated, run "
+        "tessera-aggregator rotate keys now; if the fleet was moved to another broker, run "
+        "tessera-aggregator broker move URL again"
     )
     try:
         renew_descriptor(home, store, now, os.urandom, USUAL_LIVES.descriptor_seconds)

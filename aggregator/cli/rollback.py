@@ -21,7 +21,7 @@ is open, else when the open one has closed and its updates are part of a version
 nothing but one more version. What is kept on the server beside the model, an optimizer's momenta
 and how far its rate has decayed, begins anew; devices keep what is theirs. With a version of before
 another model took the task over (task replace), which does not fit the present one, the task file
-of then comes back: it is kept (task show NAME --version N)."""
+of that time is used again: it is kept (task show NAME --version N)."""
 
 
 @dataclass(frozen=True, slots=True)

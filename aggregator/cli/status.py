@@ -195,7 +195,8 @@ def _print(
     for row, seen in _clashes(store, devices, now):
         print(
             f"problem      two machines have the identity of {called(row)} (seen "
-            f"{ago(seen, now)}): its home was copied. Let one join anew, with a code from invite"
+            f"{ago(seen, now)}): its home was copied. Enrol one of them again, with a code from "
+            "invite"
         )
     for task in tasks:
         if several:
@@ -220,7 +221,8 @@ def _print(
                 f"problem      no device was counted in the last {_SHUT_OUT_ROUNDS} rounds: where "
                 "they are not all away, each says why in tessera-device status. Was this home put "
                 "back from a backup? Then run tessera-aggregator restored, with serve stopped and, "
-                "where keys were rotated since the backup, rotate keys"
+                "where since the backup keys were rotated or the fleet was moved, rotate keys or "
+                "broker move"
             )
         if task.rollback.said:
             print(f"rollback     {task.rollback.said}")

@@ -318,7 +318,8 @@ def go_back(home: AggregatorHome, store: Store, row: TaskRow, version: int) -> N
         ) from None
     print(
         f"version {version} is of a model that task {row.name} had before version "
-        f"{store.task(row.number).facts.judged_from}: the task file of then comes back with it"
+        f"{store.task(row.number).facts.judged_from}: the task file of that time is used again "
+        "with it"
     )
     _ask(home, store, row, ReplaceRequest(new.text, str(version), back_to=version))
 

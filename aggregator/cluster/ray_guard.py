@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.05
 _TRY_SECONDS = 60.0
 _TOKEN = (
     "give all of its machines, and this process, the same RAY_AUTH_MODE=token and RAY_AUTH_TOKEN "
-    "(or RAY_AUTH_TOKEN_PATH), and start Ray anew: see docs/cluster.md"
+    "(or RAY_AUTH_TOKEN_PATH), and restart Ray: see docs/cluster.md"
 )
 # Another process: Ray reads once in a process whether it shows a token.
 _STRANGER = """
@@ -69,8 +69,8 @@ def require_strangers_refused(address: str, asked_to_end: Callable[[], bool]) ->
         said, errors = stranger.communicate()
     if said == "let in\n":
         raise AggregatorError(
-            f"the Ray cluster at {address} lets in who shows no token: whoever reaches its ports "
-            f"runs code there, and would read what it is told. To keep strangers out, {_TOKEN}"
+            f"the Ray cluster at {address} needs no token: whoever reaches its ports can run code "
+            f"there, and would read what this process sends it. To keep strangers out, {_TOKEN}"
         )
     if said != "refused\n":
         lines = errors.strip().splitlines() or ["no answer"]

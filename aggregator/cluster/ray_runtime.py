@@ -121,8 +121,8 @@ class RayRuntime:
         except self._ray.exceptions.RayError as error:
             raise AggregatorError(
                 "the Ray cluster was lost before its workers could be started "
-                f"({first_line(error)}): where its head was started anew meanwhile, start this "
-                "process again, too"
+                f"({first_line(error)}): if its head was restarted in the meantime, restart this "
+                "process as well"
             ) from None
 
     def post(self, posts: Sequence[Post]) -> None:

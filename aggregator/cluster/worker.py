@@ -67,7 +67,7 @@ _LEADERLESS_SECONDS = 600.0
 _GROUP = 256
 _PATIENCE_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
-_ANOTHER_LIFE = "another life of the fleet began: this worker starts anew"
+_ANOTHER_LIFE = "the coordinator was restarted: this worker starts again"
 
 
 def placement_in(cluster: Cluster) -> Callable[[bytes], Placement]:

@@ -82,7 +82,7 @@ class Fence:
         if known is not None and presence.started_unix_seconds > known:
             raise AggregatorError(
                 f"a serve with this aggregator's keys, of which {self._folder} knows nothing, "
-                f"started at {started}: this home is a copy, or came back "
+                f"started at {started}: this home is a copy, or was restored "
                 f"from a backup. {self._remedy(presence)}"
             )
 
@@ -99,8 +99,8 @@ class Fence:
         if theirs.root != ours.root:
             raise AggregatorError(
                 "the fleet's root key was replaced, and the new one is among keys that "
-                f"{self._folder} knows nothing of: this home is a copy, or came back from a backup "
-                "of before. Bring back a home of since. Where there is none, run "
+                f"{self._folder} knows nothing of: this home is a copy, or was restored from a "
+                "backup made before that. Use a home from after it. If there is none, run "
                 "tessera-aggregator restored and then rotate root, both with --home "
                 f"{self._folder}, start serve, and run tessera-device trust on each device"
             )
@@ -116,7 +116,7 @@ class Fence:
                     f"{self._folder} are copies of one another, and only one may serve. {remedy}"
                 )
             raise AggregatorError(
-                f"a serve of this fleet used {keys}: this home is a copy, or came back from a "
+                f"a serve of this fleet used {keys}: this home is a copy, or was restored from a "
                 f"backup. {remedy}"
             )
 

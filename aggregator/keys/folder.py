@@ -321,7 +321,7 @@ def _write_anew(path: Path, kind: KeyKind, seed: bytes) -> None:
 
 
 def _first_serial(above: int, now_unix_seconds: int) -> int:
-    # By the clock, so that an aggregator that came back from a backup, and knows nothing of the
+    # By the clock, so that an aggregator that was restored from a backup, and knows nothing of the
     # delegations made since, does not give out their serials again.
     return max(above + 1, now_unix_seconds // _HOUR_SECONDS * _SERIALS)
 

@@ -147,8 +147,8 @@ class Registry:
         """Two machines have a device's identity: each opened a session after the other had."""
         if device_id not in self._clashed:
             _LOG.warning(
-                "two machines have the identity of device %s: its home was copied. One of them is "
-                "counted a round. Let one join anew (invite), or send both away (revoke)",
+                "two machines have the identity of device %s: its home was copied. Only one of "
+                "them counts in a round. Enrol one again (invite), or remove both (revoke)",
                 device_id.hex(),
             )
         self._clashed[device_id] = int(unix_seconds)

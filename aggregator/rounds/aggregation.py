@@ -324,7 +324,7 @@ class Aggregation:
         except RestoreError as error:
             raise StateMismatch(
                 f"the stored state does not fit the task file's settings: {error}. Change them "
-                "back, or have it begin anew with tessera-aggregator task replace"
+                "back, or start the task afresh with tessera-aggregator task replace"
             ) from None
 
     def _replaced(self, version: int) -> str:

@@ -137,9 +137,11 @@ class SizeProbe:
 
     A broker may say its limit when it accepts a connection (MQTT 5), may refuse what exceeds it, or
     end the connection. One of MQTT 3.1.1, which has no word for it, may acknowledge and drop it: so
-    a large message has to come back, or else a small one that was sent after it may not. Where the
-    largest passes, there is no limit. ``send`` publishes at QoS 1, over another connection than the
-    one that it comes back on; ``nonce``: tells this process' messages from others'.
+    a large message has to come back, or else a small one that was sent after it may not. Where
+    neither comes in time, we go on as if it had, and look again once the small one comes by itself.
+    Where the largest passes, there is no limit. ``send`` publishes at QoS 1, over another
+    connection than the one that it comes back on; ``nonce``: tells this process' messages from
+    others'.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class SizeProbe:
         """A message came on the probe's topic."""
         if payload.startswith(self._marked):
             self._came.add(len(payload))
+            self._done = self._done and self._came != {len(self._marked)}
 
     def interrupted(self) -> None:
         """The connection ended; in the midst of a question twice, the question did it."""
@@ -209,8 +212,10 @@ class SizeProbe:
     def _judge(self, comes_back: bool) -> None:
         small = len(self._marked)
         late = self._clock() - self._asked_seconds >= _ECHO_SECONDS
-        if not comes_back or self._came - {small} or (late and not self._came):
+        if not comes_back or self._came - {small}:
             self._found(self._size)
+        elif late and not self._came:
+            self._most, self._done = self._size, True
         elif self._came:
             self._delivery = None
             self.drops = self._lost() or self.drops
@@ -389,7 +394,8 @@ class BrokerLinks:
     ``nudge``: called when there is something to take, where another's :meth:`events` is waited for.
 
     To the service they are one link: :meth:`events` brings ``Connected`` when the devices' topics
-    are subscribed to and ours can be sent, and ``Disconnected`` when ours cannot be sent any more.
+    are subscribed to and ours can be sent, again where the broker turns out to take other packets
+    than it seemed, and ``Disconnected`` when ours cannot be sent any more.
     """
 
     def __init__(
@@ -439,7 +445,8 @@ class BrokerLinks:
         self._sizes = SizeProbe(self._send_probe, self._probe_topic, shared.random_bytes(16), clock)
         self._comes_back: bool | None = None  # what is sent to the probe's topic; None: not known
         self._granted: set[str] = set()
-        self._unsaid: Connected | None = None
+        self._accepted: Connected | None = None
+        self._told_bytes: int | None = -1  # of the largest packet; -1: nothing yet
         self._said_small = False
         self._said_loss = False
         self.problem = ""
@@ -491,13 +498,14 @@ class BrokerLinks:
             self._of_strangers(event, events)
         for event in self._own.events(timeout_seconds=0.0):
             self._of_ours(event, events)
-        if self._unsaid is not None and self._is_sized():
+        accepted, told = self._accepted, self._told_bytes
+        if accepted is not None and self._is_sized() and told != self.packet_bytes:
             self.problem = ""
             _LOG.info("connected to %s", self.broker)
             self._tell_of_drops()
             self._device_limits.packets_of(self.packet_bytes or MAX_MESSAGE_BYTES)
-            events.append(self._unsaid)
-            self._unsaid = None
+            self._told_bytes = self.packet_bytes
+            events.append(accepted)
         if self.connected and self._up_granted:
             self._probe.turn(behind=len(came) >= most)
             self._tell_of_losses()
@@ -564,11 +572,11 @@ class BrokerLinks:
     def _of_ours(self, event: Event, events: list[Event]) -> None:
         match event:
             case Connected():
-                self._unsaid = event
+                self._accepted, self._told_bytes = event, -1
                 self._sizes.connected(event.limits)
                 self._look_at(event.limits.receive_maximum)
             case Disconnected() | ConnectRefused():
-                self._unsaid = None
+                self._accepted = None
                 self._probe.interrupted()
                 self._sizes.interrupted()
                 self.problem = event.detail
@@ -602,7 +610,8 @@ class BrokerLinks:
         _LOG.warning(
             "%s takes %d of our messages before it wants to have acknowledged the first: "
             "sessions' replies and publications leave no faster than that each round trip; in "
-            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 (said once)",
+            "mosquitto.conf, max_inflight_messages 1000, and max_queued_messages 10000 "
+            "(logged once)",
             self.broker,
             receive_maximum,
         )
@@ -625,7 +634,7 @@ class BrokerLinks:
             _LOG.warning(
                 "%s acknowledges messages and does not deliver them, devices' updates "
                 "too: it drops what does not fit into its queue for a connection; in "
-                "mosquitto.conf, max_queued_messages 10000 (said once; counted in the metrics as "
+                "mosquitto.conf, max_queued_messages 10000 (logged once; counted in the metrics as "
                 "tessera_broker_losses_total)",
                 self.broker,
             )

@@ -82,10 +82,18 @@ class Outgoing:
     def announce(self, standing: Iterable[tuple[str, bytes]], topics: Iterable[str]) -> None:
         """Send retained messages: ``standing`` as given, then ``topics`` from the store."""
         self._standing.extend(standing)
-        self._topics.extend(topics)
+        topics = tuple(topics)
+        self._topics = deque(dict.fromkeys((*self._topics, *topics)))
         self._idle_pumps = 0
         if self._mirror is not None:
-            self._unmirrored.extend(self._topics)
+            self._unmirrored.extend(topics)
+
+    def connected(self) -> None:
+        """There is another connection, and all is announced anew. What waits for brokers that were
+        there already goes first: one that comes and goes all the time keeps nothing from them."""
+        waiting = self._topics.copy()
+        self.connection_lost()
+        self._topics = waiting
 
     def connection_lost(self) -> None:
         """Forget what waits: all of it is announced anew at the next connection."""

@@ -53,9 +53,12 @@ class Listening:
     A subscription that was granted once is waited for as long as it takes: the broker's rules may
     be mended, and a refusal may be a damaged packet's. One that never was, and is refused three
     times in a row, is most likely forbidden to this user, whom nobody but the operator can help.
+    ``moves``: there are other brokers, where devices may be, and which may be away for a moment:
+    the rules of one end nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, moves: bool) -> None:
+        self._moves = moves
         self._granted: set[str] = set()
         self._refusals: Counter[str] = Counter()
 
@@ -74,7 +77,8 @@ class Listening:
         topic_filter = event.topic_filter
         self._refusals[topic_filter] += 1
         times = self._refusals[topic_filter]
-        if topic_filter not in self._granted and times >= _MOST_REFUSALS_AT_THE_START:
+        never = topic_filter not in self._granted and not self._moves
+        if never and times >= _MOST_REFUSALS_AT_THE_START:
             raise AggregatorError(
                 f"the broker refused the subscription to {topic_filter} {times} times "
                 f"({event.detail}): give this user the rights of aggregator/acl.template"
@@ -140,7 +144,7 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._complete = complete
-        self._listening = Listening()
+        self._listening = Listening(moves=len(parts.move.ways) > 1)
         self._fenced = {
             parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
             parts.topics.write(PresenceTopic()): parts.fence.heard_presence,
@@ -282,7 +286,7 @@ class Service:
                 self._receive(event)
             case Connected():
                 self._fit(parts.link.packet_bytes)
-                parts.outgoing.connection_lost()
+                parts.outgoing.connected()
                 parts.fence.connected()
             case Disconnected() | ConnectRefused():
                 parts.outgoing.connection_lost()

@@ -142,8 +142,10 @@ class WatchMove:
 
     @property
     def announced(self) -> Successor | None:
-        """What to tell devices; None where there is nothing."""
-        return None if self.move is None else self.move.announced
+        """What to tell devices; None where there is nothing, and where serve is at a broker that
+        the task file names since: there it is, and not where the fleet moved before."""
+        move = self.move
+        return None if move is None or not move.is_about(self._named) else move.announced
 
     def reached(self) -> None:
         """A device has a session at the first of the brokers."""

@@ -193,10 +193,10 @@ class TaskBoard:
         ``first``: as its file had it, or as it was served in this process before. What its file
         says by now is taken up like any change of it.
         """
-        replaced = self._store.tasks.find(FIRST).unwritten is not None
-        write_task_files(self._home.folder, self._store)
-        if replaced:  # committed, and no longer what ``first`` says
-            first, _ = self._with_fleet(read_task(first.path))
+        row = self._store.tasks.find(FIRST)
+        if row.unwritten is not None:  # committed, and no longer what ``first`` says
+            first, _ = self._with_fleet(self._read(row))
+        self._write_files()
         self._several = len(self._store.tasks.all()) > 1
         with self._about(first.name):
             try:
@@ -285,7 +285,7 @@ class TaskBoard:
         self._stamps[row.number] = stamp
         store = self._store.task(row.number)
         try:
-            task = read_task(path, self._fleet)
+            task = self._read(row)
             require_room(len(self._parts))
             self._put(row.number, self._made_or_held(store, task))
         except AggregatorError as error:
@@ -302,6 +302,8 @@ class TaskBoard:
         stamp = file_stamp(path)
         if self._stamps.get(number) == stamp:
             return False
+        if self._store.tasks.find(number).unwritten is not None:
+            return False  # it holds what the task was before
         self._stamps[number] = stamp
         try:
             found = read_task(path, None if number == FIRST else self._fleet)
@@ -361,6 +363,14 @@ class TaskBoard:
         self._note(row.number, task, problem)
         _LOG.info("the task was replaced: generation %d", made.rounds.generation)
         return True
+
+    def _read(self, row: TaskRow) -> Task:
+        """What a task's file says, or is to say: it may be one that cannot be written now. Raises
+        AggregatorError."""
+        path, fleet = self._home.folder / row.file, None if row.number == FIRST else self._fleet
+        if row.unwritten is None:
+            return read_task(path, fleet)
+        return parse_task(row.unwritten, path, fleet)
 
     def _with_fleet(self, task: Task) -> tuple[Task, str | None]:
         """With the fleet's tables that are in force, and whether the file has others."""

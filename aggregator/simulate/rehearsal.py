@@ -142,6 +142,8 @@ class _OfItems:
     def finding(self, case: Case, method: Method, rounds: int) -> Finding:
         if self.moved(method):
             return Finding(case, "trains")
+        if not case.usual:
+            return Finding(case, "trains", "and changes nothing")
         detail = f"no item's vector moves in {rounds} rounds: is a learning rate 0?"
         return Finding(case, "fails", "", detail)
 

@@ -58,13 +58,13 @@ class Database(ABC):
 
         A shared one may stand within one that is not; the other way round raises RuntimeError.
         """
-        outer, self._then = self._then, []
-        try:
-            with self._transaction(shared):
-                yield
+        with self._transaction(shared):  # a thread at a time
+            outer, self._then = self._then, []
             then = self._then
-        finally:
-            self._then = outer
+            try:
+                yield
+            finally:
+                self._then = outer
         if outer is not None:
             outer += then
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -66,6 +67,7 @@ _CHANNEL = "tessera_changes"
 _PATIENCE_SECONDS = 30.0
 _LONGEST_WAIT_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
+_MOST_SILENT_SECONDS = 300.0
 _FORGOTTEN_AFTER = "90 days"
 # Of libpq, where the URL does not say: a peer that is gone is noticed within seconds, a server that
 # only reads is none of ours.
@@ -78,13 +80,11 @@ _DEFAULTS = {
     "target_session_attrs": "read-write",
 }
 _LOCAL = ("", "localhost", "127.0.0.1", "::1")
-# By the server, where neither it nor the URL says: who holds others up is cut off.
-_SILENT_SECONDS = 5
-_TIMEOUTS = {
-    "idle_in_transaction_session_timeout": f"{_SILENT_SECONDS}s",
-    "lock_timeout": "10s",
-}
-_SETTINGS = ("fsync", "synchronous_commit", "server_encoding", *_TIMEOUTS)
+# By the server, where neither role, database nor URL says: who holds others up is cut off.
+_IDLE_TIMEOUT, _LOCK_TIMEOUT = "idle_in_transaction_session_timeout", "lock_timeout"
+_LOCK_SECONDS = 10.0
+_SETTINGS = ("fsync", "synchronous_commit", "server_encoding", _IDLE_TIMEOUT, _LOCK_TIMEOUT)
+_MEANT_FOR_US = ("user", "database", "database user", "client")
 
 
 class _WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -130,6 +130,11 @@ class PostgresDatabase(Database):
     lost transaction is over. A server that is silent within a statement is waited for too, and
     after five seconds :attr:`~Database.waits` is told.
 
+    **Silence.** Within a transaction a session may send nothing for five seconds, then the server,
+    or who waits for it, ends it. One that lost a transaction which took as long or longer may be
+    silent for twice as long from then on, up to five minutes, and says so in its application's
+    name: what is only slow (a large value on a slow line, a sum over many) gets through.
+
     **Changes.** Transactions that were alone notify the others; the socket tells
     :meth:`changed_elsewhere`.
 
@@ -157,6 +162,8 @@ class PostgresDatabase(Database):
         self._url = url
         self._read_settings()
         self._has_told = False
+        self._may_be_silent_seconds = _SILENT_SECONDS
+        self._silent_since: dict[tuple[Any, ...], float] = {}
         self._owner = Owner(f"the connection to {self.where}")
         self._depth = 0
         self._shared = self._wrote = self._changed = False
@@ -220,7 +227,6 @@ class PostgresDatabase(Database):
             autocommit=True,
             cursor_factory=psycopg.RawCursor[tuple[Any, ...]],
             client_encoding="UTF8",
-            application_name=f"{_APPLICATION}{SCHEMA_VERSION}",
         )
         for kind, dumper in ((int, _Int), (bool, _Int), (float, FloatBinaryDumper), (str, _Text)):
             connection.adapters.register_dumper(kind, dumper)
@@ -230,18 +236,25 @@ class PostgresDatabase(Database):
         )
         try:
             found = connection.execute(
-                "SELECT name, setting FROM pg_settings WHERE name = ANY($1)", (list(_SETTINGS),)
-            )
-            self._server_settings = dict(found.fetchall())
+                "SELECT name, setting, source FROM pg_settings WHERE name = ANY($1)",
+                (list(_SETTINGS),),
+            ).fetchall()
+            self._server_settings = {name: setting for name, setting, _ in found}
+            meant = {name for name, _, source in found if source in _MEANT_FOR_US}
             script = [f"LISTEN {_CHANNEL}", "SET jit = off"]
             # Durable when it ends, whatever others of this server's users do without.
             if self._server_settings["synchronous_commit"] == "off":
                 script.append("SET synchronous_commit = on")
-            script += [
-                f"SET {name} = '{value}'"
-                for name, value in _TIMEOUTS.items()
-                if self._server_settings[name] == "0"
-            ]
+            if _LOCK_TIMEOUT not in meant:
+                script.append(f"SET {_LOCK_TIMEOUT} = '{_LOCK_SECONDS}s'")
+            silent_seconds = int(self._server_settings[_IDLE_TIMEOUT]) / 1000
+            if _IDLE_TIMEOUT not in meant:
+                silent_seconds = self._may_be_silent_seconds
+                script.append(f"SET {_IDLE_TIMEOUT} = '{silent_seconds}s'")
+            script.append(
+                f"SET application_name = 'tessera store {SCHEMA_VERSION}, may be silent for "
+                f"{silent_seconds} s'"
+            )
             connection.execute("; ".join(script), prepare=False)
         except BaseException:
             connection.close()
@@ -404,6 +417,7 @@ class PostgresDatabase(Database):
                 yield
             return
         self._begin(shared)
+        began_seconds = time.monotonic()
         self._depth, self._shared, self._wrote = 1, shared, False
         try:
             try:
@@ -413,6 +427,11 @@ class PostgresDatabase(Database):
                 self._give_up()
                 raise
             self._commit()
+        except StoreAway:
+            if time.monotonic() - began_seconds >= self._may_be_silent_seconds:
+                twice = 2 * self._may_be_silent_seconds
+                self._may_be_silent_seconds = min(twice, _MOST_SILENT_SECONDS)
+            raise
         finally:
             self._depth = 0
 
@@ -631,10 +650,9 @@ class PostgresDatabase(Database):
                 return ask()
             except psycopg.Error as error:
                 failure = self._failure(error)
-                if error.sqlstate == _LOCK_NOT_AVAILABLE and self._cut_off_who_is_silent():
-                    self._connection.close()
-                    continue
-                if not self._lost(error) and (self.waits is None or not self._is_away(error)):
+                is_cut = error.sqlstate == _LOCK_NOT_AVAILABLE and self._cut_off_who_is_silent()
+                is_away = self.waits is not None and self._is_away(error)
+                if not (is_cut or self._lost(error) or is_away):
                     raise failure from None
                 if self.waits is None and time.monotonic() >= until_seconds:
                     raise failure from None
@@ -650,19 +668,31 @@ class PostgresDatabase(Database):
 
     def _cut_off_who_is_silent(self) -> bool:
         """Whether sessions were ended that kept us waiting: they hold the writers' lock in the
-        midst of a statement (a ``COPY``, a pipeline) and have sent nothing for as long as the
-        server leaves alone those that are idle in a transaction, which is all that it looks for
-        itself. A process that is frozen there would hold everybody up for good."""
-        seconds = int(self._server_settings["idle_in_transaction_session_timeout"]) / 1000
+        midst of a statement (a ``COPY``, a pipeline) and have sent nothing for as long as they said
+        that they may be silent. The server looks for itself only at those that are idle: a process
+        that is frozen there would hold everybody up for good.
+
+        Those that have to be left alone for longer than a moment are looked at again after the next
+        wait for the lock."""
         away = (psycopg.OperationalError, psycopg.errors.InsufficientPrivilege)
         with suppress(*away), closing(self._connect()) as connection:
-            before = set(connection.execute(_SILENT, (_WRITERS_LOCK,)))
-            if before:
-                time.sleep(seconds or _SILENT_SECONDS)
-                silent = before & set(connection.execute(_SILENT, (_WRITERS_LOCK,)))
-                ended = [connection.execute(_END, (pid,)).fetchone() for pid, *_ in silent]
-                return any(ended)
+            left_seconds = self._look_who_is_silent(connection)
+            if 0 < min(left_seconds.values(), default=math.inf) <= _SILENT_SECONDS:
+                time.sleep(min(left_seconds.values()))
+                left_seconds = self._look_who_is_silent(connection)
+            silent = [pid for pid, left in left_seconds.items() if left <= 0]
+            return connection.execute(_END, (silent,)).fetchone() == (True,)
         return False
+
+    def _look_who_is_silent(self, connection: psycopg.Connection[Any]) -> dict[int, float]:
+        """How long each session that keeps us waiting may still be so, by its process."""
+        now = time.monotonic()
+        found = {tuple(seen): seconds for *seen, seconds in connection.execute(_SILENT)}
+        self._silent_since = {seen: self._silent_since.get(seen, now) for seen in found}
+        return {
+            seen[0]: self._silent_since[seen] + (seconds or _SILENT_SECONDS) - now
+            for seen, seconds in found.items()
+        }
 
     def _lost(self, error: psycopg.Error) -> bool:
         """Whether the connection is gone. What a server says as it ends a session may come before
@@ -687,15 +717,17 @@ class PostgresDatabase(Database):
         self._changed |= elsewhere
 
 
-_APPLICATION = "tessera store "
-# Who holds the writers' lock of this database and is waited for to send more; how far each came.
-_SILENT = """
-SELECT pid, backend_start, query_start, state_change, bytes_processed
+# Who holds the writers' lock of this database and is waited for to send more, how far each came,
+# and for how long it said that it may be silent.
+_SILENT = f"""
+SELECT pid, backend_start, query_start, state_change, bytes_processed,
+    substring(application_name FROM '^tessera store .* ([0-9.]+) s$')::float8
 FROM pg_locks JOIN pg_stat_activity USING (pid) LEFT JOIN pg_stat_progress_copy USING (pid)
-WHERE locktype = 'advisory' AND objid = $1 AND granted AND wait_event = 'ClientRead'
+WHERE locktype = 'advisory' AND (classid, objid, objsubid) = (0, {_WRITERS_LOCK}, 1) AND granted
 AND database = (SELECT oid FROM pg_database WHERE pg_database.datname = current_database())
+AND wait_event = 'ClientRead'
 """
-_END = "SELECT true WHERE pg_terminate_backend($1::int)"
+_END = "SELECT bool_or(pg_terminate_backend(pid)) FROM unnest($1::int[]) AS pid"
 _ENDINGS = ("57P01", "57P02", "57P03", "57P05", "25P03")
 _LOCK_NOT_AVAILABLE = "55P03"
 # Of statements that nothing is wrong with: no connection, rolled back for another, no room or no

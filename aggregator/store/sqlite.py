@@ -22,7 +22,6 @@ _BUSY_SECONDS = 10.0
 _WHOLE = ("BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",))
 _NESTED = ("SAVEPOINT nested", "RELEASE nested", ("ROLLBACK TO nested", "RELEASE nested"))
 _LOCK_POLL_SECONDS = 0.002
-_ROWS_AT_ONCE = 64
 # 64 MB of log: what is written back to the file again and again (the verdicts' tree) is written
 # once for many groups.
 _CHECKPOINT_PAGES = 16_000
@@ -175,15 +174,12 @@ class SQLiteDatabase(Database):
         return bool(row[0] == 0)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """See :class:`Database`: a few at a time."""
+        """See :class:`Database`: all of them are in memory. A query that is left open holds the
+        connection to what it began with: once another process has committed, no write would begin
+        here, and nobody would hear of it."""
         with self._turn:
-            cursor = self._connection.execute(sql, values)
-        while True:
-            with self._turn:
-                some = cursor.fetchmany(_ROWS_AT_ONCE)
-            if not some:
-                return
-            yield from some
+            found = self._connection.execute(sql, values).fetchall()
+        yield from found
 
     def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """See :class:`Database`."""

@@ -61,16 +61,23 @@ def file_digest(path: Path) -> str:
 def write_task_files(folder: Path, store: Store) -> None:
     """Bring the task files below the home's ``folder`` to what the store says that they hold.
 
-    In a transaction, so that of a command and ``serve`` one does it. Raises AggregatorError where
-    one cannot be written.
+    Each in a transaction, so that of a command and ``serve`` one does it. Raises AggregatorError
+    where one cannot be written, after all others.
     """
-    if all(row.unwritten is None for row in store.tasks.all()):
-        return
-    with store.database.transaction():
-        for row in store.tasks.all():
-            if row.unwritten is not None:
-                _write(folder / row.file, row.unwritten)
-                store.tasks.set_unwritten(row.number, None)
+    problem: AggregatorError | None = None
+    for due in store.tasks.all():
+        if due.unwritten is None:
+            continue
+        try:
+            with store.database.transaction():
+                row = store.tasks.find(due.number)
+                if row.unwritten is not None:
+                    _write(folder / row.file, row.unwritten)
+                    store.tasks.set_unwritten(row.number, None)
+        except AggregatorError as error:
+            problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 def _write(path: Path, text: str) -> None:

@@ -39,5 +39,5 @@ def run(arguments: argparse.Namespace) -> int:
     log_to_stderr()
     with Device.open(arguments.home, link_settings=link_settings(arguments)) as device:
         device.leave(arguments.timeout)
-    print("this device has left its fleet: it takes part in nothing; what it learnt stays here")
+    print("this device has left its fleet and joins no more rounds; what it learnt stays here")
     return 0

@@ -195,7 +195,7 @@ class HomeDatabase:
         if application != _APPLICATION_ID:
             raise HomeBroken(
                 f"{self._path} was made by a development version of tessera-edge (before 0.1.0): "
-                "enrol this device anew, with another home"
+                "enrol this device again, with another home"
             )
         if version != SCHEMA_VERSION:
             raise HomeBroken(

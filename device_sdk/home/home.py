@@ -101,12 +101,12 @@ class Home:
             if os.name == "posix" and path.is_file() and path.stat().st_mode & 0o077:
                 raise HomeBroken(
                     f"{path} can be read by others on this machine: `chmod 600 {path}`, and go on. "
-                    "Nothing is lost; if somebody else may have copied it, enrol anew with a code "
+                    "Nothing is lost; if somebody else may have copied it, enrol again with a code "
                     "from `tessera-aggregator invite --replaces ID`"
                 ) from error
             raise HomeBroken(
                 f"the identity in {path} cannot be used ({error}); without it this device has to "
-                "enrol anew, with a code from `tessera-aggregator invite --replaces ID`"
+                "enrol again, with a code from `tessera-aggregator invite --replaces ID`"
             ) from error
 
     def artifact_folder(self, artifact_id: bytes) -> Path:

@@ -24,7 +24,7 @@ _LEAPS = 3
 class RequestCounter(HomeStore):
     """Rises for as long as the home exists: the aggregator answers a counter once in its life.
 
-    A home that came back from a backup, or has a clone, counts from too low a number, and nobody
+    A home that was restored from a backup, or has a clone, counts from too low a number, and nobody
     tells it so. So the steps grow while nothing is answered, 1, 16, 256 and up to 2^32: it passes
     in a handful of attempts what was counted by answered ones, and in about as many attempts what
     was counted by unanswered ones. Who swallows every answer would need 2^31 attempts to exhaust
@@ -179,8 +179,8 @@ class Membership:
         if place.startswith(SUCCESSOR):
             return "announced before, and this device found the fleet there"
         if place:
-            return "the cell of the fleet that this device was told"
-        return "this device's own: it joined there, or was told so since"
+            return "the cell of the fleet that the aggregator assigned to this device"
+        return "this device's own: it joined there, or was set to it since"
 
     @property
     def first_place(self) -> str:

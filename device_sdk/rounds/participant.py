@@ -149,7 +149,7 @@ class RefusedMessages:
         if self._counts[error.reason] == 0:
             # Once per reason: whoever can publish could otherwise fill the disk.
             if error.reason in _IN_WORDS:
-                _log.warning("%s (%s; said once)", _IN_WORDS[error.reason], error.reason)
+                _log.warning("%s (%s; logged once)", _IN_WORDS[error.reason], error.reason)
             else:
                 _log.warning("refused a %s: %s (further ones are only counted)", what, error)
         self._counts[error.reason] += 1

@@ -30,9 +30,9 @@ from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
 CLASH = (
-    "another machine has the identity of this device, too: its home was copied, and the two take "
-    "each other's connection and sessions. Let one of them join anew, with a home of its own and a "
-    "code from tessera-aggregator invite"
+    "another machine has the identity of this device: its home was copied, and the two keep taking "
+    "over each other's connection and sessions. Enrol one of them again, with a home of its own "
+    "and a code from tessera-aggregator invite"
 )
 _MOST_DRIFT = 0.02
 _FRESH_SECONDS = 60.0
@@ -202,7 +202,7 @@ class SessionKeeper:
         if self._unanswered > _SENDS_AN_ATTEMPT:
             return (
                 "the aggregator does not answer: it may be down, or this device was revoked "
-                "(then it has to enrol anew, in another home)"
+                "(then it has to enrol again, in another home)"
             )
         return ""
 
@@ -432,9 +432,9 @@ class SessionKeeper:
         above = max(self._least_serial, 0 if known is None else known.delegation.last_serial)
         return (
             "the descriptor at this broker is older than the one that this device trusts: somebody "
-            "shows an old one again, or the aggregator came back from a backup of before its keys "
-            "were rotated or renewed. If it did, run tessera-aggregator restored there, with serve "
-            f"stopped, unless that was done, then tessera-aggregator rotate keys --after {above}, "
+            "shows an old one again, or the aggregator was restored from a backup made before its "
+            "keys were rotated or renewed. If it was, run tessera-aggregator restored there, with "
+            f"serve stopped, if nobody has, then tessera-aggregator rotate keys --after {above}, "
             "and start serve"
         )
 

@@ -138,6 +138,8 @@ def _rank(role: str, name: str) -> int | None:
 
 _SURE = (0, 1, 2)
 """Ranks of names that are hardly anybody's data."""
+_NOUN = 3
+"""The rank of a bare noun, such as `user`."""
 
 
 def named(role: str, names: Sequence[str]) -> tuple[int, ...]:
@@ -213,10 +215,11 @@ def _refuse_lists(table: TextTable, columns: Columns) -> None:
 
 
 def _numbered(table: TextTable, said: str) -> int:
-    number = int(said)
+    number = float(said)  # no number of digits is too many for it
     if not 1 <= number <= table.width:
-        raise TableError(f"--columns names column {number}; {table.name} has {table.width}")
-    return number - 1
+        said = printable(said, 20)
+        raise TableError(f"--columns names column {said}; {table.name} has {table.width}")
+    return int(number) - 1
 
 
 def _with_name(table: TextTable, names: Sequence[str], said: str) -> int:
@@ -237,7 +240,7 @@ def _is_header(table: TextTable, numbers: Mapping[str, int]) -> bool:
     if {"user", "item"} <= numbers.keys():
         return False  # who counts columns knows of no names
     alone = any(
-        _rank(role, first[place]) in _SURE for role, places in roles.items() for place in places
+        _is_name(role, place, first, rest) for role, places in roles.items() for place in places
     )
     words = sum(_stands_out(place, first, rest) for place in range(table.width))
     if alone or words > (len(rest) == 1):  # of a single row below one is no sign
@@ -247,6 +250,12 @@ def _is_header(table: TextTable, numbers: Mapping[str, int]) -> bool:
             "user=1,item=2 where it is no header"
         )
     return False
+
+
+def _is_name(role: str, place: int, first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether a cell of the first row says a role, and is hardly a user or an item itself."""
+    rank = _rank(role, first[place])
+    return rank in _SURE or (rank == _NOUN and all(row[place] != first[place] for row in rest))
 
 
 def _stands_out(place: int, first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
@@ -388,7 +397,7 @@ def _is_rated(cells: Mapping[int, Sequence[str]]) -> bool:
         {2, 3} <= cells.keys()
         and all(re.fullmatch(r"-?\d{1,2}(\.\d+)?", each) for each in cells[2])
         and all(each.isdecimal() for each in cells[3])
-        and any(int(each) > 0 for each in cells[3])
+        and any(float(each) > 0 for each in cells[3])
     )
 
 

@@ -40,6 +40,8 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+_MARKED = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+"""Encodings that a mark belongs to, and what a file without one is."""
 _OTHERS = (
     (b"PK\x03\x04", "a zip archive, or a workbook: unpack it, or save the sheet as CSV"),
     (b"PAR1", "a Parquet file: write it as CSV"),
@@ -254,10 +256,13 @@ def _encoding(data: bytes, told: str, name: str) -> tuple[str, bool]:
     if told:
         try:
             encoding = codecs.lookup(told).name
-            "".encode(encoding)
+            ",".encode(encoding, "ignore")
             codecs.getincrementaldecoder(encoding)
         except (LookupError, TypeError, ValueError):
             raise TableError(f"--encoding {told!r} is no encoding of text") from None
+        if encoding in _MARKED:  # the text that is looked for is to have no mark
+            marked = (each for mark, each in _BOMS if data.startswith(mark))
+            encoding = next((e for e in marked if e[:6] == encoding), _MARKED[encoding])
         if not _decodes(data, encoding):
             raise TableError(f"{name} is not in the encoding {told} (--encoding)")
         return encoding, False
@@ -294,11 +299,12 @@ def _wide(data: bytes, name: str) -> str:
 
 
 def _decodes(data: bytes, encoding: str) -> bool:
+    """Whether it is text in the encoding: half a character (UTF-7 has such) is none."""
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         for start in range(0, len(data), _CHUNK_BYTES):
-            decoder.decode(data[start : start + _CHUNK_BYTES])
-        decoder.decode(b"", final=True)
+            decoder.decode(data[start : start + _CHUNK_BYTES]).encode()
+        decoder.decode(b"", final=True).encode()
     except UnicodeError:
         return False
     return True

@@ -34,7 +34,8 @@ _FORMATS = (
     "%m %d, %Y",
     "%a %b %d %H:%M:%S %Y",
     "%a %b %d %H:%M:%S %z %Y",
-    "%a, %d %b %Y %H:%M:%S %Z",
+    "%a, %d %b %Y %H:%M:%S GMT",  # %Z takes other names by the machine's own zone
+    "%a, %d %b %Y %H:%M:%S %z",
 )
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
 _TEXT_DATE = re.compile(r"(?=.*\d)(?=.*[-/.:, ]).*(\d{4}|\d\d[-/.]\d\d[-/.]\d\d).*", re.DOTALL)

@@ -16,7 +16,7 @@ from device_sdk.wire.publish.catalogue import Catalogue
 from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError
 
-_COMMAND_SECONDS = 60.0
+_COMMAND_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)

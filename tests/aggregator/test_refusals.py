@@ -20,5 +20,5 @@ def test_sessions_of_the_life_before_are_told_once_and_are_no_warning(
     refusals.note(WireError("bad-signature", "the tag is wrong"), b"one")
     assert refusals.counts == {"unknown-session": 3, "bad-signature": 1}
     usual, other = caplog.records
-    assert usual.levelno == logging.INFO and "open new ones (said once)" in usual.message
+    assert usual.levelno == logging.INFO and "open new ones (logged once)" in usual.message
     assert other.levelno == logging.WARNING and "refused from 6f6e65" in other.message

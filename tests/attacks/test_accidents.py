@@ -265,7 +265,7 @@ def test_an_aggregator_restored_without_saying_so_ends_before_it_is_heard(
     _restore_a_backup(stage)
     said = len(stage.broker.seen)
     stage.start_aggregator()
-    with pytest.raises(AggregatorError, match=r"came back from a backup.* restored --home"):
+    with pytest.raises(AggregatorError, match=r"was restored from a backup.* restored --home"):
         stage.run(100.0)
     down = [topic for topic, _ in stage.broker.seen[said:] if "/all/" in topic]
     assert down == []

@@ -46,5 +46,5 @@ def test_the_ledger_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = session.DirectionKeys(bytes(32), bytes(12))
     for _ in range(2):
         cipher = session.EnvelopeCipher(keys, session.Direction.UP)
-        cipher.seal(16, bytes(8), 7, b"the counter came back from a backup")
+        cipher.seal(16, bytes(8), 7, b"the counter was restored from a backup")
     assert len(ledger.reused) == 1

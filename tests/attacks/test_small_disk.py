@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_SECONDS
+
 _REPOSITORY = Path(__file__).parents[2]
 _TRIALS = 8
 _NAMESPACE = ["unshare", "--mount", "--map-root-user"]
@@ -28,7 +30,7 @@ def _run(kind: str, folder: Path, prefix: list[str]) -> dict[str, Any]:
         cwd=_REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE_SECONDS * 2,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]

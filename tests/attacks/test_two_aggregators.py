@@ -52,7 +52,7 @@ def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
         # The copy does not know of the life that serves now: it leaves that one alone.
         served.append(Serve(copy, tmp_path / "copy.log"))
         assert served[1].process.wait(PATIENCE_SECONDS) == 1
-        served[1].wait_for("this home is a copy, or came back from a backup")
+        served[1].wait_for("this home is a copy, or was restored from a backup")
         assert served[0].process.poll() is None
         # Told to take the place of the other, it does, and the other one ends.
         time.sleep(1.0)

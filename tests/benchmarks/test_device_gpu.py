@@ -67,7 +67,7 @@ def test_every_artifact_trains_on_webgpu_as_on_the_cpu() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20 * PATIENCE_SECONDS,
+        timeout=PATIENCE_SECONDS * 20,
         env={
             **os.environ,
             "LD_LIBRARY_PATH": str(DRIVER),

@@ -12,6 +12,7 @@ import pytest
 
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import Operator
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _ROOT = Path(__file__).parents[2]
 # Nothing but numpy, cryptography and paho-mqtt.
@@ -76,7 +77,7 @@ def run(script: str, *arguments: str) -> str:
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_SECONDS,
         check=False,
         env={**os.environ, "PYTHONPATH": str(_ROOT)},
     )

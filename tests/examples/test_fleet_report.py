@@ -24,6 +24,7 @@ from examples.fleet.plan import CLASSES
 from examples.fleet.report import report_html, write_report
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.summary import print_summary
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _VOID = {"meta", "br", "rect", "circle", "path"}
 
@@ -151,7 +152,11 @@ def test_a_browser_lays_long_words_out_within_a_phone(tmp_path: Path) -> None:
     browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     shown = subprocess.run(
-        [*browser, profile, page.as_uri()], capture_output=True, text=True, check=True, timeout=60
+        [*browser, profile, page.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
     width = re.search(r"<title>width (\d+)</title>", shown.stdout)
     assert width is not None and int(width[1]) <= 390

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -84,7 +85,7 @@ def artifact(tmp_path: Path) -> Path:
 
 def make_method(own: Callable[[str], Any], artifact: Path) -> Any:
     """As the task file of :func:`test_killed_devices_and_a_killed_aggregator` makes it."""
-    training = own("contract").SparseTraining(**TRAINING)
+    training = own("learner").SparseTraining(**TRAINING)
     settings = own("method").SparseYogiSettings(**SERVER, training=training)
     binding = own("method").SparseYogiBinding("sparse_yogi", settings)
     return binding.build(0, np.random.default_rng(0), [load_artifact(artifact)])
@@ -107,22 +108,30 @@ def loss(artifact: Path, model: np.ndarray[Any, Any]) -> float:
     return float(np.mean(errors))
 
 
-def test_the_walk_through_quotes_the_package() -> None:
+def test_the_walk_through_quotes_a_package_of_sixty_lines() -> None:
     page = (ROOT / "docs" / "write-a-method.md").read_text()
-    assert len(page.splitlines()) <= 165
     quoted = re.findall(r"```(?:python|toml)\n(.*?)```", page, re.DOTALL)
     task = quoted.pop()
     assert tomllib.loads(task)["task"]["method"] == "sparse_yogi"
-    files = [PACKAGE / "pyproject.toml", *sorted(PACKAGE.glob("sparse_yogi/*.py"))]
-    whole = _lines("".join(path.read_text() for path in files))
-    assert len(quoted) >= 5
+    files = [path.read_text() for path in sorted(PACKAGE.glob("sparse_yogi/*.py"))]
+    assert sum(map(_lines_of_code, files)) <= 60
+    whole = "".join([(PACKAGE / "pyproject.toml").read_text(), *files])
+    assert len(quoted) >= 3
     for block in quoted:
-        assert _lines(block) in whole, block
+        assert block in whole, block
 
 
-def _lines(text: str) -> str:
-    """Without what a method has around it in its class, and a page has not."""
-    return "".join(f"{line.strip()}\n" for line in text.splitlines() if line.strip())
+def _lines_of_code(text: str) -> int:
+    """Imports among them; without blank lines, comments and docstrings."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    words = sum(len(_docstring_lines(node)) for node in nodes)
+    return sum(bool(line.partition("#")[0].strip()) for line in text.splitlines()) - words
+
+
+def _docstring_lines(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> list[str]:
+    text = ast.get_docstring(node, clean=False)
+    return [line for line in (text or "").splitlines() if line.strip()]
 
 
 def test_an_installed_package_is_found_and_nothing_else_is_changed(python: Path) -> None:
@@ -261,9 +270,8 @@ def test_a_round_without_updates_keeps_the_version(
         ([-1, 1], [1.0, 1.0], "bad-places"),
         ([1, 15], [1.0, 1.0], "bad-places"),
         ([], [], "bad-places"),
-        (list(range(7)), [1.0] * 7, "bad-places"),
+        (list(range(16)), [1.0] * 16, "bad-places"),
         ([0, 1], [1.0, np.inf], "bad-values"),
-        ([0, 1], [1.0, 1e7], "bad-values"),
     ],
 )
 def test_check_refuses_what_could_not_be_added(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples.fleet.broker import mosquitto_path
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -31,7 +32,7 @@ def run(command: str, folder: Path) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"

@@ -322,7 +322,7 @@ class Scene:
 
     def _require_life(self, since: int) -> None:
         """Every device was counted in the last ``LIVING_ROUNDS``, those after round ``since``."""
-        store = self.fleet.aggregator.open_store()
+        store = self.fleet.open_store()
         counted = counted_since(store.database, since)
         latest = store.first.rounds.latest()
         store.database.close()
@@ -475,7 +475,7 @@ class Scene:
 
     def _let_rounds_end(self) -> int:
         """After ``LIVING_ROUNDS`` more; the number of the last one of before."""
-        store = self.fleet.aggregator.open_store()
+        store = self.fleet.open_store()
         latest = store.first.rounds.latest()
         store.database.close()
         path = self.fleet.aggregator.task_file
@@ -485,7 +485,7 @@ class Scene:
         return last
 
     def _is_at_rest(self) -> bool:
-        store = self.fleet.aggregator.open_store()
+        store = self.fleet.open_store()
         latest = store.first.rounds.latest()
         store.database.close()
         return bool(latest) and latest[0].threshold == 0 and not any(self._outboxes())

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.errors import StoreUnreached
 from aggregator.home import AggregatorHome as AggregatorHome
 from aggregator.keys.folder import current_descriptor, initialise
+from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import shard_of
-from tests.fakes.waiting import endless
+from tests.fakes.waiting import PATIENCE_SECONDS, endless
 from tests.faults.known import ITEMS, MOST_DEVICES, WIDTH
 
 # Of the first task, a copy of every update that was ever committed, in the order of commits: the
@@ -115,6 +117,17 @@ class FleetHome:
     items: int
     clustered: bool = False
     adds_up: bool = True
+
+    def open_store(self) -> Store:
+        """A busy server, and one that comes back, are waited for."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self.aggregator.open_store()
+            except StoreUnreached:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
 
 def make_fleet(

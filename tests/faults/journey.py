@@ -334,7 +334,9 @@ class _Journey:
         return bool(self._query(query, number)[0][0])
 
     def _query(self, query: str, *values: float) -> list[tuple]:  # type: ignore[type-arg]
-        database = sqlite3.connect(f"file:{self._home.database}?mode=ro", uri=True, timeout=10)
+        database = sqlite3.connect(
+            f"file:{self._home.database}?mode=ro", uri=True, timeout=PATIENCE_SECONDS
+        )
         try:
             return database.execute(query, values).fetchall()
         finally:

@@ -15,6 +15,7 @@ from aggregator.methods.method import Method
 from aggregator.store.checkpoints import unpack_state
 from aggregator.store.database import Database
 from aggregator.store.update_log import NOTED
+from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.fleet_home import FleetHome
 from tests.faults.known import (
     CHECK_UNIT,
@@ -77,7 +78,7 @@ def judge(fleet: FleetHome) -> Judgement:
     """
     counted = check_verdicts(fleet)
     parts = _all_parts(fleet)
-    with closing(fleet.aggregator.open_store().database) as database:
+    with closing(fleet.open_store().database) as database:
         _check_versions(database, parts)
         items = _aggregate(fleet)
         lost, twice = _compare(items, counted, len(fleet.devices))
@@ -137,7 +138,7 @@ def check_verdicts(fleet: FleetHome) -> set[_Key]:
     if astray := reports_alone - untrained:
         raise Mismatch(f"a report alone of a round with an update, or none: {sorted(astray)[:5]}")
     place_of = {device_id: place for place, device_id in enumerate(fleet.device_ids)}
-    with closing(fleet.aggregator.open_store().database) as database:
+    with closing(fleet.open_store().database) as database:
         query = "SELECT device_id, generation, round, reason FROM "
         log, made = (
             {(place_of[row[0]], row[1], row[2]): row[3] for row in database.rows(query + table)}
@@ -243,7 +244,7 @@ def _parts(fleet: FleetHome, place: int) -> list[_Part]:
 
 def _device(fleet: FleetHome, place: int, query: str) -> list[tuple]:  # type: ignore[type-arg]
     path = fleet.devices[place] / "device.sqlite"
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PATIENCE_SECONDS)
     try:
         return database.execute(query).fetchall()
     finally:
@@ -252,7 +253,7 @@ def _device(fleet: FleetHome, place: int, query: str) -> list[tuple]:  # type: i
 
 def _aggregate(fleet: FleetHome) -> NDArray[np.float32]:
     """The newest version plus what the log holds for the next one."""
-    store = fleet.aggregator.open_store()
+    store = fleet.open_store()
     binding = KnownBinding()
     try:
         checkpoint = store.first.checkpoints.get("version")
@@ -381,7 +382,7 @@ def _replay(
         if following is not None:
             method.close_round()
             carried = []
-    store = fleet.aggregator.open_store()
+    store = fleet.open_store()
     try:
         checkpoint = store.first.checkpoints.get("version")
     finally:

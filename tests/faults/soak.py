@@ -115,7 +115,7 @@ def _run(
         for victim in (*hosts.values(), aggregator):
             victim.kill()
         broker.kill()
-    store = fleet.aggregator.open_store()
+    store = fleet.open_store()
     (counted,) = store.database.row("SELECT count(*) FROM verdicts WHERE reason IS NULL") or (0,)
     latest = store.first.rounds.latest()
     store.database.close()

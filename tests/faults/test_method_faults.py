@@ -474,7 +474,7 @@ def test_a_call_that_does_not_come_back_is_ended_and_holds_its_task_alone(
         if life:
             served.restart()
         served.makes_versions(1)
-        assert "it did not come back in time" in str(held(served.store.first))
+        assert "it did not return in time" in str(held(served.store.first))
     assert f"a method's {call} has run for" in caplog.text
     Spoilt.fault = None
     served.restart()

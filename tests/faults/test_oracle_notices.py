@@ -36,7 +36,7 @@ def _played(folder: Path, versions: int = 3) -> FleetHome:
 
 
 def _change_items(fleet: FleetHome, row: int, column: int, by: float) -> None:
-    store = fleet.aggregator.open_store()
+    store = fleet.open_store()
     found = store.first.checkpoints.get("version")
     assert found is not None
     state = {name: array.copy() for name, array in found.state.items()}

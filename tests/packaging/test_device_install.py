@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.device_install import DeviceInstall, IndexUnreachable, install_device
 from benchmarks.install_size import SIZE_BUDGET_MB
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ class Person:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=PATIENCE_SECONDS,
             check=False,
         )
         assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"

@@ -97,7 +97,7 @@ class PresenceWatch:
         """The life to ask, after so many attempts in a row without an answer; None for none known.
 
         By turns the newest, and the one shown last: the first alone would shut the device out where
-        the aggregator came back from a backup that does not know of its last lives, the second
+        the aggregator was restored from a backup that does not know of its last lives, the second
         while somebody shows an old presence.
         """
         presence = self._shown if unanswered % 2 else self._newest

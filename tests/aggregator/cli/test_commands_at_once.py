@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aggregator.home import AggregatorHome, is_served, serve_lock
+from aggregator.serve.successor import WatchMove, ask_for_move, find_move, next_move
 from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
+from aggregator.task.file import read_task
 from aggregator.task.request import ReplaceRequest, write_task_files
+from device_sdk.link.broker_url import BrokerWay, parse_broker_url
 from device_sdk.system.lock import FileLock
 from tests.fakes.homes import command, make_home, serving
 from tests.fakes.tasks import add_task, task_text
@@ -71,6 +75,44 @@ def test_labels_of_two_commands_are_both_kept(
     store = home.open_store()
     (row,) = store.devices.all()
     assert row.labels == {"site": "north", "room": "3"}
+    store.database.close()
+
+
+@pytest.mark.parametrize("action", [("move", "mqtt://c"), ("stay",)])
+def test_who_moves_the_fleet_goes_on_from_where_it_was_just_sent(
+    home: AggregatorHome, monkeypatch: pytest.MonkeyPatch, action: tuple[str, ...]
+) -> None:
+    """Devices may have heard of the other one's broker: serve is there, too, and its word newer."""
+    named = read_task(home.task_file).fleet.broker.way
+    there = [named.at(parse_broker_url(f"mqtt://{name}")) for name in "bd"]
+
+    def move(store: Store, to: BrokerWay = there[0]) -> None:
+        move = next_move(store, named, to.url.address, to, 2**40, time.time())
+        ask_for_move(store, move)
+
+    store = home.open_store()
+    with store.database.transaction():
+        move(store, there[1])
+    before = find_move(store)
+    assert overtaken(home, monkeypatch, move, "broker", *action) == 0
+    found = find_move(store)
+    store.database.close()
+    assert found is not None and before is not None
+    assert found.announced.revision == before.announced.revision + 2
+    assert {named, *there} <= set(found.ways(named, 0.0))
+
+
+def test_nothing_is_said_of_a_move_where_the_task_file_names_another_broker_since(
+    home: AggregatorHome,
+) -> None:
+    store = home.open_store()
+    named = read_task(home.task_file).fleet.broker.way
+    moved, since = (named.at(parse_broker_url(f"mqtt://{name}")) for name in "bc")
+    ask_for_move(store, next_move(store, named, "mqtt://b", moved, 2**40, time.time()))
+    watch = WatchMove(store, named, time.time)
+    assert watch.ways == (moved, named) and watch.announced is not None
+    watch = WatchMove(store, since, time.time)
+    assert watch.ways == (since,) and watch.announced is None
     store.database.close()
 
 

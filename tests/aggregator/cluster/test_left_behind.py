@@ -104,7 +104,7 @@ def test_orders_of_a_life_that_is_over_start_no_worker(tmp_path: Path) -> None:
         _serve(home)
         worker = Worker(playing._posts[0], world())
         worker.follow(1, playing._orders)
-        with pytest.raises(Deposed, match="another life"):
+        with pytest.raises(Deposed, match="the coordinator was restarted"):
             worker.run(lambda: worker.status().epoch > 0)
 
 

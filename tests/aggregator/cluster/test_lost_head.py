@@ -29,5 +29,5 @@ def test_a_head_that_was_started_anew_is_told_of_in_words(tmp_path: Path) -> Non
     task, store = read_task(home.task_file), home.open_store()
     with closing(store.database):
         where = posts(home, store, Cluster((Cell("", None, 1),)), task.fleet)
-        with pytest.raises(AggregatorError, match="started anew"):
+        with pytest.raises(AggregatorError, match="its head was restarted"):
             RayRuntime(where, SimpleNamespace(ray=ray, own=False))  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ def test_a_stranger_with_a_used_code_is_refused_counted_and_shown(
         shown = f"the code of {row.device_id.hex()} was tried by another key, {key}..."
         assert shown in caplog.messages
     assert office.code.secret.hex() not in caplog.text
-    assert any(row.device_id.hex() in each for each in caplog.messages if "said once" in each)
+    assert any(row.device_id.hex() in each for each in caplog.messages if "logged once" in each)
 
 
 def test_an_expired_code_and_a_revoked_device_are_refused_and_no_stranger_is_noted(
@@ -165,7 +165,7 @@ def test_an_expired_code_and_a_revoked_device_are_refused_and_no_stranger_is_not
         assert caught.value.reason == reason
     assert office.parts.refusals.counts == {"code-expired": 1, "revoked": 1}
     assert office.store.tokens.tried_by_strangers() == []
-    said = [each for each in caplog.messages if "said once" in each]
+    said = [each for each in caplog.messages if "logged once" in each]
     assert "unknown sender" in said[0] and grant.device_id.hex() in said[1]
 
 

@@ -73,7 +73,7 @@ def test_one_that_renewed_its_descriptor_since_it_was_copied_is_known_by_it(pass
     made.connected()
     clock.seconds += 100.0 * passed
     assert made.may_announce() is passed
-    said = "has taken the fleet over" if passed else "is a copy, or came back from a backup"
+    said = "has taken the fleet over" if passed else "is a copy, or was restored from a backup"
     with pytest.raises(AggregatorError, match=said):
         made.heard_descriptor(renewed.descriptor.message)
 
@@ -104,7 +104,7 @@ def test_two_that_renewed_apart_from_each_other_have_one_serial() -> None:
         NEW.descriptor.sessions,
         NEW.descriptor.hpke,
     )
-    with pytest.raises(AggregatorError, match="is a copy, or came back from a backup"):
+    with pytest.raises(AggregatorError, match="is a copy, or was restored from a backup"):
         fence(Clock()).heard_descriptor(twin.message)
 
 
@@ -224,9 +224,9 @@ def test_what_is_to_be_run_is_said_as_it_is_to_be_typed() -> None:
 
     assert _said(lambda: fence(Clock()).heard_descriptor(handed_over().message)) == (
         "the fleet's root key was replaced, and the new one is among keys that the-home knows "
-        "nothing of: this home is a copy, or came back from a backup of before. Bring back a home "
-        "of since. Where there is none, run tessera-aggregator restored and then rotate root, both "
-        "with --home the-home, start serve, and run tessera-device trust on each device"
+        "nothing of: this home is a copy, or was restored from a backup made before that. Use a "
+        "home from after it. If there is none, run tessera-aggregator restored and then rotate "
+        "root, both with --home the-home, start serve, and run tessera-device trust on each device"
     )
 
 

@@ -23,6 +23,7 @@ from aggregator.methods.method import Binding, Method, Refused
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.shared_model import SharedModelMethod, SharedModelSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.artifact.flat_layout import flat_layout
@@ -92,6 +93,14 @@ class Differences(Averaging):
 
     def step(self) -> dict[str, float]:
         self._model = (self._model + self._sum / self._weight).astype(np.float32)
+        return {}
+
+
+class Moved(SharedModelMethod):
+    """Another's, of one line: the mean of what training moved."""
+
+    def step(self) -> dict[str, float]:
+        self._model = self._model + self.mean
         return {}
 
 
@@ -188,6 +197,19 @@ def averaging(kind: type[Averaging], about: np.ndarray) -> Case:
         lambda method, opened: np.asarray(opened.tensors["model"], np.float64),
         0.12,
         9.0,
+    )
+
+
+def moved_case() -> Case:
+    def sent(r: int, values: np.ndarray, who: str) -> Update:
+        return Update(r, {"moved": model_of(values)["model"]}, {}, who)
+
+    return replace(
+        averaging(Averaging, np.zeros(P)),
+        make=lambda: Moved(START, LAYOUT, SharedModelSettings()),
+        honest=lambda r, d, rng: sent(r, near(rng, (P,), 0.1), sender(d)),
+        hostile=lambda r, data: sent(r, hostile_array(data, (P,)), EVIL),
+        bound=6.0 * ROUNDS,
     )
 
 
@@ -487,6 +509,7 @@ OTHERS: dict[str, Case] = {
     "scatter by triples": bpr_case(),
     "models of a stranger": averaging(Averaging, START),
     "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
+    "what moved a stranger's shared model": moved_case(),
     "weights of a stranger": weighted_case(),
     "whole numbers of a stranger": whole_case(),
     "prototypes by samples": prototypes_case(weights="samples"),

@@ -421,7 +421,7 @@ def test_each_refusal_names_the_device_in_the_log(
     for reason, act in refused.items():
         caplog.clear()
         act()
-        (said,) = [each for each in caplog.messages if "said once" in each]
+        (said,) = [each for each in caplog.messages if "logged once" in each]
         assert said.startswith(f"refused from {senders.get(reason, ANNA).hex()}: ")
         assert desk.refused(reason) >= 1
 
@@ -429,7 +429,7 @@ def test_each_refusal_names_the_device_in_the_log(
 def test_a_late_device_is_named_in_the_log(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.next_round()
     assert desk.offer(desk.identity(BERT, 1), body()) == ("late", "")
-    assert f"refused from {BERT.hex()}: late (said once)" in caplog.messages
+    assert f"refused from {BERT.hex()}: late (logged once)" in caplog.messages
 
 
 def test_one_that_is_waited_for_no_longer_is_still_counted_if_it_was_selected(desk: Desk) -> None:

@@ -166,7 +166,7 @@ def test_the_task_file_that_was_replaced_comes_back_with_its_version(
     assert WIDER[0] in kept and 'loss = "bpr"' in kept and "[broker]" not in kept
     assert f'folder = "{fleet.home.folder}"' in kept
     assert "has no version 9" in run(fleet, "task", "show", "default", "--version", "9", fails=True)
-    assert "the task file of then comes back" in run(fleet, "rollback", "--to", "2")
+    assert "the task file of that time is used" in run(fleet, "rollback", "--to", "2")
     assert "version 2's model becomes the next" in run(fleet, "status")
     assert "does not go back to version 2" in run(fleet, "rollback", "--cancel")
     assert "no rollback waits" in run(fleet, "rollback", "--cancel", fails=True)
@@ -180,7 +180,7 @@ def test_the_task_file_that_was_replaced_comes_back_with_its_version(
     number = fleet.parts.first.aggregation.version
     np.testing.assert_array_equal(versions(fleet).model(number)["items"], one)
     # And forth again, to the wider one.
-    assert "comes back" in run(fleet, "rollback", "--to", "3")
+    assert "is used again" in run(fleet, "rollback", "--to", "3")
 
 
 def test_each_version_is_shown_with_the_file_that_it_was_made_under(

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from aggregator.serve.broker_links import LossProbe
-from device_sdk.link.events import Delivery, Outcome
+from aggregator.serve.broker_links import LossProbe, SizeProbe
+from device_sdk.link.events import Delivery, Outcome, ServerLimits
 
 NONCE = bytes(range(16))
 
@@ -113,3 +113,31 @@ def test_others_messages_and_repetitions_say_nothing(desk: Desk) -> None:
     desk.probe.came(desk.sent[-1])
     desk.round(comes=True)
     assert desk.probe.lost == 0
+
+
+@pytest.mark.parametrize("late_seconds", [0, 1, 5, 11])
+@pytest.mark.parametrize("most", [8_000, 60_000, None])
+def test_what_a_broker_drops_is_found_however_late_it_comes_back(
+    most: int | None, late_seconds: int
+) -> None:
+    """A thousand devices may stand before it in the broker's queue."""
+    now, on_its_way = 0, list[tuple[int, bytes]]()
+
+    def send(payload: bytes) -> Delivery:
+        delivery = Delivery("probe", payload, 1, False, threading.Condition())
+        delivery.outcome = Outcome.ACKNOWLEDGED
+        if most is None or len(payload) < most:
+            on_its_way.append((now + late_seconds, payload))
+        return delivery
+
+    probe, told = SizeProbe(send, "probe", NONCE, lambda: now), set[int | None]()
+    probe.connected(ServerLimits(65_535, None, 1, True, None))
+    for now in range(200):
+        while on_its_way and on_its_way[0][0] <= now:
+            probe.came(on_its_way.pop(0)[1])
+        if probe.turn(comes_back=True):
+            told.add(probe.packet_bytes)
+    found = probe.packet_bytes
+    assert found is None if most is None else found is not None and most / 2.5 < found <= most
+    assert len(told) == 1 or late_seconds > 3
+    assert probe.turn(comes_back=True) and not on_its_way, "it asks no more"

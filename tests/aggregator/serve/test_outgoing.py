@@ -14,6 +14,7 @@ from aggregator.publish.mirror import ChunkMirror
 from aggregator.serve.cell_links import CellLinks
 from aggregator.serve.outgoing import Outgoing
 from device_sdk.link.events import Delivery, Outcome
+from device_sdk.link.outbound import LinkError
 from device_sdk.wire.codec.message import MessageType, prefix
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -101,7 +102,7 @@ def test_each_broker_holds_what_is_current_and_nothing_else_whichever_is_away(
     def reach(name: str) -> None:
         brokers[name].connected ^= True
         if brokers[name].connected:
-            outgoing.connection_lost()
+            outgoing.connected()
             outgoing.announce([], sorted(store.current))
 
     for number, step in enumerate(steps):
@@ -124,6 +125,35 @@ def test_each_broker_holds_what_is_current_and_nothing_else_whichever_is_away(
         reach(name)
     pump()
     assert all(broker.retained == store.rows for broker in brokers.values()), "forgotten at last"
+
+
+def test_a_broker_that_comes_and_goes_keeps_nothing_from_one_that_is_there() -> None:
+    """It is there anew each time that a third of what is retained has been sent."""
+
+    class Narrow(Broker):
+        left = 0
+
+        def publish(
+            self, topic: str, payload: bytes, *, retain: bool = False, qos: int = 1
+        ) -> Delivery:
+            if not self.left:
+                raise LinkError("queue-full", "as it is")
+            self.left -= 1
+            return super().publish(topic, payload, retain=retain, qos=qos)
+
+    here, comes = Narrow(), Broker()
+    store = Publications()
+    store.rows |= {f"topic-{number}": b"message" for number in range(9)}
+    outgoing = Outgoing(CellLinks([here, comes]), store)  # type: ignore[arg-type,list-item]
+    for _ in range(3):
+        outgoing.connected()
+        outgoing.announce([], sorted(store.current))
+        here.left = 3
+        outgoing.pump()
+    assert here.retained == store.current
+    here.left = 100
+    outgoing.pump()
+    assert comes.retained == store.current and not outgoing.busy
 
 
 def test_the_store_is_not_asked_at_each_turn_for_what_waits_for_a_broker_that_is_away() -> None:

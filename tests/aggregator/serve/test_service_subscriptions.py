@@ -21,7 +21,7 @@ from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
 from tests.fakes.client import ScriptedDevice
-from tests.fakes.homes import ServeProcess, Serving, invite, make_home, serving
+from tests.fakes.homes import ServeProcess, Serving, command, invite, make_home, serving
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "quorum = 1"
@@ -72,6 +72,23 @@ def test_three_refusals_of_what_was_never_granted_end_with_a_clear_error(
         finally:
             service.stop()
     assert topic_filter in str(caught.value) and "Not authorized" in str(caught.value)
+
+
+def test_a_new_broker_s_rules_end_no_serve_that_waits_for_the_one_before(
+    tmp_path: Path, make_mosquitto: MakeMosquitto
+) -> None:
+    """It starts while the broker of before is away for a moment, where the devices are."""
+    old = make_mosquitto()
+    old.stop()
+    with ScriptedBroker(grants={UPDATES: [NOT_AUTHORISED]}) as new:
+        home = make_home(tmp_path, old.url, ROUND)
+        assert command(home, "broker", "move", new.url) == 0
+        with serving(home, link_settings=QUICK) as served:
+            wait_until(lambda: new.asked.count(UPDATES) > 4)
+            wait_until(lambda: refused(served) == (UPDATES,))
+            old.start()
+            with ScriptedDevice(old.url, invite(home)[0]) as device:
+                device.enrol().join()
 
 
 def test_what_was_granted_once_is_asked_for_for_ever(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_each_line_names_its_task_where_there_are_several(tmp_path: Path, log: L
     (refused,) = log.take()
     assert refused.startswith(f"air: refused from {BERT.hex()}: ")
     served.send_nonsense(BERT, "none")
-    assert log.take() == [f"refused from {BERT.hex()}: wrong-task (said once)"]
+    assert log.take() == [f"refused from {BERT.hex()}: wrong-task (logged once)"]
     (home.folder / "air.tsv").write_text("a\na\n")  # a catalogue with a row twice
     served.now += 25.0
     served.service.turn()

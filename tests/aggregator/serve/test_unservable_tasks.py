@@ -14,6 +14,7 @@ from aggregator.store import TaskStore
 from aggregator.store.tasks import FIRST
 from aggregator.task.file import Task
 from aggregator.task.request import ReplaceRequest
+from device_sdk.system.files import write_atomically
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
@@ -243,6 +244,41 @@ def test_a_task_whose_file_could_not_be_written_is_served_once_it_can(
         assert "cannot be written" in capsys.readouterr().err
         home.task_files.unlink()
         wait_until(lambda: names(served) == ["default", "air"])
+
+
+def test_a_file_that_cannot_be_written_keeps_no_task_from_what_it_is_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor serve from starting, nor the other files from being written, once each: what is edited in
+    them later stays."""
+    home = make_home(tmp_path, NOWHERE, ROUND)
+    add_task(home, "air", task_text(home, "air", ROUND))
+    before = home.task_file.read_text()
+    wide = before.replace("columns = 8", "columns = 12")
+    air, stuck = home.task_files / "air.toml", [home.task_file]
+
+    def write(path: Path, content: bytes) -> None:
+        if path in stuck:
+            raise OSError("read-only")
+        write_atomically(path, content)
+
+    monkeypatch.setattr("aggregator.task.request.write_atomically", write)
+    with serving(home) as served:
+        wait_until(lambda: names(served) == ["default", "air"])
+        ask(home, FIRST, wide)
+        wait_until(lambda: served.parts.first.task.text == wide)
+        ask(home, 2, air.read_text() + "# replaced\n")
+        wait_until(lambda: air.read_text().endswith("# replaced\n"))
+        edited = air.read_text() + "# edited\n"
+        air.write_text(edited)
+    home.task_file.write_text(before + "# too early\n")
+    with serving(home) as served:  # as each life does, of which a process has many
+        assert served.parts.first.task.text == wide
+        wait_until(lambda: served.parts.store.tasks.find(2).served == edited)
+        assert air.read_text() == edited
+        stuck.clear()
+        wait_until(lambda: home.task_file.read_text() == wide)
+        assert served.parts.first.task.text == wide
 
 
 def test_a_replacement_with_other_tables_of_the_fleet_is_done_and_says_what_waits(

@@ -141,7 +141,7 @@ def test_each_task_has_versions_of_its_own_and_may_begin_with_anothers(
         assert [row["version"] for row in rows] == [1, 0]
         assert command(home, "rollback", "--task", "air", "--to", "0") == 0
         assert command(home, "rollback", "--task", "air", "--cancel") == 0
-        assert "the task file of then comes back" in capsys.readouterr().out
+        assert "the task file of that time is used" in capsys.readouterr().out
         versions.ask_for(0)  # what a command of before this was known left behind
         wait_until(lambda: versions.awaited() is None)
         assert "version 0's model did not become" in (store.task(2).facts.dropped_rollback or "")

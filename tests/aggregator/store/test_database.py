@@ -404,10 +404,10 @@ def test_a_move_that_is_killed_anywhere_leaves_one_store_and_no_other(
 def _move_and_die(folder: Path, url: str) -> None:
     rows = homes._rows
 
-    def dying(source: Database, target: Database, query: str, shape: Shape) -> Any:
-        if query.endswith(" FROM refusals"):
+    def dying(source: Database, target: Database, table: str, shape: Shape) -> Any:
+        if table == "refusals":
             os.kill(os.getpid(), signal.SIGKILL)
-        return rows(source, target, query, shape)
+        return rows(source, target, table, shape)
 
     homes._rows = dying
     AggregatorHome(folder, url).move_store()

@@ -7,13 +7,15 @@ import math
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -295,12 +297,99 @@ def test_who_is_frozen_in_the_midst_of_a_statement_does_not_keep_others_waiting(
         yield StoredVerdict(1, 1, b"a", bytes(32), None)
         waits()  # in a COPY, which is neither over nor idle
 
-    with opened(url) as one, opened(impatient) as other:
+    with opened(impatient) as one, opened(impatient) as other:
         with pytest.raises(StoreError):
             one.first.log.append([], verdicts(lambda: other.refusals.add({"late": 1})))
         assert other.refusals.all() == {"late": 1}
         one.refusals.add({"late": 1})
         assert other.refusals.all() == {"late": 2}
+
+
+class SlowLine(Proxy):
+    """Large messages trickle through."""
+
+    def _forward(self, data: bytes, to: socket.socket) -> bool:
+        for begin in range(0, len(data), 1 << 14):
+            time.sleep(0.0 if len(data) < 1 << 15 else 0.1)
+            to.sendall(data[begin : begin + (1 << 14)])
+        return True
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_who_is_only_slow_gets_through(
+    url: str, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+) -> None:
+    """A large value takes longer on its way than who is silent is left alone. The server ends such
+    a session where it knows the statement already, and whoever waits for it in any case."""
+    monkeypatch.setattr("aggregator.store.postgres._SILENT_SECONDS", 0.3)
+    line, seconds = SlowLine(postgres.port), f"{url}?options=-c%20lock_timeout%3D300ms"
+    with closing(through(url, line).database) as one, opened(seconds) as other:
+        facts = Store(one).facts
+        for _ in range(0 if is_waited_for else 8):  # psycopg prepares what comes often
+            facts.put("large", b"a")
+        other.database.waits = lambda problem: True
+        beside = threading.Thread(target=lambda: other.refusals.add({"late": 1}))
+        tries = 0
+        while facts.get("large") != bytes(300_000):
+            tries += 1
+            with suppress(StoreError), one.transaction():
+                if is_waited_for and beside.ident is None:
+                    beside.start()
+                facts.put("large", bytes(300_000))
+        assert 1 < tries < 6
+        if is_waited_for:
+            beside.join(PATIENCE_SECONDS)
+            assert other.refusals.all() == {"late": 1}
+    line.stop()
+
+
+def test_a_long_patience_of_the_server_s_is_none_of_ours_and_of_the_url_s_is(
+    url: str, postgres: PostgresServer
+) -> None:
+    """Hosted servers come with a day. Whoever waits that long can be asked to end meanwhile."""
+    day = "-c%20idle_in_transaction_session_timeout%3D24h%20-c%20lock_timeout%3D300ms"
+    verdict = StoredVerdict(1, 1, b"a", bytes(32), None)
+    postgres.run("ALTER SYSTEM SET idle_in_transaction_session_timeout = '24h'")
+    try:
+        postgres.run("SELECT pg_reload_conf()")
+        query = "SHOW idle_in_transaction_session_timeout"
+        wait_until(lambda: postgres.run(query) == [("1d",)])
+        hasty = f"{url}?options=-c%20lock_timeout%3D300ms"
+        with opened(hasty) as one, opened(f"{url}?options={day}") as other:
+            assert one.database.row(query) == ("5s",)
+
+            def verdicts() -> Iterator[StoredVerdict]:
+                yield verdict
+                with pytest.raises(StoreError, match="has been writing to it for long"):
+                    one.refusals.add({"late": 1})
+
+            other.first.log.append([], verdicts())
+    finally:
+        postgres.run("ALTER SYSTEM RESET idle_in_transaction_session_timeout")
+        postgres.run("SELECT pg_reload_conf()")
+
+
+def test_who_waits_for_a_session_that_cannot_be_ended_can_be_asked_to_end(
+    url: str, postgres: PostgresServer
+) -> None:
+    patience = "-c%20idle_in_transaction_session_timeout%3D300ms%20-c%20lock_timeout%3D300ms"
+    asked: list[str] = []
+    with opened(f"{url}?options={patience}") as one, opened(f"{url}?options={patience}") as other:
+        (pid,) = one.database.row("SELECT pg_backend_pid()") or ()
+        other.database.waits = lambda problem: asked.append(problem) or len(asked) < 3  # type: ignore[func-returns-value]
+
+        def verdicts() -> Iterator[StoredVerdict]:
+            yield StoredVerdict(1, 1, b"a", bytes(32), None)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(StoreError, match="has been writing to it for long"):
+                    other.refusals.add({"late": 1})
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        with suppress(StoreError):  # where it was told to end before it stood still
+            one.first.log.append([], verdicts())
+    assert len(asked) == 3
 
 
 def test_a_notification_in_the_midst_of_connecting_is_heard(

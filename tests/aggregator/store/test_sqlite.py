@@ -15,6 +15,7 @@ from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store import SQLiteDatabase
 from aggregator.store.schema import SCHEMA_VERSION
 from tests.fakes.homes import make_home
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 _URL = "mqtt://127.0.0.1:1"
 
@@ -130,4 +131,51 @@ def test_threads_that_ask_at_once_are_each_told_what_their_own_call_came_to(tmp_
         stopping.set()
         beside.join()
     assert not errors
+    store.database.close()
+
+
+def test_who_reads_on_keeps_nobody_from_writing(tmp_path: Path) -> None:
+    """A query of many rows is not over when another process commits; and all hear of that."""
+    home = make_home(tmp_path, _URL)
+    one, other = home.open_store(), home.open_store()
+    one.database.execute_many("INSERT INTO refusals VALUES (?, 1)", [(f"{n}",) for n in range(200)])
+    reading = one.database.rows("SELECT * FROM refusals")
+    next(reading)
+    other.refusals.add({"elsewhere": 1})
+    assert one.database.changed_elsewhere()
+    one.refusals.add({"here": 1})
+    assert len(list(reading)) == 199
+    for each in (one, other):
+        each.database.close()
+
+
+def test_what_waits_for_a_commit_waits_for_that_of_its_own_thread(tmp_path: Path) -> None:
+    store = make_home(tmp_path, _URL).open_store()
+    kept: list[int] = []
+    errors: list[BaseException] = []
+    within, goes_on = threading.Event(), threading.Event()
+
+    def one() -> None:
+        with store.database.transaction():
+            within.set()
+            goes_on.wait(PATIENCE_SECONDS)
+            store.database.when_kept(lambda: kept.append(1))
+
+    def other() -> None:
+        try:
+            with store.database.transaction():
+                store.database.when_kept(lambda: kept.append(2))
+                assert 2 not in kept, "not before its commit"
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=each) for each in (one, other)]
+    threads[0].start()
+    within.wait(PATIENCE_SECONDS)
+    threads[1].start()
+    threads[1].join(0.2)  # at the lock
+    goes_on.set()
+    for each in threads:
+        each.join(PATIENCE_SECONDS)
+    assert kept == [1, 2] and not errors
     store.database.close()

@@ -40,7 +40,7 @@ def said(home: Home, capsys: pytest.CaptureFixture[str], *arguments: str) -> str
 def test_every_place_is_shown_in_the_order_in_which_it_is_tried(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = "mqtt://unused:1883: this device's own: it joined there, or was told so since"
+    own = "mqtt://unused:1883: this device's own: it joined there, or was set to it since"
     assert "tried first" not in said(home, capsys), "where there is one place alone"
     store = home.membership
     store.announced(Successor(1, "mqtts://b", UNTIL), 1)
@@ -55,7 +55,9 @@ def test_every_place_is_shown_in_the_order_in_which_it_is_tried(
     membership = store.load()
     assert membership is not None
     store.place(replace(Placement(0), cell="cell.example:9"))
-    cell = "mqtt://cell.example:9: the cell of the fleet that this device was told"
+    cell = (
+        "mqtt://cell.example:9: the cell of the fleet that the aggregator assigned to this device"
+    )
     assert f"tried first  {cell}\nthen         {then}\n" in said(home, capsys)
 
 

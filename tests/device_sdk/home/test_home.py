@@ -201,7 +201,7 @@ def test_the_largest_time_never_falls(home: Home) -> None:
     ("pragma", "message"),
     [
         (f"user_version = {SCHEMA_VERSION + 1}", "install the newer one that made it"),
-        ("application_id = 0", "by a development version .* enrol this device anew"),
+        ("application_id = 0", "by a development version .* enrol this device again"),
     ],
 )
 def test_a_home_of_another_version_is_refused_and_left_alone(

@@ -309,8 +309,9 @@ def test_what_happens_in_good_order_is_told_in_words(
     assert bench.participant.refusals.counts() == {"expired-manifest": 1, "unknown-epoch": 1}
     assert [record.getMessage() for record in caplog.records] == [
         "the round at the broker is over: this device waits for the next one "
-        "(expired-manifest; said once)",
-        "the fleet's key was replaced: this device asks for the new one (unknown-epoch; said once)",
+        "(expired-manifest; logged once)",
+        "the fleet's key was replaced: this device asks for the new one "
+        "(unknown-epoch; logged once)",
     ]
     assert len(bench.sent(UPDATE)) == 1
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE_SECONDS
+
 VIEWS = "user,item\nzoé,坂本 龍一\nzoé,\u202etxt\n\u044f,\U0001f600\n"
 
 
@@ -60,7 +62,7 @@ def test_a_process_of_its_own_prints_escapes(tmp_path: Path, said: dict[str, str
         env={**os.environ, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", **said},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"for user zo\\xe9:" in done.stdout

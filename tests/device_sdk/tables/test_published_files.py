@@ -243,6 +243,15 @@ WRITTEN: dict[str, tuple[bytes, dict[str, list[str]]]] = {
         b"user,item,ts\nanna,f1,1700000000002\nanna,f2,1700000000001\n",
         {"anna": ["f2", "f1"]},
     ),
+    "times as mails have them, of several zones": (
+        b'user_id,item_id,time\nanna,f1,"Wed, 31 Jan 2024 10:00:00 +0100"\n'
+        b'anna,f2,"Wed, 31 Jan 2024 09:30:00 +0000"\n',
+        {"anna": ["f1", "f2"]},
+    ),
+    "a number of 5,000 figures": (
+        b"anna,f1,5,2\nanna,f2,4,1\nbert,f1,5," + b"1" * 5000 + b"\n",
+        {"anna": ["f2", "f1"], "bert": ["f1"]},
+    ),
 }
 
 
@@ -324,6 +333,18 @@ AMBIGUOUS: dict[str, tuple[bytes, str, Reading, dict[str, list[str]]]] = {
         "--columns user=NAME,item=NAME",
         Reading({"item": "thing"}),
         {"anna": ["f1"]},
+    ),
+    "a matrix of users and items": (
+        b"user,f1,f2,f3\nanna,1,0,1\nbert,0,1,0\n",
+        "user, f1, f2, f3, seems to be a header",
+        Reading({"user": "user", "item": "f2"}),
+        {"anna": ["0"], "bert": ["1"]},
+    ),
+    "a noun over words": (
+        b"name,movie\nanna,Heat\nbert,Alien\n",
+        "name, movie, seems to be a header",
+        Reading({"user": "name"}),
+        {"anna": ["Heat"], "bert": ["Alien"]},
     ),
     "two kinds of items": (
         b"user_id,artist_id,track_id\nanna,a1,t1\n",
@@ -484,6 +505,8 @@ def test_options_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None
     for reading, message in (
         (Reading({"user": "who"}), "names 'who'; the first row of .* is user, item"),
         (Reading({"item": "3"}), "names column 3; .* has 2"),
+        (Reading({"item": "9" * 5000}), "names column 9+... .* has 2"),
+        (Reading(encoding="idna"), "no encoding of text"),
         (Reading({"item": "1"}), "user and item are of one column"),
         (Reading(separator="--"), "expected one character"),
         (Reading(encoding="klingon"), "no encoding of text"),
@@ -494,3 +517,20 @@ def test_options_that_name_what_is_not_there_are_refused(tmp_path: Path) -> None
                 by_user(data, tmp_path, reading)
     with pytest.raises(InteractionsError, match="not in the encoding ascii"):
         by_user("user,item\nzoé,f1\n".encode(), tmp_path, Reading(encoding="ascii"))
+    with pytest.raises(InteractionsError, match="not in the encoding utf-7"):
+        by_user(b"user,item\n+2AA-,f1\n", tmp_path, Reading(encoding="utf-7"))
+
+
+@pytest.mark.parametrize(
+    ("told", "written"),
+    [
+        ("utf-8-sig", "utf-8"),
+        ("utf-8-sig", "utf-8-sig"),
+        ("utf-16", "utf-16"),
+        ("utf-16", "utf-16-le"),
+        ("UTF_32", "utf-32"),
+    ],
+)
+def test_an_encoding_with_a_mark_is_told(tmp_path: Path, told: str, written: str) -> None:
+    data = "user,item\nzoé,f1\n".encode(written)
+    assert by_user(data, tmp_path, Reading(encoding=told)) == {"zoé": ["f1"]}

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from aggregator.errors import TaskError
-from device_sdk.fields import (
-    UNBOUNDED,
-    Fields,
-    Settings,
-    Within,
-    default_of,
-    hints_of,
-    is_settings,
-)
+from device_sdk.fields import Fields, default_of, hints_of, is_settings
 
 _LARGEST = 1e12
 
-Kind = TypeVar("Kind", bound=Settings)
+Kind = TypeVar("Kind")
 
 
 class TomlTable(Fields):
@@ -27,18 +19,16 @@ class TomlTable(Fields):
     __slots__ = ()
     fault = TaskError
 
-    def integer(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> int:
-        """An integer of 64 bits: a broadcast carries no other."""
-        value = super().integer(key, within, default)
-        if not -(2**63) <= value < 2**63:
+    def declared(self, key: str, hint: Any, default: Any = MISSING) -> Any:
+        """As every map's; numbers are such as a broadcast carries, and not absurd; a text that may
+        be left out, or is one of several, is not empty."""
+        value = super().declared(key, hint, default)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise self.wrong(key, value, "an integer of 64 bits")
-        return value
-
-    def number(self, key: str, within: Within = UNBOUNDED, default: Any = MISSING) -> float:
-        """A finite number of at most 1e12: what lies beyond it is a slip."""
-        value = super().number(key, within, default)
-        if value > _LARGEST:
+        if isinstance(value, float) and value > _LARGEST:
             raise self.wrong(key, value, f"a number of at most {_LARGEST:g}")
+        if (value == "" and default is None) or (isinstance(value, tuple) and "" in value):
+            raise self.wrong(key, value, "texts that are not empty")
         return value
 
     def table(self, key: str) -> TomlTable:
@@ -58,7 +48,7 @@ class TomlTable(Fields):
         is a table below this one. A key that is no field is refused.
         """
         values: dict[str, Any] = {}
-        for field in fields(kind):
+        for field in fields(cast(Any, kind)):
             name, hint = field.name, hints_of(kind)[field.name]
             default = default_of(field) if defaults is None else getattr(defaults, name)
             if is_settings(hint):

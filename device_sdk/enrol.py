@@ -37,14 +37,19 @@ from device_sdk.wire.publish.topics import (
     TasksTopic,
     Topics,
 )
+from device_sdk.wire.seal.announcement import (
+    Presence,
+    PresenceWatch,
+    ServedTasks,
+    TasksWatch,
+    read_announcement,
+)
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.enrolment import Enrolled, EnrolmentAttempt, require_current
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode, parse_code
 from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keys import draw
-from device_sdk.wire.seal.presence import PresenceWatch, read_presence
-from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
 
 # Trusting another root key, on the operator's word: for a device that cannot follow by itself.
 #
@@ -358,7 +363,7 @@ class _Conversation:
         if self._descriptor is None or not self._presence:
             return
         try:
-            presence = read_presence(self._presence, self._descriptor)
+            presence = read_announcement(Presence, self._presence, self._descriptor)
         except WireError as error:
             self._trouble = f"the presence at this broker is not usable: {error}"
             return

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import Manifest
+from device_sdk.fields import Declared, Within
 from device_sdk.interactions import Interactions
 from device_sdk.methods.scatter.triples import PoolSettings, TripleSource, seen_by_anyone
 from device_sdk.recommend import top_items
@@ -97,23 +98,13 @@ _SCALE = 0.1
 
 
 @dataclass(frozen=True)
-class LocalSettings:
+class LocalSettings(Declared):
     """`lr` multiplies a batch's summed gradient; `l2` applies to each triple's three vectors."""
 
-    k: int
-    lr: float = 0.05
-    l2: float = 0.01
-    batch: int = 512
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k is {self.k}; expected 1 or more")
-        if self.batch < 1:
-            raise ValueError(f"batch is {self.batch}; expected 1 or more triples")
-        if not 0.0 < self.lr < float("inf"):
-            raise ValueError(f"lr is {self.lr}; expected a finite number above 0")
-        if not 0.0 <= self.l2 < float("inf"):
-            raise ValueError(f"l2 is {self.l2}; expected a finite number, 0 or more")
+    k: Annotated[int, Within(1)]
+    lr: Annotated[float, Within(0, above=True)] = 0.05
+    l2: Annotated[float, Within(0)] = 0.01
+    batch: Annotated[int, Within(1)] = 512
 
 
 class LocalFactorisation:

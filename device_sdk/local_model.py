@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from device_sdk.artifact import read_manifest, safetensors
 from device_sdk.artifact.standalone import unpacked
 from device_sdk.errors import NothingLearnt
-from device_sdk.wire.publish.catalogue import read_catalogue
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.world import DeviceWorld
 
 
@@ -53,7 +54,7 @@ def local_model(world: DeviceWorld) -> LocalModel:
         )
     if model.artifact_id is None:
         content = models.catalogue(model.catalogue_id)
-        items = () if content is None else read_catalogue(content).items
+        items = () if content is None else decode(Catalogue, content).items
         arrays = dict(model.arrays)
     else:
         items, arrays = (), {}

@@ -11,7 +11,8 @@ from device_sdk.errors import NothingLearnt, UnknownUser
 from device_sdk.methods.scatter.contract import SOLVE
 from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
 from device_sdk.recommend import top_items
-from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.world import DeviceWorld
 
 
@@ -106,7 +107,7 @@ class Recommender:
         self._users = state["users"]
         if model.catalogue_id != self._catalogue_id:
             content = self._home.models.catalogue(model.catalogue_id)
-            self._catalogue = None if content is None else read_catalogue(content)
+            self._catalogue = None if content is None else decode(Catalogue, content)
             self._catalogue_id = model.catalogue_id
         self._mark = (model.generation, model.round, model.version)
 

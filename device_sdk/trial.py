@@ -21,11 +21,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.fields import Declared, Within
 from device_sdk.system.process import OwnedHandle
 from device_sdk.wire.publish.report import Reason
 
@@ -65,7 +66,7 @@ _FATAL: Final = ("Fatal Python error", "Windows fatal exception")
 
 
 @dataclass(frozen=True, slots=True)
-class TrialLimits:
+class TrialLimits(Declared):
     """What each of the things that are tried may take.
 
     Attributes:
@@ -75,17 +76,9 @@ class TrialLimits:
         more_seconds: for so long further steps are taken, 1,000 at most; 0: one alone.
     """
 
-    seconds: float
-    memory_bytes: int | None = None
-    more_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf:
-            raise ValueError(f"seconds is {self.seconds}; expected above 0")
-        if self.memory_bytes is not None and self.memory_bytes < 1:
-            raise ValueError(f"memory_bytes is {self.memory_bytes}; expected 1 or more, or None")
-        if not 0 <= self.more_seconds < math.inf:
-            raise ValueError(f"more_seconds is {self.more_seconds}; expected 0 or more")
+    seconds: Annotated[float, Within(0, above=True)]
+    memory_bytes: Annotated[int, Within(1)] | None = None
+    more_seconds: Annotated[float, Within(0)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 
 from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.fields import As, Declared, Length, OneOf, Within
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
 from device_sdk.link.settings import LinkSettings
@@ -22,15 +23,19 @@ from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.system.clock import Clock, MonotonicClock, awake_clock
 from device_sdk.system.watch import Watch
 from device_sdk.trial import TrialLimits, TrialResult, try_artifact
-from device_sdk.wire.publish.report import require_own_labels
+from device_sdk.wire.publish.report import OwnLabels
 from device_sdk.wire.publish.topics import Topics
 
 PROVIDER_NAMES: Final = ("auto", "cpu", "cuda", "openvino", "webgpu")
 """What may run artifacts, as options say it (`device_sdk.runtime.providers` knows more)."""
 
 
+_Positive = Annotated[int, Within(1)]
+_Seconds = Annotated[float, Within(0, above=True)]
+
+
 @dataclass(frozen=True, slots=True)
-class TrainingOptions:
+class TrainingOptions(Declared):
     """How this device trains.
 
     Attributes:
@@ -75,79 +80,35 @@ class TrainingOptions:
     Raises ValueError, naming the option.
     """
 
-    k: int | None = None
-    slowdown: float = 1.0
-    capability_seconds: float = 5.0
+    k: _Positive | None = None
+    slowdown: Annotated[float, Within(1)] = 1.0
+    capability_seconds: _Seconds = 5.0
     when_none_fits: Literal["one", "decline"] = "one"
     pool: PoolSettings = field(default_factory=PoolSettings)
-    artifact: str | None = None
-    most_artifact_bytes: int = 64 << 20
+    artifact: Annotated[str, Length(1, sys.maxsize)] | None = None
+    most_artifact_bytes: _Positive = 64 << 20
     placement: Literal["auto", "device", "aggregator"] = "auto"
-    most_attachment_bytes: int = 64 << 20
-    most_outbox_updates: int = 8
-    most_outbox_bytes: int = 64 << 20
+    most_attachment_bytes: _Positive = 64 << 20
+    most_outbox_updates: _Positive = 8
+    most_outbox_bytes: _Positive = 64 << 20
     report: Literal["full", "outcome"] = "full"
-    labels: Mapping[str, str] = field(default_factory=dict)
-    most_step_seconds: float | None = None
-    most_memory_bytes: int | None = None
-    seconds_a_day: float | None = None
-    bytes_a_day: int | None = None
-    providers: str = "auto"
-    only_when: Callable[[], bool] | None = None
+    labels: OwnLabels = field(default_factory=dict)
+    most_step_seconds: _Seconds | None = None
+    most_memory_bytes: _Positive | None = None
+    seconds_a_day: _Seconds | None = None
+    bytes_a_day: _Positive | None = None
+    providers: Annotated[str, OneOf(PROVIDER_NAMES)] = "auto"
+    only_when: Annotated[Callable[[], bool] | None, As(Any)] = None
 
-    def __post_init__(self) -> None:
-        if self.k is not None and (isinstance(self.k, bool) or self.k < 1):
-            raise ValueError(f"k is {self.k!r}; expected 1 or more columns, or None to measure")
-        if not (math.isfinite(self.slowdown) and self.slowdown >= 1.0):
-            raise ValueError(f"slowdown is {self.slowdown}; expected a finite factor of 1 or more")
-        if not (math.isfinite(self.capability_seconds) and self.capability_seconds > 0):
-            raise ValueError(f"capability_seconds is {self.capability_seconds}; expected above 0")
-        if self.providers not in PROVIDER_NAMES:
-            raise ValueError(
-                f"providers is {self.providers!r}; expected one of {', '.join(PROVIDER_NAMES)}"
-            )
-        if self.artifact is not None and not self.artifact:
-            raise ValueError("artifact is empty; expected a name, or None to measure")
-        for name in (
-            "most_artifact_bytes",
-            "most_attachment_bytes",
-            "most_outbox_updates",
-            "most_outbox_bytes",
-        ):
-            most = getattr(self, name)
-            if isinstance(most, bool) or most < 1:
-                raise ValueError(f"{name} is {most!r}; expected 1 or more")
-        for name in (
-            "most_step_seconds",
-            "most_memory_bytes",
-            "seconds_a_day",
-            "bytes_a_day",
-        ):
-            most = getattr(self, name)
-            if most is not None and (isinstance(most, bool) or not 0 < most < math.inf):
-                raise ValueError(f"{name} is {most!r}; expected above 0, or None for no bound")
+    def check(self) -> None:
         if self.only_when is not None and not callable(self.only_when):
             raise ValueError(
                 f"only_when is {self.only_when!r}; expected a function without arguments"
             )
-        if self.placement not in ("auto", "device", "aggregator"):
-            raise ValueError(
-                f'placement is {self.placement!r}; expected "auto", "device" or "aggregator"'
-            )
-        if self.report not in ("full", "outcome"):
-            raise ValueError(f'report is {self.report!r}; expected "full" or "outcome"')
-        try:
-            require_own_labels(self.labels)
-        except ValueError as error:
-            raise ValueError(f"labels: {error}") from None
-        if self.when_none_fits not in ("one", "decline"):
-            raise ValueError(
-                f'when_none_fits is {self.when_none_fits!r}; expected "one" or "decline"'
-            )
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Declared):
     """Waits in seconds; each repeated one grows (full jitter) up to ``most_seconds``.
 
     Attributes:
@@ -171,21 +132,17 @@ class Pace:
     Raises ValueError, naming the field.
     """
 
-    answer_seconds: float = 10.0
-    repeat_seconds: float = 2.0
-    fetch_seconds: float = 15.0
-    reopen_seconds: float = 10.0
-    renew_seconds: float = 1.0
-    cell_seconds: float = 300.0
-    most_seconds: float = 600.0
-    unanswered_sends: int = 3
-    ask_seconds: float = 10.0
+    answer_seconds: _Seconds = 10.0
+    repeat_seconds: _Seconds = 2.0
+    fetch_seconds: _Seconds = 15.0
+    reopen_seconds: _Seconds = 10.0
+    renew_seconds: _Seconds = 1.0
+    cell_seconds: _Seconds = 300.0
+    most_seconds: _Seconds = 600.0
+    unanswered_sends: _Positive = 3
+    ask_seconds: _Seconds = 10.0
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-                raise ValueError(f"{each.name} is {value!r}; expected a number above 0")
+    def check(self) -> None:
         first = (self.answer_seconds, self.fetch_seconds, self.reopen_seconds, self.renew_seconds)
         if self.most_seconds < max(first):
             raise ValueError(f"most_seconds is {self.most_seconds}, below one of the first waits")

@@ -108,14 +108,14 @@ RULES = (
     _device("artifact", "fields"),
     _device("system", ""),
     _device("tables", "system"),
-    _device("link", "system", libraries="numpy paho.mqtt"),
+    _device("link", "fields system", libraries="numpy paho.mqtt"),
     _device("wire/codec", "fields"),
     _device("wire/arrays", "fields wire.codec"),
     _device("evaluation", "fields wire.codec wire.arrays"),
-    _device("wire/seal", "wire.codec system", libraries="cryptography"),
+    _device("wire/seal", "wire.codec system fields", libraries="cryptography"),
     _device(
         "wire/publish",
-        "wire.codec wire.arrays wire.seal artifact evaluation",
+        "fields wire.codec wire.arrays wire.seal artifact evaluation",
         libraries="cryptography numpy",
     ),
     _device("runtime", "artifact errors system", libraries="numpy onnxruntime"),
@@ -128,9 +128,11 @@ RULES = (
     ),
     _device(
         "capability",
-        "artifact errors factorisation methods.scatter.least_squares runtime system trainer",
+        "artifact errors factorisation fields methods.scatter.least_squares runtime system trainer",
     ),
-    _device("home", "artifact errors evaluation link system wire", libraries="numpy cryptography"),
+    _device(
+        "home", "artifact errors evaluation fields link system wire", libraries="numpy cryptography"
+    ),
     _device(
         "train",
         "artifact capability errors evaluation factorisation home local_data system trainer trial "

@@ -30,7 +30,8 @@ from aggregator.store.tasks import TaskRow
 from aggregator.task.selector import served_selector
 from device_sdk.system.printable import ago, printable
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.report import Report, read_report
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.report import Report
 
 DESCRIPTION = """\
 Lists the devices: id, name, labels, when each was seen last, its version of Tessera (sdk) and, by
@@ -163,7 +164,7 @@ class _Part:
         self.report: Report | None = None
         if row.report is not None:
             with suppress(WireError):  # of a version that this one cannot read
-                self.report = read_report(row.report)
+                self.report = decode(Report, row.report)
         self.details = None if self.report is None else self.report.details
 
     @property

@@ -242,8 +242,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     if arguments.example is not None:
-        from aggregator.cli.simulate import write_example
-
         command = write_example(arguments.example)
         print(f"wrote {printable(str(arguments.example))}; now try\n\n  {printable(command)}\n")
         return 0

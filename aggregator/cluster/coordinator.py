@@ -36,9 +36,9 @@ from aggregator.task.file import RoundSettings, SharedSettings
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.announcement import Presence
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
-from device_sdk.wire.seal.presence import Presence
 
 Fetch = Callable[[int, Sequence[ShareRow]], list[bytes | None]]
 """Workers' own copies of the states that a task's rows are of: None for what none has any more."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from aggregator.store import Store
 from aggregator.store.cluster import GrantedCounters
+from device_sdk.wire.seal.announcement import Presence, new_presence
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
-from device_sdk.wire.seal.presence import Presence, new_presence
 
 
 class StoredMarks(FreshnessMarks):

@@ -8,8 +8,8 @@ from pathlib import Path
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.seal.presence import Presence, read_presence
 
 _WAIT_SECONDS = 0.5
 _PRESENCE, _DESCRIPTOR = "presence", "descriptor"
@@ -132,7 +132,7 @@ class Fence:
         wrong = WireError("unknown-descriptor", "no descriptor of ours is honoured")
         for descriptor in self._descriptors():
             try:
-                return read_presence(message, descriptor)
+                return read_announcement(Presence, message, descriptor)
             except WireError as error:
                 wrong = error
         raise wrong

@@ -28,7 +28,7 @@ from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, MixtureSe
 from aggregator.methods.robust import LastUpdates
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.attention.contract import (
     MIXTURE,
     VECTOR,
@@ -44,7 +44,7 @@ from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, halved
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSettings:
+class AttentionSettings(Declared):
     """Settings of an attention task.
 
     Attributes:
@@ -69,8 +69,7 @@ class AttentionSettings:
     half: bool = True
     rate_decay: RateDecay = 1.0
 
-    def __post_init__(self) -> None:
-        require_declared(self)
+    def check(self) -> None:
         if self.mixture.rule == "fedamp" and not self.training.aggregator_mixes:
             raise ValueError("the rule 'fedamp' needs training with aggregator_mixes=True")
 

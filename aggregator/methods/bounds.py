@@ -252,7 +252,7 @@ class Bounding(Additive):
         most = max(1, int(self._most(name) / furthest))
         if not counts.size or (int(counts.min()) >= 0 and int(counts.max()) <= most):
             return counts
-        return np.clip(counts, 0, most).astype(counts.dtype)
+        return np.asarray(np.clip(counts, 0, most), counts.dtype)
 
     def _less(self, name: str, value: Scalar, furthest: float) -> Scalar:
         if isinstance(value, (bool, str)) or name in self._bounds.exact:

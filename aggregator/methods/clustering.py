@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans, MeanShift, estimate_bandwidth
 from threadpoolctl import threadpool_limits
 
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 
 Labels = NDArray[np.int64]
 Points = NDArray[np.float64]
@@ -24,7 +24,7 @@ _NEAREST = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSettings:
+class ClusterSettings(Declared):
     """How devices are put into clusters (papers/fedamn, section 3.1, the server's function 2).
 
     Attributes:
@@ -40,9 +40,6 @@ class ClusterSettings:
     algorithm: Algorithm = "k-means"
     most_bytes: Annotated[int, Within(0)] = 0
     hysteresis: Annotated[float, Within(0)] = 0.2
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 def assign_clusters(

@@ -36,7 +36,7 @@ from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimiz
 from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     SharedTensor,
@@ -60,7 +60,7 @@ _LOSS_UNITS, _LIMB = 1 << 30, 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class FedAvgSettings:
+class FedAvgSettings(Declared):
     """Settings of a task of federated averaging.
 
     Attributes:
@@ -95,9 +95,6 @@ class FedAvgSettings:
     most_samples: Annotated[int, Within(0)] = 0
     samples_multiple: Multiple = 3.0
     training: FedAvgTraining = field(default_factory=FedAvgTraining)
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class FedAvgMethod(SummingMethod):

@@ -48,7 +48,7 @@ from aggregator.methods.scatter_loss import (
 )
 from aggregator.methods.summing import Judged
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.contract import (
     GRAM,
     LEAST_SQUARES_TENSORS,
@@ -87,7 +87,7 @@ _FULL = 0.4
 
 
 @dataclass(frozen=True, slots=True)
-class LeastSquaresSettings:
+class LeastSquaresSettings(Declared):
     """Settings of implicit least squares.
 
     Attributes:
@@ -104,9 +104,6 @@ class LeastSquaresSettings:
     unseen_weight: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
     l2: Annotated[float, Within(1e-4, 1e3, or_zero=True)] = 0.0
     most_columns: Annotated[int, Within(0, MAX_WIDTH)] = 256
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 def weights_by_rule(common: Doubles, users: float, unseen_weight: float = 0.0) -> Doubles:

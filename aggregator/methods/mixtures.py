@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.wire.arrays.exchange import Update
 
 
@@ -62,7 +62,7 @@ Rule = Literal["sketches", "fedamp"]
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureSettings:
+class MixtureSettings(Declared):
     """How the aggregator mixes for a device that does not mix by itself.
 
     Attributes:
@@ -83,9 +83,6 @@ class MixtureSettings:
     own_bias: Annotated[float, Within(-100, 100)] = 0.0
     amp_rate: Annotated[float, Within(0, 1e6, above=True)] = 0.5
     amp_sigma: Annotated[float, Within(0, 1e6, above=True)] = 0.5
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class AggregatorMixer:

@@ -19,7 +19,7 @@ from aggregator.methods.method import LOSSES, Arrays, Binding, Method, Refused, 
 from aggregator.methods.robust import LastUpdates
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
     SampleEntry,
@@ -132,7 +132,7 @@ def check_metadata(update: Update, *, shares: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class MutualSettings:
+class MutualSettings(Declared):
     """Settings of a mutual-learning task.
 
     Attributes:
@@ -148,9 +148,6 @@ class MutualSettings:
     stale_rounds: Annotated[int, Within(0)] = 0
     most_public: Annotated[int, Within(1)] = 2000
     most_owners: Annotated[int, Within(1)] = 100
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class MutualMethod(Method):

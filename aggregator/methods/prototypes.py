@@ -21,7 +21,7 @@ from aggregator.methods.robust import Robust, RobustRule, TrimShare
 from aggregator.methods.trained_prototypes import PrototypeServerSettings, TrainablePrototypes
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.prototypes.contract import PrototypesTraining, decode_prototypes
 from device_sdk.methods.state import Entry, Schema
@@ -30,7 +30,7 @@ from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON
 
 
 @dataclass(frozen=True, slots=True)
-class PrototypesSettings:
+class PrototypesSettings(Declared):
     """Settings of a task of federated prototypes.
 
     Attributes:
@@ -58,8 +58,7 @@ class PrototypesSettings:
     trained: bool = False
     server: PrototypeServerSettings = field(default_factory=PrototypeServerSettings)
 
-    def __post_init__(self) -> None:
-        require_declared(self)
+    def check(self) -> None:
         if self.rate_decay < 1 and self.training.learning_rate == 0:
             raise ValueError("rate_decay needs a learning_rate: the artifact's own cannot fall")
         if self.trained and self.robust != "none":

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.state import Entry, RestoreError, State, Stateful, part, unpack
 from device_sdk.wire.arrays.exchange import Update
 
@@ -38,7 +38,7 @@ _BLOCK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class RobustRule:
+class RobustRule(Declared):
     """``none`` is the mean. ``trimmed`` leaves out the share ``trim_share`` of the values at either
     end, rounded down. ``median`` is the middle value, or the mean of the middle two.
 
@@ -47,9 +47,6 @@ class RobustRule:
 
     robust: Robust = "none"
     trim_share: TrimShare = 0.1
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
     @property
     def holds(self) -> bool:

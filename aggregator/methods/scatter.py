@@ -44,7 +44,7 @@ from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
 from aggregator.methods.sums import Additive, FixedPointSum
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.contract import (
     SOLVE,
     BprTraining,
@@ -132,7 +132,7 @@ class ItemNorms(Additive):
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterSettings:
+class ScatterSettings(Declared):
     """Settings of a scatter task.
 
     Attributes:
@@ -172,9 +172,6 @@ class ScatterSettings:
     robust: Robust = "none"
     trim_share: TrimShare = 0.1
     training: BprTraining = field(default_factory=BprTraining)
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 # Far above any gradient of a model that trains, far below what could overflow a sum of them.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.state import COUNT, Entry, Schema, Stateful
 
 Floats = NDArray[np.float32]
@@ -16,7 +16,7 @@ _MOMENTS = ("first_moment", "second_moment")
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
+class OptimizerSettings(Declared):
     """Settings of the server's optimizer.
 
     Attributes:
@@ -37,9 +37,6 @@ class OptimizerSettings:
     beta2: Annotated[float, Within(0, 1, below=True)] = 0.99
     epsilon: Annotated[float, Within(0, above=True)] = 1e-3
     decay: Annotated[float, Within(0, 1, above=True)] = 1.0
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class ServerOptimizer(Stateful):

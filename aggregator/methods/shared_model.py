@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aggregator.methods.method import Binding, ModelMethod, Refused
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
-from device_sdk.fields import require_declared
+from device_sdk.fields import Declared
 from device_sdk.methods.shared_model import SharedModelTraining
 from device_sdk.methods.state import Entry, Schema
 from device_sdk.wire.arrays.exchange import Update
@@ -24,14 +24,11 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedModelSettings:
+class SharedModelSettings(Declared):
     """The task file's table of the method's name; ``training`` is the table below it. A method's
     own settings are further fields of a subclass. Raises ValueError, naming the setting."""
 
     training: SharedModelTraining = field(default_factory=SharedModelTraining)
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class SharedModelMethod(ModelMethod):

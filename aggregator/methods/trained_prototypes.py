@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.state import Entry, Schema, Stateful
 
 Floats = NDArray[np.float64]
@@ -23,7 +23,7 @@ _LEAST_DISTANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class PrototypeServerSettings:
+class PrototypeServerSettings(Declared):
     """How the server trains the prototypes when a round closes.
 
     Attributes:
@@ -38,9 +38,6 @@ class PrototypeServerSettings:
     batch_size: Annotated[int, Within(1, 1_000_000)] = 10
     learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.01
     most_margin: Annotated[float, Within(0, 1e6)] = 100.0
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
 
 class TrainablePrototypes(Stateful):

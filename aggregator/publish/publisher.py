@@ -24,13 +24,13 @@ from aggregator.store.rounds import RoundRow
 from aggregator.task.artifacts import ArtifactContent
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, catalogue_id
 from device_sdk.wire.publish.content import SHARED, ContentKind, seal_content
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     RoundManifest,
     seal_chunks,
-    write_manifest,
 )
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
@@ -318,7 +318,7 @@ class Publisher:
             for index, chunk in enumerate(chunks)
         ]
         # Last, so that whoever sees it finds what it names.
-        sealed = publication.seal_manifest(write_manifest(manifest), signing)
+        sealed = publication.seal_manifest(encode(manifest), signing)
         topic = self._topics.write(ManifestTopic(self._task.name, self._task.cohort))
         messages.append((topic, sealed))
         room.require("the round's broadcast", messages)

@@ -12,10 +12,8 @@ from device_sdk.wire.publish.topics import (
     TasksTopic,
     Topics,
 )
+from device_sdk.wire.seal.announcement import Presence, ServedTasks, Successor, announce
 from device_sdk.wire.seal.keyring import ServingKeys
-from device_sdk.wire.seal.presence import Presence, sign_presence
-from device_sdk.wire.seal.successor import Successor, sign_successor
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 
 
 class Announcements:
@@ -47,14 +45,14 @@ class Announcements:
 
     def _word_of_successor(self, successor: Successor) -> tuple[str, bytes]:
         keys = self._keys()
-        message = sign_successor(successor, keys.descriptor, keys.signing)
+        message = announce(successor, keys.descriptor, keys.signing)
         return self._topics.write(SuccessorTopic()), message
 
     def tasks(self) -> tuple[str, bytes]:
         """Topic and message of the tasks served: sent before the presence, on which devices act."""
         self.names_changed()
         keys = self._keys()
-        message = sign_tasks(self._served, keys.descriptor, keys.signing)
+        message = announce(self._served, keys.descriptor, keys.signing)
         return self._topics.write(TasksTopic()), message
 
     def names_changed(self) -> bool:
@@ -68,5 +66,5 @@ class Announcements:
 
     def presence(self) -> tuple[str, bytes]:
         keys = self._keys()
-        message = sign_presence(self._life, keys.descriptor, keys.signing)
+        message = announce(self._life, keys.descriptor, keys.signing)
         return self._topics.write(PresenceTopic()), message

@@ -18,6 +18,7 @@ from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
 from aggregator.task_log import about
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -31,8 +32,6 @@ from device_sdk.wire.publish.report import (
     Report,
     ReportedOutcome,
     known_reason,
-    read_report,
-    write_outcome,
 )
 from device_sdk.wire.seal.admission import TokenBuckets
 
@@ -417,7 +416,7 @@ class Ingest:
                 known.width,
                 now_unix_seconds,
                 identity.round,
-                write_outcome(report) if report.evaluation else update.report,
+                encode(report.without_evaluation()) if report.evaluation else update.report,
             )
 
     def _repeat(self, update: UpdateMessage, known: StoredVerdict) -> Settled:
@@ -479,7 +478,7 @@ def _told(update: UpdateMessage) -> Report | WireError | None:
 def read_told(update: UpdateMessage) -> Report:
     """A contribution's report. Raises ``WireError``, also for one that trained and sends nothing,
     or sends something and did not train."""
-    report = read_report(update.report or b"")
+    report = decode(Report, update.report or b"")
     if (report.outcome is ReportedOutcome.TRAINED) is not bool(update.body):
         raise WireError("bad-field", "an update goes with what was trained, and with nothing else")
     return report
@@ -492,8 +491,7 @@ def _stored(update: UpdateMessage, report: Report) -> StoredReport:
 
 def _known(update: UpdateMessage, known: StoredVerdict) -> Settled:
     """What to say of an update of which the store has a verdict, or one of another body."""
-    # Verdicts of schema 6 and before name a contribution by all of it.
-    if known.body_sha256 not in (update.body_sha256, update.content_sha256):
+    if known.body_sha256 != update.body_sha256:
         return _settled(update, Verdict.CONFLICT)
     verdict = {None: Verdict.COUNTED, NOTED: Verdict.NOTED}.get(known.reason, Verdict.REFUSED)
     return _settled(update, verdict, (known.reason or "") if verdict is Verdict.REFUSED else "")

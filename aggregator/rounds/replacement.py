@@ -21,7 +21,8 @@ from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
-from device_sdk.wire.publish.catalogue import read_catalogue
+from device_sdk.wire.codec.message import decode, encode
+from device_sdk.wire.publish.catalogue import Catalogue
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 8
@@ -72,7 +73,7 @@ def plan(
     content = _catalogue(store, new)
     items: tuple[str, ...] = ()
     if content is not None and new.catalogue is not None:
-        items = read_catalogue(content).items
+        items = decode(Catalogue, content).items
     method = _built(store.fleet, new, len(items))
     version = store.checkpoints.get("version")
     inherits = None
@@ -207,10 +208,10 @@ def _is_same_model(store: TaskStore, new: Task, method: GuardedMethod) -> bool:
 def _catalogue(store: TaskStore, new: Task) -> bytes | None:
     known = stored_catalogue(store)
     if new.catalogue is None:
-        return None if known is None else known.to_bytes()
+        return None if known is None else encode(known)
     found = read_catalogue_file(new.catalogue)
     if known is None:
-        return found.to_bytes()
+        return encode(found)
     if not found.extends(known):
         raise AggregatorError(
             f"the catalogue {new.catalogue} does not begin with the {len(known)} items that the "
@@ -218,7 +219,7 @@ def _catalogue(store: TaskStore, new: Task) -> bytes | None:
             "add a task"
         )
     # What was appended is taken in before the next round, as always.
-    return known.to_bytes()
+    return encode(known)
 
 
 def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:

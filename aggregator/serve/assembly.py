@@ -48,11 +48,11 @@ from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.announcement import Presence, new_presence
 from device_sdk.wire.seal.enrolment import EnrolmentDesk
 from device_sdk.wire.seal.freshness import FreshnessMarks
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import Placement, own_placement
-from device_sdk.wire.seal.presence import Presence, new_presence
 from device_sdk.wire.seal.session_table import SessionTable
 
 _LOG = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import Shared, TaskShared
 from aggregator.task.file import read_continued_catalogue, stored_catalogue
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.seal.session_table import SessionTable
 
@@ -95,7 +96,7 @@ class Upkeep:
             return
         latest = self._store.rounds.latest()
         with self._store.database.transaction():
-            self._store.facts.catalogue = catalogue.to_bytes()
+            self._store.facts.catalogue = encode(catalogue)
             if len(catalogue) > self._aggregation.items:
                 self._aggregation.grow(len(catalogue), latest[0].round if latest else 0)
                 _LOG.info("the catalogue has %d items now", len(catalogue))

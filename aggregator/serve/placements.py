@@ -7,9 +7,10 @@ from typing import TypeAlias
 
 from aggregator.shared import Shared
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic
-from device_sdk.wire.seal.placement import Placement, write_placement
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session_table import SessionTable
 
 PlacementOf: TypeAlias = Callable[[bytes], Placement]
@@ -62,7 +63,7 @@ class Placements:
 
     def _send(self, device_id: bytes) -> Iterator[tuple[str, bytes]]:
         device = self._registry.by_id(device_id)
-        payload = write_placement(self._placement_of(device_id))
+        payload = encode(self._placement_of(device_id))
         try:
             sealed = self._table.seal_newest(device_id, RecordType.PLACEMENT, payload)
         except WireError:  # no session: it is told with the next one

@@ -38,7 +38,7 @@ from device_sdk.link.events import (
 )
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import DescriptorTopic, PresenceTopic
-from device_sdk.wire.seal.presence import Presence
+from device_sdk.wire.seal.announcement import Presence
 from device_sdk.wire.seal.session_table import SessionTable
 
 # Which of its subscriptions the broker grants the aggregator.

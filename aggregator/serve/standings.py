@@ -9,8 +9,9 @@ from aggregator.shared import Shared
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import Task
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import RecordType
-from device_sdk.wire.publish.standing import Standing, write_standing
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.topics import DownTopic
 from device_sdk.wire.seal.session_table import SessionTable
 
@@ -119,7 +120,7 @@ class Standings:
             for parts in self._board.served
             if parts.task.selector.admits(device.labels)
         )
-        payload = write_standing(Standing(device.labels, tuple(tasks)))
+        payload = encode(Standing(device.labels, tuple(tasks)))
         if self._told.get(device.device_id) != payload:
             self._told[device.device_id] = payload
             self._silent[device.device_id] = _Repeat(self._clock(), FIRST_SECONDS)

@@ -10,7 +10,7 @@ from aggregator.errors import AggregatorError
 from aggregator.store import Store
 from aggregator.task.cluster import Cluster
 from device_sdk.link.broker_url import BrokerWay
-from device_sdk.wire.seal.successor import MOST_REVISION, Successor
+from device_sdk.wire.seal.announcement import MOST_REVISION, Successor
 
 
 class BrokerMoved(Exception):

@@ -33,6 +33,7 @@ from aggregator.task.file import (
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
 from aggregator.task_log import about
+from device_sdk.wire.codec.message import encode
 
 _LOG = logging.getLogger(__name__)
 _FLEET_TABLES = ", ".join(f"[{each}]" for each in FLEET_TABLES)
@@ -76,7 +77,7 @@ def claim(store: TaskStore, task: Task) -> None:
             store.facts.label = label
             if task.catalogue is not None:
                 found = read_continued_catalogue(task.catalogue, store)
-                store.facts.catalogue = found.to_bytes()
+                store.facts.catalogue = encode(found)
 
 
 def _require_label(stored: str, task: Task) -> None:

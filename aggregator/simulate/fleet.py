@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.tables import TomlTable
 from device_sdk.capability.fit import Request
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 
 Chance = Annotated[float, Within(0, 1)]
 _LOGNORMAL = re.compile(r"lognormal:([0-9]*\.?[0-9]+)")
@@ -60,7 +60,7 @@ class Fate(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class Failures(Declared):
     """How likely a device meets each fate in a round, 0 to 1 each.
 
     Raises ValueError, naming the option.
@@ -71,8 +71,7 @@ class Failures:
     late: Chance = 0.0
     nan: Chance = 0.0
 
-    def __post_init__(self) -> None:
-        require_declared(self)
+    def check(self) -> None:
         if self.dropout + self.crash + self.late + self.nan > 1:
             raise ValueError("--dropout, --crash, --late and --nan are more than 1 together")
 

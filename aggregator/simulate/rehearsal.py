@@ -52,6 +52,7 @@ from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.trainer import Trainer
 from device_sdk.trial import begin, say
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.manifest import EVERYONE
 
 _ROUNDS = 3
@@ -305,7 +306,7 @@ def _with_items(
     assert task.catalogue is not None
     catalogue = read_catalogue_file(task.catalogue)
     every = catalogue.items
-    sizes["catalogue"] = len(catalogue.to_bytes())
+    sizes["catalogue"] = len(encode(catalogue))
     ids, settings = every[:_MOST_ITEMS], task.binding.settings
     title = (
         f"rehearsed {task.binding.method_name} ({getattr(settings, 'loss', '')}) with "

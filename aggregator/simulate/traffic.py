@@ -16,14 +16,14 @@ import numpy as np
 from aggregator.task.artifacts import ArtifactContent
 from aggregator.task.file import Task
 from device_sdk.wire.arrays.exchange import Broadcast
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     RoundManifest,
     chunk_count,
-    write_manifest,
 )
 from device_sdk.wire.publish.receipts import UpdateIdentity, with_report, write_update
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from device_sdk.wire.publish.task_messages import (
     TaskTerms,
     read_attachment,
@@ -73,7 +73,7 @@ class PublishedRound:
     @property
     def down_bytes(self) -> int:
         """Of manifest and chunks, sealed: what each device of the round receives."""
-        manifest = len(write_manifest(self.manifest)) + _MANIFEST_SEAL_BYTES
+        manifest = len(encode(self.manifest)) + _MANIFEST_SEAL_BYTES
         return manifest + sealed_content_bytes(len(self.plaintext))
 
     def read(self) -> tuple[TaskTerms, Broadcast]:
@@ -159,4 +159,4 @@ def _report_bytes(option: str, evaluation_bytes: int) -> int:
     """Of a report with an evaluation of so many bytes; apart from it, few differ."""
     details = Details(*_TYPICAL, option, 1.0, 100_000)
     report = Report(ReportedOutcome.TRAINED, "", details, bytes(evaluation_bytes))
-    return len(write_report(report))
+    return len(encode(report))

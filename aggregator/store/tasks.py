@@ -7,7 +7,7 @@ from typing import Literal
 
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Table
-from device_sdk.wire.seal.tasks import MOST_TASKS
+from device_sdk.wire.seal.announcement import MOST_TASKS
 
 TaskState = Literal["active", "paused", "retiring", "retired"]
 FIRST = 1

@@ -25,8 +25,8 @@ from device_sdk.link.proxy import proxy_for
 from device_sdk.methods.registry import MethodError
 from device_sdk.tables.columns import Columns, catalogue_columns, names_a_catalogue
 from device_sdk.tables.text import UNREADABLE, TableError, TextTable, open_table
-from device_sdk.wire.codec.message import require_name
-from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
+from device_sdk.wire.codec.message import decode, require_name
+from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
 from device_sdk.wire.publish.topics import Topics
 
@@ -592,7 +592,7 @@ def stored_catalogue(store: TaskStore) -> Catalogue | None:
     It only ever grows at its end, and stays when the task is replaced by one without items.
     """
     content = store.facts.catalogue
-    return None if content is None else read_catalogue(content)
+    return None if content is None else decode(Catalogue, content)
 
 
 def served_catalogue(store: TaskStore, task: Task) -> Catalogue | None:

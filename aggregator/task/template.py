@@ -23,7 +23,7 @@ from aggregator.task.file import (
     StoreSettings,
     TaskTable,
 )
-from device_sdk.fields import default_of, hints_of, is_settings, taken_apart
+from device_sdk.fields import default_of, hints_of, is_settings, texts_of
 from device_sdk.methods.registry import METHODS, load_method
 
 _HEAD = """\
@@ -141,7 +141,7 @@ def _lines(path: str, kind: type[Any], shown: _Shown, usual: object = None) -> I
             start, value = "# e.g. ", shown.examples[key]
         elif is_settings(hints[field.name]) or not _spelt(default):
             continue
-        others = [json.dumps(each) for each in taken_apart(hints[field.name])[2] if each != value]
+        others = [json.dumps(each) for each in texts_of(hints[field.name]) if each != value]
         notes = [f"or {', '.join(others)}"] if others else []
         notes += [said[field.name]] if field.name in said else []
         yield _commented(f"{start}{field.name} = {json.dumps(value)}", ": ".join(notes))

@@ -15,7 +15,8 @@ from aggregator.methods.method import Arrays, Method, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.versions import Ranking
 from device_sdk.artifact import ArtifactError, safetensors
-from device_sdk.wire.publish.catalogue import read_catalogue
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.catalogue import Catalogue
 
 ITEM_IDS = "items"
 """Metadata of a model's file: a JSON list of the items' ids, one for each row of ``items``."""
@@ -155,4 +156,4 @@ def _by_id(model: Arrays, ids: tuple[str, ...], own: Arrays, item_ids: tuple[str
 def item_ids(store: TaskStore, count: int) -> tuple[str, ...]:
     """Of the first rows of a task's models: its catalogue only ever grows at its end."""
     catalogue = store.facts.catalogue
-    return () if catalogue is None else read_catalogue(catalogue).items[:count]
+    return () if catalogue is None else decode(Catalogue, catalogue).items[:count]

@@ -17,9 +17,9 @@ from aggregator.store.devices import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.topics import Topics, UpTopic
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.device_session import DeviceCredential
 from device_sdk.wire.seal.placement import shard_of
-from device_sdk.wire.seal.presence import read_presence
 
 ITEMS, WIDTH = 3706, 64
 ROWS, COLUMNS = 100, 16
@@ -95,7 +95,7 @@ def enrol_directly(
 def shown_incarnation(parts: Parts) -> bytes:
     """What devices open sessions for."""
     _, message = parts.announcements.presence()
-    return read_presence(message, parts.keys.current().descriptor).incarnation
+    return read_announcement(Presence, message, parts.keys.current().descriptor).incarnation
 
 
 def scatter_body(rng: np.random.Generator, shape: Shape = ML1M) -> bytes:

@@ -29,6 +29,7 @@ from benchmarks.aggregator.fleet import (
 )
 from device_sdk.link.events import Message
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
@@ -36,7 +37,7 @@ from device_sdk.wire.publish.receipts import (
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 
@@ -132,7 +133,7 @@ def _messages(
         if reports:
             # Seconds and bytes differ from device to device, as they do.
             details = Details("0.1.0", "1.22.0", "linux-aarch64", "k=16", index / 64, 9000 + index)
-            told = write_report(Report(ReportedOutcome.TRAINED, "", details))
+            told = encode(Report(ReportedOutcome.TRAINED, "", details))
             body, record = with_report(told, body), RecordType.CONTRIBUTION
         payload = write_update(identity, body)
         yield Message(device.up_topic, session.seal(record, payload), False)

@@ -24,17 +24,18 @@ import numpy as np
 from benchmarks.aggregator.fleet import BenchDevice
 from benchmarks.aggregator.mqtt_client import MiniClient
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType
-from device_sdk.wire.publish.manifest import RoundManifest, read_manifest
+from device_sdk.wire.codec.message import MessageType, decode
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import (
+    Receipt,
     RecordType,
     UpdateIdentity,
     Verdict,
-    read_receipt,
     update_digest,
     write_update,
 )
 from device_sdk.wire.publish.topics import DownTopic, ManifestTopic, PresenceTopic, Topics
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     derive_broadcast_keys,
@@ -46,7 +47,6 @@ from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.no_session import read_no_session
-from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Session
 from device_sdk.wire.seal.signature import public_key
 from device_sdk.world import Pace
@@ -78,7 +78,7 @@ class Announced:
     def hear(self, topic: str, payload: bytes) -> None:
         """What came on one of them."""
         if topic == self._presence_topic:
-            self.incarnation = read_presence(payload, self._descriptor).incarnation
+            self.incarnation = read_announcement(Presence, payload, self._descriptor).incarnation
         elif payload:
             self._sealed = payload
             self._read()
@@ -96,7 +96,7 @@ class Announced:
         key = find_group_key(self._group_keys, label.epoch)
         keys = derive_broadcast_keys(key, label.broadcast_id, "default", "all")
         signing = public_key(self._descriptor.signing)
-        self.manifest = read_manifest(open_manifest(self._sealed, keys, signing))
+        self.manifest = decode(RoundManifest, open_manifest(self._sealed, keys, signing))
 
 
 class _Virtual:
@@ -410,7 +410,7 @@ class Load:
         received = one.session.open(payload)
         if received.message_type != RecordType.RECEIPT:
             return
-        receipt = read_receipt(received.payload)
+        receipt = decode(Receipt, received.payload)
         if receipt.digest != one.digest:
             return
         if receipt.verdict is not Verdict.COUNTED:

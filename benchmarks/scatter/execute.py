@@ -24,7 +24,8 @@ from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
-from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks, write_manifest
+from device_sdk.wire.codec.message import encode
+from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks
 from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
 from device_sdk.wire.seal.broadcast import Publication, new_group_key
 
@@ -177,5 +178,5 @@ def published_bytes(experiment: Experiment) -> int:
         chunks=digests,
     )
     signing = Ed25519PrivateKey.from_private_bytes(rng.bytes(32))
-    sealed = publication.seal_manifest(write_manifest(manifest), signing)
+    sealed = publication.seal_manifest(encode(manifest), signing)
     return sum(map(len, chunks)) + len(sealed)

@@ -11,18 +11,27 @@ from pathlib import Path
 
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE, FileEntry, Manifest
-from device_sdk.artifact.manifest_json import MAX_MANIFEST_BYTES
+from device_sdk.artifact.manifest import (
+    INITIAL_FILE,
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+)
 from device_sdk.artifact.onnx_reader import GraphValue, OnnxModel, read_onnx
 from device_sdk.artifact.parts import GraphFile, Port
-from device_sdk.artifact.shapes import Dim, Shape, checked_file_name, describe, resolve
+from device_sdk.artifact.shapes import Dim, FileName, Shape, describe, resolve
+from device_sdk.fields import Misfit, require
 
 # Reading an artifact's files without trusting the folder.
 
 
 def read_file(folder: Path, name: str, max_bytes: int) -> bytes:
     """The bytes of a regular file that lies in the folder (a link must not leave it)."""
-    checked_file_name(name)
+    try:
+        require(FileName, name, "the file's name")
+    except Misfit as misfit:
+        raise ArtifactError(str(misfit)) from None
     path = folder / name
     try:
         real = path.resolve(strict=True)

@@ -3,71 +3,65 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Any, Final
 
-from device_sdk.artifact import manifest_json
+from device_sdk.artifact import strict_json
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.parts import (
     AVERAGE_LAG,
     GraphFile,
     Member,
     MetricSource,
+    Part,
     Port,
     StateTensor,
 )
-from device_sdk.artifact.shapes import Shape, axes_of, checked_file_name, checked_name
+from device_sdk.artifact.shapes import FileName, Name, Shape, axes_of
+from device_sdk.fields import Key, Misfit, OneOf, Such, Within, plain, read
 
 FORMAT: Final = "tessera-artifact"
 FORMAT_VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
 INITIAL_FILE: Final = "initial.safetensors"
+MAX_MANIFEST_BYTES: Final = 16 * 2**20
 MAX_FILE_BYTES: Final = 2**31 - 1
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
+Size = Annotated[int, Within(1)]
+
+
 @dataclass(frozen=True)
-class Axis:
+class Axis(Part):
     """A named length that is free at run time, from `least` on, and in a train step from
     `least_to_train` on: a variance of one row is none.
 
     `example` is its size in initial.safetensors.
     """
 
-    example: int
-    least: int = 1
-    least_to_train: int = 1
+    example: Size
+    least: Size = 1
+    least_to_train: Size = 1
 
-    def __post_init__(self) -> None:
-        sizes = (self.example, self.least, self.least_to_train)
-        for what, size in zip(("example", "least", "least_to_train"), sizes, strict=True):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ArtifactError(f"an axis' {what} size is a positive integer, not {size!r}")
-        if self.example < max(sizes):
-            raise ArtifactError(f"an axis' example size is {self.example}, below {max(sizes)}")
+    def check(self) -> None:
+        least = max(self.least, self.least_to_train)
+        if self.example < least:
+            raise ArtifactError(f"an axis' example size is {self.example}, below {least}")
 
 
 @dataclass(frozen=True)
-class FileEntry:
+class FileEntry(Part):
     """Size in bytes and SHA-256 (lower-case hex) of one file."""
 
-    size: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        if (
-            not isinstance(self.size, int)
-            or isinstance(self.size, bool)
-            or not 0 <= self.size <= MAX_FILE_BYTES
-        ):
-            raise ArtifactError(f"a file has 0 to {MAX_FILE_BYTES} bytes, not {self.size!r}")
-        if not isinstance(self.sha256, str) or not _SHA256.match(self.sha256):
-            raise ArtifactError(f"{str(self.sha256)[:80]!r} is no SHA-256 in lower-case hex")
+    size: Annotated[int, Within(0, MAX_FILE_BYTES), Key("bytes")]
+    sha256: Annotated[str, Such(_SHA256.match, "a SHA-256 in lower-case hex")]
 
     @classmethod
     def of(cls, data: bytes) -> FileEntry:
@@ -76,20 +70,34 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class OptimizerSpec:
-    """Name of the optimizer inside the graph and the settings that were built into it."""
+class OptimizerSpec(Part):
+    """Name of the optimizer inside the graph and the settings that were built into it.
 
-    name: str
-    settings: Mapping[str, object] = field(default_factory=dict)
+    Settings are finite numbers, truth values, texts, None, and lists of these, kept as tuples.
+    """
 
-    def __post_init__(self) -> None:
-        checked_name(self.name, "optimizer")
-        settings = manifest_json.frozen_settings(self.settings)
-        object.__setattr__(self, "settings", MappingProxyType(settings))
+    name: Name
+    settings: Mapping[Name, Any]
+
+    def check(self) -> None:
+        settings = {key: _frozen(value, 0) for key, value in self.settings.items()}
+        object.__setattr__(self, "settings", settings)
+
+
+def _frozen(value: object, depth: int) -> object:
+    if isinstance(value, (list, tuple)) and depth < 4:
+        return tuple(_frozen(entry, depth + 1) for entry in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ArtifactError(f"optimizer settings are finite numbers, not {value}")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ArtifactError(
+        f"optimizer settings are numbers, strings and lists of them, not {type(value).__name__}"
+    )
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Part):
     """Everything a runtime must know about an artifact. Construction checks that it is consistent.
 
     `graphs` holds "train", where the artifact can predict "infer", and where one of its `metrics`
@@ -98,45 +106,25 @@ class Manifest:
     are batch entries that its author has and no graph has a use for.
     """
 
-    name: str
-    opset: int
-    axes: Mapping[str, Axis]
+    name: Name
+    opset: Size
+    axes: Mapping[Name, Axis]
     state: tuple[StateTensor, ...]
     optimizer: OptimizerSpec
-    graphs: Mapping[str, GraphFile]
-    files: Mapping[str, FileEntry]
-    producer: Mapping[str, str] = field(default_factory=dict)
-    sequential: bool = False
-    metrics: Mapping[str, MetricSource] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    graphs: Mapping[Annotated[str, OneOf(("train", "infer", "evaluate"))], GraphFile]
+    files: Mapping[FileName, FileEntry]
+    producer: Mapping[Name, Name]
+    sequential: bool
+    metrics: Mapping[Name, MetricSource] = field(default_factory=dict)
+    ignored: tuple[Name, ...] = ()
 
-    def __post_init__(self) -> None:
-        checked_name(self.name, "artifact")
-        if not isinstance(self.opset, int) or isinstance(self.opset, bool) or self.opset < 1:
-            raise ArtifactError(f"opset is a positive integer, not {self.opset!r}")
-        if not isinstance(self.sequential, bool):
-            raise ArtifactError(f"sequential is true or false, not {self.sequential!r}")
-        object.__setattr__(self, "state", tuple(self.state))
-        object.__setattr__(self, "ignored", tuple(self.ignored))
-        for side in ("axes", "graphs", "files", "producer", "metrics"):
-            object.__setattr__(self, side, MappingProxyType(dict(getattr(self, side))))
-        for key, value in self.producer.items():
-            checked_name(key, "producer")
-            checked_name(value, f"producer's {key}")
-        for axis in self.axes:
-            checked_name(axis, "axis")
-        for entry in self.ignored:
-            checked_name(entry, "ignored batch entry")
+    def check(self) -> None:
         _refuse_duplicates(list(self.ignored), "ignored batch entries")
         self._check_state()
         self._check_graphs()
         self._check_metrics()
-        for name in self.files:
-            checked_file_name(name)
-            if name.lower() == MANIFEST_FILE:
-                raise ArtifactError(
-                    f"{MANIFEST_FILE} cannot describe itself: leave it out of files"
-                )
+        if any(name.lower() == MANIFEST_FILE for name in self.files):
+            raise ArtifactError(f"{MANIFEST_FILE} cannot describe itself: leave it out of files")
         for name in [INITIAL_FILE, *(graph.file for graph in self.graphs.values())]:
             if name not in self.files:
                 raise ArtifactError(f"files has no entry for {name}")
@@ -176,11 +164,8 @@ class Manifest:
                 )
 
     def _check_graphs(self) -> None:
-        if "train" not in self.graphs or not set(self.graphs) <= {"train", "infer", "evaluate"}:
-            raise ArtifactError(
-                "graphs are 'train' and, optionally, 'infer' and 'evaluate'; found "
-                f"{sorted(self.graphs)}"
-            )
+        if "train" not in self.graphs:
+            raise ArtifactError("graphs: 'train' is missing")
         for graph in self.graphs.values():
             for port in (*graph.inputs, *graph.outputs):
                 self._check_port(graph, port)
@@ -236,7 +221,6 @@ class Manifest:
         entries = {port.of for port in self.graphs["train"].select("batch")}
         outputs = {port.of for port in graph.select("output")} if graph is not None else set()
         for name, source in self.metrics.items():
-            checked_name(name, "metric")
             if source.output is None:
                 if evaluate is None:
                     raise ArtifactError(f"metric {name!r} is about the loss, which no graph gives")
@@ -328,12 +312,26 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The canonical bytes of manifest.json: sorted keys, no insignificant white space."""
-        return manifest_json.canonical(manifest_json.manifest_to_object(self))
+        head = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        return strict_json.canonical({**head, **plain(self)})
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
         """Read manifest.json. Raises ArtifactError for anything but a valid canonical manifest."""
-        manifest = manifest_json.manifest_from_object(manifest_json.decoded(data))
+        value = strict_json.decoded(data, MANIFEST_FILE, MAX_MANIFEST_BYTES)
+        # The version comes first: a later version's other keys are no reason to call it malformed.
+        if not isinstance(value, dict) or value.pop("format", None) != FORMAT:
+            raise ArtifactError(f"manifest: format is not {FORMAT!r}: this is no Tessera artifact")
+        version = value.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            raise ArtifactError(
+                f"manifest: format version {version!r:.20} is unknown to this release, which reads "
+                f"{FORMAT_VERSION}: update tessera-edge, or export the artifact again with this one"
+            )
+        try:
+            manifest = read(cls, value)
+        except Misfit as misfit:
+            raise ArtifactError(str(misfit.below("manifest"))) from None
         if manifest.to_json() != data:
             raise ArtifactError(
                 "manifest.json is not in canonical form (sorted keys, no white space): its "

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import Annotated
 
-from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.shapes import (
-    DTYPES,
-    Shape,
-    axes_of,
-    checked_file_name,
-    checked_name,
-    checked_shape,
-)
+from device_sdk.artifact.errors import ArtifactError, ArtifactMisfit
+from device_sdk.artifact.shapes import Dtype, FileName, KnownShape, Name, Shape, axes_of
+from device_sdk.fields import Declared, OneOf, Within
+
+
+class Part(Declared):
+    """A part of a manifest. Raises ArtifactError where it is not what its fields' types say."""
+
+    misfit = ArtifactMisfit
+
 
 AVERAGE_LAG = "average_lag"
 """Kind of optimizer state that a parameter's moving average is told by: the average less it."""
@@ -25,27 +27,19 @@ KINDS = ("parameter", "buffer", "optimizer", "counter")
 
 
 @dataclass(frozen=True)
-class Member:
+class Member(Part):
     """A torch parameter or buffer inside a state tensor.
 
     `offset` counts elements from the start of the flattened state tensor.
     """
 
-    name: str
-    shape: Shape
-    offset: int = 0
-
-    def __post_init__(self) -> None:
-        checked_name(self.name, "member")
-        object.__setattr__(self, "shape", checked_shape(self.shape, f"member {self.name!r}"))
-        if not isinstance(self.offset, int) or isinstance(self.offset, bool) or self.offset < 0:
-            raise ArtifactError(
-                f"member {self.name!r}: offset {self.offset!r} is no count of elements"
-            )
+    name: Name
+    shape: KnownShape
+    offset: Annotated[int, Within(0)]
 
 
 @dataclass(frozen=True)
-class StateTensor:
+class StateTensor(Part):
     """One tensor of a train step's state.
 
     Parameters and buffers list their members: either several of fixed shape packed into a flat
@@ -58,35 +52,26 @@ class StateTensor:
     both may be the same memory.
     """
 
-    name: str
-    kind: str
-    dtype: str
-    shape: Shape
+    name: Name
+    kind: Annotated[str, OneOf(KINDS)]
+    dtype: Dtype
+    shape: KnownShape
     members: tuple[Member, ...] = ()
     like: str | None = None
     frozen: bool = False
     in_place: bool = False
 
-    def __post_init__(self) -> None:
-        checked_name(self.name, "state tensor")
+    def check(self) -> None:
         where = f"state tensor {self.name!r}"
-        if self.kind not in KINDS:
-            raise ArtifactError(f"{where}: kind {self.kind!r} is none of {', '.join(KINDS)}")
-        if self.dtype not in DTYPES:
-            raise ArtifactError(f"{where}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        object.__setattr__(self, "shape", checked_shape(self.shape, where))
-        object.__setattr__(self, "members", tuple(self.members))
         if self.kind in ("parameter", "buffer"):
             if not self.members or self.like is not None:
                 raise ArtifactError(f"{where}: a {self.kind} lists its members and is like nothing")
             self._check_members(where)
         elif self.members:
             raise ArtifactError(f"{where}: only parameters and buffers have members")
-        if not isinstance(self.frozen, bool) or (self.frozen and self.kind != "buffer"):
+        if self.frozen and self.kind != "buffer":
             raise ArtifactError(f"{where}: frozen is true of buffers only")
-        if not isinstance(self.in_place, bool) or (
-            self.in_place and self.kind not in ("parameter", "optimizer")
-        ):
+        if self.in_place and self.kind not in ("parameter", "optimizer"):
             raise ArtifactError(f"{where}: in_place is true of parameters and optimizer state only")
         if self.kind == "counter" and (self.shape, self.dtype, self.like) != ((), "int64", None):
             raise ArtifactError(f"{where}: a counter is an int64 scalar")
@@ -126,58 +111,42 @@ _SCALARS = {
 
 
 @dataclass(frozen=True)
-class Port:
+class Port(Part):
     """An input or output of a graph.
 
     `name` is its name in the ONNX graph, `of` what the user calls it (the batch entry's key, the
     state tensor, the hyper-parameter). `default` belongs to hyper-parameters only.
     """
 
-    name: str
-    role: str
-    of: str
-    dtype: str
+    name: Name
+    role: Annotated[str, OneOf((*INPUT_ROLES, *OUTPUT_ROLES))]
+    of: Name
+    dtype: Dtype
     shape: Shape
     default: float | None = None
 
-    def __post_init__(self) -> None:
-        checked_name(self.name, "graph input or output")
+    def check(self) -> None:
         where = f"graph input or output {self.name!r}"
-        if self.role not in INPUT_ROLES + OUTPUT_ROLES:
-            raise ArtifactError(f"{where}: role {self.role!r} is unknown")
-        checked_name(self.of, where)
-        if self.dtype not in DTYPES:
-            raise ArtifactError(f"{where}: dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        shape = checked_shape(self.shape, where, unknown=self.role == "output")
-        object.__setattr__(self, "shape", shape)
+        if None in self.shape and self.role != "output":
+            raise ArtifactError(f"{where}: only an output's shape has lengths that are unknown")
         wanted = _SCALARS.get(self.role)
         if wanted is not None and (self.dtype, self.shape) != (wanted, ()):
             raise ArtifactError(f"{where}: a {self.role} is a {wanted} scalar")
-        if self.role == "hyper":
-            if (
-                isinstance(self.default, bool)
-                or not isinstance(self.default, (int, float))
-                or not math.isfinite(self.default)
-            ):
-                raise ArtifactError(f"{where}: a hyper-parameter needs a finite number as default")
-            object.__setattr__(self, "default", float(self.default))
-        elif self.default is not None:
-            raise ArtifactError(f"{where}: only hyper-parameters have a default")
+        if (self.role == "hyper") is (self.default is None):
+            raise ArtifactError(f"{where}: hyper-parameters, and only they, have a default")
 
 
 @dataclass(frozen=True)
-class GraphFile:
+class GraphFile(Part):
     """An ONNX file of the artifact and its signature."""
 
-    file: str
+    file: FileName
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
-    def __post_init__(self) -> None:
-        checked_file_name(self.file)
-        for side, roles in (("inputs", INPUT_ROLES), ("outputs", OUTPUT_ROLES)):
-            ports = tuple(getattr(self, side))
-            object.__setattr__(self, side, ports)
+    def check(self) -> None:
+        sides = (("inputs", self.inputs, INPUT_ROLES), ("outputs", self.outputs, OUTPUT_ROLES))
+        for side, ports, roles in sides:
             for port in ports:
                 if port.role not in roles:
                     raise ArtifactError(
@@ -232,7 +201,7 @@ def _refuse_duplicates(names: list[str], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class MetricSource:
+class MetricSource(Part):
     """What a metric (``device_sdk/evaluation/metrics.py``) compares.
 
     Attributes:
@@ -241,16 +210,10 @@ class MetricSource:
         scale: of a classifier's output: ``logits`` or ``probabilities``; None of numbers.
     """
 
-    output: str | None = None
-    target: str | None = None
-    scale: str | None = None
+    output: Name | None = None
+    target: Name | None = None
+    scale: Annotated[str, OneOf(("logits", "probabilities"))] | None = None
 
-    def __post_init__(self) -> None:
-        for what in ("output", "target", "scale"):
-            name = getattr(self, what)
-            if name is not None:
-                checked_name(name, f"a metric's {what}")
+    def check(self) -> None:
         if (self.output is None) != (self.target is None) or (self.scale and not self.output):
             raise ArtifactError("a metric is about an output and a target, or about the loss")
-        if self.scale not in (None, "logits", "probabilities"):
-            raise ArtifactError(f"scale {self.scale!r} is neither logits nor probabilities")

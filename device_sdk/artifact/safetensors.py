@@ -12,15 +12,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.artifact import json_fields
+from device_sdk.artifact import strict_json
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.json_fields import JsonFields
 from device_sdk.artifact.shapes import MAX_ELEMENTS, MAX_RANK
+from device_sdk.fields import Declared, Key, Length, Misfit, OneOf, Within, plain, read
 
 Array = NDArray[Any]
 
@@ -43,6 +43,18 @@ if sys.byteorder != "little":  # pragma: no cover - no such device is supported
     raise ImportError("safetensors files are little-endian, and so must this machine be")
 
 
+Count = Annotated[int, Within(0, 2**63 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry(Declared):
+    """What the header says of a tensor."""
+
+    dtype: Annotated[str, OneOf(tuple(_NAMES))]
+    shape: Annotated[tuple[Count, ...], Length(0, MAX_RANK)]
+    offsets: Annotated[tuple[Count, ...], Length(2), Key("data_offsets")]
+
+
 @dataclass(frozen=True)
 class Decoded:
     """Arrays (read-only views of the bytes they came from) and metadata of a file."""
@@ -62,11 +74,8 @@ def encode(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = No
             raise ArtifactError(f"{name!r}: dtype {array.dtype} cannot be stored")
         if name == "__metadata__":
             raise ArtifactError("'__metadata__' is not allowed as a tensor's name")
-        header[name] = {
-            "dtype": _CODES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
-        }
+        entry = _Entry(_CODES[array.dtype], array.shape, (end, end + array.nbytes))
+        header[name] = plain(entry)
         # A 0-d array would become 1-d under ascontiguousarray; tobytes has no such habit.
         arrays.append(array.tobytes())
         end += array.nbytes
@@ -84,7 +93,7 @@ def decode(data: bytes) -> Decoded:
     if size > min(MAX_HEADER_BYTES, len(data) - 8):
         raise ArtifactError("safetensors file: cut off inside the header")
     text, body = data[8 : 8 + size], memoryview(data)[8 + size :]
-    header = json_fields.decoded(text, "safetensors header", MAX_HEADER_BYTES)
+    header = strict_json.decoded(text, "safetensors header", MAX_HEADER_BYTES)
     if not isinstance(header, dict):
         raise ArtifactError("safetensors header: expected an object")
     metadata = header.pop("__metadata__", {})
@@ -103,31 +112,20 @@ def decode(data: bytes) -> Decoded:
 
 
 def _tensor(name: str, value: object, body: memoryview) -> tuple[int, int, str, Array]:
-    fields = JsonFields(value, f"safetensors tensor {name!r:.80}")
-    code = fields.text("dtype")
-    if code not in _NAMES:
-        raise ArtifactError(f"{fields.where}: dtype {code!r:.20} is not used by artifacts")
-    dtype = np.dtype(_NAMES[code])
-    shape, offsets = fields.array("shape"), fields.array("data_offsets")
-    fields.end()
-    for value in shape + offsets:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-            raise ArtifactError(f"{fields.where}: a shape or offset is no length: {value!r:.20}")
-    count = math.prod(shape)
-    if len(shape) > MAX_RANK or count > MAX_ELEMENTS:
-        raise ArtifactError(f"{fields.where}: has too many axes or elements")
-    if (
-        len(offsets) != 2
-        or offsets[1] > len(body)
-        or offsets[1] - offsets[0] != count * dtype.itemsize
-    ):
-        raise ArtifactError(
-            f"{fields.where}: its offsets do not match its shape or the file's size"
-        )
-    begin, end = offsets
+    where = f"safetensors tensor {name!r:.80}"
+    try:
+        entry = read(_Entry, value)
+    except Misfit as misfit:
+        raise ArtifactError(f"{where}: {misfit}") from None
+    dtype, shape = np.dtype(_NAMES[entry.dtype]), entry.shape
+    (begin, end), count = entry.offsets, math.prod(shape)
+    if count > MAX_ELEMENTS:
+        raise ArtifactError(f"{where}: has too many elements")
+    if end > len(body) or end - begin != count * dtype.itemsize:
+        raise ArtifactError(f"{where}: its offsets do not match its shape or the file's size")
     if count == 0:
         return begin, end, name, np.empty(shape, dtype)
-    if code == "BOOL" and np.frombuffer(body[begin:end], np.uint8).max() > 1:
-        raise ArtifactError(f"{fields.where}: holds a byte that is neither true nor false")
+    if entry.dtype == "BOOL" and np.frombuffer(body[begin:end], np.uint8).max() > 1:
+        raise ArtifactError(f"{where}: holds a byte that is neither true nor false")
     array = np.frombuffer(body[begin:end], dtype=dtype, count=count).reshape(shape)
     return begin, end, name, array

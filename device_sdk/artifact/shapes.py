@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 
-from device_sdk.artifact.errors import ArtifactError
+from device_sdk.fields import As, Length, OneOf, Such, Within
 
 # Rules for the names an artifact may carry.
 
@@ -19,24 +19,24 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|\Z)", re.IGNORECASE)
 
 
-def checked_name(name: object, what: str) -> str:
-    """A non-empty printable string of at most MAX_NAME_LENGTH characters."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        shown = repr(name)[:80]
-        raise ArtifactError(
-            f"{what}: {shown} is no name: expected 1 to {MAX_NAME_LENGTH} printable characters"
-        )
-    return name
+def _is_name(name: str) -> bool:
+    return len(name) <= MAX_NAME_LENGTH and name.isprintable() and name != ""
 
 
-def checked_file_name(name: object) -> str:
-    """A plain file name: no folder, no leading dot, ASCII letters, digits, '.', '-' and '_'."""
-    if not isinstance(name, str) or not _FILE_NAME.match(name) or _RESERVED.match(name):
-        raise ArtifactError(
-            f"{repr(name)[:80]} is not allowed as a file name: an artifact's files lie directly in "
-            "its folder and are named in ASCII letters, digits, '.', '-' and '_'"
-        )
-    return name
+def is_file_name(name: str) -> bool:
+    """Whether it is a plain file name: no folder, no leading dot, none that Windows keeps."""
+    return _FILE_NAME.match(name) is not None and _RESERVED.match(name) is None
+
+
+Name = Annotated[str, Such(_is_name, f"a name of 1 to {MAX_NAME_LENGTH} printable characters")]
+FileName = Annotated[
+    str,
+    Such(
+        is_file_name,
+        "a file name: an artifact's files lie directly in its folder and are named in ASCII "
+        "letters, digits, '.', '-' and '_'",
+    ),
+]
 
 
 # Element types an artifact's tensors may have, by the names the manifest uses.
@@ -56,6 +56,7 @@ DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
     )
 }
 """Manifest name -> numpy dtype (native byte order)."""
+Dtype = Annotated[str, OneOf(tuple(DTYPES))]
 
 ONNX_ELEMENT_TYPES: Final[dict[int, str]] = {
     1: "float32",
@@ -73,29 +74,24 @@ ONNX_ELEMENT_TYPES: Final[dict[int, str]] = {
 
 # Shapes whose lengths may be names: `("items", "k")` is fixed only once the axes have sizes.
 
-Dim = int | str | None
-Shape = tuple[Dim, ...]
+Dim = Annotated[int, Within(1)] | str | None
 
 MAX_RANK = 16
 MAX_ELEMENTS = 2**40
 """No tensor of an artifact may have more elements than this."""
 
 
-def checked_shape(shape: object, where: str, *, unknown: bool = False) -> Shape:
-    """The shape as a tuple of positive integers, names of axes and (if `unknown`) None."""
-    if not isinstance(shape, (tuple, list)) or len(shape) > MAX_RANK:
-        raise ArtifactError(f"{where}: a shape is a list of at most {MAX_RANK} lengths")
-    for dim in shape:
-        if isinstance(dim, str) or (dim is None and unknown):
-            continue
-        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-            raise ArtifactError(
-                f"{where}: {dim!r} is no length: expected a positive integer or the name of an axis"
-            )
-    known = tuple(dim for dim in shape if isinstance(dim, int))
-    if math.prod(known) > MAX_ELEMENTS:
-        raise ArtifactError(f"{where}: shape {list(shape)} has more than {MAX_ELEMENTS} elements")
-    return tuple(shape)
+def _is_small(shape: tuple[Dim, ...]) -> bool:
+    return math.prod(dim for dim in shape if isinstance(dim, int)) <= MAX_ELEMENTS
+
+
+Shape = Annotated[
+    tuple[Dim, ...],
+    Length(0, MAX_RANK),
+    Such(_is_small, f"a shape of at most {MAX_ELEMENTS:,} elements"),
+]
+"""Positive lengths, names of axes, and None where only the graph knows."""
+KnownShape = Annotated[Shape, As(tuple[Annotated[int, Within(1)] | str, ...])]
 
 
 def axes_of(shape: Shape) -> tuple[str, ...]:

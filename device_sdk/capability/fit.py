@@ -11,21 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.machine import Machine
 from device_sdk.capability.stopwatch import BlockSize, Measurement, Stopwatch, Workload
-from device_sdk.system.clock import Clock, checked_slowdown
+from device_sdk.fields import Declared, Within
+from device_sdk.system.clock import Clock
 
 T = TypeVar("T")
 WhenNoneFits = Literal["one", "decline"]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Declared):
     """What is asked: the largest option for work that has to end within a deadline.
 
     An option fits when its p90 is at most `limit_seconds`, (1 - headroom) x the deadline.
@@ -33,29 +34,12 @@ class Request:
     slower. `max_k` and `when_none_fits` are for a choice of k.
     """
 
-    deadline_seconds: float
-    max_k: int = 64
-    headroom: float = 0.2
-    time_box_seconds: float = 10.0
-    slowdown: float = 1.0
+    deadline_seconds: Annotated[float, Within(0, above=True)]
+    max_k: Annotated[int, Within(1)] = 64
+    headroom: Annotated[float, Within(0, 1, below=True)] = 0.2
+    time_box_seconds: Annotated[float, Within(0, above=True)] = 10.0
+    slowdown: Annotated[float, Within(1)] = 1.0
     when_none_fits: WhenNoneFits = "one"
-
-    def __post_init__(self) -> None:
-        for name in ("deadline_seconds", "time_box_seconds"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0.0):
-                raise ValueError(f"{name} is {value}; expected a finite number above 0")
-        if not 0.0 <= self.headroom < 1.0:
-            raise ValueError(
-                f"headroom is {self.headroom}; expected 0 <= headroom < 1 (0.2 is 20 %)"
-            )
-        if self.max_k < 1:
-            raise ValueError(f"max_k is {self.max_k}; expected 1 or more")
-        if self.when_none_fits not in ("one", "decline"):
-            raise ValueError(
-                f'when_none_fits is {self.when_none_fits!r}; expected "one" or "decline"'
-            )
-        checked_slowdown(self.slowdown)
 
     @property
     def limit_seconds(self) -> float:

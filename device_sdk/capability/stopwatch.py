@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
+from device_sdk.fields import Declared, Within
 from device_sdk.system.clock import Clock, checked_slowdown, slowed
 
 # What a capability measurement times.
@@ -44,27 +45,22 @@ _MOST_GROWTH = 3.0
 
 
 @dataclass(frozen=True)
-class BlockSize:
+class BlockSize(Declared):
     """How long one block of runs lasts: at least `min_runs` and `min_seconds`, at most `max_runs`.
 
     Runs so slow that these would take more than `max_seconds` get fewer of them, at least three.
     """
 
-    min_runs: int = 8
-    min_seconds: float = 0.1
+    min_runs: Annotated[int, Within(1)] = 8
+    min_seconds: Annotated[float, Within(0)] = 0.1
     max_runs: int = 2000
     max_seconds: float = 0.5
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_runs <= self.max_runs:
+    def check(self) -> None:
+        if self.min_runs > self.max_runs or self.min_seconds > self.max_seconds:
             raise ValueError(
-                f"min_runs is {self.min_runs} and max_runs {self.max_runs}; "
-                "expected 1 <= min_runs <= max_runs"
-            )
-        if not 0.0 <= self.min_seconds <= self.max_seconds:
-            raise ValueError(
-                f"min_seconds is {self.min_seconds} and max_seconds {self.max_seconds}; "
-                "expected 0 <= min_seconds <= max_seconds"
+                f"min_runs is {self.min_runs} and max_runs {self.max_runs}, min_seconds "
+                f"{self.min_seconds} and max_seconds {self.max_seconds}; expected the least first"
             )
 
     def done(self, runs: int, seconds: float) -> bool:

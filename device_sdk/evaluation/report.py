@@ -1,32 +1,28 @@
 """What one device found out about a model, and its bytes inside a report.
 
-Canonical CBOR, at most 4 KiB: a map of ``global`` and ``personal``, each a map from a metric's name
-to its packed statistics, and ``reason``; each is there only where it is not empty. Statistics are
-packed as ``cells 1+ | (gap 1+, count 1+) a cell | sum 8 each``: of the whole counts only those that
-are not 0, with LEB128 gaps (as row ids in ``wire/arrays/sparse.py``), then all sums as float64,
-little-endian.
+Statistics are packed as ``cells 1+ | (gap 1+, count 1+) a cell | sum 8 each``: of the whole counts
+only those that are not 0, with LEB128 gaps (as row ids in ``wire/arrays/sparse.py``), then all sums
+as float64, little-endian.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import numpy as np
 
 from device_sdk.evaluation.metrics import METRICS, Metric, Statistics, metric_of
+from device_sdk.fields import Key, Length
 from device_sdk.wire.arrays.sparse import LARGEST_ID, decode_number, encode_number
-from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MOST_NAME_BYTES, Record, read_name, require_name
+from device_sdk.wire.codec.message import Name, Record, decode, encode, require_name
 
 Stage = Literal["global", "personal"]
 STAGES: tuple[Stage, ...] = ("global", "personal")
 """The model as it was received, before training; the device's own, after it."""
-
-MOST_REPORT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,25 +103,39 @@ def _in_order(results: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     return tuple(by_key[key] for key in sorted(by_key))
 
 
+Packed = Annotated[Mapping[Name, bytes], Length(1, 64)]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedReport(Record):
+    """A report's bytes inside of a :class:`~device_sdk.wire.publish.report.Report`."""
+
+    received: Annotated[Packed, Key("global")] = field(default_factory=dict)
+    """By metric, the packed statistics of the model as it was received."""
+    personal: Packed = field(default_factory=dict)
+    """Likewise of the device's own model, after training."""
+    reason: Name = ""
+    """Why something, or everything, that was asked for is not here."""
+
+    MOST_BYTES = 4096
+
+
 def write_evaluations(report: EvaluationReport) -> bytes:
     """The bytes of ``report``; of an empty one, those of an empty map.
 
     Raises ValueError for counts that are not whole or reach 2^31, and above 4 KiB.
     """
-    value: dict[str, cbor.CborValue] = {}
-    for stage in STAGES:
-        packed = {
+    received, personal = (
+        {
             each.metric: pack_statistics(METRICS[each.metric], each.statistics)
             for each in report.results
             if each.stage == stage
         }
-        if packed:
-            value[stage] = packed
-    if report.reason:
-        value["reason"] = report.reason
-    data = cbor.encode(value)
-    if len(data) > MOST_REPORT_BYTES:
-        raise ValueError(f"evaluations take {len(data)} bytes; {MOST_REPORT_BYTES} fit")
+        for stage in STAGES
+    )
+    data = encode(PackedReport(received, personal, report.reason))
+    if len(data) > PackedReport.MOST_BYTES:
+        raise ValueError(f"evaluations take {len(data)} bytes; {PackedReport.MOST_BYTES} fit")
     return data
 
 
@@ -136,29 +146,19 @@ def read_evaluations(data: bytes) -> EvaluationReport:
     Reasons: ``too-large``, ``bad-cbor``, ``wrong-fields``, ``bad-field``, ``bad-name``,
     ``bad-rows``, ``truncated``, ``bad-statistics``.
     """
-    value = cbor.decode(data, limit_bytes=MOST_REPORT_BYTES)
-    record = Record(value, (), optional=(*STAGES, "reason"))
+    packed = decode(PackedReport, data)
     results = []
-    for stage in STAGES:
-        if stage not in record:
-            continue
-        packed = record.mapping(stage)
-        if not packed:
-            raise WireError("bad-field", "a stage without metrics is left out")
-        for name, cell in sorted(packed.items()):
-            metric = METRICS.get(name)
-            if metric is None or not isinstance(cell, bytes):
-                raise WireError("bad-field", "an unknown metric, or one that is no byte string")
+    for stage, cells in zip(STAGES, (packed.received, packed.personal), strict=True):
+        for name, cell in sorted(cells.items()):
+            if (metric := METRICS.get(name)) is None:
+                raise WireError("bad-field", "an unknown metric")
             statistics = unpack_statistics(metric, cell)
             try:
                 results.append(Evaluation(stage, name, statistics))
             except ValueError as error:
                 raise WireError("bad-statistics", str(error)) from error
-    reason = ""
-    if "reason" in record:
-        reason = read_name("reason", record.text("reason", MOST_NAME_BYTES).encode())
     try:
-        return EvaluationReport(tuple(results), reason)
+        return EvaluationReport(tuple(results), packed.reason)
     except ValueError as error:
         raise WireError("bad-statistics", str(error)) from error
 

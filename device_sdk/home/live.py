@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from device_sdk.fields import Declared, plain, read
 from device_sdk.system.live_file import LiveFile, read_live_file
 
 _FILE = "running.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class Live(Declared):
     """The state of a running device.
 
     Attributes:
@@ -55,7 +56,7 @@ class LiveHome:
         """Write ``live``, if it is another than before."""
         if live != self._last:
             self._last = live
-            self._file.tell(asdict(live) | {"unix_seconds": int(self._unix_clock())})
+            self._file.tell(plain(replace(live, unix_seconds=int(self._unix_clock()))))
 
     def close(self) -> None:
         """The process does not run the device any more."""
@@ -71,19 +72,6 @@ def read_live(folder: Path) -> Live | None:
 def parse_live(data: bytes) -> Live | None:
     """Of a file's bytes; None for what no device wrote, or has not written whole yet."""
     try:
-        values = json.loads(data)
-        live = Live(**{field.name: values[field.name] for field in fields(Live)})
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return read(Live, json.loads(data))
+    except (ValueError, RecursionError):
         return None
-    whole = (
-        isinstance(live.connected, bool)
-        and isinstance(live.session, bool)
-        and isinstance(live.problem, str)
-        and isinstance(live.working_on, dict)
-        and all(type(number) is int for number in live.working_on.values())
-        and isinstance(live.problems, dict)
-        and all(isinstance(text, str) for text in live.problems.values())
-        and type(live.process) is int
-        and type(live.unix_seconds) is int
-    )
-    return live if whole else None

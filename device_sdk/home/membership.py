@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 
 from device_sdk.home.database import HomeStore
 from device_sdk.link.broker_url import BrokerUrl, BrokerWay, parse_broker_url
+from device_sdk.wire.seal.announcement import Successor
 from device_sdk.wire.seal.descriptor import Descriptor, DescriptorSeen, read_descriptor
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.placement import Placement, split_cell
-from device_sdk.wire.seal.successor import Successor
 
 # The counter of this device's requests to the aggregator: enrolments and opens.
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from device_sdk.home.membership import SUCCESSOR, Membership
 from device_sdk.rounds.session import SessionKeeper
 from device_sdk.system.clock import Backoff
+from device_sdk.wire.seal.announcement import Successor
 from device_sdk.wire.seal.placement import Placement
-from device_sdk.wire.seal.successor import Successor
 from device_sdk.world import DeviceWorld
 
 _SHORT_ANSWERS = 3

@@ -29,7 +29,8 @@ from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import Ready, Turns
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.manifest import Order, RoundManifest, order, read_manifest, selected
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.manifest import Order, RoundManifest, order, selected
 from device_sdk.wire.publish.receipts import UpdateIdentity
 from device_sdk.wire.publish.report import ItemCount, Reason, ReportedOutcome
 from device_sdk.wire.seal.broadcast import (
@@ -212,7 +213,7 @@ class ManifestIntake:
         key = find_group_key(self._sessions.group_keys, label.epoch)
         keys = derive_broadcast_keys(key, label.broadcast_id, membership.task, membership.cohort)
         body = open_manifest(message, keys, self._sessions.signing())
-        manifest = read_manifest(body)
+        manifest = decode(RoundManifest, body)
         if (manifest.key_epoch, manifest.broadcast_id) != (label.epoch, label.broadcast_id):
             raise WireError("wrong-manifest", "epoch or broadcast id differ inside and outside")
         if (manifest.task, manifest.cohort) != (membership.task, membership.cohort):

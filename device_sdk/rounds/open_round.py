@@ -16,8 +16,9 @@ from device_sdk.system.clock import Backoff
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainingJob, learner_class
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.artifact_bundle import unpack_artifact
-from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue, read_catalogue
+from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue
 from device_sdk.wire.publish.content import HEAD_INDEX, SHARED, ContentKind, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest
 from device_sdk.wire.publish.report import Reason
@@ -438,7 +439,7 @@ class OpenRound:
             case ContentKind.CATALOGUE:
                 if hashlib.sha256(content).digest() != fetch.content_id:
                     raise WireError("wrong-content", "another catalogue than the manifest names")
-                read_catalogue(content)
+                decode(Catalogue, content)
                 self._home.models.save_catalogue(content)
 
     def _attachment(self, name: str) -> Attachment:
@@ -455,7 +456,7 @@ class OpenRound:
         content = self._home.models.catalogue(self.manifest.catalogue_id)
         if content is None:
             return None, False
-        catalogue = read_catalogue(content)
+        catalogue = decode(Catalogue, content)
         last = self._home.models.last_catalogue(self.manifest.task)
         if last is None or last[1] == self.manifest.catalogue_id:
             return catalogue, False
@@ -463,7 +464,7 @@ class OpenRound:
         before = self._home.models.catalogue(catalogue_id)
         if before is None:
             return catalogue, False
-        older = read_catalogue(before)
+        older = decode(Catalogue, before)
         if catalogue.extends(older):
             return catalogue, False
         if self.manifest.generation <= generation:

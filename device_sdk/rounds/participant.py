@@ -18,9 +18,9 @@ from device_sdk.rounds.session import SessionKeeper
 from device_sdk.rounds.turns import Turns
 from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import FIRST_ENVELOPE_TYPE, MessageType
-from device_sdk.wire.publish.receipts import Receipt, RecordType, leave_digest, read_receipt
-from device_sdk.wire.publish.standing import read_standing
+from device_sdk.wire.codec.message import FIRST_ENVELOPE_TYPE, MessageType, decode
+from device_sdk.wire.publish.receipts import Receipt, RecordType, leave_digest
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -31,8 +31,8 @@ from device_sdk.wire.publish.topics import (
     TasksTopic,
     Topic,
 )
-from device_sdk.wire.seal.placement import read_placement
-from device_sdk.wire.seal.successor import read_successor
+from device_sdk.wire.seal.announcement import Successor, read_announcement
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.world import DeviceWorld
 
 
@@ -296,7 +296,7 @@ class Participant:
         descriptor = self.sessions.descriptor
         if descriptor is None:
             raise WireError("no-descriptor", "a successor before any descriptor")
-        successor = read_successor(payload, descriptor)
+        successor = read_announcement(Successor, payload, descriptor)
         try:
             if successor.url and parse_broker_url(successor.url).user is not None:
                 raise ValueError("a user is none of the aggregator's to tell")
@@ -366,13 +366,13 @@ class Participant:
         if received.fragment is not None or kind not in _TAKEN:
             raise WireError("bad-type", "a device takes no such record, and none in parts")
         if kind == RecordType.PLACEMENT:
-            self.cell.told(read_placement(received.payload))
+            self.cell.told(decode(Placement, received.payload))
             return
         if kind == RecordType.STANDING:
-            self._roster.standing = read_standing(received.payload)
+            self._roster.standing = decode(Standing, received.payload)
             self._heed_tasks()
             return
-        receipt = read_receipt(received.payload)
+        receipt = decode(Receipt, received.payload)
         self.sessions.went_well()
         row = self.sender.on_receipt(receipt)
         if self.farewell is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from device_sdk.evaluation.report import write_evaluations
 from device_sdk.system.version import __version__
 from device_sdk.train.job import TrainedRound
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.report import (
     MOST_TEXT_BYTES,
     Details,
@@ -19,7 +20,6 @@ from device_sdk.wire.publish.report import (
     Reason,
     Report,
     ReportedOutcome,
-    write_report,
 )
 from device_sdk.world import DeviceWorld
 
@@ -51,7 +51,7 @@ class Reporter:
                 self._details(received_bytes, result, items),
                 b"" if evaluation is None else write_evaluations(evaluation),
             )
-        return write_report(report)
+        return encode(report)
 
     def _details(
         self, received_bytes: int, result: TrainedRound | None, items: ItemCount | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from device_sdk.wire.publish.standing import Standing
-from device_sdk.wire.seal.tasks import ServedTasks
+from device_sdk.wire.seal.announcement import ServedTasks
 from device_sdk.world import DeviceWorld
 
 

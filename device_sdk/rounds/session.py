@@ -16,6 +16,13 @@ from device_sdk.system.clock import Backoff
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import UpTopic
 from device_sdk.wire.seal import signature
+from device_sdk.wire.seal.announcement import (
+    Presence,
+    PresenceWatch,
+    ServedTasks,
+    TasksWatch,
+    read_announcement,
+)
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
@@ -23,9 +30,7 @@ from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.handshake import RUN_BYTES
 from device_sdk.wire.seal.no_session import read_no_session
 from device_sdk.wire.seal.placement import Placement
-from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
-from device_sdk.wire.seal.tasks import ServedTasks, TasksWatch
 from device_sdk.world import DeviceWorld
 
 _log = logging.getLogger("tessera.device")
@@ -268,7 +273,7 @@ class SessionKeeper:
         """
         if self.descriptor is None:
             raise WireError("no-descriptor", "a presence before any descriptor")
-        if not self._watch.should_reopen(read_presence(message, self.descriptor)):
+        if not self._watch.should_reopen(read_announcement(Presence, message, self.descriptor)):
             return
         if not self._wanted:
             self.reopen()

@@ -144,7 +144,7 @@ def torment(
     """``events`` of these, a minute or so apart; how many of each there were."""
     rng = np.random.default_rng(seed)
     caused = Counter[str]()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     for _ in range(events):
         nemesis = nemeses[int(rng.integers(len(nemeses)))]
         nemesis(stage, rng)

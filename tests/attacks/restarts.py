@@ -130,12 +130,10 @@ def restart_often(stage: Stage, ledger: NonceLedger, restarts: int, seed: int) -
         left = 0
         stage.broker.seen.clear()
         if rng.random() < 0.8:
-            stage.kill_aggregator()
-            stage.start_aggregator()
+            stage.restart_aggregator()
         else:
             device = stage.devices[int(rng.integers(2))]
-            device.kill()
-            device.start()
+            device.restart()
         if rng.random() < 0.02:
             with stage.store.database.transaction():
                 stage.store.facts.rotation_due = True

@@ -71,7 +71,6 @@ class SimulatedDevice:
         """The process starts, and connects."""
         self.home = Home(self.folder)
         membership = self.home.membership.load()
-        assert membership is not None
         self.grant = membership.grant
         self._lives += 1
         self._rate = rate = self.rate
@@ -101,6 +100,11 @@ class SimulatedDevice:
         self.home.close()
         self._broker.forget(self.name)
         self.alive = self.connected = False
+
+    def restart(self) -> None:
+        """The process dies, and starts again."""
+        self.kill()
+        self.start()
 
     def set_connected(self, value: bool) -> None:
         """The broker's connection comes or goes."""

@@ -163,16 +163,13 @@ def run(folder: Path, disk: Disk, seed: int, trials: int) -> dict[str, Any]:
         stage.devices[place] = _Device(device.folder, place, stage.broker, stage.clock, _PACE)
 
     def next_version() -> None:
-        version = stage.parts.first.aggregation.version
-        stage.run_until(lambda: stage.parts.first.aggregation.version > version)
+        stage.next_version()
 
     for _ in range(trials):
         # A process that ends leaves no journal, so that the next commits need room for theirs.
         for device in stage.devices:
-            device.kill()
-            device.start()
-        stage.kill_aggregator()
-        stage.start_aggregator()
+            device.restart()
+        stage.restart_aggregator()
         next_version()
         disk.fill(int(rng.integers(_MOST_PAGES_LEFT)) * _PAGE)
         full_until = stage.now_seconds + _FULL_SECONDS

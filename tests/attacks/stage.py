@@ -21,6 +21,7 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service
 from aggregator.store import Database, SQLiteDatabase, Store
+from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,
@@ -29,7 +30,7 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
-from device_sdk.wire.seal.presence import read_presence
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.world import Pace
 from tests.attacks.simulated_broker import AGGREGATOR, Parcel, SimulatedBroker, StandInLink
 from tests.attacks.simulated_device import SimulatedDevice
@@ -163,6 +164,24 @@ class Stage:
         self.broker.forget(AGGREGATOR)
         self.aggregator_alive = False
 
+    def restart_aggregator(self) -> None:
+        """kill -9, and its next life begins."""
+        self.kill_aggregator()
+        self.start_aggregator()
+
+    @property
+    def version(self) -> int:
+        """Of the first task's model."""
+        return self.parts.first.aggregation.version
+
+    def await_version(self, version: int, seconds: float = 600.0) -> None:
+        """Let time pass until the model is of a version; fails after ``seconds``."""
+        self.run_until(lambda: self.version >= version, seconds)
+
+    def next_version(self, seconds: float = 600.0) -> None:
+        """Let time pass until the next version."""
+        self.await_version(self.version + 1, seconds)
+
     def deliver(self, parcel: Parcel) -> None:
         """Hand one message over."""
         if self.drop(parcel):
@@ -214,10 +233,21 @@ class Stage:
             assert self.now_seconds < until, "it did not come true in time"
             self.run(1.0)
 
+    def closed(self) -> list[RoundRow]:
+        """The first task's rounds that have ended, the newest first."""
+        rows = self.store.first.rounds.latest(500)
+        return [row for row in rows if not row.unfinished]
+
+    def refused(self, place: int = 0) -> dict[str, int]:
+        """What a device refused since it started, by reason."""
+        return dict(self.devices[place].participant.refusals.counts())
+
     def incarnation(self) -> bytes:
         """Of the aggregator's present life."""
         _, message = self.parts.announcements.presence()
-        return read_presence(message, self.parts.keys.current().descriptor).incarnation
+        return read_announcement(
+            Presence, message, self.parts.keys.current().descriptor
+        ).incarnation
 
     def refusals(self, reason: str) -> int:
         """How often the aggregator refused something for this reason since it started."""

@@ -13,11 +13,6 @@ _ROUND = "quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds
 _SLOW = "quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 14400\npause_seconds = 14400"
 
 
-def _next_versions(stage: Stage, count: int, seconds: float = 1200.0) -> None:
-    version = stage.parts.first.aggregation.version
-    stage.run_until(lambda: stage.parts.first.aggregation.version >= version + count, seconds)
-
-
 def _broker_away(stage: Stage, seconds: float) -> None:
     stage.link.disconnect()
     for device in stage.devices:
@@ -31,12 +26,12 @@ def _broker_away(stage: Stage, seconds: float) -> None:
 
 def test_the_broker_away_for_the_length_of_three_rounds(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUND)
-    _next_versions(stage, 2)
+    stage.await_version(stage.version + 2, 1200.0)
     counted = stage.parts.first.ingest.counted
     _broker_away(stage, 3 * ROUND_SECONDS)
     assert stage.parts.first.ingest.counted == counted
     before = stage.now_seconds
-    _next_versions(stage, 2)
+    stage.await_version(stage.version + 2, 1200.0)
     assert stage.now_seconds - before < 3 * ROUND_SECONDS
 
 
@@ -57,9 +52,8 @@ def test_what_is_trained_between_a_restart_s_list_and_the_new_session_is_reporte
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage(pace=Pace(reopen_seconds=50.0))
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.await_version(1)
+    stage.restart_aggregator()
     # Nor is it told that its session is lost, which would shorten that wait.
     stage.drop = lambda parcel: parcel.payload[1:2] == bytes([MessageType.NO_SESSION])
     trained = [device.jobs for device in stage.devices]
@@ -73,7 +67,7 @@ def test_what_is_trained_between_a_restart_s_list_and_the_new_session_is_reporte
     ]
     assert early, "nobody trained under the session of the aggregator's last life"
     assert all(row.report for device in early for row in device.home.rounds.outbox())
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     assert [stage.sent_up(place, RecordType.UPDATE) for place in range(3)] == [[], [], []]
     told = stage.parts.store.first.reports.outcomes()
     assert [(each.round, each.outcome, each.devices) for each in told] == [
@@ -84,11 +78,11 @@ def test_what_is_trained_between_a_restart_s_list_and_the_new_session_is_reporte
 
 def test_the_aggregator_away_for_a_day(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUND)
-    _next_versions(stage, 2)
+    stage.await_version(stage.version + 2, 1200.0)
     stage.kill_aggregator()
     stage.run(_DAY)
     stage.start_aggregator()
-    _next_versions(stage, 3)
+    stage.await_version(stage.version + 3, 1200.0)
     assert [stage.parts.store.first.rounds.latest()[0].expected] == [3]
 
 
@@ -96,7 +90,7 @@ def test_the_aggregator_asks_little_of_the_network_while_it_is_away(
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage(round_lines=_ROUND)
-    _next_versions(stage, 1)
+    stage.await_version(stage.version + 1, 1200.0)
     stage.kill_aggregator()
     seen = len(stage.broker.seen)
     stage.run(_DAY)
@@ -108,13 +102,13 @@ def test_the_aggregator_asks_little_of_the_network_while_it_is_away(
 def test_a_device_back_after_a_week(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_SLOW, pace=Pace(most_seconds=3600.0))
     stage.idle_seconds = 1800.0
-    _next_versions(stage, 1, 2 * _DAY)
+    stage.await_version(stage.version + 1, 2 * _DAY)
     device = stage.devices[0]
     device.set_connected(False)
     waiting = device.home.rounds.outbox_size()
     # Others go on: 28 rounds or so.
     stage.run(7 * _DAY)
-    assert stage.parts.first.aggregation.version >= 10
+    assert stage.version >= 10
     device.set_connected(True)
     number = stage.parts.store.first.rounds.latest()[0].round
     stage.run_until(

@@ -6,14 +6,12 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Method
-from aggregator.rounds.machine import RoundOpened
 from aggregator.store import SQLiteDatabase
 from device_sdk.artifact import Artifact
 from device_sdk.wire.arrays.exchange import Update
@@ -43,11 +41,6 @@ def _next_round(stage: Stage) -> int:
     return stage.parts.store.first.rounds.latest()[0].round + 1
 
 
-def _next_version(stage: Stage) -> None:
-    version = stage.parts.first.aggregation.version
-    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
-
-
 def _other_body(place: int, generation: int, number: int) -> bytes:
     return known_body(place, generation, number + 1000)
 
@@ -55,8 +48,8 @@ def _other_body(place: int, generation: int, number: int) -> bytes:
 def test_a_receipt_lost_and_the_round_closed_is_still_counted(make_stage: MakeStage) -> None:
     stage = make_stage(pace=_BRISK)
     stage.drop = _is_receipt(stage, 0)
-    _next_version(stage)
-    _next_version(stage)
+    stage.next_version()
+    stage.next_version()
     assert stage.verdict(0, 1) is None
     stage.drop = lambda parcel: False
     stage.run_until(lambda: stage.verdict(0, 1) == "counted")
@@ -65,11 +58,11 @@ def test_a_receipt_lost_and_the_round_closed_is_still_counted(make_stage: MakeSt
 def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
     stage = make_stage(pace=_BRISK)
     stage.drop = lambda parcel: "/down/" in parcel.topic and parcel.payload[1] == RecordType.RECEIPT
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 8)
+    stage.await_version(8)
     sent = [len(stage.sent_up(place, RecordType.CONTRIBUTION)) for place in range(3)]
     stage.run(2000.0)
     # Rounds go on without quorum, and no device adds to eight updates without a receipt.
-    assert _next_round(stage) > 20 and stage.parts.first.aggregation.version == 8
+    assert _next_round(stage) > 20 and stage.version == 8
     assert [device.home.rounds.outbox_size()[0] for device in stage.devices] == [8, 8, 8]
     assert all("wait for receipts" in device.participant.problem for device in stage.devices)
     # It may make devices try again, not make them hammer: the mean wait is half of the longest.
@@ -80,7 +73,7 @@ def test_a_broker_that_drops_only_receipts(make_stage: MakeStage) -> None:
     told = [(place, number) for place in range(3) for number in range(1, 9)]
     stage.run_until(lambda: all(stage.verdict(*each) is not None for each in told))
     assert all(stage.verdict(*each) == "counted" for each in told)
-    _next_version(stage)
+    stage.next_version()
 
 
 def test_two_bodies_for_one_round_are_a_conflict(stage: Stage) -> None:
@@ -141,7 +134,6 @@ def test_an_unselected_device_is_refused(make_stage: MakeStage) -> None:
     )
     stage.run_until(only_others_are_selected, seconds=7200.0)
     row, device = stage.parts.first.rounds.current, stage.devices[0]
-    assert row is not None
     identity = UpdateIdentity(device.grant.device_id, "default", row.generation, row.round)
     payload = write_update(identity, known_body(0, row.generation, row.round))
     counted = stage.parts.first.ingest.counted
@@ -157,7 +149,7 @@ def test_an_unselected_device_is_refused(make_stage: MakeStage) -> None:
 
 def test_a_cloned_device_home_is_counted_once_a_round(make_stage: MakeStage) -> None:
     stage = make_stage(judged=False)
-    _next_version(stage)
+    stage.next_version()
     original = stage.devices[0]
     original.kill()
     clone_folder = original.folder.with_name("clone")
@@ -168,11 +160,11 @@ def test_a_cloned_device_home_is_counted_once_a_round(make_stage: MakeStage) -> 
     clone.set_connected(True)
     stage.devices.append(clone)
     for _ in range(4):
-        _next_version(stage)
+        stage.next_version()
     stage.run(120.0)
     # Each of the two trained each round, or came too late, or had no session just then: they take
     # each other's.
-    rounds = range(2, stage.parts.first.aggregation.version + 1)
+    rounds = range(2, stage.version + 1)
     told = [(original.part(number), clone.part(number)) for number in rounds]
     assert min(original.participant.sessions.opened, clone.participant.sessions.opened) >= 1
     verdicts = [
@@ -196,7 +188,7 @@ def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> N
     # its counter of requests came back too, and it asks some times in vain before it is heard.
     lines = "quorum = 3\ndeadline_seconds = 600\npause_seconds = 5"
     stage = make_stage(judged=False, round_lines=lines)
-    _next_version(stage)
+    stage.next_version()
     device = stage.devices[0]
     device.kill()
     backup = device.folder.with_name("backup")
@@ -215,7 +207,7 @@ def test_a_restored_device_home_counts_nothing_twice(make_stage: MakeStage) -> N
     assert stage.verdict(0, 2) == "conflict"
     stage.drop = lambda parcel: False
     for _ in range(3):
-        _next_version(stage)
+        stage.next_version()
     items = stage.parts.first.aggregation.state()["items"]
     # One of this device for each round, whether or not that had its quorum before it was back.
     closed = sum(row.closed_unix_seconds is not None for row in stage.store.first.rounds.latest(50))
@@ -226,12 +218,12 @@ def _restore_a_backup(stage: Stage) -> None:
     """The aggregator, not running, has its home of version 1, and had reached version 4."""
     home = stage.fleet.aggregator.folder
     backup = home.with_name("aggregator-backup")
-    _next_version(stage)
+    stage.next_version()
     stage.kill_aggregator()
     shutil.copytree(home, backup)
     stage.start_aggregator()
     for _ in range(3):
-        _next_version(stage)
+        stage.next_version()
     stage.kill_aggregator()
     shutil.rmtree(home)
     shutil.copytree(backup, home)
@@ -248,9 +240,9 @@ def test_an_aggregator_restored_from_a_backup_begins_a_new_generation(
     stage.start_as_told()
     assert stage.parts.fence.passed
     assert stage.store.facts.generation > generation
-    assert stage.parts.first.aggregation.version <= 2
-    _next_version(stage)
-    _next_version(stage)
+    assert stage.version <= 2
+    stage.next_version()
+    stage.next_version()
     for place in range(3):
         latest = stage.devices[place].home.rounds.last(trained=True)
         assert latest is not None and latest.generation == stage.store.facts.generation
@@ -333,12 +325,11 @@ def test_absorb_failing_after_the_commit_quarantines_and_holds(make_stage: MakeS
     held = stage.parts.store.first.rounds.latest()[0]
     assert held.round == 2 and held.held is not None and "quarantine" in held.held
     # A restart remembers it, and the operator lets it go.
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     stage.run(100.0)
     assert stage.parts.store.first.rounds.latest()[0].held is not None
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     items = stage.parts.first.aggregation.state()["items"]
     assert [items[2, 1 + place] for place in range(3)] == [1, 0, 1]
 
@@ -353,8 +344,7 @@ def test_a_quarantined_update_stays_refused_when_it_comes_again(make_stage: Make
     stage.run_until(lambda: stage.verdict(1, 1) == "counted")
     stage.drop = _is_receipt(stage, 1)
     stage.run_until(lambda: stage.parts.store.first.rounds.latest()[0].held is not None)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     stage.run(30.0)
     assert stage.verdict(1, 2) is None
     stage.drop = lambda parcel: False
@@ -410,11 +400,10 @@ def test_death_before_and_after_every_commit_of_three_rounds(
             stage.run(8.0)
         except _Killed:
             deaths += 1
-            stage.kill_aggregator()
-            stage.start_aggregator()
+            stage.restart_aggregator()
     _DyingDatabase.left = 0
     assert deaths >= 10
-    _next_version(stage)
+    stage.next_version()
     # Whatever was opened was also published: no round went by because nobody had heard of it.
     closed = stage.parts.store.first.rounds.latest(50)[1:]
     assert len(closed) > 3 and all(row.next_version is not None for row in closed)
@@ -422,7 +411,7 @@ def test_death_before_and_after_every_commit_of_three_rounds(
 
 def test_a_full_disk_ends_the_aggregator_and_loses_nothing(make_stage: MakeStage) -> None:
     stage = make_stage(pace=_BRISK)
-    _next_version(stage)
+    stage.next_version()
     pages = next(stage.store.database.rows("PRAGMA page_count"))[0]
     next(stage.store.database.rows(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(sqlite3.OperationalError, match="full"):
@@ -430,7 +419,7 @@ def test_a_full_disk_ends_the_aggregator_and_loses_nothing(make_stage: MakeStage
             stage.run(5.0)
     stage.kill_aggregator()
     stage.start_aggregator()  # there is room again
-    _next_version(stage)
+    stage.next_version()
 
 
 @pytest.mark.parametrize("years", [-56, 10])
@@ -441,8 +430,8 @@ def test_a_device_s_calendar_clock_is_not_asked(
     wrong = 0.0 if years < 0 else time.time() + years * 365.25 * 86_400
     monkeypatch.setattr(time, "time", lambda: wrong)
     monkeypatch.setattr(time, "time_ns", lambda: int(wrong * 1e9))
-    _next_version(stage)
-    _next_version(stage)
+    stage.next_version()
+    stage.next_version()
     assert [stage.verdict(place, 2) for place in range(3)] == ["counted"] * 3
 
 
@@ -460,8 +449,8 @@ def test_the_aggregator_s_clock_jumping_across_a_deadline(
     stage.run(10.0)
     stage.drop = lambda parcel: False
     # A jump ends no round: what was counted stays counted, and what is to come is counted too.
-    _next_version(stage)
-    _next_version(stage)
+    stage.next_version()
+    stage.next_version()
     stage.run_until(lambda: stage.verdict(2, number) is not None)
     assert stage.verdict(2, number) == "counted"
     assert stage.verdict(0, number) == "counted"
@@ -469,7 +458,7 @@ def test_the_aggregator_s_clock_jumping_across_a_deadline(
 
 def test_a_device_whose_disk_is_full_for_a_while(make_stage: MakeStage) -> None:
     stage = make_stage(pace=_BRISK)
-    _next_version(stage)
+    stage.next_version()
     device = stage.devices[0]
     (pages,) = device.home.database.row("PRAGMA page_count") or (0,)
     device.home.database.row(f"PRAGMA max_page_count = {pages}")
@@ -484,18 +473,7 @@ def test_a_device_whose_disk_is_full_for_a_while(make_stage: MakeStage) -> None:
     assert failures
     device.body = known_body
     device.home.database.row("PRAGMA max_page_count = 1073741823")
-    _next_version(stage)
+    stage.next_version()
     number = _next_round(stage) - 1
     stage.run_until(lambda: stage.verdict(0, number) is not None or _next_round(stage) > number + 2)
     assert any(stage.verdict(0, n) == "counted" for n in range(2, _next_round(stage)))
-
-
-def test_rounds_that_open_are_told_to_whoever_listens(
-    make_stage: MakeStage, tmp_path: Path
-) -> None:
-    # What the other tests stand on: the stage runs the service's own loop.
-    seen: list[object] = []
-    stage = make_stage()
-    stage.service._on_round = seen.append
-    _next_version(stage)
-    assert isinstance(seen[0], RoundOpened)

@@ -104,10 +104,9 @@ def test_one_device_of_any_value_stops_no_round_under_the_defaults(
         codec="float16",
     )
     before = _published(stage)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
-    stage.kill_aggregator()
-    stage.start_aggregator()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 8)
+    stage.await_version(3)
+    stage.restart_aggregator()
+    stage.await_version(8)
     stage.run(1.0)
     assert [stage.verdict(place, 7) for place in range(4)] == ["counted"] * 4
     # An honest update of scatter has a norm of about 0.5, of averaging 0.06; eight rounds of one in
@@ -137,16 +136,13 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
         binding=_scatter("bpr", limited=False),
         codec="float16",
     )
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     stage.run(30.0)
     for _ in range(2):
         current = stage.parts.first.rounds.current
         assert current is not None and current.round == 2
         assert current.held is not None and "exceeds 1e12" in current.held
-        assert (
-            stage.parts.first.aggregation.version == 1
-            and np.abs(_published(stage)).max() < 20 * _USUAL
-        )
+        assert stage.version == 1 and np.abs(_published(stage)).max() < 20 * _USUAL
         capsys.readouterr()
         assert stage.command("status") == 0
         assert "round 2 is held" in capsys.readouterr().out
@@ -160,7 +156,7 @@ def test_a_version_that_could_not_be_published_is_not_made_and_its_round_is_held
     stage.binding = _scatter("bpr")
     stage.start_aggregator()
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 4)
+    stage.await_version(4)
     assert np.abs(_published(stage)).max() < 20 * _USUAL
     assert [stage.verdict(place, 2) for place in range(4)] == ["counted"] * 4
 
@@ -179,9 +175,8 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
     with monkeypatch.context() as patched:
         # As an aggregator did that asked only when it was too late.
         patched.setattr(Publisher, "require_publishable", lambda self, broadcast: None)
-        stage.kill_aggregator()
-        stage.start_aggregator()
-        stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+        stage.restart_aggregator()
+        stage.await_version(2)
         stage.run(30.0)
     for _ in range(2):
         assert stage.parts.first.rounds.current is None
@@ -189,8 +184,7 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
         capsys.readouterr()
         assert stage.command("status") == 0
         assert "round 3 is held: it could not be published" in capsys.readouterr().out
-        stage.kill_aggregator()
-        stage.start_aggregator()
+        stage.restart_aggregator()
         stage.run(30.0)
     assert stage.command("release") == 0
     stage.run(5.0)
@@ -199,7 +193,7 @@ def test_what_is_committed_and_cannot_be_published_holds_the_next_round(
     )
     assert stage.command("rollback", "--to", "1") == 0
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 4)
+    stage.await_version(4)
     assert stage.command("release") != 0, "nothing is held any more"
 
 
@@ -207,11 +201,10 @@ def test_keys_are_renewed_and_rotated_while_a_round_is_held(
     make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = make_stage()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     with monkeypatch.context() as patched:
         patched.setattr(Publisher, "seal_round", _cannot)
-        stage.kill_aggregator()
-        stage.start_aggregator()
+        stage.restart_aggregator()
         stage.run_until(lambda: stage.parts.first.rounds.unpublished is not None)
     group = stage.store.secrets.group_keys()[-1].epoch
     for what in ("group", "keys", "root"):
@@ -219,13 +212,12 @@ def test_keys_are_renewed_and_rotated_while_a_round_is_held(
         stage.run(10.0)
     stage.offset_seconds = 25 * 86_400.0  # the descriptor is renewed, too
     stage.run(10.0)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     stage.run(10.0)
-    version = stage.parts.first.aggregation.version
+    version = stage.version
     assert stage.parts.first.rounds.current is None
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == version + 2)
+    stage.await_version(version + 2)
     assert stage.store.secrets.group_keys()[-1].epoch > group
     stage.run(30.0)
 
@@ -238,22 +230,20 @@ def test_whatever_stops_a_publication_holds_its_round(
     make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = make_stage(round_lines=_ROUND, devices=4)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
 
     def refuse(self: Publisher, row: object, broadcast: Broadcast) -> None:
         raise RuntimeError("no seal")
 
     with monkeypatch.context() as patched:
         patched.setattr(Publisher, "seal_round", refuse)
-        stage.kill_aggregator()
-        stage.start_aggregator()
+        stage.restart_aggregator()
         stage.run_until(lambda: stage.parts.first.rounds.unpublished is not None)
-        version = stage.parts.first.aggregation.version
+        version = stage.version
         stage.run(120.0)
         assert "no seal" in (stage.parts.store.first.facts.unpublished or "")
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     stage.run(30.0)
     assert stage.parts.first.rounds.unpublished is not None
     assert stage.command("release") == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == version + 2)
+    stage.await_version(version + 2)

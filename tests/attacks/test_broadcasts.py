@@ -13,11 +13,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.manifest import (
     RoundManifest,
-    read_manifest,
     seal_chunks,
-    write_manifest,
 )
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -26,15 +25,14 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     TasksTopic,
 )
+from device_sdk.wire.seal.announcement import Presence, ServedTasks, announce, read_announcement
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     Publication,
     derive_broadcast_keys,
     open_manifest,
 )
-from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.signature import public_key
-from device_sdk.wire.seal.tasks import ServedTasks, read_tasks, sign_tasks
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -52,38 +50,29 @@ def _manifests(stage: Stage) -> list[bytes]:
 def _open(stage: Stage, message: bytes, key: GroupKey) -> RoundManifest:
     keys = derive_broadcast_keys(key, message[10:42], "default", "all")
     signing = public_key(stage.parts.keys.current().descriptor.signing)
-    return read_manifest(open_manifest(message, keys, signing))
-
-
-def _refused(stage: Stage, place: int = 0) -> dict[str, int]:
-    return dict(stage.devices[place].participant.refusals.counts())
-
-
-def _next_version(stage: Stage) -> None:
-    version = stage.parts.first.aggregation.version
-    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
+    return decode(RoundManifest, open_manifest(message, keys, signing))
 
 
 def test_a_rolled_back_manifest_is_refused(stage: Stage) -> None:
-    _next_version(stage)
+    stage.next_version()
     jobs = [device.jobs for device in stage.devices]
     for _ in range(5):
         stage.broker.publish(_manifest_topic(stage), _manifests(stage)[0], retain=True)
         stage.settle()
-    assert _refused(stage)["stale-manifest"] == 5
+    assert stage.refused()["stale-manifest"] == 5
     assert [device.jobs for device in stage.devices] == jobs
-    _next_version(stage)
+    stage.next_version()
 
 
 def test_a_rolled_back_manifest_is_refused_after_a_restart_too(stage: Stage) -> None:
-    _next_version(stage)
+    stage.next_version()
     old, device = _manifests(stage)[0], stage.devices[0]
     device.kill()
     stage.broker.retained[_manifest_topic(stage)] = old
     device.start()
     jobs = device.jobs
     stage.settle()
-    assert _refused(stage)["stale-manifest"] >= 1
+    assert stage.refused()["stale-manifest"] >= 1
     assert device.jobs == jobs
 
 
@@ -112,7 +101,7 @@ def test_chunks_of_another_broadcast_are_refused(stage: Stage) -> None:
     jobs = stage.devices[0].jobs
     stage.drop = swap
     stage.run(30.0)
-    assert mixed > 0 and _refused(stage)["wrong-chunk"] >= 1
+    assert mixed > 0 and stage.refused()["wrong-chunk"] >= 1
     assert stage.devices[0].jobs == jobs
     stage.drop = lambda parcel: False
     stage.run_until(lambda: stage.devices[0].jobs > jobs)
@@ -122,14 +111,13 @@ def test_a_descriptor_of_a_lower_serial_is_refused(stage: Stage) -> None:
     topic = stage.topics.write(DescriptorTopic())
     old = stage.broker.retained[topic]
     assert stage.command("rotate", "keys") == 0
-    _next_version(stage)
+    stage.next_version()
     new = stage.devices[0].participant.sessions.descriptor
     assert new is not None and new.message == stage.broker.retained[topic] != old
     stage.broker.publish(topic, old, retain=True)
     stage.settle()
-    assert _refused(stage)["serial-fell"] == 1
-    stage.devices[0].kill()
-    stage.devices[0].start()
+    assert stage.refused()["serial-fell"] == 1
+    stage.devices[0].restart()
     stage.settle()
     kept = stage.devices[0].participant.sessions.descriptor
     assert kept == new
@@ -143,9 +131,9 @@ def test_a_descriptor_or_presence_of_another_root_is_refused(stage: Stage) -> No
     presence[-1] ^= 1
     stage.broker.publish(stage.topics.write(PresenceTopic()), bytes(presence), retain=True)
     stage.settle()
-    assert _refused(stage)["wrong-root"] == 1
-    assert _refused(stage)["bad-signature"] == 1
-    _next_version(stage)
+    assert stage.refused()["wrong-root"] == 1
+    assert stage.refused()["bad-signature"] == 1
+    stage.next_version()
 
 
 def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> None:
@@ -154,7 +142,7 @@ def test_an_old_presence_shown_again_causes_no_loop_of_opens(stage: Stage) -> No
     stage.kill_aggregator()
     stage.now_seconds += 10.0
     stage.start_aggregator()
-    _next_version(stage)
+    stage.next_version()
     stage.run(30.0)
     opened = [device.participant.sessions.opened for device in stage.devices]
     for _ in range(10):
@@ -168,25 +156,25 @@ def test_the_tasks_are_told_before_each_presence_under_its_keys_and_of_its_life(
 ) -> None:
     """At the start, after a restart of the broker, when shown again, and with new keys."""
     tasks, presence = stage.topics.write(TasksTopic()), stage.topics.write(PresenceTopic())
-    _next_version(stage)
+    stage.next_version()
     stage.link.disconnect()
     stage.link.connect()
-    _next_version(stage)
+    stage.next_version()
     stage.now_seconds += 70.0
     stage.service._show_presence_again()
     assert stage.command("rotate", "keys") == 0
-    _next_version(stage)
-    stage.kill_aggregator()
-    stage.start_aggregator()
-    _next_version(stage)
+    stage.next_version()
+    stage.restart_aggregator()
+    stage.next_version()
     standing = [each for each in stage.broker.seen if each[0] in (tasks, presence)]
     assert [topic for topic, _ in standing] == [tasks, presence] * (len(standing) // 2)
     assert len(standing) >= 10
     descriptor = stage.parts.keys.current().descriptor
-    served = read_tasks(standing[-2][1], descriptor)
+    served = read_announcement(ServedTasks, standing[-2][1], descriptor)
     assert served.names == (("default", "all"),)
-    assert served.incarnation == read_presence(standing[-1][1], descriptor).incarnation
-    assert {_refused(stage, place).get("bad-signature", 0) for place in range(3)} == {0}
+    presence = read_announcement(Presence, standing[-1][1], descriptor)
+    assert served.incarnation == presence.incarnation
+    assert {stage.refused(place).get("bad-signature", 0) for place in range(3)} == {0}
 
 
 def test_a_forged_or_an_old_list_of_tasks_alarms_nobody(stage: Stage) -> None:
@@ -195,21 +183,21 @@ def test_a_forged_or_an_old_list_of_tasks_alarms_nobody(stage: Stage) -> None:
     stage.kill_aggregator()
     stage.now_seconds += 10.0
     stage.start_aggregator()
-    _next_version(stage)
+    stage.next_version()
     keys, life = stage.parts.keys.current(), stage.incarnation()
     served = ServedTasks(life, 9, (("films", "all"),))
-    forged = sign_tasks(served, keys.descriptor, Ed25519PrivateKey.generate())
+    forged = announce(served, keys.descriptor, Ed25519PrivateKey.generate())
     for message in (forged, of_an_earlier_life, b""):
         stage.broker.publish(topic, message, retain=True)
         stage.settle()
         assert [each.participant.problem for each in stage.devices] == [""] * len(stage.devices)
-    assert _refused(stage)["bad-signature"] == 1 and _refused(stage)["truncated"] == 1
+    assert stage.refused()["bad-signature"] == 1 and stage.refused()["truncated"] == 1
     # What the aggregator itself signed would be believed: the test can tell.
-    true = sign_tasks(served, keys.descriptor, keys.signing)
+    true = announce(served, keys.descriptor, keys.signing)
     stage.broker.publish(topic, true, retain=True)
     stage.settle()
     assert all("serves no task" in each.participant.problem for each in stage.devices)
-    _next_version(stage)
+    stage.next_version()
 
 
 def _forge(
@@ -232,7 +220,7 @@ def _forge(
         chunks=digests,
     )
     manifest = replace(manifest, **changed)  # type: ignore[arg-type]
-    sealed = publication.seal_manifest(write_manifest(manifest), signing)
+    sealed = publication.seal_manifest(encode(manifest), signing)
     named = [
         (stage.topics.write(ChunkTopic(publication.broadcast_id, index)), chunk)
         for index, chunk in enumerate(chunks)
@@ -246,9 +234,9 @@ def test_a_broadcast_forged_by_a_device_with_the_group_key_is_refused(stage: Sta
     for topic, message in _forge(stage, key, Ed25519PrivateKey.generate()):
         stage.broker.publish(topic, message, retain=True)
     stage.settle()
-    assert _refused(stage)["bad-signature"] >= 1
+    assert stage.refused()["bad-signature"] >= 1
     assert stage.devices[0].jobs == jobs
-    _next_version(stage)
+    stage.next_version()
 
 
 @pytest.mark.parametrize(
@@ -272,15 +260,15 @@ def test_a_signed_manifest_that_says_something_else_inside_is_refused(
     for topic, message in _forge(stage, key, signing, **changed):
         stage.broker.publish(topic, message, retain=True)
     stage.settle()
-    assert _refused(stage).get(reason) == 1
+    assert stage.refused().get(reason) == 1
     assert stage.devices[0].jobs == jobs
-    _next_version(stage)  # the same number, by the aggregator: nothing of the other one was kept
+    stage.next_version()  # the same number, by the aggregator: nothing of the other one was kept
     assert stage.devices[0].jobs == jobs + 1
 
 
 def test_a_round_does_not_wait_for_a_revoked_device(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines="quorum = 2\nleast_deadline_seconds = 300\npause_seconds = 5")
-    _next_version(stage)
+    stage.next_version()
     number = stage.parts.store.first.rounds.latest()[0].round + 1
     stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)
     stage.run_until(lambda: stage.verdict(1, number) == stage.verdict(2, number) == "counted")
@@ -288,7 +276,7 @@ def test_a_round_does_not_wait_for_a_revoked_device(make_stage: MakeStage) -> No
     assert stage.parts.first.rounds.outstanding == 1
     assert stage.command("revoke", stage.devices[0].grant.device_id.hex()) == 0
     stage.settle()
-    assert stage.parts.first.aggregation.version == number
+    assert stage.version == number
 
 
 def test_what_a_revoked_device_shared_is_handed_on_no_more(make_stage: MakeStage) -> None:
@@ -307,14 +295,13 @@ def test_what_a_revoked_device_shared_is_handed_on_no_more(make_stage: MakeStage
     stage = make_stage(
         binding=Binding(), round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5"
     )
-    _next_version(stage)
+    stage.next_version()
     assert forgotten == []
     revoked = stage.devices[0].grant.device_id.hex()
     assert stage.command("revoke", revoked) == 0
-    _next_version(stage)
-    stage.kill_aggregator()
-    stage.start_aggregator()
-    _next_version(stage)
+    stage.next_version()
+    stage.restart_aggregator()
+    stage.next_version()
     assert forgotten == [(revoked, 2), (revoked, 3)]
 
 
@@ -338,7 +325,7 @@ def test_a_chunk_forged_by_a_device_with_the_group_key_is_refused(stage: Stage) 
     stage.drop = forge
     jobs = stage.devices[0].jobs
     stage.run(20.0)
-    assert done and _refused(stage)["wrong-chunk"] >= 1
+    assert done and stage.refused()["wrong-chunk"] >= 1
     assert stage.devices[0].jobs == jobs
 
 
@@ -346,11 +333,11 @@ def test_a_broadcast_of_an_old_epoch_is_refused(stage: Stage) -> None:
     old_manifest = _manifests(stage)[-1]
     (old_key,) = stage.parts.keys.group_keys()
     assert stage.command("rotate", "group") == 0
-    _next_version(stage)
-    _next_version(stage)
+    stage.next_version()
+    stage.next_version()
     epochs = [key.epoch for key in stage.parts.keys.group_keys()]
     assert epochs[-1] == old_key.epoch + 1 and old_key.epoch not in epochs
-    jobs, before = stage.devices[0].jobs, _refused(stage)["unknown-epoch"]
+    jobs, before = stage.devices[0].jobs, stage.refused()["unknown-epoch"]
     stage.broker.publish(_manifest_topic(stage), old_manifest, retain=True)
     # One made anew under the old key, signed by the aggregator's own key even.
     signing = stage.parts.keys.current().signing
@@ -359,17 +346,17 @@ def test_a_broadcast_of_an_old_epoch_is_refused(stage: Stage) -> None:
     newer = replace(
         real, round=real.round + 1, key_epoch=old_key.epoch, broadcast_id=publication.broadcast_id
     )
-    forged = publication.seal_manifest(write_manifest(newer), signing)
+    forged = publication.seal_manifest(encode(newer), signing)
     stage.broker.publish(_manifest_topic(stage), forged, retain=True)
     stage.settle()
     # The session that a device opened because of the rotation told it the new key alone.
-    assert _refused(stage)["unknown-epoch"] == before + 2
+    assert stage.refused()["unknown-epoch"] == before + 2
     assert stage.devices[0].jobs == jobs
 
 
 def test_revocation_in_the_middle_of_a_round(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines="quorum = 2\ndeadline_seconds = 60\npause_seconds = 5")
-    _next_version(stage)
+    stage.next_version()
     stage.run(1.0)
     stage.drop = lambda parcel: parcel.topic == stage.up_topic(1)
     number = stage.parts.store.first.rounds.latest()[0].round + 1
@@ -384,11 +371,11 @@ def test_revocation_in_the_middle_of_a_round(make_stage: MakeStage) -> None:
     stage.drop = lambda parcel: False
     jobs = stage.devices[0].jobs
     old_epoch = stage.parts.keys.group_keys()[-1].epoch
-    _next_version(stage)  # what it sent before is part of it
-    _next_version(stage)
+    stage.next_version()  # what it sent before is part of it
+    stage.next_version()
     assert stage.parts.keys.group_keys()[-1].epoch == old_epoch + 1
     assert stage.devices[0].jobs == jobs
-    assert _refused(stage)["unknown-epoch"] >= 1
+    assert stage.refused()["unknown-epoch"] >= 1
     assert (
         stage.parts.first.rounds.current is None or stage.parts.first.rounds.current.expected == 2
     )

@@ -29,7 +29,7 @@ def _first_receipt_lost(make_stage: MakeStage) -> Stage:
     stage.drop = lambda parcel: (
         parcel.to == "device-0" and parcel.payload[1:2] == bytes([RecordType.RECEIPT])
     )
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     stage.run(1.0)
     assert stage.verdict(0, 1) is None and _stored(stage.store.database, stage)
     stage.devices[0].kill()
@@ -70,12 +70,12 @@ def test_rounds_go_on_after_a_clock_jumped_ahead_and_back_between_them(
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)  # all have their sessions
+    stage.run_until(lambda: stage.version == 1)  # all have their sessions
     stage.offset_seconds = 100 * _DAY_SECONDS
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     assert stage.parts.first.rounds.current is None
     stage.offset_seconds = 0.0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 4, 60.0)
+    stage.await_version(4, 60.0)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -86,17 +86,16 @@ def test_a_round_ends_though_the_clock_was_ahead_when_it_opened(
         round_lines="quorum = 2\ndeadline_seconds = 60\nleast_deadline_seconds = 60\n"
         "pause_seconds = 5"
     )
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     stage.devices[2].kill()
     stage.offset_seconds = 100 * _DAY_SECONDS
     stage.run_until(lambda: stage.parts.first.rounds.arrived == 2)
     stage.offset_seconds = 0.0
     if restarted:
-        stage.kill_aggregator()
-        stage.start_aggregator()
+        stage.restart_aggregator()
     stage.run(50.0)
-    assert stage.parts.first.aggregation.version == 1
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 60.0)
+    assert stage.version == 1
+    stage.await_version(2, 60.0)
 
 
 _ROUNDS = "quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 60\npause_seconds = 5"
@@ -114,14 +113,13 @@ def test_a_serve_that_began_at_a_wrong_time_and_then_at_the_right_one(
 ) -> None:
     """A computer without a battery, before NTP came; a hundred days is past its descriptor."""
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     _restarted_at(stage, hours * 3600.0)
     stage.live_on()
     _restarted_at(stage, 0.0)
     stage.live_on()
     for device in stage.devices:
-        device.kill()
-        device.start()
+        device.restart()
     stage.live_on()
     held = stage.parts.keys.current().descriptor
     assert held.issued_unix_seconds <= stage.unix() + _DAY_SECONDS
@@ -130,7 +128,7 @@ def test_a_serve_that_began_at_a_wrong_time_and_then_at_the_right_one(
 @pytest.mark.parametrize("seconds", [-30.0, -600.0, 600.0, 43_200.0, 100 * _DAY_SECONDS])
 def test_a_clock_that_is_set_while_serve_runs(make_stage: MakeStage, seconds: float) -> None:
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     signed = stage.parts.unix_clock()
     stage.offset_seconds = seconds
     stage.run(30.0)
@@ -144,19 +142,19 @@ def test_a_clock_that_is_set_while_serve_runs(make_stage: MakeStage, seconds: fl
 
 def test_a_clock_that_goes_to_and_fro_is_not_followed(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     opened = [device.participant.sessions.opened for device in stage.devices]
     for turn in range(60):
         stage.offset_seconds = 600.0 if turn % 2 else -600.0
         stage.run(10.0)
     stage.offset_seconds = 0.0
-    assert stage.parts.first.aggregation.version > 20
+    assert stage.version > 20
     assert opened == [device.participant.sessions.opened for device in stage.devices]
 
 
 def test_a_clock_set_past_the_end_of_the_delegation_is_not_followed(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     stage.offset_seconds = 9_000 * _DAY_SECONDS
     stage.run(300.0)
     assert "rotate keys" in (stage.store.facts.clock_problem or "")
@@ -193,8 +191,7 @@ def test_what_was_forgotten_is_forgotten_under_any_clock(make_stage: MakeStage) 
         stage.run(_HOUSEKEEPING_SECONDS)
     assert not _stored(stage.store.database, stage)
     stage.offset_seconds = -40 * _DAY_SECONDS  # it was round 1's month again
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     assert _told(stage) == "forgotten"
 
 
@@ -204,7 +201,7 @@ def _bring_back_a_home_of_before_a_rotation(
     """A backup of version 2's home takes the place of the one whose keys were rotated since, on a
     machine whose calendar is so far off. The aggregator went on for a while between the two, and
     is not started again."""
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     home, generation = stage.fleet.aggregator.folder, stage.store.facts.generation
     backup = home.with_name("backup")
     stage.kill_aggregator()
@@ -240,10 +237,9 @@ def test_devices_say_what_to_run_where_no_broker_shows_that_keys_were_rotated_si
     stage.start_aggregator()
     stage.replace_broker()
     for device in stage.devices if restarted else ():
-        device.kill()
-        device.start()
+        device.restart()
     stage.run(600.0)
-    assert stage.parts.first.aggregation.version < 4, "no device may take part under old keys"
+    assert stage.version < 4, "no device may take part under old keys"
     said = {device.participant.problem for device in stage.devices}
     assert len(said) == 1
     (words,) = said
@@ -259,7 +255,7 @@ def test_a_delegation_that_ends_under_serve_is_named_by_status_until_keys_are_ro
     make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     for _ in range(37):
         stage.now_seconds += 10 * _DAY_SECONDS
         stage.run(100.0)
@@ -273,7 +269,7 @@ def test_a_delegation_that_ends_under_serve_is_named_by_status_until_keys_are_ro
 
 def test_keys_that_are_rotated_in_1970_are_named_by_status(make_stage: MakeStage) -> None:
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     stage.offset_seconds = 1000.0 - stage.unix()
     assert stage.command("rotate", "keys") == 0
     stage.offset_seconds = 0.0
@@ -284,7 +280,7 @@ def test_no_code_is_made_that_shuts_its_device_out(
     make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = make_stage(round_lines=_ROUNDS)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     capsys.readouterr()
     # As far ahead as a code goes, and further.
     for days, made in ((29, True), (50, False)):
@@ -313,13 +309,12 @@ def test_how_long_updates_take_is_not_told_by_the_calendar(
     stage = make_stage(round_lines="quorum = 2\nwait_for_devices = 3\ndeadline_seconds = 3600")
     for device, each in zip(stage.devices, (2.0, 2.0, 200.0), strict=True):
         device.train_seconds = each
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 900.0)
+    stage.await_version(2, 900.0)
     stage.run(10.0)
     stage.offset_seconds = seconds
     if restarted:
-        stage.kill_aggregator()
-        stage.start_aggregator()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 3, 900.0)
+        stage.restart_aggregator()
+    stage.await_version(3, 900.0)
     habits = stage.parts.first.rounds._attendance.habits._of
     times = sorted(each.seconds or 0.0 for each in habits.values())
     assert times[0] < 10.0 and (restarted or 150.0 <= times[2] < 220.0), times
@@ -339,7 +334,7 @@ def test_a_calendar_set_within_a_round_changes_neither_what_it_took_nor_how_late
     stage.run_until(lambda: stage.parts.first.rounds.arrived == 2)
     rounds = stage.parts.first.rounds
     rounds._attendance.drop(stage.devices[2].grant.device_id)  # nobody waits for it any more
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     (row,) = [each for each in stage.store.first.rounds.latest(2) if each.round == 1]
     assert row.took_seconds is not None and 150.0 < row.took_seconds < 300.0
     assert abs((row.closed_unix_seconds or 0.0) - row.opened_unix_seconds) > 700.0
@@ -426,8 +421,7 @@ def test_two_tasks_of_rounds_of_different_lengths_go_on_under_any_calendar(
     for offset in (0.0, seconds, 0.0):
         stage.offset_seconds = offset
         if restarted:
-            stage.kill_aggregator()
-            stage.start_aggregator()
+            stage.restart_aggregator()
         before = _last_counted(stage)
         stage.run(900.0)
         for which, last in _last_counted(stage).items():
@@ -439,7 +433,7 @@ def test_a_device_whose_clock_leaps_past_the_end_of_its_keys_asks_what_time_it_i
 ) -> None:
     stage = make_stage(round_lines=_ROUNDS + "\n[keys]\ndescriptor_days = 1")
     assert stage.command("rotate", "keys", "--descriptor-expires", "1d") == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     stage.now_seconds += 6 * 3600.0
     stage.run(60.0)
     device, leap = stage.devices[0], 20 * 3600.0

@@ -21,10 +21,9 @@ class Hammer:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         rounds = stage.parts.first.rounds
-        stage.run_until(lambda: stage.parts.first.aggregation.version == 6)
+        stage.await_version(6)
         stage.drop = lambda parcel: parcel.topic == stage.up_topic(0)
         stage.run_until(lambda: rounds.current is not None and rounds.outstanding == 1, 300.0)
-        assert rounds.current is not None
         self.round = rounds.current.round
         stage.run_until(lambda: rounds.next_number() > self.round + 1, 8000.0)
         # No update of its own gets through meanwhile, and no receipt makes it send another.

@@ -73,16 +73,12 @@ def forged(stage: Stage, place: int, **changed: object) -> bytes:
     return sign_no_session(**said)  # type: ignore[arg-type]
 
 
-def refused(stage: Stage, place: int) -> dict[str, int]:
-    return dict(stage.devices[place].participant.refusals.counts())
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_a_lost_session_costs_a_round_trip_where_the_device_is_told(
     make_stage: MakeStage, told: bool
 ) -> None:
     stage = make_stage(round_lines="quorum = 3\ndeadline_seconds = 120\npause_seconds = 5")
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     if not told:
         stage.drop = lambda parcel: parcel.payload[1:2] == bytes([DENIAL])
     lose(stage)
@@ -99,11 +95,10 @@ def test_an_aggregator_that_restarts_denies_the_sessions_of_its_last_life(
     make_stage: MakeStage,
 ) -> None:
     stage = make_stage(round_lines="quorum = 3\ndeadline_seconds = 120\npause_seconds = 5")
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.await_version(1)
+    stage.restart_aggregator()
     await_word(stage)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 20.0)
+    stage.await_version(2, 20.0)
     assert opened(stage) == [2, 2, 2]
     lives = {read_no_session(each).incarnation for each in denials(stage)}
     assert lives <= {stage.incarnation()}
@@ -115,7 +110,7 @@ def test_a_denial_of_a_session_of_before_is_ignored(stage: Stage) -> None:
         stage.broker.publish(down(stage, 0), old)
         stage.run(1.0)
     assert opened(stage) == [2, 1, 1]
-    assert refused(stage, 0) == {"unknown-session": 50}
+    assert stage.refused(0) == {"unknown-session": 50}
 
 
 def test_a_denial_for_another_device_is_ignored(stage: Stage) -> None:
@@ -126,7 +121,7 @@ def test_a_denial_for_another_device_is_ignored(stage: Stage) -> None:
     stage.broker.publish(down(stage, 1), forged(stage, 1, handle=handle))
     stage.run(60.0)
     assert opened(stage) == [2, 1, 1]
-    assert refused(stage, 1) == {"unknown-session": 1, "bad-signature": 1}
+    assert stage.refused(1) == {"unknown-session": 1, "bad-signature": 1}
 
 
 def test_a_denial_that_the_aggregator_did_not_sign_is_ignored(stage: Stage) -> None:
@@ -138,13 +133,13 @@ def test_a_denial_that_the_aggregator_did_not_sign_is_ignored(stage: Stage) -> N
         stage.broker.publish(down(stage, 0), message)
     stage.run(60.0)
     assert opened(stage) == [1, 1, 1]
-    assert refused(stage, 0) == {"bad-signature": 3, "truncated": 1, "too-large": 1}
+    assert stage.refused(0) == {"bad-signature": 3, "truncated": 1, "too-large": 1}
 
 
 def test_a_denial_by_a_life_that_is_over_is_ignored(stage: Stage) -> None:
     stage.broker.publish(down(stage, 0), forged(stage, 0, incarnation=os.urandom(16)))
     stage.run(60.0)
-    assert opened(stage) == [1, 1, 1] and refused(stage, 0) == {"old-incarnation": 1}
+    assert opened(stage) == [1, 1, 1] and stage.refused(0) == {"old-incarnation": 1}
 
 
 def test_envelopes_of_made_up_sessions_cost_few_signatures_and_no_session(stage: Stage) -> None:
@@ -157,7 +152,7 @@ def test_envelopes_of_made_up_sessions_cost_few_signatures_and_no_session(stage:
     assert stage.refusals("unknown-session") >= 3000
     assert len(denials(stage)) <= 1 + 0.5 * 100
     assert opened(stage) == [1, 1, 1]
-    assert refused(stage, 0).keys() == {"unknown-session"}
+    assert stage.refused(0).keys() == {"unknown-session"}
 
 
 def test_an_aggregator_that_loses_every_session_is_not_pestered(make_stage: MakeStage) -> None:
@@ -196,7 +191,7 @@ def test_what_is_put_on_another_shard_is_not_denied(stage: Stage) -> None:
 def lose_all(stage: Stage, place_seconds: float) -> float:
     """In the middle of a round no session is open any more, and opens are dear from now on: each
     takes so long. When the first device says something."""
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     for place in range(len(stage.devices)):
         lose(stage, place)
     schedule = stage.parts.table._schedule
@@ -229,7 +224,7 @@ def test_sessions_that_are_lost_together_are_opened_one_after_the_other(
     assert moments[0] < 1.5, "the first one waits for nobody"
     gaps = [later - sooner for sooner, later in itertools.pairwise(moments)]
     assert all(3.5 <= gap <= 6.5 for gap in gaps), "but for up to a second of each device's own"
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     assert stage.parts.first.ingest.counted == 16
 
 
@@ -238,5 +233,5 @@ def test_no_device_waits_beyond_the_end_of_its_round(make_stage: MakeStage) -> N
     stage = make_stage(devices=8, round_lines=rounds)
     moments = opened_again(stage, lose_all(stage, 100.0))
     assert moments[-1] < 40 / 2 + 1
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2, 40.0)
+    stage.await_version(2, 40.0)
     assert stage.parts.first.ingest.counted == 16

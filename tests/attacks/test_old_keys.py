@@ -34,10 +34,10 @@ from device_sdk.wire.publish.topics import (
     Topics,
 )
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.announcement import announce, new_presence
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
-from device_sdk.wire.seal.presence import new_presence, sign_presence
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import command, invite, make_home, serving
@@ -67,7 +67,7 @@ class Thief:
         ).wait(5)
         then = float(self.keys.descriptor.expires_unix_seconds - DAY)
         life = new_presence(int(then))
-        presence = sign_presence(life, self.keys.descriptor, self.keys.signing)
+        presence = announce(life, self.keys.descriptor, self.keys.signing)
         link.publish(topics.write(PresenceTopic()), presence, retain=True)
         buckets = TokenBuckets(100, 100, time.monotonic)
         desk = EnrolmentDesk(
@@ -180,7 +180,6 @@ def test_an_unused_code_of_before_leads_to_the_keys_and_the_root_of_today(
     store.database.close()
     joined = DeviceHome(tmp_path / "device")
     membership = joined.membership.load()
-    assert membership is not None
     assert membership.root_fingerprint == held.root_fingerprint
     assert joined.membership.descriptor(held.root_fingerprint) == held
     assert joined.membership.signed_time() >= began, "no later time falls below this one"

@@ -117,7 +117,7 @@ def test_updates_that_are_not_finite_or_absurd_are_refused(
 
     stage = make_stage(judged=False, round_lines=_ROUND, body=body)
     stage.liars = {0}
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     stage.run(1.0)
     assert stage.verdict(0, 1) == "refused"
     assert stage.verdict(1, 1) == stage.verdict(2, 1) == "counted"
@@ -154,8 +154,8 @@ def test_a_huge_constant_update_moves_no_more_than_its_clipped_share(
 
     stage = make_stage(judged=False, round_lines=_ROUND, body=body, binding=_binding(1.0))
     before = stage.parts.first.aggregation.state()["items"]
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     after = stage.parts.first.aggregation.state()["items"]
     # Three took part, and the hostile one's norm was cut to 1.
-    assert stage.parts.first.aggregation.version == 1 and stage.parts.first.ingest.counted == 3
+    assert stage.version == 1 and stage.parts.first.ingest.counted == 3
     assert float(np.linalg.norm(after - before)) == pytest.approx(1.0 / 3, rel=1e-3)

@@ -36,7 +36,6 @@ def counted(store: Store) -> tuple[int, int]:
     """Verdicts that were counted, and participants of the closed rounds."""
     verdicts = store.database.row("SELECT count(*) FROM verdicts WHERE reason IS NULL")
     closed = [row for row in store.first.rounds.latest(50) if row.closed_unix_seconds is not None]
-    assert verdicts is not None
     return int(verdicts[0]), sum(row.participants or 0 for row in closed)
 
 
@@ -47,16 +46,14 @@ def test_rounds_close_over_a_store_that_restarts_and_an_aggregator_that_dies(
     # The oracle reads files: here the verdicts are held against the rounds instead.
     stage = make_stage(database=moved_to(url), judged=False)
     stage.run_until(lambda: rounds_closed(stage) >= 1)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     stage.run_until(lambda: rounds_closed(stage) >= 2)
     postgres.crash()
     postgres.start()
     try:
         stage.run(5.0)
     except STORE_FAILURES:
-        stage.kill_aggregator()
-        stage.start_aggregator()
+        stage.restart_aggregator()
     stage.run_until(lambda: rounds_closed(stage) >= 4)
     verdicts, participants = counted(stage.store)
     open_round = stage.store.first.log.last_seq()

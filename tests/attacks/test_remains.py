@@ -67,7 +67,7 @@ def test_no_body_is_left_once_its_version_is_made(
 
 
 def _version(stage: Stage) -> int:
-    return stage.parts.first.aggregation.version
+    return stage.version
 
 
 def test_a_reader_delays_it_until_it_has_ended(make_stage: MakeStage) -> None:

@@ -44,15 +44,14 @@ def test_every_uplink_message_replayed_within_its_session(stage: Stage) -> None:
 
 def test_every_uplink_message_replayed_across_sessions(stage: Stage) -> None:
     messages = [(stage.up_topic(place), m) for place in range(3) for m in stage.sent_up(place)]
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     for topic, message in messages:
         stage.broker.publish(topic, message)
-    version = stage.parts.first.aggregation.version
+    version = stage.version
     stage.settle()
     assert stage.parts.first.ingest.counted == 0
     assert stage.refusals("unknown-session") >= sum(m[1] == UPDATE for _, m in messages) > 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
+    stage.run_until(lambda: stage.version > version)
 
 
 def test_a_device_s_message_moved_to_another_device_s_topic(stage: Stage) -> None:
@@ -97,7 +96,7 @@ def test_a_receipt_moved_to_another_device(stage: Stage) -> None:
 def test_an_update_of_an_old_round_moved_into_the_next(stage: Stage) -> None:
     # The round is in the sealed bytes: an old body in a new round would need the device's session.
     old = stage.sent_up(0, UPDATE)[0]
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
     counted = stage.parts.first.ingest.counted
     stage.broker.publish(stage.up_topic(0), old)
     stage.settle()
@@ -111,27 +110,21 @@ def test_a_replayed_open_evicts_nobody(stage: Stage) -> None:
         stage.broker.publish(stage.up_topic(0), message)
     stage.settle()
     assert stage.parts.table.has_session(device_id)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
+    stage.await_version(3)
     assert stage.devices[0].participant.sessions.opened == opened == 1
 
 
 def test_an_open_replayed_after_the_aggregator_s_restart_evicts_nobody(stage: Stage) -> None:
     old = stage.sent_up(0, OPEN)
-    stage.kill_aggregator()
-    stage.start_aggregator()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.restart_aggregator()
+    stage.await_version(2)
     opened = stage.devices[0].participant.sessions.opened
     for message in old * 10:
         stage.broker.publish(stage.up_topic(0), message)
     stage.settle()
     assert len(stage.parts.table) <= 3 + len(old)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 4)
+    stage.await_version(4)
     assert stage.devices[0].participant.sessions.opened == opened
-
-
-def _next_version(stage: Stage) -> None:
-    version = stage.parts.first.aggregation.version
-    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
 
 
 def _count_unsealing(stage: Stage) -> CountingHpke:
@@ -146,8 +139,7 @@ def _record_opens(stage: Stage, count: int) -> list[bytes]:
     """What a listener has of device 0 after ``count`` restarts of its process, oldest first."""
     device = stage.devices[0]
     for _ in range(count):
-        device.kill()
-        device.start()
+        device.restart()
         stage.run_until(lambda: device.participant.sessions.opened == 1)
         stage.run(6.0)  # a little longer than the admission takes to make up for one
     return list(dict.fromkeys(stage.sent_up(0, OPEN)))
@@ -166,24 +158,21 @@ def test_a_hundred_recorded_opens_replayed_within_a_life_cost_an_hmac_each(stage
     # Nobody was charged for it: the device opens as many sessions as it could before.
     device = stage.devices[0]
     for _ in range(5):
-        device.kill()
-        device.start()
+        device.restart()
         stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=30)
     assert stage.refusals("too-many") == 0
 
 
 def test_opens_recorded_before_a_restart_shut_nobody_out_after_it(stage: Stage) -> None:
     recorded = _record_opens(stage, 60)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     counting = _count_unsealing(stage)
     for message in recorded[:20]:
         stage.broker.publish(stage.up_topic(0), message)
     stage.settle()
     assert counting.unseals == 0
     device, other = stage.devices[:2]
-    device.kill()
-    device.start()
+    device.restart()
     trained, others, until = device.jobs, other.jobs, stage.now_seconds + 700.0
     place = 0
     while stage.now_seconds < until:
@@ -207,8 +196,7 @@ def test_a_reply_that_is_lost_is_sent_again_and_no_more_than_a_few_times(stage: 
         return is_reply and lost <= 2
 
     stage.drop = lose
-    device.kill()
-    device.start()
+    device.restart()
     counting = _count_unsealing(stage)
     opens = len(stage.sent_up(0, OPEN))
     stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=120)
@@ -234,8 +222,7 @@ def test_a_home_from_a_backup_opens_again_in_the_same_life(make_stage: MakeStage
     # Somebody swallowed the replies for an hour, too.
     down = stage.topics.write(DownTopic(device.grant.handle))
     stage.drop = lambda parcel: parcel.topic == down
-    device.kill()
-    device.start()
+    device.restart()
     stage.run(3600.0)
     stage.drop = lambda parcel: False
     unanswered = device.participant.sessions._attempts
@@ -249,8 +236,7 @@ def test_a_home_from_a_backup_opens_again_in_the_same_life(make_stage: MakeStage
     attempts = len(set(stage.sent_up(0, OPEN)[opens:]))
     assert attempts <= unanswered + 9
     assert counting.unseals <= 5  # the others' renewals among them
-    version = stage.parts.first.aggregation.version
-    stage.run_until(lambda: stage.parts.first.aggregation.version > version)
+    stage.next_version()
 
 
 def test_a_device_that_starts_while_an_old_presence_is_shown_is_not_shut_out(stage: Stage) -> None:
@@ -259,18 +245,16 @@ def test_a_device_that_starts_while_an_old_presence_is_shown_is_not_shut_out(sta
     stage.kill_aggregator()
     stage.now_seconds += 10.0
     stage.start_aggregator()
-    _next_version(stage)
+    stage.next_version()
     stage.run(120.0)
     stage.broker.publish(topic, old, retain=True)
     device = stage.devices[0]
-    device.kill()
-    device.start()
+    device.restart()
     stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=120)
     assert stage.refusals("old-incarnation") >= 1
     assert stage.broker.retained[topic] != old  # the aggregator has shown itself again
     # Shown on and on, it costs no session, and no open but the one.
-    device.kill()
-    device.start()
+    device.restart()
     opens, until = len(stage.sent_up(0, OPEN)), stage.now_seconds + 600.0
     while stage.now_seconds < until:
         stage.broker.publish(topic, old, retain=True)
@@ -287,8 +271,7 @@ def test_an_aggregator_whose_clock_was_set_back_before_its_start_is_found(stage:
     stage.run(900.0)
     assert all(device.participant.sessions.opened >= 2 for device in stage.devices)
     device = stage.devices[0]
-    device.kill()
-    device.start()
+    device.restart()
     stage.run_until(lambda: device.participant.sessions.opened == 1, seconds=60)
     assert [each.jobs for each in stage.devices] >= before
 
@@ -301,19 +284,17 @@ def test_devices_that_open_while_the_aggregator_restarts_find_the_new_life(stage
         for device in stage.devices:
             device.start()
         stage.run(4.0)
-        stage.kill_aggregator()
-        stage.start_aggregator()
+        stage.restart_aggregator()
         stage.drop = lambda parcel: False
         for device in stage.devices:
             stage.run_until(lambda d=device: d.participant.sessions.opened >= 1, seconds=60)  # type: ignore[misc]
-    _next_version(stage)
+    stage.next_version()
 
 
 def test_public_key_work_is_held_to_its_share_and_devices_come_back(make_stage: MakeStage) -> None:
     stage = make_stage()
     stage.run(30.0)
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     # Each unsealing takes longer than a second of this machine's time.
     table, slow = stage.parts.table, CountingHpke()
 
@@ -328,7 +309,7 @@ def test_public_key_work_is_held_to_its_share_and_devices_come_back(make_stage: 
     share = read_task(stage.fleet.aggregator.task_file).fleet.admission.opens_share
     worked = 2.0 * slow.unseals
     assert worked <= share * (stage.now_seconds - began) + 1.0 + 2.0
-    _next_version(stage)
+    stage.next_version()
 
 
 def test_retained_uplinks_are_refused(stage: Stage) -> None:
@@ -342,7 +323,7 @@ def test_retained_uplinks_are_refused(stage: Stage) -> None:
     stage.settle()
     assert stage.refusals("retained") == 4  # one topic each, the newest message
     assert len(stage.parts.table) == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 2)
+    stage.await_version(2)
 
 
 def _attempt(
@@ -385,8 +366,7 @@ def test_a_replayed_enrolment_makes_no_second_device_and_costs_an_hmac(stage: St
     assert len(stage.parts.registry) == 4
     counting = _count_unsealing(stage)
     assert {_refusal(stage, each.message) for each in (attempt, again) * 50} == {"replayed"}
-    stage.kill_aggregator()
-    stage.start_aggregator()
+    stage.restart_aggregator()
     stage.settle()
     after = _count_unsealing(stage)
     assert {_refusal(stage, each.message) for each in (attempt, again) * 50} == {"old-incarnation"}

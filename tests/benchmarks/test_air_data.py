@@ -121,10 +121,3 @@ def test_each_station_lacks_features_of_its_own(
         assert 0 < len(new) <= 2
         assert max(new) < len(FEATURES) - 2
         np.testing.assert_array_equal(lost[0], lost[1])
-
-
-def test_missing_data_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="PRSA_Data"):
-        load_air(tmp_path)
-    with pytest.raises(ValueError, match="ahead_hours"):
-        load_air(tmp_path, ahead_hours=0)

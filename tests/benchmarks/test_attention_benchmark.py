@@ -7,40 +7,28 @@ import numpy as np
 import pytest
 
 from benchmarks.attention.__main__ import (
-    device_groups,
-    draw_joining,
-    draw_listening,
-    joining_accuracies,
     joining_table,
-    known_table,
     main,
     main_caption,
     main_table,
-    moment_of,
     validation_table,
 )
 from benchmarks.attention.execute import FallingRate
 from benchmarks.attention.experiment import (
     BEST,
-    KINDS,
     OBSERVED,
     ROWS,
     STAGES,
     TABLES,
-    Experiment,
-    Local,
     Outcome,
     Point,
     Scores,
 )
 from benchmarks.channels import HalfChannel
-from benchmarks.datasets.air import SUBURBS, load_air
-from benchmarks.datasets.vmnist import VARIANTS, load_vmnist
+from benchmarks.datasets.air import SUBURBS
+from benchmarks.datasets.vmnist import VARIANTS
 from benchmarks.harness import StoredRuns
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
-from examples.attention_picture import weights_between
-from tests.benchmarks.test_air_data import write_station
-from tests.benchmarks.test_vmnist_data import write_set
 
 
 def outcome(accuracy: float, **changes: object) -> Outcome:
@@ -86,24 +74,6 @@ def test_tables_show_means_and_paired_differences() -> None:
     assert "80.00" in validation_table({"FTL": {0: outcome(0.6)}})
 
 
-def test_devices_that_were_told_apart_stand_in_one_line() -> None:
-    by_kind = {
-        kind: dict.fromkeys(devices, 0.6 + 0.1 * place)
-        for place, (kind, devices) in enumerate(KINDS.items())
-    }
-    table = known_table(
-        {
-            **{f"FTL, {kind}": {0: outcome(0.5, by_device=by_kind[kind])} for kind in KINDS},
-            "FTL, all": {0: outcome(0.5, by_device=by_kind["digits"] | by_kind["clothes"])},
-            f"{BEST}, all": {},
-        }
-    )
-    apart, together = table.splitlines()[2:]
-    told = [cell.strip() for cell in apart.split("|")[1:4]]
-    assert told == ["FTL, told apart", "60.00", "70.00"]
-    assert [cell.strip() for cell in together.split("|")[1:4]] == ["FTL", "60.00", "70.00"]
-
-
 def test_the_channel_rounds_to_half_and_counts() -> None:
     channel = HalfChannel(3)
     exact = np.asarray([1.0, 1 / 3], np.float32)
@@ -125,20 +95,6 @@ def test_the_rate_falls_for_every_method() -> None:
     assert rates == [0.2, pytest.approx(0.05)]
 
 
-def test_experiments_that_train_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs rounds"):
-        Experiment("air", 0, 0, Local())
-
-
-def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    told = capsys.readouterr().out
-    assert all(table in told for table in TABLES)
-    assert "examples:" in told
-    assert main(["--table-only", "--results", str(tmp_path)]) == 0
-
-
 EIGHTEEN = [f"{variant}.{number}" for variant in VARIANTS for number in (1, 2, 3)]
 
 
@@ -156,57 +112,6 @@ def mixed(accuracies: dict[str, float], rounds: tuple[int, ...] = ()) -> Outcome
 
 def is_picture(path: Path) -> bool:
     return path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_groups_come_in_the_fleets_order(tmp_path: Path) -> None:
-    write_set(tmp_path / "mnist", 15 * 3, 15, 1)
-    write_set(tmp_path / "fashion-mnist", 3 * 3, 3, 2)
-    fleet = load_vmnist(tmp_path, np.random.default_rng(0), train=2, validation=1, test=1)
-    groups = device_groups("vmnist", sorted(device.name for device in fleet))
-    assert list(groups.items()) == [(device.name, device.variant) for device in fleet]
-
-    for name in ("Shunyi", "Dongsi", "Changping"):
-        write_station(tmp_path, name, {})
-    stations = [station.name for station in load_air(tmp_path)]
-    found = device_groups("air", stations[::-1])
-    assert list(found.items()) == [
-        ("Changping", "suburbs"),
-        ("Dongsi", "city"),
-        ("Shunyi", "suburbs"),
-    ]
-    assert list(found) == stations
-
-
-def test_stored_weights_reach_the_picture_unchanged() -> None:
-    run = mixed(dict.fromkeys(EIGHTEEN, 0.5), (5,))
-    groups = device_groups("vmnist", sorted(run.by_device))
-    first, second = weights_between(
-        moment_of(run.scores[0], groups), {name: name for name in groups}
-    )
-    np.testing.assert_allclose(first, run.scores[0].first, rtol=1e-6)
-    np.testing.assert_allclose(second, run.scores[0].second, atol=1e-6)
-    assert first[0].argmax() == EIGHTEEN.index("fashion.3")
-
-
-def test_a_run_without_scores_has_no_picture(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no scores"):
-        draw_listening(tmp_path / "p.png", "air", mixed({"Dongsi": 0.7}))
-
-
-def test_joining_is_told_by_method_and_number_of_stations(tmp_path: Path) -> None:
-    made_up = {
-        "FTL, 12": {0: mixed({OBSERVED: 0.75})},
-        "FTL, 1": {0: mixed({OBSERVED: 0.5}), 1: mixed({OBSERVED: 0.75})},
-        f"{BEST}, 4": {0: mixed({OBSERVED: 0.625})},
-        "FedAvg, 1": {},
-    }
-    assert joining_accuracies(made_up) == {
-        "FTL": {12: [75.0], 1: [50.0, 75.0]},
-        BEST: {4: [62.5]},
-    }
-    heading, *_ = joining_table(made_up).splitlines()
-    assert [cell.strip() for cell in heading.split("|")[2:5]] == ["1", "4", "12"]
-    assert is_picture(draw_joining(tmp_path / "deep" / "joining.png", made_up))
 
 
 def test_stored_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,9 +138,3 @@ def test_stored_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().err
     assert all(f"no picture of {name}" in said for name in ("vmnist", "air", "joining"))
     assert not (tmp_path / "none").exists()
-
-
-def test_validation_alone_has_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--validation", "--pictures", "anywhere"])
-    assert "not allowed with" in capsys.readouterr().err

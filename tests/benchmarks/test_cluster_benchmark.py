@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.aggregator.broker import MOSQUITTO
-from benchmarks.aggregator.load import spread_by_second
 from benchmarks.cluster import scale
 from benchmarks.cluster.__main__ import stored_runs, tables
 from benchmarks.cluster.connections import measure_connections
@@ -84,11 +83,6 @@ def test_usage_is_what_was_added_by_kind() -> None:
     assert used.seconds == {"worker": 2.0}
     assert used.written == {"worker": 240.0}
     assert used.megabytes == {"worker": 30.0}
-
-
-def test_moments_are_counted_by_second() -> None:
-    assert spread_by_second([0.2, 2.1, 2.9]) == [1, 0, 2]
-    assert spread_by_second([]) == []
 
 
 def test_a_plan_is_multiplication() -> None:

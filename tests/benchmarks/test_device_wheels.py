@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
-from benchmarks.device_wheels import PLATFORMS, device_requirements, table
+from benchmarks.device_wheels import PLATFORMS, table
 
 
 def test_the_table_shows_versions_by_platform_and_gaps(tmp_path: Path) -> None:
@@ -36,9 +35,3 @@ def test_the_platforms_are_those_of_devices_with_tags_that_wheels_carry() -> Non
         for tag in platform.tags:
             tags = parse_wheel_filename(f"numpy-2.4.6-cp311-cp311-{tag}.whl")[3]
             assert tags == {Tag("cp311", "cp311", tag)}
-
-
-def test_the_requirements_are_the_devices_own() -> None:
-    names = {Requirement(text).name for text in device_requirements()}
-    assert "onnxruntime" in names
-    assert not names & {"torch", "onnx", "rich", "pytest"}

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from benchmarks.distill.__main__ import (
     cost_table,
     device_table,
     harder_table,
-    main,
     quality_table,
     verdict,
 )
@@ -27,7 +25,6 @@ from benchmarks.distill.experiment import (
     Point,
 )
 from benchmarks.distill.fleet import ArtifactShelf, click_fields, execute
-from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.click_metrics import ClickQuality
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
@@ -114,14 +111,6 @@ def test_a_falling_rate_is_told_to_devices_and_has_a_key_of_its_own(
         replace(steady, decay=0.0)
 
 
-def test_another_encoding_leaves_results_without_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = experiment()
-    encoded = replace(plain, model=replace(MODEL, attention=True))
-    before = plain.key, encoded.key
-    monkeypatch.setattr("benchmarks.distill.experiment._ATTENTION_REVISION", 99)
-    assert plain.key == before[0] and encoded.key != before[1]
-
-
 def outcome(losses: list[float], auc: float, bytes_up: float = 100) -> Outcome:
     quality = ClickQuality(accuracy=auc - 0.1, auc=auc, ndcg=auc, mae=0.4, loss=0.5)
     named = {"A": quality, "B": quality, GLOBAL: quality}
@@ -165,19 +154,6 @@ def test_rows_differ_and_cover_the_papers_tables() -> None:
     assert all(row.make(1).key not in keys for row in ROWS)
 
 
-def test_the_command_says_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    results = str(tmp_path / "results")
-    assert main(["--rows", "AFD", "--seeds", "1", "--results", results]) == 2
-    assert "set TESSERA_DATA" in capsys.readouterr().err
-    assert main(["--table-only", "--results", results]) == 0
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "examples:" in capsys.readouterr().out
-
-
 def test_noise_stays_within_what_the_method_takes() -> None:
     from aggregator.methods.teacher_logits import TeacherLogitsMethod
     from benchmarks.distill.fleet import LyingTeacher, random_claims
@@ -190,53 +166,3 @@ def test_noise_stays_within_what_the_method_takes() -> None:
         method.absorb(update)
         method.close_round()
         assert (np.diagonal(method.knowledge) >= 0.5 - 1e-6).all()
-
-
-def two_devices(auc: float) -> Outcome:
-    at_a = ClickQuality(accuracy=0.61, auc=auc, ndcg=0.81, mae=0.41, loss=0.5)
-    at_b = ClickQuality(accuracy=0.62, auc=auc, ndcg=0.82, mae=0.42, loss=0.5)
-    point = Point(1, 0.6, 10.0, {"A": at_a, "B": at_b, GLOBAL: at_a})
-    return Outcome((point,), up_bytes=100, down_bytes=1000, parameters=50)
-
-
-def cells(table: str) -> list[list[str]]:
-    """The heading and the lines of a table, each as its cells."""
-    heading, _, *lines = table.splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (heading, *lines)]
-
-
-def test_every_measure_is_shown_by_device() -> None:
-    printed = device_table({AFD: {0: two_devices(0.76), 1: two_devices(0.78)}, BASELINE: {}})
-    # The paper's figures by device are of MAE alone.
-    assert [cells(table) for table in printed.split("\n\n")] == [
-        [
-            ["", "MAE A", "MAE B", "AUC A", "AUC B"],
-            [AFD, "0.410 (0.15)", "0.420 (0.23)", "0.770", "0.770"],
-        ],
-        [
-            ["", "ACC A", "ACC B", "NDCG@5 A", "NDCG@5 B"],
-            [AFD, "0.610", "0.620", "0.810", "0.820"],
-        ],
-    ]
-
-
-def test_rows_that_exchange_nothing_have_no_bytes() -> None:
-    heading, *lines = cells(cost_table({row.name: {0: two_devices(0.7)} for row in ROWS}))
-    up, down = heading.index("bytes up"), heading.index("bytes down")
-    assert {(line[up], line[down]) for line in lines} == {("100", "1,000"), ("", "")}
-    assert {line[0] for line in lines if not line[up]} == {
-        "local only",
-        "FD, falling rate, alone",
-        "AFD, falling rate, alone",
-        "pooled",
-    }
-
-
-def test_stored_runs_are_printed_with_every_measure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (row,) = [row for row in ROWS if row.name == BASELINE]
-    StoredRuns(tmp_path, "distill", Outcome).save(row.make(0), two_devices(0.7))
-    assert main(["--table-only", "--results", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"{measure} B" in printed for measure in ("MAE", "AUC", "ACC", "NDCG@5"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import export
 from benchmarks.export_survey import survey
 from benchmarks.export_survey.__main__ import main
-from benchmarks.export_survey.compare import _moved, compared
+from benchmarks.export_survey.compare import compared
 from benchmarks.export_survey.optimizers import OPTIMIZERS
 from benchmarks.export_survey.steps import subjects
 from benchmarks.export_survey.subject import Kind, Subject, TrainStep
@@ -54,12 +53,6 @@ def test_one_model_beside_torch_and_an_older_checkout(
     assert main([*asked, *stored]) == 0, "what is stored is not measured again"
 
 
-def test_what_begins_or_stays_infinite_is_compared() -> None:
-    before = {"range": np.array([np.inf, np.inf, 1.0], np.float32)}
-    after = {"range": np.array([3.0, np.inf, 1.5], np.float32)}
-    assert _moved(before, 0.0, after)["range"].tolist() == [3.0, 0.0, 0.5]
-
-
 def test_a_sparse_buffer_is_no_state_to_compare(tmp_path: Path) -> None:
     subject = next(each for each in subjects() if each.name == "pygcn, sparse adjacency")
     step = subject.step()
@@ -81,31 +74,6 @@ def test_names_are_single_and_a_missing_package_is_said() -> None:
     away = Subject("Away", "vision", "no_such_package", _never)
     assert away.missing
     assert "Away: left out, no_such_package is not installed" in report([away], {"Away": None})
-
-
-@pytest.mark.parametrize(("with_torch_only", "status"), [(False, 2), (True, 0)])
-def test_without_the_packages_it_says_what_to_install(
-    with_torch_only: bool,
-    status: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    right = Exporting("right", "", 0.0, 0)
-    chosen = [Subject("Away", "vision", "no_such_package", _never)]
-    if with_torch_only:
-        chosen.append(Subject("Here", "vision", "", _never))
-    monkeypatch.setattr("benchmarks.export_survey.__main__.subjects", lambda: chosen)
-    monkeypatch.setattr(
-        "benchmarks.export_survey.__main__.measure",
-        lambda *asked: Outcome("", {survey.OURS: right}, {}),
-    )
-    assert main(["--quick", "--results", str(tmp_path)]) == status
-    told = capsys.readouterr().err
-    assert "pip install -r benchmarks/export_survey/requirements.txt" in told
-    assert f"1 of {len(chosen)} models were left out" in told
-    assert main(["--only", "nothing of this name", "--results", str(tmp_path)]) == 2
-    assert "--only" in capsys.readouterr().err
 
 
 def test_the_page_takes_the_summary_and_a_page_a_kind_its_models(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.channels import MutualChannel, sealed_bytes
 from benchmarks.datasets.pictures import load_mnist, load_pacs64
-from benchmarks.harness import StoredRuns
-from benchmarks.mutual.__main__ import by_domain_table, main, mean_table, validation_table
+from benchmarks.mutual.__main__ import by_domain_table, mean_table, validation_table
 from benchmarks.mutual.domains import Domain, turned_clockwise
 from benchmarks.mutual.experiment import ROWS, TABLES, DeviceScore, Experiment, Outcome
 from benchmarks.mutual.fleets import ArtifactCache, Scoreboard, execute
@@ -198,17 +197,3 @@ def test_each_method_runs_from_end_to_end(tmp_path: Path) -> None:
     limited = replace(quick(rows["FedAvg, full"].make(0)), rounds=9, most_bytes=600_000)
     found = execute(limited, tiny_domains(), cache, lambda text: None)
     assert found.rounds == 2 and found.bytes <= 600_000
-
-
-def test_the_command_teaches_and_prints_what_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0 and "FedMD" in capsys.readouterr().out
-    store = StoredRuns(tmp_path, "mutual", Outcome)
-    row = ROWS[0]
-    store.save(row.make(0), outcome(80))
-    command = ["--table", row.table, "--rows", row.name, "--table-only", "--results", str(tmp_path)]
-    assert main(command) == 0
-    assert "81.5 (87.8)" in capsys.readouterr().out

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.harness import StoredRuns
 from benchmarks.peers import compare
 from benchmarks.peers.__main__ import ROWS
 from benchmarks.peers.compare import (
@@ -18,7 +17,6 @@ from benchmarks.peers.compare import (
     Costs,
     Measured,
     Round,
-    Row,
     extrapolated,
     started,
     table,
@@ -98,15 +96,6 @@ def test_what_is_no_result_is_infinitely_far(workload: Workload) -> None:
     assert workload.errors(items, workload.final_users) == {"items": 0.0, "users": 0.0}
 
 
-def test_a_workload_comes_back_from_its_file(workload: Workload, tmp_path: Path) -> None:
-    workload.save(tmp_path / "workload.npz")
-    back = Workload.load(tmp_path / "workload.npz")
-    for one in fields(Workload):
-        kept, found = getattr(workload, one.name), getattr(back, one.name)
-        np.testing.assert_array_equal(found, kept)
-        assert type(found) is type(kept)
-
-
 def test_a_device_without_interactions_is_refused() -> None:
     with pytest.raises(ValueError, match="device 9 has nothing"):
         record([*likes(), np.empty(0, np.int64)], ITEMS, K, 1, seed=7)
@@ -141,16 +130,6 @@ def test_rounds_that_are_missing_are_no_result(workload: Workload, tmp_path: Pat
         assert not peer.end().agrees
 
 
-def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
-    broken = Row("Broken", "tessera_rounds", ("numpy",))
-    missing = tmp_path / "missing.npz"
-    with (
-        pytest.raises(SystemExit, match=r"Broken failed:(?s:.*)missing\.npz"),
-        started(broken, missing, tmp_path),
-    ):
-        pytest.fail("there is nothing to read")
-
-
 def test_every_package_of_an_environment_is_pinned() -> None:
     pins = Path(compare.__file__).with_name("requirements")
     named = {row.environment for row in ROWS if row.environment}
@@ -172,24 +151,6 @@ def costs(*seconds: float, error: float = 1e-6) -> Costs:
 
 def compared(devices: int, **found: Costs) -> tuple[Comparison, Measured]:
     return Comparison(tuple(found), devices, 32, 3, 0), Measured("2 cores", found)
-
-
-def test_the_first_round_is_no_part_of_the_others() -> None:
-    one = costs(9.0, 3.0, 1.0, 2.0)
-    assert one.processor() == [3.0, 1.0, 2.0] and one.wall() == [6.0, 2.0, 4.0]
-    line = table([compared(6040, JAX=one)], 6040).splitlines()[-1]
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["JAX", "6,040", "1.00, 2.00, 3.00", "4.00", "9.00", "5", "1e-06"]
-
-
-def test_lines_stand_in_the_order_of_the_comparison(tmp_path: Path) -> None:
-    comparison, measured = compared(6040, Tessera=costs(9.0, 3.0), JAX=costs(9.0, 1.0))
-    stored = StoredRuns[Comparison, Measured](tmp_path, "peers", Measured)
-    stored.save(comparison, measured)
-    back = stored.load(comparison)
-    assert back == measured
-    lines = table([(comparison, back)], 6040).splitlines()
-    assert "Tessera" in lines[-2] and "JAX" in lines[-1]
 
 
 def test_another_result_has_no_times() -> None:

@@ -124,17 +124,6 @@ def test_ranking_quality_is_the_area_under_the_curve() -> None:
     assert math.isnan(ranking_quality(np.array([1.0]), np.array([])))
 
 
-def test_runs_repeat_and_are_kept_by_their_settings(split: LeaveOneOut, tmp_path: Path) -> None:
-    run = small(PoolSettings(), epochs=1)
-    store = StoredRuns(tmp_path, "privacy", Outcome)
-    first = store.found_or_made(run, lambda: attacked(split, run))
-    assert first is not None
-    assert store.load(run) == first == attacked(split, run)
-    assert store.load(replace(run, users=2)) is None
-    with pytest.raises(ValueError, match="does not go with"):
-        replace(run, disguise="noise")
-
-
 def test_the_document_shows_the_stored_figures_and_no_better_ones() -> None:
     """Whoever changes what is measured, or what is said, has to do both."""
     store = StoredRuns(STORED, "privacy", Outcome)

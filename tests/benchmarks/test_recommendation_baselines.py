@@ -98,13 +98,6 @@ def test_ials_tells_tastes_apart_and_repeats_with_its_seed() -> None:
     np.testing.assert_array_equal(users, again)
 
 
-def test_a_penalty_is_above_nought() -> None:
-    with pytest.raises(ValueError, match="penalty is 0"):
-        ease(two_tastes(), 0)
-    with pytest.raises(ValueError, match="penalty is -1"):
-        ials(two_tastes(), -1, 4, np.random.default_rng(0))
-
-
 def test_settings_are_chosen_on_validation_items_and_the_best_comes_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from aggregator.simulate.scatter_fleet import FixedInteractions
-from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.robust.__main__ import main
 from benchmarks.robust.attacks import ATTACKS, SHARES, hostile_devices, unpopular_item
 from benchmarks.robust.scatter import (
     OPTIONS,
-    RECOMMENDED,
     HostileLearner,
     Outcome,
     ScatterSuite,
@@ -112,22 +108,6 @@ def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
         assert set(one.hit_ratio) == {"0.2"}
 
 
-def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store, outcome = (
-        StoredRuns(tmp_path / "made", "robust", Outcome),
-        Outcome({"0.0": 0.5}, {"0.0": 0.1}, 1.0),
-    )
-    others = [replace(CLEAN, attack="flip", share=share) for share in SHARES]
-    limited = base_experiment("validation", 0, OPTIONS[1], 1)
-    others.append(replace(CLEAN, experiment=limited))
-    store.save(CLEAN, outcome)
-    assert store.load(CLEAN) == outcome
-    assert [store.load(other) for other in others] == [None, None, None]
-    for attack, share in (("flip", 0.0), (None, 0.2), ("theft", 0.2)):
-        with pytest.raises(ValueError, match="attack"):
-            Trial(CLEAN.experiment, attack, share)  # type: ignore[arg-type]
-
-
 def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     found = {
         ("none", "", 0.0): {0: Outcome({"0.0": 0.60, "0.05": 0.50}, {"0.0": 0.0}, 1.0)},
@@ -148,19 +128,3 @@ def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that
     table = single_table(found, share, lambda one: one.hit_ratio, "HR@10")
     assert "| none, no attack " in table and "| 1       | 0.6000 (+0.0 %)" in table
     assert "| default, row" in table and "0.3000 (-50.0 %)" in table
-
-
-def test_names_that_do_not_exist_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert RECOMMENDED in [option.name for option in OPTIONS]
-    with pytest.raises(SystemExit):
-        main(["--options", "krum", "--results", str(tmp_path)])
-    assert "--options: unknown name 'krum'" in capsys.readouterr().err
-    # An option of another method is none of this one.
-    with pytest.raises(SystemExit):
-        main(["--method", "logits", "--options", "trimmed", "--results", str(tmp_path)])
-    assert main(["--table-only", "--results", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    for title in ("HR@10 of honest users", "AUC of honest devices", "promoted item in the top 10"):
-        assert title in printed

@@ -12,7 +12,6 @@ from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import MovieLens
 from benchmarks.distill.experiment import ModelChoice
 from benchmarks.distill.fleet import ArtifactShelf, click_fields, entries_of
-from benchmarks.harness import StoredRuns
 from benchmarks.robust.attacks import ATTACKS, SHARES, Attack
 from benchmarks.robust.clicks import (
     OPTIONS,
@@ -180,27 +179,6 @@ def test_who_knows_the_item_is_not_asked(clicks: Clicks, artifacts: ArtifactShel
     assert best == {item for _, item in by_click[:10]}
     knows_all = Watcher(one.device, one.categories, np.delete(np.arange(MOVIES), RARE))
     assert seen_by(knows_all, trainer, catalogue, RARE)[1]
-
-
-def test_outcomes_are_kept_by_their_settings(tmp_path: Path) -> None:
-    store = StoredRuns(tmp_path / "made", "robust", Outcome)
-    by_round = (0.5, 0.6, 0.7)
-    outcome = Outcome({"0.0": 0.7}, {"0.0": 0.6}, {"0.0": 0.5}, {"0.0": 0.0}, 3, 1.0, by_round)
-    base = small("fedavg")
-    store.save(Trial(base, None, 0.0), outcome)
-    assert store.load(Trial(base, None, 0.0)) == outcome
-    others = [
-        Trial(base, "flip", 0.2),
-        Trial(small("fedavg", "median"), None, 0.0),
-        Trial(small("logits"), None, 0.0),
-        Trial(replace(base, seed=1), None, 0.0),
-        Trial(replace(base, split="validation"), None, 0.0),
-    ]
-    assert [store.load(other) for other in others] == [None] * len(others)
-    with pytest.raises(ValueError, match="one model"):
-        replace(base, models=(base.models[0], ModelChoice("cnn")))
-    with pytest.raises(ValueError, match="rounds"):
-        replace(base, rounds=0)
 
 
 def test_each_method_has_its_own_attacks_and_tables(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +9,14 @@ import pytest
 from aggregator.methods.scatter import ScatterSettings
 from aggregator.simulate.shown import paired_difference, spread
 from benchmarks.channels import ScatterChannel
-from benchmarks.harness import StoredRuns
 from benchmarks.recommendation.central import Line
 from benchmarks.recommendation.central import Outcome as CentralOutcome
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.scatter.__main__ import by_class_table, curve_table, draw_bytes, main, quality_table
+from benchmarks.scatter.__main__ import by_class_table, quality_table
 from benchmarks.scatter.execute import execute, published_bytes
 from benchmarks.scatter.experiment import (
     BASELINE,
     CLASSES,
-    METHOD_REVISION,
     ROWS,
     Experiment,
     Outcome,
@@ -70,33 +67,6 @@ def test_differences_pair_the_seeds_that_both_have() -> None:
     ease = next(line for line in table.splitlines() if "EASE" in line)
     assert [cell.strip() for cell in ease.split("|")][3:5] == ["0.1500", "0.0700"]
     assert "| 0.0640" in by_class_table({"unequal": {0: outcome(0.059), 1: outcome(0.069)}})
-
-
-def test_what_it_takes_is_told_up_to_95_percent_of_the_end() -> None:
-    found = outcome(0.1, 0.05, 0.094, 0.096)
-    assert found.enough.rounds == 3
-    cells = quality_table({BASELINE: {0: found}}, [], {BASELINE: 1}).splitlines()[-1].split("|")
-    # Half of the devices are in a round: 1.5 of them, 900 bytes and 2 ms each.
-    assert [cell.strip() for cell in cells[-4:-1]] == ["3", "1", "3.0"]
-
-
-def test_passes_are_chosen_by_validation_items_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    table = curve_table({"early": {0: outcome(0.1, 0.4), 1: outcome(0.3, 0.2)}, "none": {}})
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    assert lines == [["early", "1", "0.3000"], ["early", "2", "0.2000"]]
-    with pytest.raises(SystemExit):
-        main(["--epochs", "20", "--table-only"])
-    assert "add --split validation" in capsys.readouterr().err
-
-
-def test_another_revision_of_the_method_has_other_outcomes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, one = StoredRuns(tmp_path, "scatter", Outcome), preset("ml-100k", "test", 0)
-    store.save(one, outcome(0.06))
-    assert store.load(one) is not None
-    monkeypatch.setattr("benchmarks.scatter.experiment.METHOD_REVISION", METHOD_REVISION + 1)
-    assert store.load(one) is None
 
 
 def test_rows_are_as_they_say() -> None:
@@ -209,11 +179,3 @@ def test_large_updates_travel_in_fragments() -> None:
     around = HEADER_BYTES + FRAGMENT_BYTES + TAG_BYTES
     parts = -(-values.nbytes // MAX_PAYLOAD_BYTES)
     assert values.nbytes + parts * around < channel.mean_bytes < 1.1 * values.nbytes
-
-
-def test_a_picture_is_drawn_of_what_was_sent(tmp_path: Path) -> None:
-    sent = {"least squares": {0: outcome(0.07, 0.05), 1: outcome(0.08, 0.06)}, "none yet": {}}
-    draw_bytes(tmp_path / "bytes.png", sent, [])
-    assert (tmp_path / "bytes.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit):
-        main(["--picture", str(tmp_path / "all.png"), "--table-only"])

@@ -26,10 +26,3 @@ def test_files_lines_and_names_are_counted(
     assert shape_of(tmp_path, ["export"]).twice == {}
     assert main(["--names", str(tmp_path)]) == 0
     assert "Twice: aggregator/two.py, export/deep/one.py" in capsys.readouterr().out
-
-
-def test_a_folder_without_the_product_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path)]) == 2
-    assert "has no folder device_sdk" in capsys.readouterr().err

@@ -154,3 +154,10 @@ def test_stored_runs_are_asked_for(suite: str, monkeypatch: pytest.MonkeyPatch) 
     lines = map(json.loads, (RESULTS / f"{suite}.jsonl").read_text().splitlines())
     lost = [line["run"] for line in lines if line["key"] not in asked]
     assert not lost, f"{len(lost)}, of which one is {lost[0]}"
+
+
+@pytest.mark.parametrize("suite", _ASKED)
+def test_the_command_line_teaches(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(f"benchmarks.{suite}.__main__").main(["--help"])
+    assert stopped.value.code == 0 and "--table-only" in capsys.readouterr().out

@@ -73,10 +73,3 @@ def test_the_seed_decides_everything(root: Path) -> None:
     for a, b in zip(one, same, strict=True):
         np.testing.assert_array_equal(a.train.x, b.train.x)
     assert any(not np.array_equal(a.train.x, b.train.x) for a, b in zip(one, other, strict=True))
-
-
-def test_more_images_than_there_are_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there are"):
-        load_vmnist(root, np.random.default_rng(0), train=400)
-    with pytest.raises(FileNotFoundError):
-        load_vmnist(tmp_path, np.random.default_rng(0))

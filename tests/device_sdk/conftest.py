@@ -10,11 +10,9 @@ import pytest
 
 from device_sdk.device import Device
 from device_sdk.world import TrainingOptions
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
-from tests.fakes.brisk import BRISK
+from tests.fakes.quick import joined
 from tests.fakes.small_aggregator import SmallAggregator
-from tests.fakes.waiting import PATIENCE_SECONDS
 
 MakeDevice = Callable[..., Device]
 
@@ -36,16 +34,19 @@ def make_device(
         def make(url: str = "", options: TrainingOptions | None = None) -> Device:
             nonlocal made
             made += 1
-            device = Device.enrol(
+            device = joined(
                 url or mosquitto.url,
                 aggregator.code(),
                 tmp_path / f"home-{made}",
                 options=options or TrainingOptions(k=4),
-                pace=BRISK,
-                link_settings=QUICK,
-                timeout_seconds=PATIENCE_SECONDS,
             )
             device.record_all([(f"film-{n}", "anna") for n in range(made, made + 6)])
             return stack.enter_context(device)
 
         yield make
+
+
+@pytest.fixture
+def device(make_device: MakeDevice) -> Device:
+    """One that has joined, and does not run."""
+    return make_device()

@@ -25,11 +25,14 @@ def test_rates_that_decay_do_not_make_a_device_time_itself_again(
     aggregator.method = ScatterMethod(
         initial_items(ITEMS, WIDTH, 0.1, np.random.default_rng(1)), settings
     )
-    device = make_device(options=TrainingOptions(capability_seconds=0.5))
+    device = make_device(options=TrainingOptions(capability_seconds=5.0, slowdown=2.0))
     device.start()
     train_round(aggregator, device, 1, 5.0)
-    first = device.status().step_p90_seconds
-    assert first is not None
+    status = device.status()
+    assert status.k == 8 and "k = 8" in status.k_reason, status.k_reason
+    assert status.slowdown == 2.0 and (status.train_seconds or 0.0) > 0
+    first = status.step_p90_seconds
+    assert first is not None and first > 0
     train_round(aggregator, device, 2, 5.0)
     # Measured again it would be another number, in nanoseconds.
     assert device.status().step_p90_seconds == first

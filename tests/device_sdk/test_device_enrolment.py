@@ -34,16 +34,14 @@ from device_sdk.wire.publish.topics import (
     PresenceTopic,
     TasksTopic,
 )
+from device_sdk.wire.seal.announcement import ServedTasks, announce
 from device_sdk.wire.seal.enrolment_code import new_code
-from device_sdk.wire.seal.presence import sign_presence
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.mosquitto import Mosquitto, free_port, password_file
 from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
-from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.homes import invite, make_home, serving
 from tests.fakes.small_aggregator import SmallAggregator
 from tests.fakes.waiting import PATIENCE_SECONDS, fails_in_the_end
@@ -72,9 +70,8 @@ def join(
 
 
 def test_an_enrolled_home_is_private_and_never_enrolled_again(
-    make_device: MakeDevice, aggregator: SmallAggregator, mosquitto: Mosquitto
+    device: Device, aggregator: SmallAggregator, mosquitto: Mosquitto
 ) -> None:
-    device = make_device()
     device.close()
     assert stat.S_IMODE(device.home.stat().st_mode) == 0o700
     for path in device.home.iterdir():
@@ -225,9 +222,9 @@ def test_a_list_that_nobody_signed_or_of_another_life_refuses_nobody(
 ) -> None:
     topic, signing = aggregator.topics.write(TasksTopic()), Ed25519PrivateKey.generate()
     served = ServedTasks(aggregator.presence.incarnation, 9, (("films", "all"),))
-    forged = sign_tasks(served, aggregator.descriptor, signing)
+    forged = announce(served, aggregator.descriptor, signing)
     earlier = replace(served, incarnation=bytes(16))
-    old = sign_tasks(earlier, aggregator.descriptor, aggregator._signing)
+    old = announce(earlier, aggregator.descriptor, aggregator._signing)
     for number, message in enumerate((forged, old, b"", b"\x01\x09")):
         aggregator._link.publish(topic, message, retain=True)
         join(mosquitto.url, aggregator.code(), tmp_path / str(number)).close()
@@ -259,7 +256,7 @@ def test_nothing_is_sent_before_the_aggregator_has_shown_which_life_it_is(
     # One of an earlier life, shown in its place: asked in vain, until the right one comes.
     aggregator.offset_seconds = 5
     aggregator.forget_sessions()
-    old = sign_presence(shown, aggregator.descriptor, aggregator._signing)
+    old = announce(shown, aggregator.descriptor, aggregator._signing)
     aggregator._link.publish(presence, old, retain=True)
     timer = threading.Timer(2.0, aggregator.publish_standing)
     timer.start()
@@ -364,10 +361,9 @@ def test_tls_and_passwords_are_kept_for_later(
             )
 
 
-def test_what_cannot_be_opened_says_why(make_device: MakeDevice, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_says_why(device: Device, tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled, match="no device's home"):
         Device.open(tmp_path / "nowhere")
-    device = make_device()
     device.close()
     with pytest.raises(HomeError, match="was closed"):
         device.record("film-1")
@@ -390,8 +386,7 @@ def test_what_cannot_be_opened_says_why(make_device: MakeDevice, tmp_path: Path)
         Device.open(device.home)
 
 
-def test_what_is_no_pair_is_not_recorded(make_device: MakeDevice) -> None:
-    device = make_device()
+def test_what_is_no_pair_is_not_recorded(device: Device) -> None:
     before = device.status().interactions
     for wrong in (["film-1"], ["ab"], [("film-1",)], [("film-1", "anna", 5)], [7]):
         with pytest.raises(ValueError, match=r"is no \(item, user\) pair; expected such as"):

@@ -32,6 +32,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.conftest import MakeDevice
 from tests.device_sdk.rounds.test_device_round import await_receipt
 from tests.fakes.brisk import BRISK
+from tests.fakes.quick import joined, opened
 from tests.fakes.small_aggregator import SmallAggregator, small_catalogue
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
@@ -61,9 +62,8 @@ def make_reluctant(make_device: MakeDevice) -> MakeReluctant:
 
 
 def test_an_app_is_told_of_connections_rounds_models_and_problems(
-    make_device: MakeDevice, aggregator: SmallAggregator, mosquitto: Mosquitto
+    device: Device, aggregator: SmallAggregator, mosquitto: Mosquitto
 ) -> None:
-    device = make_device()
     told: list[object] = []
     device.on("connected", told.append)
     device.on("round", told.append)
@@ -98,9 +98,8 @@ def test_an_app_is_told_of_connections_rounds_models_and_problems(
 
 
 def test_a_callback_that_raises_or_hangs_harms_neither_training_nor_closing(
-    make_device: MakeDevice, aggregator: SmallAggregator, caplog: pytest.LogCaptureFixture
+    device: Device, aggregator: SmallAggregator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = make_device()
     heard, hangs, go_on, ended = [], threading.Event(), threading.Event(), threading.Event()
 
     def fails(event: RoundEvent) -> None:
@@ -127,10 +126,7 @@ def test_a_callback_that_raises_or_hangs_harms_neither_training_nor_closing(
     go_on.set()
 
 
-def test_a_callback_may_close_the_device(
-    make_device: MakeDevice, aggregator: SmallAggregator
-) -> None:
-    device = make_device()
+def test_a_callback_may_close_the_device(device: Device, aggregator: SmallAggregator) -> None:
     device.on("round", lambda event: device.close())
     device.start()
     aggregator.open_round()
@@ -158,8 +154,7 @@ def test_of_events_that_nobody_takes_the_oldest_are_dropped(
     assert caplog.text.count("oldest events are dropped") == 1
 
 
-def test_an_event_that_there_is_not_is_refused_by_name(make_device: MakeDevice) -> None:
-    device = make_device()
+def test_an_event_that_there_is_not_is_refused_by_name(device: Device) -> None:
     with pytest.raises(ValueError, match="'rounds' is no event; expected one of connected, round"):
         device.on("rounds", print)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="cannot be called"):
@@ -168,10 +163,7 @@ def test_an_event_that_there_is_not_is_refused_by_name(make_device: MakeDevice) 
         looks.on("round", print)
 
 
-def test_an_app_waits_for_its_first_model(
-    make_device: MakeDevice, aggregator: SmallAggregator
-) -> None:
-    device = make_device()
+def test_an_app_waits_for_its_first_model(device: Device, aggregator: SmallAggregator) -> None:
     assert device.wait_for_model(0.05) is False
     device.start()
     found: list[bool] = []
@@ -185,8 +177,7 @@ def test_an_app_waits_for_its_first_model(
         assert again.wait_for_model(0.0) is True
 
 
-def test_closing_wakes_whoever_waits_for_a_model(make_device: MakeDevice) -> None:
-    device = make_device()
+def test_closing_wakes_whoever_waits_for_a_model(device: Device) -> None:
     found: list[bool] = []
     waits = threading.Thread(target=lambda: found.append(device.wait_for_model()))
     waits.start()
@@ -286,15 +277,12 @@ def test_data_for_one_task_more_wake_the_device_at_once(
     aggregator.served, aggregator.revision = (("air", "all"), ("default", "all")), 1
     aggregator.catalogues["air"] = _OTHER_FILMS
     aggregator.publish_standing()
-    with Device.enrol(
+    with joined(
         mosquitto.url,
         aggregator.code(),
         tmp_path / "home",
         task="default",
         options=TrainingOptions(k=4),
-        pace=BRISK,
-        link_settings=QUICK,
-        timeout_seconds=PATIENCE_SECONDS,
     ) as device:
         for task in ("air", "default"):
             device.record_all([("film-1", "anna"), ("film-2", "anna")], task=task)
@@ -337,11 +325,10 @@ def test_only_when_has_to_be_a_function() -> None:
 
 
 def test_status_shows_what_the_running_process_knows(
-    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+    device: Device, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aggregator.served = ()
     aggregator.revision += 1
-    device = make_device_of(make_device, aggregator)
     device.start()
     aggregator.publish_standing()
     aggregator.await_(lambda: "serves no task for this device" in device.status().problem)
@@ -359,14 +346,6 @@ def test_status_shows_what_the_running_process_knows(
     assert (told["running"], told["connected"], told["problem"]) == (False, False, "")
     main(["status", "--home", str(device.home)])
     assert "no process runs it" in capsys.readouterr().out
-
-
-def make_device_of(make_device: MakeDevice, aggregator: SmallAggregator) -> Device:
-    """One that joined while its task was served."""
-    served, aggregator.served = aggregator.served, (("default", "all"),)
-    device = make_device()
-    aggregator.served = served
-    return device
 
 
 _HOLDER = """
@@ -411,7 +390,7 @@ def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path
 
 
 def test_a_device_that_could_not_forget_in_time_goes_on_and_a_start_while_it_stops_holds(
-    make_device: MakeDevice, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
+    device: Device, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("device_sdk.device._FORGET_SECONDS", 0.2)
     inside, go_on = threading.Event(), threading.Event()
@@ -423,7 +402,6 @@ def test_a_device_that_could_not_forget_in_time_goes_on_and_a_start_while_it_sto
         return train(trainer, job)
 
     monkeypatch.setattr(ScatterTrainer, "train", slow)
-    device = make_device()
     device.start()
     aggregator.open_round()
     assert inside.wait(60)
@@ -440,9 +418,8 @@ def test_a_device_that_could_not_forget_in_time_goes_on_and_a_start_while_it_sto
 
 
 def test_nothing_is_trained_while_something_is_forgotten(
-    make_device: MakeDevice, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
+    device: Device, aggregator: SmallAggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = make_device()
     device.start()
 
     def started_meanwhile(home: Home, user: str | None, item: str | None) -> int:
@@ -475,7 +452,7 @@ def test_what_waits_for_the_devices_thread_is_refused_on_it_and_does_nothing(
     made = make_device()
     made.close()
     options = TrainingOptions(k=4, only_when=only_when)
-    with Device.open(made.home, options=options, pace=BRISK, link_settings=QUICK) as device:
+    with opened(made.home, options=options) as device:
         device.start()
         aggregator.open_round()
         await_receipt(aggregator, device, 1)

@@ -50,7 +50,6 @@ def await_rounds(served: Serving, more: int = 2) -> None:
 
 def stored_cell(device: Device) -> str:
     membership = device._world.home.membership.load()
-    assert membership is not None
     return membership.grant.cell
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from device_sdk import Device, NotEnrolled
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import Operator
-from tests.fakes.brisk import BRISK
+from tests.fakes.quick import joined
 from tests.fakes.small_aggregator import SmallAggregator
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -38,9 +37,7 @@ def quickly(home: str, url: str, code: str) -> Device:
     try:
         return Device.open(home)
     except NotEnrolled:
-        return Device.enrol(
-            url, code, home, pace=BRISK, link_settings=QUICK, timeout_seconds=PATIENCE_SECONDS
-        )
+        return joined(url, code, home)
 
 
 def test_the_app_learns_beside_its_loop_and_ends_when_it_is_cancelled(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto, free_port, websocket_lines
 from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_status
 from tests.fakes.brisk import BRISK
+from tests.fakes.quick import run_python
 from tests.fakes.small_aggregator import SmallAggregator
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
@@ -79,10 +78,17 @@ def test_a_broker_that_dies_in_the_middle_of_a_round_is_found_again_through_the_
             await_status(device, 3)
             assert device.status().verdict == "counted"
             assert len(proxy.targets) >= 4  # both ends, each more than once
-        told = subprocess.run(
-            [sys.executable, "-m", "device_sdk.cli", "run", "--home", str(tmp_path / "home"),
-             "--proxy", login, "--for", "5"],
-            capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True,
-        )  # fmt: skip
+        told = run_python(
+            "-m",
+            "device_sdk.cli",
+            "run",
+            "--home",
+            str(tmp_path / "home"),
+            "--proxy",
+            login,
+            "--for",
+            "5",
+            check=True,
+        )
         assert f"at wss://127.0.0.1:{port}/mqtt" in told.stdout, told.stderr
         assert "secret" not in told.stdout + told.stderr

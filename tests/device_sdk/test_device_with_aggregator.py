@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from aggregator.home import AggregatorHome
 from device_sdk.device import Device
 from device_sdk.errors import EnrolmentRefused, NothingLearnt
 from device_sdk.world import TrainingOptions
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
-from tests.fakes.brisk import BRISK
-from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
+from tests.fakes.homes import ServeProcess, command, invite
+from tests.fakes.quick import joined, run_python
+from tests.fakes.waiting import NEVER_SECONDS, wait_until
 
 _TASK = """
 [task]
@@ -38,59 +36,36 @@ columns = 16
 
 
 class Operator:
-    """Runs the aggregator's commands on one home."""
+    """Of a fleet of 60 films, which is served by a process of its own."""
 
     def __init__(
         self, folder: Path, url: str, rounds: int, wait: int = 2, task: str = _TASK
     ) -> None:
-        self._home = folder / "fleet"
-        self._command("init")
+        self._home = AggregatorHome(folder / "fleet")
+        assert command(self._home, "init") == 0
         filled = task.format(url=url, rounds=rounds, wait=wait, never=NEVER_SECONDS)
-        (self._home / "task.toml").write_text(filled)
+        self._home.task_file.write_text(filled)
         items = "".join(f"film-{n}\tFilm {n}\n" for n in range(60))
-        (self._home / "items.tsv").write_text(items)
+        (self._home.folder / "items.tsv").write_text(items)
 
     def codes(self, count: int) -> list[str]:
-        return self._command("invite", "--count", str(count)).split()[:count]
+        return invite(self._home, count)
 
     def revoke(self, device_id: str) -> None:
-        self._command("revoke", device_id)
+        assert command(self._home, "revoke", device_id) == 0
 
     @contextmanager
-    def serving(self) -> Iterator[subprocess.Popen[str]]:
-        process = subprocess.Popen(
-            [*self._program("serve")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    def serving(self) -> Iterator[ServeProcess]:
+        process = ServeProcess(self._home)
+        process.start()
         try:
             yield process
         finally:
             process.kill()
-            process.communicate(timeout=PATIENCE_SECONDS)
-
-    def _command(self, *arguments: str) -> str:
-        return subprocess.run(
-            self._program(*arguments),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=True,
-        ).stdout
-
-    def _program(self, command: str, *arguments: str) -> list[str]:
-        program = [sys.executable, "-m", "aggregator.cli", command, "--home", str(self._home)]
-        return [*program, *arguments]
 
 
 def enrolled(url: str, code: str, home: Path, first: int) -> Device:
-    device = Device.enrol(
-        url,
-        code,
-        home,
-        options=TrainingOptions(k=8),
-        pace=BRISK,
-        link_settings=QUICK,
-        timeout_seconds=PATIENCE_SECONDS,
-    )
+    device = joined(url, code, home, options=TrainingOptions(k=8))
     device.record_all([(f"film-{n}", "anna") for n in range(first, first + 8)])
     return device
 
@@ -114,8 +89,7 @@ def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
         for device in devices:
             device.start()
         await_status(devices[0], 1)
-        serving.send_signal(signal.SIGKILL)
-        serving.wait(PATIENCE_SECONDS)
+        serving.kill()
     with operator.serving():
         for device in devices:
             await_status(device, 6)  # the last one, published for good
@@ -164,14 +138,14 @@ def test_the_embed_example_joins_learns_and_recommends(
     ):
         device.start()
         (tmp_path / "app").mkdir()
-        done = subprocess.run(
-            [sys.executable, "-m", "examples.embed", mosquitto.url, "film-3", "film-4"],
+        done = run_python(
+            "-m",
+            "examples.embed",
+            mosquitto.url,
+            "film-3",
+            "film-4",
             input=f"{second}\n",
             cwd=tmp_path / "app",
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
             env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"},
         )
         assert done.returncode == 0, done.stderr
@@ -180,11 +154,7 @@ def test_the_embed_example_joins_learns_and_recommends(
         with pytest.raises(EnrolmentRefused, match="used by another"):
             enrolled(mosquitto.url, second, tmp_path / "third", 0)
         home = tmp_path / "app" / "tessera-home"
-        told = subprocess.run(
-            [sys.executable, "-m", "device_sdk.cli", "status", "--home", str(home), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=True,
+        told = run_python(
+            "-m", "device_sdk.cli", "status", "--home", str(home), "--json", check=True
         )
         assert json.loads(told.stdout)["trained_round"] >= 1

@@ -16,6 +16,8 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from aggregator.home import AggregatorHome
+from device_sdk.device import Device
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import _TASK, Operator, await_status, enrolled
 from tests.fakes.homes import command, invite, make_home, serving
@@ -48,6 +50,20 @@ def pages(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
+def problem(home: AggregatorHome, capsys: pytest.CaptureFixture[str]) -> str:
+    """With the chunk store, as ``status`` says."""
+    capsys.readouterr()
+    assert command(home, "status", "--json") == 0
+    return json.loads(capsys.readouterr().out)["chunk_store_problem"] or ""
+
+
+def started(home: AggregatorHome, url: str, folder: Path) -> Device:
+    device = enrolled(url, invite(home)[0], folder, 0)
+    device.record_all([(f"item-{row}", "anna") for row in range(8)])
+    device.start()
+    return device
+
+
 def test_rounds_go_on_while_the_mirror_is_full_and_it_is_filled_again_by_itself(
     mosquitto: Mosquitto,
     tmp_path: Path,
@@ -66,24 +82,17 @@ def test_rounds_go_on_while_the_mirror_is_full_and_it_is_filled_again_by_itself(
         lines = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.2"
         home = make_home(tmp_path, mosquitto.url, lines, table)
 
-        def problem() -> str:
-            capsys.readouterr()
-            assert command(home, "status", "--json") == 0
-            return json.loads(capsys.readouterr().out)["chunk_store_problem"] or ""
-
         with serving(home) as served:
-            device = enrolled(mosquitto.url, invite(home)[0], tmp_path / "device", 0)
-            device.record_all([(f"item-{row}", "anna") for row in range(8)])
-            device.start()
+            device = started(home, mosquitto.url, tmp_path / "device")
             wait_until(lambda: (device.status().version or 0) >= 2)
-            wait_until(lambda: "No space left" in problem())
+            wait_until(lambda: "No space left" in problem(home, capsys))
             assert command(home, "status") == 0
             assert "cluster.chunk_store cannot be written to" in capsys.readouterr().out
             assert Pages.answers[200] == 0
             small_folder.make_room()
-            wait_until(lambda: not problem() and Pages.answers[200] > 0)
+            wait_until(lambda: not problem(home, capsys) and Pages.answers[200] > 0)
             small_folder.set_read_only(True)
-            wait_until(lambda: "Read-only" in problem())
+            wait_until(lambda: "Read-only" in problem(home, capsys))
             before = device.status().version or 0
             wait_until(lambda: (device.status().version or 0) >= before + 2)
             device.close()
@@ -115,20 +124,13 @@ def test_rounds_go_on_while_the_chunk_store_hangs(
     lines = "quorum = 1\nwait_for_devices = 1\npause_seconds = 0.2"
     home = make_home(tmp_path, mosquitto.url, lines, table)
 
-    def problem() -> str:
-        capsys.readouterr()
-        assert command(home, "status", "--json") == 0
-        return json.loads(capsys.readouterr().out)["chunk_store_problem"] or ""
-
     with serving(home):
-        device = enrolled(mosquitto.url, invite(home)[0], tmp_path / "device", 0)
-        device.record_all([(f"item-{row}", "anna") for row in range(8)])
-        device.start()
+        device = started(home, mosquitto.url, tmp_path / "device")
         wait_until(lambda: (device.status().version or 0) >= 3)
-        wait_until(lambda: "hangs" in problem())
+        wait_until(lambda: "hangs" in problem(home, capsys))
         assert not any(folder.iterdir())
         goes_on.set()
-        wait_until(lambda: not problem() and any(folder.iterdir()))
+        wait_until(lambda: not problem(home, capsys) and any(folder.iterdir()))
         device.close()
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.brokers.mosquitto import Mosquitto
 from tests.device_sdk.test_device_with_aggregator import Operator
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.quick import run_python
 
 _ROOT = Path(__file__).parents[2]
 # Nothing but numpy, cryptography and paho-mqtt.
@@ -73,14 +71,7 @@ most_rounds = {rounds}
 
 
 def run(script: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-    )
+    done = run_python("-c", script, *arguments, env={**os.environ, "PYTHONPATH": str(_ROOT)})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

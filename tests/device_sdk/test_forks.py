@@ -4,13 +4,13 @@ words, and whatever it does, or how it ends, is nothing to its parent."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.child_environment import child_environment
+from tests.fakes.quick import run_python
 from tests.faults.fleet_home import make_fleet
 
 ROUND = "quorum = 1"
@@ -51,13 +51,7 @@ def in_a_fork(work, end=os._exit):
 
 def run(home: Path, script: str) -> object:
     """What a process of its own prints last, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + script, str(home)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=child_environment(),
-    )
+    done = run_python("-c", HEAD + script, str(home), env=child_environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -199,13 +193,7 @@ if __name__ == "__main__":
     print(json.dumps([told, handed, whole]))
 """
     )
-    done = subprocess.run(
-        [sys.executable, str(script), str(home), method],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env=child_environment(),
-    )
+    done = run_python(str(script), str(home), method, env=child_environment())
     assert done.returncode == 0, done.stderr
     (status, opened), handed, whole = json.loads(done.stdout.splitlines()[-1])
     assert status.startswith("HomeError" if method == "fork" else "AttributeError")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from device_sdk import ArtifactError, BatchError, ProviderError, StateError, Trainer
-from device_sdk.artifact import Manifest
 from device_sdk.artifact.manifest import INITIAL_FILE
 from tests.fakes.handmade import factor_artifact, factor_parts, linear_artifact, write_artifact
 
@@ -159,16 +159,8 @@ def test_wrong_providers_threads_and_seeds(tmp_path: Path) -> None:
 
 def test_an_artifact_without_inference_graph_trains_but_does_not_predict(tmp_path: Path) -> None:
     manifest, files = factor_parts()
-    train = Manifest(
-        name="train-only",
-        opset=manifest.opset,
-        axes=manifest.axes,
-        state=manifest.state,
-        optimizer=manifest.optimizer,
-        graphs={"train": manifest.graphs["train"]},
-        files=manifest.files,
-        sequential=True,
-    )
+    graphs = {"train": manifest.graphs["train"]}
+    train = replace(manifest, name="train-only", graphs=graphs)
     write_artifact(tmp_path, train, {name: files[name] for name in ("train.onnx", INITIAL_FILE)})
     trainer = Trainer(tmp_path)
     index = np.zeros(2, np.int64)

@@ -91,8 +91,15 @@ def _kill_when_it_runs(number: int) -> Callable[[], bool]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("ends", "waits"),
+    [
+        (signal.SIGKILL, True),
+        (signal.SIGTERM, True),
+        (signal.SIGHUP, True),
+        (signal.SIGKILL, False),
+    ],
+)
 def test_whoever_kills_it_says_nothing_of_the_artifact(
     linear: Path, tmp_path: Path, ends: signal.Signals, waits: bool
 ) -> None:
@@ -189,10 +196,11 @@ def test_where_no_thread_is_to_be_had_nothing_is_held_against_the_artifact(
     ],
 )
 def test_which_programs_are_python(
-    name: str, is_python: bool, monkeypatch: pytest.MonkeyPatch
+    linear: Path, name: str, is_python: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", name and f"/opt/{name}")
     assert can_try() == is_python
+    assert is_python or try_artifact(linear, TrialLimits(60.0)) is None, "an app's own program"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -231,14 +239,6 @@ def test_what_is_no_artifact_is_named_and_a_device_that_stops_does_not_wait(
     assert result is not None and result.reason is Reason.DOES_NOT_FIT
     assert "does not exist" in result.detail
     assert try_artifact(linear, TrialLimits(60.0), lambda: True) is None
-
-
-def test_an_apps_own_program_is_not_started_for_it(
-    linear: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert can_try()
-    monkeypatch.setattr(sys, "executable", "/opt/shop/shop")
-    assert not can_try() and try_artifact(linear, TrialLimits(60.0)) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")

@@ -7,7 +7,7 @@ import pytest
 
 from device_sdk.methods.attention.mixer import AttentionScores, scores_of
 from examples.air_quality import main
-from examples.attention_picture import draw_attention, weights_between
+from examples.attention_picture import weights_between
 from examples.fleet.broker import mosquitto_path
 from tests.benchmarks.test_air_data import write_station
 
@@ -34,14 +34,6 @@ def test_weights_find_their_places() -> None:
     np.testing.assert_allclose(second, [0.5, np.nan, 0.25])
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    moment = {"a": scores("bc", [0.25, 0.75], 0.5)}
-    path = draw_attention(
-        tmp_path / "deep" / "p.png", [moment, moment], DEVICES, {"a": "x", "b": "y", "c": "x"}
-    )
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_scores_survive_a_learners_state() -> None:
     given = scores("bc", [0.25, 0.75], 0.5)
     found = scores_of({**given.state(), "vector": np.zeros(3, np.float32)})
@@ -52,14 +44,6 @@ def test_scores_survive_a_learners_state() -> None:
     for name in given.state():
         with pytest.raises(ValueError, match=r"scores|holds"):
             scores_of({**given.state(), name: np.zeros((7, 7), np.float32)})
-
-
-def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "--stations" in capsys.readouterr().out
-    assert main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
-    assert "PRSA_Data" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -10,20 +10,6 @@ from examples import click_distillation
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
 
-def test_help_teaches_and_missing_data_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        click_distillation.main(["--help"])
-    assert stopped.value.code == 0
-    assert "TESSERA_DATA" in capsys.readouterr().out
-    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    assert click_distillation.main([]) == 1
-    assert "unpack MovieLens 1M" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        click_distillation.main(["--rounds", "0"])
-
-
 @pytest.mark.slow
 def test_four_devices_teach_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = made_up_movielens(tmp_path)

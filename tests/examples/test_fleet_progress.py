@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from rich.console import Console
 
 from examples.fleet.progress import (
@@ -12,9 +11,7 @@ from examples.fleet.progress import (
     Progress,
     Stage,
     TimeLeft,
-    k_range,
     live_view,
-    span,
 )
 
 
@@ -47,17 +44,6 @@ def test_the_estimate_follows_what_units_take() -> None:
     assert left.share() == 1.0
 
 
-def test_the_share_only_grows() -> None:
-    left = TimeLeft((Stage("a", 10, 1.0), Stage("b", 5, 2.0)), Now())
-    shares = []
-    for name, done in (("a", 0), ("a", 5), ("a", 10), ("b", 0), ("b", 3), ("b", 5)):
-        left.update(name, done)
-        shares.append(left.share())
-    assert shares == sorted(shares)
-    assert shares[0] == 0.0
-    assert shares[2] == pytest.approx(0.5)
-
-
 PROGRESS = Progress(
     "round", 3, 45, 0.2, 61.0, "12 of 48 updates", 3, 0.5, 0.25,
     {"phone": ClassLine(12, 1.5, (15, 17), 0.5, 0.25)},
@@ -76,21 +62,3 @@ def test_without_a_terminal_a_line_comes_now_and_then() -> None:
         == ["round 3 of 45 (12 of 48 updates), HR@10 0.500, NDCG@10 0.250, about 1 min 1 s left"]
         * 3
     )
-
-
-def test_on_a_terminal_classes_are_shown() -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=100)
-    with live_view(console, Now()) as show:
-        show(PROGRESS)
-    shown = text.getvalue()
-    assert "about 1 min 1 s left" in shown
-    assert "15 to 17" in shown
-
-
-def test_words() -> None:
-    assert span(59.4) == "59 s"
-    assert span(125) == "2 min 5 s"
-    assert k_range(()) == "-"
-    assert k_range((8, 8)) == "8"
-    assert k_range((9, 7, 30)) == "7 to 30, median 9"

@@ -5,10 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import shutil
-import subprocess
-from dataclasses import replace
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from examples.fleet.charts import Line, Strip, line_chart, strip_chart
+from examples.fleet.charts import Line, line_chart
 from examples.fleet.evaluate import FleetQuality
 from examples.fleet.journal import Finished, Measured, RoundQuality, Trouble, UserShown
 from examples.fleet.plan import CLASSES
 from examples.fleet.report import report_html, write_report
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.summary import print_summary
-from tests.fakes.waiting import PATIENCE_SECONDS
 
 _VOID = {"meta", "br", "rect", "circle", "path"}
 
@@ -132,44 +127,6 @@ def test_nothing_is_wider_than_a_phone() -> None:
     assert re.search(r"@container[^{]*\{ svg text \{ font-size: 15px", style)
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs the browser chromium")
-def test_a_browser_lays_long_words_out_within_a_phone(tmp_path: Path) -> None:
-    found = filled()
-    word = "x" * 200
-    found.run = replace(found.run, data_name=word, data_origin=f"https://{word}", synthetic=True)
-    found.broker, found.stopped_early = f"mqtts://{word}:8883", f"see /{word}."
-    found.take(Trouble("device-2", f"cannot reach mqtts://{word}"))
-    found.take(UserShown(word, word, 8, (word, "Alien"), (word, "Up"), "Up"))
-    found.refused_by_aggregator[word] = 1
-    page = tmp_path / "outer.html"
-    # In a frame: a window has a least width of its own.
-    page.write_text(
-        f'<iframe width="390" height="5000" style="border:0" srcdoc="{escape(report_html(found))}">'
-        "</iframe><script>onload = () => { document.title = 'width ' + "
-        "document.querySelector('iframe').contentDocument.documentElement.scrollWidth }</script>",
-        encoding="utf-8",
-    )
-    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    shown = subprocess.run(
-        [*browser, profile, page.as_uri()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    width = re.search(r"<title>width (\d+)</title>", shown.stdout)
-    assert width is not None and int(width[1]) <= 390
-
-
-def test_a_levels_name_lies_over_the_lines() -> None:
-    chart = line_chart(
-        "quality", [Line("fleet", "fleet", [(1, 0.1), (2, 0.5)])], x_label="round",
-        levels=[("popular", 0.4)],
-    )  # fmt: skip
-    assert chart.index('class="level"') < chart.index('class="line') < chart.index(">popular<")
-
-
 def test_a_trouble_that_is_over_is_not_told() -> None:
     found = filled()
     found.take(Trouble("device-02", "no connection"))
@@ -178,20 +135,6 @@ def test_a_trouble_that_is_over_is_not_told() -> None:
     text = report_html(found)
     assert "device-03: no connection" in text
     assert "device-02: no connection" not in text
-
-
-def test_the_version_that_came_of_the_last_round_is_reported() -> None:
-    found = filled()
-    assert "after round 12" in report_html(found)
-    for number in range(8):
-        capacity = CLASSES[number % 4].name
-        found.take(RoundQuality(f"device-{number}", capacity, 13, 8, 20, 13, 6.5, 16, 12.0))
-    text = report_html(found)
-    assert "HR@10 of all items after the last round" in text
-    assert "0.650" in text
-    printed = io.StringIO()
-    print_summary(Console(file=printed, width=200), found)
-    assert "final" in printed.getvalue()
 
 
 def test_figures_and_titles_are_in_it() -> None:
@@ -228,16 +171,6 @@ def test_the_summary_says_the_same() -> None:
             assert part in text.getvalue()
 
 
-def test_the_summary_is_readable_on_a_terminal_of_80_columns() -> None:
-    found = filled()
-    for number in range(3, 8, 4):  # as the demo's desktops
-        found.take(Finished(f"device-{number}", "desktop", 64, 11, 11 * 113_712, 0.0123, 0))
-    text = io.StringIO()
-    print_summary(Console(file=text, width=80), found)
-    assert "113,712" in text.getvalue()
-    assert "…" not in text.getvalue()
-
-
 numbers = st.floats(-1e6, 1e6, allow_nan=False, allow_subnormal=False)
 
 
@@ -255,14 +188,3 @@ def test_all_points_of_a_chart_lie_in_the_picture(
         assert math.isfinite(x)
         assert 0 <= x <= width
         assert 0 <= y <= height
-
-
-def test_equal_values_of_a_strip_do_not_hide_each_other() -> None:
-    text = strip_chart("k", [Strip("phone", "phone", [8.0] * 5)], x_label="k", most=64)
-    dots = re.findall(r'cx="(\S+)" cy="(\S+)"', text)
-    assert len({y for _, y in dots}) == 5
-    assert len({x for x, _ in dots}) == 1
-
-
-def test_a_chart_of_nothing_is_nothing() -> None:
-    assert line_chart("t", [Line("a", "b", [])], x_label="x") == ""

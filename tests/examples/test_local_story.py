@@ -36,13 +36,6 @@ def test_the_local_story_is_told(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        local_story.main(["--help"])
-    assert stopped.value.code == 0
-    assert "MovieLens" in capsys.readouterr().out
-
-
 def test_hit_rates_on_paper() -> None:
     # Two users, four items. User 0 saw item 0, user 1 items 0 and 1; both are tested on item 2.
     names = ("a", "b", "c", "d")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from examples import air_quality, click_distillation, demo, local_story, rotated_digits
 from examples.fleet.errors import FleetError
-from examples.program import carried_out, how_often, option_parser, round_bar
+from examples.program import carried_out, option_parser
 
 
 @pytest.mark.parametrize(
@@ -27,25 +28,12 @@ def test_the_exit_status_says_whether_it_went_well(
     assert said in capsys.readouterr().err
 
 
-def test_a_loss_is_not_called_a_gain() -> None:
-    assert how_often(17.46) == "17.5 points more often"
-    assert how_often(-1.42) == "1.4 points less often"
-
-
 def test_a_programming_error_is_not_hidden() -> None:
     def run(console: Console) -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
         carried_out("some_thing", run)
-
-
-def test_the_bar_says_what_it_waits_for_and_then_what_came() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with round_bar(console, 7, "devices enrol") as show:
-        show(3, "loss 0.25")
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "round 3/7" in printed and "loss 0.25" in printed
 
 
 def test_the_options_have_the_examples_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +44,35 @@ def test_the_options_have_the_examples_own_folder(monkeypatch: pytest.MonkeyPatc
         Path("/data"),
         Path("out/some_thing"),
     )
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (air_quality, "--stations"),
+        (click_distillation, "TESSERA_DATA"),
+        (demo, "--local"),
+        (local_story, "MovieLens"),
+        (rotated_digits, "no global model"),
+    ],
+)
+def test_help_teaches(example: ModuleType, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        example.main(["--help"])
+    assert stopped.value.code == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (air_quality, "PRSA_Data"),
+        (click_distillation, "unpack MovieLens 1M"),
+        (rotated_digits, "TESSERA_DATA"),
+    ],
+)
+def test_missing_data_are_said(
+    example: ModuleType, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert example.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert said in capsys.readouterr().err

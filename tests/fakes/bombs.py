@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from device_sdk.artifact import MANIFEST_FILE
-from device_sdk.artifact.manifest_json import canonical
+from device_sdk.artifact.strict_json import canonical
 
 Bomb = Literal[
     "loop", "constants", "kernel", "memory", "crash", "late-crash", "late-loop", "late-memory"

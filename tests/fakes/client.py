@@ -15,19 +15,18 @@ from device_sdk.link.link import Link
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType
-from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
+from device_sdk.wire.codec.message import MessageType, decode
+from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
 from device_sdk.wire.publish.content import HEAD_INDEX, SHARED, open_content_head
-from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest, read_manifest, selected
+from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest, selected
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
     UpdateIdentity,
-    read_receipt,
     update_digest,
     write_update,
 )
-from device_sdk.wire.publish.standing import Standing, read_standing
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import TaskTerms, read_broadcast
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
@@ -40,6 +39,7 @@ from device_sdk.wire.publish.topics import (
     Topics,
     UpTopic,
 )
+from device_sdk.wire.seal.announcement import Presence, PresenceWatch, read_announcement
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     derive_broadcast_keys,
@@ -54,7 +54,6 @@ from device_sdk.wire.seal.enrolment_code import parse_code
 from device_sdk.wire.seal.enrolment_message import Grant
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.no_session import read_no_session
-from device_sdk.wire.seal.presence import PresenceWatch, read_presence
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK
@@ -206,7 +205,7 @@ class ScriptedDevice:
     def fetch_catalogue(self, manifest: RoundManifest) -> Catalogue:
         content = self.fetch_content(manifest.catalogue_id)
         assert catalogue_id(content) == manifest.catalogue_id
-        return read_catalogue(content)
+        return decode(Catalogue, content)
 
     def body(self, rows: int = 3, width: int = 8, items: int = 20) -> bytes:
         """A well-formed scatter update at random."""
@@ -271,7 +270,7 @@ class ScriptedDevice:
         """Of a new request to the life of the aggregator that was shown last."""
         message = self._retained[self.topics.write(PresenceTopic())]
         self._counter += 1
-        presence = read_presence(message, self.require_descriptor())
+        presence = read_announcement(Presence, message, self.require_descriptor())
         return Freshness(presence.incarnation, self._counter)
 
     def credential(self) -> DeviceCredential:
@@ -304,7 +303,7 @@ class ScriptedDevice:
         elif isinstance(topic, ManifestTopic):
             self._take_manifest()
         elif isinstance(topic, PresenceTopic) and self.descriptor() is not None:
-            presence = read_presence(message.payload, self.require_descriptor())
+            presence = read_announcement(Presence, message.payload, self.require_descriptor())
             if self._presence.should_reopen(presence) and not self.sessions.needs_session():
                 self.open_session()
 
@@ -336,10 +335,10 @@ class ScriptedDevice:
         except WireError:
             return
         if received.message_type == RecordType.STANDING:
-            self.standing = read_standing(received.payload)
+            self.standing = decode(Standing, received.payload)
             return
         assert received.message_type == RecordType.RECEIPT
-        receipt = read_receipt(received.payload)
+        receipt = decode(Receipt, received.payload)
         self.receipts[receipt.digest] = receipt
 
     def _take_manifest(self) -> None:
@@ -356,6 +355,6 @@ class ScriptedDevice:
             return
         keys = derive_broadcast_keys(key, label.broadcast_id, self._task, "all")
         signing = public_key(self.require_descriptor().signing)
-        manifest = read_manifest(open_manifest(message, keys, signing))
+        manifest = decode(RoundManifest, open_manifest(message, keys, signing))
         assert (manifest.key_epoch, manifest.broadcast_id) == (label.epoch, label.broadcast_id)
         self.manifest = manifest

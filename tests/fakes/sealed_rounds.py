@@ -28,12 +28,12 @@ from aggregator.store.rounds import RoundRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from device_sdk.link.events import Event, Message
-from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.codec.message import MessageType, decode
 from device_sdk.wire.publish.receipts import (
+    Receipt,
     RecordType,
     UpdateIdentity,
     Verdict,
-    read_receipt,
     update_digest,
     write_update,
 )
@@ -139,7 +139,7 @@ class Device:
         assert self._session is not None
         received = self._session.open(message)
         if received.message_type == RecordType.RECEIPT:
-            receipt = read_receipt(received.payload)
+            receipt = decode(Receipt, received.payload)
             assert (receipt.digest, receipt.verdict) == (self.awaited, Verdict.COUNTED)
             self.awaited = b""
 

@@ -21,10 +21,11 @@ from device_sdk.methods.scatter.contract import decode_scatter_update
 from device_sdk.wire.arrays.exchange import Attachment
 from device_sdk.wire.arrays.exchange import Update as MethodUpdate
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
 from device_sdk.wire.publish.content import ContentKind, seal_content
-from device_sdk.wire.publish.manifest import EVERYONE, RoundManifest, seal_chunks, write_manifest
+from device_sdk.wire.publish.manifest import EVERYONE, RoundManifest, seal_chunks
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -36,8 +37,8 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     write_receipt,
 )
-from device_sdk.wire.publish.report import Report, read_report
-from device_sdk.wire.publish.standing import Standing, write_standing
+from device_sdk.wire.publish.report import Report
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
     TaskTerms,
@@ -59,6 +60,7 @@ from device_sdk.wire.publish.topics import (
 )
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.announcement import ServedTasks, announce, new_presence
 from device_sdk.wire.seal.authority import make_delegation
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.descriptor import make_descriptor
@@ -66,10 +68,8 @@ from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_code import new_code
 from device_sdk.wire.seal.enrolment_message import read_request_head
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
-from device_sdk.wire.seal.placement import Placement, write_placement
-from device_sdk.wire.seal.presence import new_presence, sign_presence
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.brokers.links import QUICK
 from tests.fakes.scatter_updates import ONE_WIDTH
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
@@ -84,8 +84,6 @@ class Knobs:
     receipts: bool = True
     answers_opens: bool = True
     tamper_chunk: Callable[[int, bytes], bytes] = lambda index, message: message
-    tamper_manifest: Callable[[bytes], bytes] = lambda message: message
-    verdict: Verdict = Verdict.COUNTED
 
 
 @dataclass
@@ -236,8 +234,8 @@ class SmallAggregator:
         self._retain(DescriptorTopic(), self.descriptor.message)
         if self.served is not None:
             tasks = ServedTasks(self.presence.incarnation, self.revision, self.served)
-            self._retain(TasksTopic(), sign_tasks(tasks, self.descriptor, self._signing))
-        self._retain(PresenceTopic(), sign_presence(self.presence, self.descriptor, self._signing))
+            self._retain(TasksTopic(), announce(tasks, self.descriptor, self._signing))
+        self._retain(PresenceTopic(), announce(self.presence, self.descriptor, self._signing))
 
     def rotate_group_key(self) -> None:
         self.group_keys = (*self.group_keys, new_group_key(self.group_keys[-1].epoch + 1))
@@ -247,7 +245,6 @@ class SmallAggregator:
         *,
         deadline_seconds: float = NEVER_SECONDS,
         threshold: int = EVERYONE,
-        signing: Ed25519PrivateKey | None = None,
         train_seconds: float = 1.0,
         method: str = "scatter",
         task: str = "default",
@@ -258,9 +255,9 @@ class SmallAggregator:
             method_here = self.methods[task]
             broadcast = method_here.open_round(number)
             key = self.group_keys[-1]
-            signing = signing or self._signing
+            signing = self._signing
             catalogue = self.catalogues.get(task, self.catalogue)
-            content = catalogue.to_bytes()
+            content = encode(catalogue)
             self._publish_content(
                 ContentKind.CATALOGUE, catalogue_id(content), content, signing, task
             )
@@ -310,8 +307,7 @@ class SmallAggregator:
             for index, message in enumerate(messages):
                 sent = self.knobs.tamper_chunk(index, message)
                 self._retain(ChunkTopic(publication.broadcast_id, index), sent)
-            sealed = publication.seal_manifest(write_manifest(manifest), signing)
-            self.manifest_message = self.knobs.tamper_manifest(sealed)
+            self.manifest_message = publication.seal_manifest(encode(manifest), signing)
             self._retain(ManifestTopic(task, "all"), self.manifest_message)
             self._chunks = [
                 (ChunkTopic(publication.broadcast_id, index), message)
@@ -335,12 +331,12 @@ class SmallAggregator:
     def tell_standing(self, handle: bytes, device_id: bytes) -> None:
         """Send ``standing`` in the device's session."""
         assert self.standing is not None
-        record = write_standing(self.standing)
+        record = encode(self.standing)
         self.down(handle, self._sessions.seal_newest(device_id, RecordType.STANDING, record))
 
     def tell_placement(self, handle: bytes, device_id: bytes, placement: Placement) -> None:
         """Send a placement in the device's session."""
-        record = write_placement(placement)
+        record = encode(placement)
         self.down(handle, self._sessions.seal_newest(device_id, RecordType.PLACEMENT, record))
 
     def rounds_seen(self) -> list[int]:
@@ -433,7 +429,7 @@ class SmallAggregator:
         if received.message_type == RecordType.CONTRIBUTION:
             update = read_contribution(received.payload, device_id)
             assert update.report is not None
-            self.seen.reports.append((update.identity, read_report(update.report)))
+            self.seen.reports.append((update.identity, decode(Report, update.report)))
         else:
             assert received.message_type == RecordType.UPDATE
             update = read_update(received.payload, device_id)
@@ -457,7 +453,7 @@ class SmallAggregator:
             return self._verdicts[digest]
         if identity in self._counted:
             return Verdict.CONFLICT
-        verdict = self.knobs.verdict
+        verdict = Verdict.COUNTED
         task = identity.task
         current = (self.generations.get(task, self.generation), self.rounds.get(task, 0))
         if (identity.generation, identity.round) != current:

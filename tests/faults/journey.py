@@ -48,7 +48,7 @@ _REVOKED, _LEAVING, _SLOW = 0, 1, 2
 """Places of devices: one is held up while the aggregator dies."""
 _UNDISTURBED, _AFTER_DEATH, _AFTER_REVOCATION = 4, 2, 2
 """Rounds in each part of the journey. The first one opens before the devices start."""
-_LAST_ROUND = 12
+_LAST_ROUND = 11
 _TRIES = 5
 _ENROL_SECONDS = PATIENCE_SECONDS
 

@@ -14,6 +14,7 @@ from device_sdk.rounds.session import CLASH
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.fakes.homes import command, invite, make_home, serving
+from tests.fakes.outputs import output_of
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "least_deadline_seconds = 0.1\npause_seconds = 0.1"
@@ -47,12 +48,11 @@ def test_two_machines_with_one_identity_are_named_on_both_ends(
                 each.start()
             for each in (first, second):
                 wait_until(lambda each=each: CLASH in each.status().problem)
-            assert command(home, "devices") == 0
-            assert "on two machines" in capsys.readouterr().out
-            assert command(home, "status") == 0
-            assert "problem      two machines have the identity of" in capsys.readouterr().out
-            assert command(home, "status", "--json") == 0
-            told = json.loads(capsys.readouterr().out)
+            assert "on two machines" in output_of(capsys, home, "devices")
+            assert "problem      two machines have the identity of" in output_of(
+                capsys, home, "status"
+            )
+            told = json.loads(output_of(capsys, home, "status", "--json"))
             assert told["on_two_machines"] == [first.device_id]
             counted = first.status().receipted_round or 0
             wait_until(

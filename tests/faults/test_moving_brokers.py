@@ -15,6 +15,7 @@ from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import free_port, password_file
 from tests.fakes.homes import ServeProcess, command, invite, make_home, open_store
+from tests.fakes.outputs import output_of
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
 ROUND = "quorum = 1\nleast_deadline_seconds = 0.1\npause_seconds = 0.1"
@@ -99,8 +100,9 @@ def test_devices_move_by_themselves_and_the_old_broker_can_go(
     with ExitStack() as stack:
         fleet = Fleet(tmp_path, old.url, 3, stack)
         fleet.await_rounds()
-        assert command(fleet.home, "broker", "move", new.url, "--grace", "20s") == 0
-        assert f"moves        to {new.url}" in capsys.readouterr().out
+        assert f"moves        to {new.url}" in output_of(
+            capsys, fleet.home, "broker", "move", new.url, "--grace", "20s"
+        )
         wait_until(lambda: fleet.at(new.url), fleet.problems)
         fleet.await_rounds()
         assert device_command(["broker", "--home", str(fleet.devices[0].home)]) == 0
@@ -187,8 +189,7 @@ def test_nobody_leaves_the_broker_that_works_for_one_that_is_not_there(
     third.stop()
 
     def said(*arguments: str) -> str:
-        assert command(fleet.home, *arguments) == 0
-        return capsys.readouterr().out
+        return output_of(capsys, fleet.home, *arguments)
 
     with ExitStack() as stack:
         fleet = Fleet(tmp_path, first.url, 2, stack)
@@ -221,8 +222,7 @@ def test_a_move_that_follows_another_or_is_called_off_leaves_nobody_behind(
     first, second, third = (make_mosquitto() for _ in range(3))
 
     def move(*arguments: str) -> str:
-        assert command(fleet.home, "broker", *arguments) == 0
-        return capsys.readouterr().out
+        return output_of(capsys, fleet.home, "broker", *arguments)
 
     with ExitStack() as stack:
         fleet = Fleet(tmp_path, first.url, 2, stack)

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,23 +18,22 @@ import pytest
 from aggregator.cli import main
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import current_descriptor
-from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Service
-from aggregator.store.devices import DeviceRow
-from aggregator.task.file import read_task
 from device_sdk.evaluation.report import write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.catalogue import catalogue_id
 from device_sdk.wire.publish.content import SHARED, open_content_head
 from device_sdk.wire.publish.manifest import ChunkSet
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, with_report, write_update
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
 from device_sdk.wire.seal.broadcast import find_group_key, read_manifest_label
 from device_sdk.wire.seal.signature import public_key
 from tests.aggregator.rounds.test_evaluator import ranked
 from tests.fakes.homes import make_home
+from tests.fakes.parts import enrol, parts_of
 from tests.fakes.scatter_updates import one_user
 from tests.fakes.tasks import add_task, task_text
 from tests.faults.crash_points import TASK_POINTS, arm, at_each_passage
@@ -91,8 +89,7 @@ def seen(home: AggregatorHome) -> Seen:
 
 def serve(home: AggregatorHome, turns: int = 2) -> None:
     """A short life, without a broker."""
-    world = World(time.monotonic, time.time, np.random.default_rng(1))
-    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    parts = parts_of(home)
     service = Service(parts)
     parts.tasks.look_again()
     for _ in range(turns):
@@ -103,8 +100,7 @@ def serve(home: AggregatorHome, turns: int = 2) -> None:
 def count_one(home: AggregatorHome) -> None:
     """An update of one of the two devices is counted in the open round of ``air``, and what it
     told and found out is noted."""
-    world = World(time.monotonic, time.time, np.random.default_rng(1))
-    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    parts = parts_of(home)
     air = parts.tasks.served[1]
     row = air.rounds.current
     assert row is not None
@@ -113,7 +109,7 @@ def count_one(home: AggregatorHome) -> None:
     body = encode_scatter_update(Update(1, tensors), 8, "float32")
     said = write_evaluations(ranked(np.arange(4)))
     report = Report(ReportedOutcome.TRAINED, "", Details("1", "1", "linux", "k=3"), said)
-    payload = write_update(identity, with_report(write_report(report), body))
+    payload = write_update(identity, with_report(encode(report), body))
     assert parts.inbox.offer(DEVICES[0], payload, RecordType.CONTRIBUTION) is None
     (settled,) = air.ingest.commit()
     assert settled.receipt.verdict.value == "counted"
@@ -124,11 +120,7 @@ def count_one(home: AggregatorHome) -> None:
 def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
     """With two tasks, the second in the midst of a round."""
     home = make_home(tmp_path_factory.mktemp("tasks"), "mqtt://127.0.0.1:1", ROUND)
-    store = home.open_store()
-    with store.database.transaction():
-        for name in DEVICES:
-            store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
-    store.database.close()
+    enrol(home, DEVICES)
     add_task(home, "air", f"{text_of(home, 'air')}[evaluation]\n")
     serve(home)
     count_one(home)

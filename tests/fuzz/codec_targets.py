@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ from device_sdk.wire.arrays.sparse import decode_sparse
 from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.catalogue import Catalogue, read_catalogue
+from device_sdk.wire.codec.message import decode, encode
+from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.chunks import PART_BYTES, Reassembler, ReassemblyLimits
-from device_sdk.wire.publish.content import read_content_head
-from device_sdk.wire.publish.manifest import RoundManifest, read_manifest, write_manifest
+from device_sdk.wire.publish.content import ContentHead
+from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import (
+    Receipt,
     read_contribution,
-    read_receipt,
     read_update,
     with_report,
     write_receipt,
@@ -45,14 +46,13 @@ from device_sdk.wire.publish.receipts import (
 )
 from device_sdk.wire.publish.report import (
     MOST_OUTCOME_BYTES,
-    read_report,
-    write_outcome,
-    write_report,
+    Report,
 )
-from device_sdk.wire.publish.standing import read_standing, write_standing
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
+    OfferedContent,
     TaskTerms,
     read_attachment,
     read_broadcast,
@@ -61,7 +61,7 @@ from device_sdk.wire.publish.task_messages import (
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
 from device_sdk.wire.seal.enrolment_code import parse_code
-from device_sdk.wire.seal.placement import read_placement, write_placement
+from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session import Fragment
 from tests.fuzz.target import Target
 
@@ -162,19 +162,19 @@ def _factored(data: bytes) -> None:
 
 
 def _manifest(data: bytes) -> None:
-    assert write_manifest(read_manifest(data)) == data
+    assert encode(decode(RoundManifest, data)) == data
 
 
 def _receipt(data: bytes) -> None:
-    assert write_receipt(read_receipt(data)) == data
+    assert write_receipt(decode(Receipt, data)) == data
 
 
 def _standing(data: bytes) -> None:
-    assert write_standing(read_standing(data)) == data
+    assert encode(decode(Standing, data)) == data
 
 
 def _placement(data: bytes) -> None:
-    assert write_placement(read_placement(data)) == data
+    assert encode(decode(Placement, data)) == data
 
 
 def _update(data: bytes) -> None:
@@ -189,14 +189,14 @@ def _contribution(data: bytes) -> None:
 
 
 def _report(data: bytes) -> None:
-    report = read_report(data)
-    assert write_report(report) == data, "accepted bytes that are not the canonical ones"
-    assert len(write_outcome(report)) <= MOST_OUTCOME_BYTES
+    report = decode(Report, data)
+    assert encode(report) == data, "accepted bytes that are not the canonical ones"
+    assert len(encode(report.without_evaluation())) <= MOST_OUTCOME_BYTES
 
 
 @lru_cache
 def _a_manifest() -> RoundManifest:
-    return read_manifest(bytes.fromhex(vectors("codecs")["manifest"]["body"]))
+    return decode(RoundManifest, bytes.fromhex(vectors("codecs")["manifest"]["body"]))
 
 
 def _broadcast(data: bytes) -> None:
@@ -334,7 +334,7 @@ def _broadcasts() -> Sequence[bytes]:
         "attention",
         "float16",
         60.0,
-        artifacts=(OfferedArtifact(b"\1" * 32, "gru", 9, OfferedArtifact(b"\2" * 32, "meta", 9)),),
+        artifacts=(OfferedArtifact(b"\1" * 32, "gru", 9, OfferedContent(b"\2" * 32, "meta", 9)),),
         attachments=(OfferedAttachment("vector.a", b"\3" * 32, 9, "c.0"),),
         cohort_keys={"c.0": (bytes(WRAPPED_BYTES),)},
     )
@@ -437,8 +437,8 @@ CODEC_TARGETS = (
     # A method names these refusals: the decoder says what was wrong with a ValueError.
     Target("soft-outputs", _soft, _soft_outputs, (WireError, ValueError)),
     Target("chunks", _chunks, lambda: [bytes(range(40))], _WIRE),
-    Target("content", read_content_head, lambda: [_content_head()], _WIRE),
-    Target("catalogue", read_catalogue, lambda: [_catalogue()], _WIRE),
+    Target("content", partial(decode, ContentHead), lambda: [_content_head()], _WIRE),
+    Target("catalogue", partial(decode, Catalogue), lambda: [_catalogue()], _WIRE),
     Target(
         "topic",
         _topic,
@@ -469,7 +469,7 @@ CODEC_TARGETS = (
         "running",
         _running,
         lambda: [
-            b'{"connected":true,"session":false,"working_on":{"default":7},"problem":"x",'
+            b'{"connected":true,"session":true,"working_on":{"default":7},"problem":"x",'
             b'"problems":{"air":"y"},"process":12,"unix_seconds":1800000000}'
         ],
         (ValueError,),
@@ -513,4 +513,4 @@ def _content_head() -> bytes:
 
 
 def _catalogue() -> bytes:
-    return Catalogue(("a", "b"), ("A film", "")).to_bytes()
+    return encode(Catalogue(("a", "b"), ("A film", "")))

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, prefix
-from device_sdk.wire.publish.receipts import read_receipt, read_update
+from device_sdk.wire.codec.message import MessageType, decode, encode, prefix
+from device_sdk.wire.publish.receipts import Receipt, read_update
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     TAG_BYTES,
@@ -19,6 +19,7 @@ from device_sdk.wire.seal.admission import (
     WorkBudget,
     admission_tag,
 )
+from device_sdk.wire.seal.announcement import Presence, ServedTasks, announce, read_announcement
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
     make_succession,
@@ -56,10 +57,8 @@ from device_sdk.wire.seal.handshake import (
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
 from device_sdk.wire.seal.no_session import MESSAGE_BYTES, read_no_session, sign_no_session
-from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.signature import Purpose
-from device_sdk.wire.seal.tasks import read_tasks, sign_tasks
 from tests.fakes.parties import (
     EXPIRES,
     INCARNATION,
@@ -111,7 +110,7 @@ def _inside(data: bytes) -> None:
     payload = _CIPHER.open(message, read_header(message))
     assert payload == data
     read_update(payload, bytes(16))
-    read_receipt(payload)
+    decode(Receipt, payload)
 
 
 def _descriptor(data: bytes) -> None:
@@ -147,14 +146,19 @@ def _headed_descriptor(data: bytes) -> None:
 
 def _presence(data: bytes) -> None:
     signed = signature.sign(_SERVING.signing, Purpose.PRESENCE, _DESCRIPTOR.digest + data)
-    read_presence(prefix(MessageType.PRESENCE) + signed + data, _DESCRIPTOR)
+    read_announcement(Presence, prefix(MessageType.PRESENCE) + signed + data, _DESCRIPTOR)
 
 
 def _tasks(data: bytes) -> None:
     """What whoever holds the signing key could say; what is taken is said again in no other way."""
     signed = signature.sign(_SERVING.signing, Purpose.TASKS, _DESCRIPTOR.digest + data)
     message = prefix(MessageType.TASKS) + signed + data
-    assert sign_tasks(read_tasks(message, _DESCRIPTOR), _DESCRIPTOR, _SERVING.signing) == message
+    assert (
+        announce(
+            read_announcement(ServedTasks, message, _DESCRIPTOR), _DESCRIPTOR, _SERVING.signing
+        )
+        == message
+    )
 
 
 def _open(data: bytes) -> None:
@@ -327,11 +331,11 @@ def _untagged(message: bytes, tag_at: int) -> bytes:
 
 
 def _open_body() -> bytes:
-    return OpenRequest(_ANNA.device_id, bytes(hpke.PUBLIC_KEY_BYTES), bytes(32)).to_body()
+    return encode(OpenRequest(_ANNA.device_id, bytes(hpke.PUBLIC_KEY_BYTES), bytes(32)))
 
 
 def _reply_body() -> bytes:
-    return SessionReply(bytes(8), bytes(32), bytes(16), NOW, _fleet().group_keys).to_body()
+    return encode(SessionReply(bytes(8), bytes(32), bytes(16), NOW, _fleet().group_keys))
 
 
 def _request_message() -> bytes:
@@ -347,7 +351,7 @@ def _enrol_request() -> EnrolRequest:
 def _answer_bodies() -> list[bytes]:
     ids = bytes(16), bytes(16), bytes(32)
     granted = Grant(*ids, 0), Grant(*ids, 5, "north.example:8883")
-    return [EnrolAnswer(each, NOW).to_body() for each in (*granted, EnrolRefusal.REVOKED)]
+    return [encode(EnrolAnswer(each, NOW)) for each in (*granted, EnrolRefusal.REVOKED)]
 
 
 def _succeeded() -> Descriptor:

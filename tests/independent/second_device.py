@@ -2,8 +2,8 @@
 
 It enrols with a code, opens a session, takes part in one round of `scatter`, and prints its
 receipt's verdict. It imports nothing of this project: what it knows of the wire is from
-`docs/wire.md`, `docs/wire-tensors.md`, `docs/task-messages.md` and `docs/methods/scatter.md`, after
-whose sections its own are named.
+`docs/wire.md`, `docs/wire-tensors.md`, `docs/task-messages.md`, the pages behind them and
+`docs/methods/scatter.md`, after whose sections its own are named.
 
     python second_device.py mqtt://127.0.0.1:1883 film-1 film-2 ... < code
 
@@ -116,7 +116,15 @@ RUN = os.urandom(8)
 """Who we are among those with our identity: drawn once, since this program starts once."""
 
 
-def read_cbor(data: bytes, /, **fields: type | int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Unless:
+    """A field that is left out where it is `usual`."""
+
+    usual: Any
+    kind: type = object
+
+
+def read_cbor(data: bytes, /, **fields: Any) -> dict[str, Any]:
     """A map with exactly these fields, each of a type, or a byte string of so many bytes."""
     try:
         value = cbor2.loads(data, max_depth=16)
@@ -126,11 +134,16 @@ def read_cbor(data: bytes, /, **fields: type | int) -> dict[str, Any]:
     return check_map(value, **fields)
 
 
-def check_map(value: Any, /, **fields: type | int) -> dict[str, Any]:
-    check(type(value) is dict and value.keys() == fields.keys(), "wrong-fields")
+def check_map(value: Any, /, **fields: Any) -> dict[str, Any]:
+    usual = {name: kind.usual for name, kind in fields.items() if isinstance(kind, Unless)}
+    check(type(value) is dict and value.keys() | usual.keys() == fields.keys(), "wrong-fields")
+    check(all(value[name] != usual[name] for name in value.keys() & usual.keys()), "bad-field")
+    value = usual | value
     for name, kind in fields.items():
         found = value[name]
-        if isinstance(kind, int):
+        if isinstance(kind, Unless):
+            check(isinstance(found, kind.kind), "bad-field")
+        elif isinstance(kind, int):
             check(type(found) is bytes and len(found) == kind, "bad-field")
         else:
             right = type(found) is int and found >= 0 if kind is int else isinstance(found, kind)
@@ -252,10 +265,10 @@ class Joining:
         key = derive(secret, sha256(request), b"tessera/1 enrol answer")
         plain = unseal(key, answer[2:14], answer[14:], answer[:2])
         verify(self.by.signing, "enrol answer", plain[:64], sha256(request) + plain[64:])
-        said = read_cbor(plain[64:], grant=object, refused=object, time=int)
-        check(said["refused"] is None, str(said["refused"]))
+        said = read_cbor(plain[64:], verdict=object, time=int)
+        check(isinstance(said["verdict"], dict), str(said["verdict"]))
         check(self.by.expires > said["time"], "descriptor-expired")
-        return check_map(said["grant"], admission=32, device=16, handle=16, shard=int)
+        return check_map(said["verdict"], admission=32, device=16, handle=16, shard=int)
 
     def opening(self, grant: dict[str, Any], ephemeral: bytes, secret: bytes) -> bytes:
         body = {"device": grant["device"], "ephemeral": ephemeral, "run": RUN, "secret": secret}
@@ -271,7 +284,13 @@ class Joining:
         except (InvalidTag, ValueError):
             raise Refused("cannot-unseal") from None
         verify(self.by.sessions, "session reply", plain[:64], sha256(sent) + plain[64:])
-        fields = {"clash": bool, "incarnation": 16, "keys": list, "secret": 32, "session": 8}
+        fields = {
+            "clash": Unless(False, bool),
+            "incarnation": 16,
+            "keys": list,
+            "secret": 32,
+            "session": 8,
+        }
         fields |= {"time": int}
         said = read_cbor(plain[64:], **fields)
         keys = [check_map(each, epoch=int, key=32) for each in said["keys"]]
@@ -479,7 +498,7 @@ def write_update(device: bytes, said: dict[str, Any], body: bytes) -> tuple[byte
 
 def read_receipt(payload: bytes) -> dict[str, Any]:
     check(len(payload) <= 256, "too-large")
-    return read_cbor(payload, digest=32, reason=str, verdict=str)
+    return read_cbor(payload, digest=32, reason=Unless("", str), verdict=str)
 
 
 # --- Scatter aggregation: a round -----------------------------------------------------------------
@@ -645,9 +664,13 @@ def take_part(code: Code, names: argparse.Namespace) -> dict[str, Any]:
     said, key = next(each for each in manifests if selected(each[0], grant["device"]))
     plain = link.fetch(said["broadcast_id"], said, key, 0)
     end = 4 + int.from_bytes(plain[:4], "little")
-    kinds = {"artifacts": list, "attachments": list, "cohort_keys": dict, "method": str}
-    kinds |= {"settings": dict, "train_seconds": float, "update_codec": str}
-    terms, items = read_cbor(plain[4:end], **kinds), read_arrays(plain[end:])["items"]
+    head, items = (
+        read_cbor(plain[4:end], settings=dict, terms=dict),
+        read_arrays(plain[end:])["items"],
+    )
+    kinds = {"artifacts": Unless([], list), "attachments": Unless([], list)}
+    kinds |= {"cohort_keys": Unless({}, dict), "method": str, "train_seconds": float}
+    terms = check_map(head["terms"], **kinds, update_codec=str)
     check(terms["method"] == "scatter", "this device knows no other method")
     content = said["catalogue_id"]
     link.listen(f"all/chunk/{content.hex()}/0")
@@ -657,7 +680,7 @@ def take_part(code: Code, names: argparse.Namespace) -> dict[str, Any]:
     catalogue = read_cbor(plain, items=list, titles=list)["items"]
 
     # 10, 11. Training on half of the columns, update, receipt.
-    rng, settings, width = np.random.default_rng(), terms["settings"], items.shape[1]
+    rng, settings, width = np.random.default_rng(), head["settings"], items.shape[1]
     liked = np.array([catalogue.index(item) for item in names.items])
     user = (settings["user_spread"] * rng.standard_normal(width)).astype(np.float32)
     columns = np.sort(rng.permutation(width)[: -(-width // 2)])

@@ -24,6 +24,7 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorBatch, TrainerStep
 from device_sdk.trainer import Trainer
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.quick import run_python
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 from tests.independent import second_device
 from tests.independent.second_device import Code, Refused, Session, Triples
@@ -60,13 +61,7 @@ def served(home: Path) -> Iterator[None]:
 
 def run_device(url: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """As a process of its own; ``-P``: the checkout is not where its imports are looked for."""
-    return subprocess.run(
-        [sys.executable, "-P", second_device.__file__, url, *arguments],
-        input=code + "\n",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
+    return run_python("-P", second_device.__file__, url, *arguments, input=code + "\n")
 
 
 def test_it_enrols_trains_and_is_counted(mosquitto: Mosquitto, tmp_path: Path) -> None:

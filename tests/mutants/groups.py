@@ -60,7 +60,7 @@ GROUPS = {
         (
             "device_sdk/wire/seal/admission.py",
             "device_sdk/wire/seal/freshness.py",
-            "device_sdk/wire/seal/presence.py",
+            "device_sdk/wire/seal/announcement.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_no_session.py",

@@ -22,8 +22,9 @@ from device_sdk.wire.arrays.exchange import Update, encode_update
 from device_sdk.wire.arrays.factored import FactoredRows, encode_factored
 from device_sdk.wire.arrays.sparse import SparseRows, ValueFormat, encode_ids, encode_sparse
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.chunks import PART_BYTES, split
-from device_sdk.wire.publish.manifest import CHUNK_BYTES, RoundManifest, selected, write_manifest
+from device_sdk.wire.publish.manifest import CHUNK_BYTES, RoundManifest, selected
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -41,9 +42,8 @@ from device_sdk.wire.publish.report import (
     Reason,
     Report,
     ReportedOutcome,
-    write_report,
 )
-from device_sdk.wire.publish.standing import Standing, write_standing
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -218,7 +218,7 @@ def build() -> Section:
             "payload": write_update(IDENTITY, body).hex(),
             "digest": digest.hex(),
         },
-        "reports": {name: write_report(each).hex() for name, each in REPORTS.items()},
+        "reports": {name: encode(each).hex() for name, each in REPORTS.items()},
         "contributions": {
             "type": int(RecordType.CONTRIBUTION),
             **{name: _contribution(REPORTS[name], sent) for name, sent in sent_with.items()},
@@ -241,10 +241,10 @@ def build() -> Section:
             "type": int(RecordType.STANDING),
             "labels": STANDING.labels,
             "tasks": [list(each) for each in STANDING.tasks],
-            "payload": write_standing(STANDING).hex(),
+            "payload": encode(STANDING).hex(),
         },
         "manifest": {
-            "body": write_manifest(MANIFEST).hex(),
+            "body": encode(MANIFEST).hex(),
             "selected": [
                 {"device_id": device.hex(), "selected": _selected(device)}
                 for device in (bytes((number,)) * 16 for number in range(6))
@@ -280,7 +280,7 @@ def build() -> Section:
 
 
 def _contribution(report: Report, body: bytes) -> Section:
-    content = with_report(write_report(report), body)
+    content = with_report(encode(report), body)
     return {
         "body": body.hex(),
         "payload": write_update(IDENTITY, content).hex(),

@@ -17,6 +17,7 @@ import numpy as np
 from device_sdk.evaluation.metrics import METRICS, PredictionMetric, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.fields import plain
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.publish.manifest import evaluates
 from tests.vectors.generate_codecs import MANIFEST
@@ -51,7 +52,7 @@ def build() -> dict[str, Any]:
     """The file's content."""
     report = evaluations()
     return {
-        "terms": {"encoding": cbor.encode(TERMS.to_fields()).hex(), "threshold": TERMS.threshold},
+        "terms": {"encoding": cbor.encode(plain(TERMS)).hex(), "threshold": TERMS.threshold},
         "evaluates": [
             {"device_id": device.hex(), "evaluates": evaluates(MANIFEST, TERMS, device)}
             for device in (bytes((number,)) * 16 for number in range(6))

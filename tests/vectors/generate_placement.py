@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from device_sdk.wire.codec import cbor
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.seal.descriptor import read_descriptor
 from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant
 from device_sdk.wire.seal.keys import signing_key
 from device_sdk.wire.seal.no_session import sign_no_session
-from device_sdk.wire.seal.placement import Placement, shard_of, write_placement
+from device_sdk.wire.seal.placement import Placement, shard_of
 from tests.vectors.written import write
 
 FILE = Path(__file__).with_name("placement.json")
@@ -55,13 +56,13 @@ def build() -> dict[str, Any]:
     )
     at = PLACEMENTS[3]
     grant = Grant(device_id, handle, admission, at.shard, at.cell)
-    answer = EnrolAnswer(grant, enrolment["time_unix_seconds"]).to_body()
+    answer = encode(EnrolAnswer(grant, enrolment["time_unix_seconds"]))
     return {
         "shards": [{"device_id": each.hex(), "shard": shard_of(each)} for each in DEVICES],
         "placements": {
             "type": int(RecordType.PLACEMENT),
             "records": [
-                {"shard": each.shard, "cell": each.cell, "payload": write_placement(each).hex()}
+                {"shard": each.shard, "cell": each.cell, "payload": encode(each).hex()}
                 for each in PLACEMENTS
             ],
         },

@@ -24,6 +24,7 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
+from device_sdk.wire.seal.announcement import ServedTasks, announce, new_presence
 from device_sdk.wire.seal.authority import make_delegation, make_succession
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
@@ -45,10 +46,8 @@ from device_sdk.wire.seal.handshake import open_info, reply_info
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 from device_sdk.wire.seal.placement import Placement
-from device_sdk.wire.seal.presence import new_presence, sign_presence
 from device_sdk.wire.seal.session import Fragment, derive_session_keys
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable
-from device_sdk.wire.seal.tasks import ServedTasks, sign_tasks
 from tests.vectors.written import write
 
 PATH = Path(__file__).with_name("sealing.json")
@@ -166,12 +165,12 @@ def build(recorded: dict[str, str]) -> Section:
         "presence": {
             "incarnation": presence.incarnation.hex(),
             "started_unix_seconds": presence.started_unix_seconds,
-            "message": sign_presence(presence, descriptor, signing).hex(),
+            "message": announce(presence, descriptor, signing).hex(),
         },
         "tasks": {
             "revision": served.revision,
             "tasks": [list(name) for name in served.names],
-            "message": sign_tasks(served, descriptor, signing).hex(),
+            "message": announce(served, descriptor, signing).hex(),
         },
         "enrolment": enrolment,
         "session": session,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.learner import LearnerError
 
 # Uniform draws from the items that a user has not interacted with.
@@ -205,7 +207,7 @@ _MOST_TELLING_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
+class PoolSettings(Declared):
     """How many unseen items a device mixes in. A device's own choice, never the aggregator's.
 
     They do not hide what is true from an aggregator that looks at the values of updates: what they
@@ -223,21 +225,10 @@ class PoolSettings:
     Raises ValueError for a negative or non-finite number.
     """
 
-    pseudo_per_positive: float = 0.0
-    pseudo_weight: float = 0.1
-    negatives_per_positive: float = 0.0
-    smallest_pool: int = 0
-
-    def __post_init__(self) -> None:
-        for name in (
-            "pseudo_per_positive",
-            "pseudo_weight",
-            "negatives_per_positive",
-            "smallest_pool",
-        ):
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} is {value}; expected a finite number of at least 0")
+    pseudo_per_positive: Annotated[float, Within(0)] = 0.0
+    pseudo_weight: Annotated[float, Within(0)] = 0.1
+    negatives_per_positive: Annotated[float, Within(0)] = 0.0
+    smallest_pool: Annotated[int, Within(0)] = 0
 
     @property
     def hides_sizes(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.fields import Within, require_declared
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.labels import MOST_CLASSES, decode_labels, encode_labels
 from device_sdk.methods.labels import LabelKnowledge as LabelKnowledge
 from device_sdk.wire.arrays.exchange import TrainingSettings
@@ -27,7 +27,7 @@ _SUM_SLACK = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class SoftForm:
+class SoftForm(Declared):
     """How soft outputs travel.
 
     Attributes:
@@ -41,9 +41,6 @@ class SoftForm:
 
     precision: Precision = "float16"
     top: Annotated[int, Within(0, MOST_CLASSES)] = 0
-
-    def __post_init__(self) -> None:
-        require_declared(self)
 
     def width(self, classes: int) -> int:
         """How many probabilities a row carries."""

@@ -17,14 +17,14 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import Field, asdict, dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.fields import require_declared
+from device_sdk.fields import Declared, Such
 from device_sdk.wire.arrays.tensors import (
     BeyondWire,
     Codec,
@@ -44,7 +44,18 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)*")
 
 _SENDER = re.compile(r"([0-9a-f]{32})?")
 
+TENSOR_NAME_WORDS = "lower-case words such as 'items' or 'items.weight'"
+
+
+# Every update repeats the same few names.
+@functools.lru_cache(maxsize=256)
+def is_tensor_name(name: str) -> bool:
+    """Whether it may name a tensor, a setting, an attachment or a cohort of these."""
+    return _NAME.fullmatch(name) is not None
+
+
 Scalar = bool | int | float | str
+Scalars = Mapping[Annotated[str, Such(is_tensor_name, TENSOR_NAME_WORDS)], Scalar]
 _NONE: Mapping[str, Scalar] = MappingProxyType({})
 
 
@@ -144,17 +155,10 @@ def _require_sender(sender: object) -> None:
         raise ValueError(f"{sender!r} is no sender; expected 32 hexadecimal digits")
 
 
-# Every update repeats the same few names.
-@functools.lru_cache(maxsize=256)
-def _is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
-
-
 def _require_name(name: object) -> None:
-    if not isinstance(name, str) or not _is_name(name):
+    if not isinstance(name, str) or not is_tensor_name(name):
         raise ValueError(
-            f"{name!r} is no name for a tensor or setting; expected lower-case words such as "
-            "'items' or 'items.weight'"
+            f"{name!r} is no name for a tensor or setting; expected {TENSOR_NAME_WORDS}"
         )
 
 
@@ -197,22 +201,10 @@ def _scalars(values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
     return MappingProxyType(dict(values))
 
 
-class TrainingSettings:
-    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors.
-
-    Each field's type and bounds are those of its declaration. Raises ValueError, naming the
-    setting, for a value outside of them; :meth:`check` adds what a class asks of several at once.
-    """
+class TrainingSettings(Declared):
+    """Base of the flat, frozen dataclasses that a broadcast carries beside its tensors."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    def __post_init__(self) -> None:
-        require_declared(self)
-        self.check()
-
-    def check(self) -> None:
-        """Raises ValueError for settings that do not go together."""
 
     def as_scalars(self) -> dict[str, Scalar]:
         """The settings as a broadcast carries them."""

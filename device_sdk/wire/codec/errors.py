@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from device_sdk.fields import Length, Such
 
 _SLUG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+Slug = Annotated[
+    str, Length(1, 64), Such(_SLUG.fullmatch, "lower-case words joined by '-', such as bad-tag")
+]
 
 
 class WireError(Exception):

@@ -1,23 +1,22 @@
 """What every message is made of: two bytes in front, a record of typed fields, names.
 
-Version and type come first. A control message's body is a record: a CBOR map with a fixed set of
-fields, read one typed field at a time. Names of tasks and cohorts are what operators choose and
-every message repeats.
+Version and type come first. A control message's body is a record: a CBOR map with the fields that
+its class declares. Names of tasks and cohorts are what operators choose and every message repeats.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
-from device_sdk.fields import Fields
+from device_sdk.fields import As, Declared, Misfit, Such, Within, plain, read
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 
 VERSION = 1
+T = TypeVar("T")
 
 
 class MessageType(IntEnum):
@@ -56,7 +55,7 @@ def check_prefix(message: bytes, message_type: MessageType, least: int, most: in
         raise WireError("bad-type", f"message type {message[1]}, expected {int(message_type)}")
 
 
-MOST_NAME_BYTES = 64
+NAME_WORDS = "1 to 64 of a-z, 0-9, '.', '_' and '-', starting and ending with a letter or digit"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 
 
@@ -73,10 +72,7 @@ def require_name(what: str, name: str) -> None:
     It starts and ends with a letter or digit, so it is safe as a level of a topic.
     """
     if not isinstance(name, str) or not is_name(name):
-        raise ValueError(
-            f"{what} {name!r} is no name; expected 1 to {MOST_NAME_BYTES} of a-z, 0-9, '.', '_' "
-            "and '-', starting and ending with a letter or digit"
-        )
+        raise ValueError(f"{what} {name!r} is no name; expected {NAME_WORDS}")
 
 
 def read_name(what: str, raw: bytes) -> str:
@@ -89,49 +85,54 @@ def read_name(what: str, raw: bytes) -> str:
     return name
 
 
-class Record(Fields):
-    """The fields of one control message. Every getter raises ``WireError("bad-field")``.
+Name = Annotated[str, Such(is_name, NAME_WORDS, "bad-name")]
+"""The name of a task, a cohort, a method, a label, a metric or a reason."""
+Count = Annotated[int, Within(0, 2**63 - 1)]
+"""What the stores' signed integers hold; also Unix seconds."""
 
-    A map whose keys are not exactly the expected ones is refused at once (``wrong-fields``), but
-    that ``optional`` ones may be left out; ``name in record`` tells. No
-    refusal repeats the sender's own names and values: it goes to a log. A number is a float, since
-    an integer's encoding is another.
-    """
+
+class TaskName(NamedTuple):
+    """A task, and the cohort of its devices that something is for."""
+
+    task: Name
+    cohort: Name
+
+
+Served = Annotated[tuple[str, str], As(TaskName)]
+"""A task and a cohort, as a map of ``task`` and ``cohort``."""
+
+
+class Record(Declared):
+    """A record that travels: canonical CBOR, at most ``MOST_BYTES`` long."""
 
     __slots__ = ()
-    numbers = (float,)
+    MOST_BYTES: ClassVar[int]
 
-    def __init__(
-        self, value: cbor.CborValue, fields: Collection[str], optional: Collection[str] = ()
-    ) -> None:
-        if not isinstance(value, dict):
-            raise WireError("wrong-fields", "expected a map of fields")
-        if value.keys() - optional != set(fields):
-            raise WireError("wrong-fields", f"expected exactly the fields {sorted(fields)}")
-        self._values = value
 
-    def __contains__(self, name: str) -> bool:
-        """Whether an optional field is there."""
-        return name in self._values
+Travels = TypeVar("Travels", bound=Record)
 
-    def take(self, key: str, default: Any = None) -> Any:
-        """A field's value, whatever it is: for a nested record."""
-        return self._values[key]
 
-    def wrong(self, key: str, value: object, expected: str) -> WireError:
-        """The refusal of a value."""
-        return WireError("bad-field", f"field {key!r} must be {expected}")
+def encode(message: Record) -> bytes:
+    """The bytes of a message."""
+    return cbor.encode(plain(message))
 
-    def octets(self, name: str, length: int) -> bytes:
-        """A byte string of exactly ``length`` bytes."""
-        value = self._values[name]
-        if not isinstance(value, bytes) or len(value) != length:
-            raise self.wrong(name, value, f"a byte string of {length} bytes")
-        return value
 
-    def unsigned(self, name: str, limit: int = 2**64 - 1) -> int:
-        """An integer from 0 to ``limit`` inclusive."""
-        value = self._values[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
-            raise self.wrong(name, value, f"an integer from 0 to {limit}")
-        return value
+def decode(kind: type[Travels], data: bytes) -> Travels:
+    """The message that is encoded as exactly ``data``.
+
+    Raises ``WireError``: ``too-large``, ``bad-cbor``, ``wrong-fields``, ``bad-field``, or the
+    reason that a field's type names. It says which field is wrong and what was expected, and
+    repeats neither names nor values of the sender's own: it goes to a log.
+    """
+    return decode_value(kind, cbor.decode(data, limit_bytes=kind.MOST_BYTES))
+
+
+def decode_value(kind: type[T], value: cbor.CborValue) -> T:
+    """As :func:`decode`, of a record that is a part of something else."""
+    try:
+        return read(kind, value)
+    except Misfit as misfit:
+        place = f"field {misfit.place!r}" if misfit.place else kind.__name__
+        raise WireError(misfit.reason, f"{place} must be {misfit.expected}") from None
+    except ValueError as error:
+        raise WireError("bad-field", str(error)) from error

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from device_sdk.fields import Declared, Within
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.session import MAX_PAYLOAD_BYTES, Fragment
 
@@ -56,28 +58,20 @@ def _part_bytes(fragment: Fragment, part: bytes) -> int:
     )
 
 
+_Positive = Annotated[int, Within(1)]
+
+
 @dataclass(frozen=True, slots=True)
-class ReassemblyLimits:
+class ReassemblyLimits(Declared):
     """Bounds of partial messages. Raises ValueError for numbers below 1."""
 
-    most_message_bytes: int = 32 << 20
-    most_messages_a_sender: int = 2
-    most_bytes_a_sender: int = 32 << 20
-    most_bytes: int = 256 << 20
+    most_message_bytes: _Positive = 32 << 20
+    most_messages_a_sender: _Positive = 2
+    most_bytes_a_sender: _Positive = 32 << 20
+    most_bytes: _Positive = 256 << 20
     """Of all senders together."""
-    idle_seconds: float = 120.0
+    idle_seconds: Annotated[float, Within(1)] = 120.0
     """A partial message that got no new part for so long is forgotten."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "most_message_bytes",
-            "most_messages_a_sender",
-            "most_bytes_a_sender",
-            "most_bytes",
-            "idle_seconds",
-        ):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
 
 
 @dataclass(slots=True)

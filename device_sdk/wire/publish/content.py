@@ -2,7 +2,7 @@
 
 A content is published as a *head* and chunks, all retained, on the chunk topics of its content id:
 the head at index 0, chunk i at index i + 1. The head is a message of the manifest's type whose
-signed body is canonical CBOR {chunks, content, kind, length}; the chunks are a publication's, under
+signed body is a :class:`ContentHead`; the chunks are a publication's, under
 the broadcast id and the key epoch that stand outside the head.
 
 A content is sealed for the devices of one task and cohort, or, where several tasks use it, for
@@ -14,16 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from device_sdk.wire.codec import cbor
+from device_sdk.fields import Key, Within
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Record
+from device_sdk.wire.codec.message import Record, decode, encode
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     MAX_BODY_BYTES,
     MOST_CHUNKS,
+    Chunks,
+    Digest,
     require_chunks,
     seal_chunks,
 )
@@ -36,11 +39,9 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 
-CONTENT_ID_BYTES = 32
 HEAD_INDEX = 0
 SHARED = ("", "")
 """Task and cohort of a content that several tasks use: no task has such names."""
-_FIELDS = ("chunks", "content", "kind", "length")
 
 
 class ContentKind(Enum):
@@ -52,37 +53,20 @@ class ContentKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ContentHead:
-    """Which chunks make a content. ``chunks``: SHA-256 of each chunk's message, in order.
-
-    Raises ValueError for an id that is not 32 bytes, or another number of chunks than ``length``
-    plaintext bytes make.
-    """
+class ContentHead(Record):
+    """Which chunks make a content."""
 
     kind: ContentKind
-    content_id: bytes
-    length: int
-    chunks: tuple[bytes, ...]
+    content_id: Annotated[Digest, Key("content")]
+    length: Annotated[int, Within(1, CHUNK_BYTES * MOST_CHUNKS)]
+    """Plaintext bytes."""
+    chunks: Chunks
+    """SHA-256 of each chunk's message, in order; as many as ``length`` bytes can make."""
 
-    def __post_init__(self) -> None:
-        if len(self.content_id) != CONTENT_ID_BYTES:
-            raise ValueError(f"a content id has {CONTENT_ID_BYTES} bytes")
-        if not 0 < self.length <= CHUNK_BYTES * MOST_CHUNKS:
-            raise ValueError(f"a content has 1 to {CHUNK_BYTES * MOST_CHUNKS} bytes")
+    MOST_BYTES = MAX_BODY_BYTES
+
+    def check(self) -> None:
         require_chunks(len(self.chunks), self.length)
-        if any(len(digest) != 32 for digest in self.chunks):
-            raise ValueError("each chunk's SHA-256 must be 32 bytes")
-
-    def to_body(self) -> bytes:
-        """Canonical CBOR, to be signed and sealed."""
-        return cbor.encode(
-            {
-                "chunks": list(self.chunks),
-                "content": self.content_id,
-                "kind": self.kind.value,
-                "length": self.length,
-            }
-        )
 
 
 def seal_content(
@@ -96,7 +80,7 @@ def seal_content(
     """The messages for topic indices 0, 1, ...: the head, then the chunks."""
     messages, digests = seal_chunks(publication, content, chunk_bytes)
     head = ContentHead(kind, content_id, len(content), digests)
-    return [publication.seal_manifest(head.to_body(), signing), *messages]
+    return [publication.seal_manifest(encode(head), signing), *messages]
 
 
 def open_content_head(
@@ -115,27 +99,9 @@ def open_content_head(
     for task, cohort in names:
         keys = derive_broadcast_keys(key, label.broadcast_id, task, cohort)
         try:
-            return read_content_head(open_manifest(message, keys, signing)), keys
+            return decode(ContentHead, open_manifest(message, keys, signing)), keys
         except WireError as error:
             if error.reason != "bad-tag":
                 raise
             refused = refused or error
     raise refused or WireError("bad-tag", "the head is sealed for nobody here")
-
-
-def read_content_head(body: bytes) -> ContentHead:
-    """Parse a head's body; verify its signature first. Raises ``WireError``."""
-    record = Record(cbor.decode(body, limit_bytes=MAX_BODY_BYTES), _FIELDS)
-    chunks = record.array("chunks", MOST_CHUNKS)
-    digests = tuple(digest for digest in chunks if isinstance(digest, bytes))
-    if len(digests) != len(chunks):
-        raise WireError("bad-field", "each chunk's SHA-256 must be a byte string")
-    try:
-        return ContentHead(
-            ContentKind(record.text("kind", 16)),
-            record.octets("content", CONTENT_ID_BYTES),
-            record.unsigned("length", CHUNK_BYTES * MOST_CHUNKS),
-            digests,
-        )
-    except ValueError as error:
-        raise WireError("bad-field", str(error)) from error

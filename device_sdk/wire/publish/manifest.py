@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 from device_sdk.evaluation.terms import EvaluationTerms
-from device_sdk.wire.codec import cbor
+from device_sdk.fields import Length, Within
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MOST_NAME_BYTES, Record, read_name, require_name
+from device_sdk.wire.codec.message import Count, Name, Record
 from device_sdk.wire.seal.broadcast import BroadcastKeys, Publication, open_chunk, read_chunk_index
 
 CHUNK_BYTES = 64 * 1024
@@ -26,74 +27,47 @@ EVERYONE = 2**64 - 1
 
 _SELECT_LABEL = b"tessera/1 select\x00"
 _EVALUATE_LABEL = b"tessera/1 evaluate\x00"
-_SIZES = {
-    "root_fingerprint": 16,
-    "artifact_id": 32,
-    "catalogue_id": 32,
-    "broadcast_id": 32,
-    "sampling_seed": 32,
-}
-_NAMES = ("task", "cohort", "codec")
-_NUMBERS = {
-    "generation": 2**63 - 1,
-    "round": 2**63 - 1,
-    "version": 2**63 - 1,
-    "key_epoch": 2**63 - 1,
-    "threshold": EVERYONE,
-    "opened_unix_seconds": 2**63 - 1,
-    "deadline_unix_seconds": 2**63 - 1,
-    "length": CHUNK_BYTES * MOST_CHUNKS,
-}
-_FIELDS = (*_SIZES, *_NAMES, *_NUMBERS, "chunks")
+Digest = Annotated[bytes, Length(32)]
+Chunks = Annotated[tuple[Digest, ...], Length(0, MOST_CHUNKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class RoundManifest:
-    """One publication of a task to a cohort. Raises ValueError, naming the field, if one is wrong.
+class RoundManifest(Record):
+    """One publication of a task to a cohort."""
 
-    Ids are 32 bytes; ``root_fingerprint`` has 16. ``catalogue_id`` is 32 zero bytes for a task
-    without a catalogue. ``length`` counts the broadcast's plaintext bytes; ``chunks`` are the
-    SHA-256 of the ciphertext chunks, in order.
-    """
-
-    root_fingerprint: bytes
-    task: str
-    cohort: str
-    generation: int
+    root_fingerprint: Annotated[bytes, Length(16)]
+    task: Name
+    cohort: Name
+    generation: Count
     """Unix time of ``init`` or of the last restore from a backup."""
-    round: int
-    version: int
-    artifact_id: bytes
-    catalogue_id: bytes
-    broadcast_id: bytes
-    key_epoch: int
-    sampling_seed: bytes
-    threshold: int
+    round: Count
+    version: Count
+    artifact_id: Digest
+    catalogue_id: Digest
+    """Zeros for a task without a catalogue."""
+    broadcast_id: Digest
+    key_epoch: Count
+    sampling_seed: Digest
+    threshold: Annotated[int, Within(0, EVERYONE)]
     """Selected below it: the expected share of devices times 2^64."""
-    opened_unix_seconds: int
+    opened_unix_seconds: Count
     """When the aggregator opened the round and signed this."""
-    deadline_unix_seconds: int
-    """From then on it is not acted upon; a device counts the seconds left by its own clock."""
-    codec: str
-    length: int
-    chunks: tuple[bytes, ...]
+    deadline_unix_seconds: Count
+    """Not before ``opened_unix_seconds``. From then on it is not acted upon; a device counts the
+    seconds left by its own clock."""
+    codec: Name
+    length: Annotated[int, Within(0, CHUNK_BYTES * MOST_CHUNKS)]
+    """Plaintext bytes of the broadcast."""
+    chunks: Chunks
+    """SHA-256 of each chunk's message, in order: at least ``length`` / 65,536, at most ``length``.
+    Each chunk has 1 to 65,536 plaintext bytes, as the broker's largest packet has it."""
 
-    def __post_init__(self) -> None:
-        for name, size in _SIZES.items():
-            value = getattr(self, name)
-            if not isinstance(value, bytes) or len(value) != size:
-                raise ValueError(f"{name} must be {size} bytes")
-        for name in _NAMES:
-            require_name(name, getattr(self, name))
-        for name, limit in _NUMBERS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
-                raise ValueError(f"{name} is {value!r}; expected an integer from 0 to {limit}")
+    MOST_BYTES = MAX_BODY_BYTES
+
+    def check(self) -> None:
         if self.deadline_unix_seconds < self.opened_unix_seconds:
             raise ValueError("deadline_unix_seconds lies before opened_unix_seconds")
         require_chunks(len(self.chunks), self.length)
-        if any(not isinstance(digest, bytes) or len(digest) != 32 for digest in self.chunks):
-            raise ValueError("each chunk's SHA-256 must be 32 bytes")
 
 
 def chunk_count(length: int) -> int:
@@ -108,27 +82,6 @@ def require_chunks(count: int, length: int) -> None:
         raise ValueError(
             f"{count} chunks for {length} bytes; expected {chunk_count(length)} or more"
         )
-
-
-def write_manifest(manifest: RoundManifest) -> bytes:
-    """Canonical CBOR with a text key for each field of :class:`RoundManifest`."""
-    return cbor.encode({**asdict(manifest), "chunks": list(manifest.chunks)})
-
-
-def read_manifest(body: bytes) -> RoundManifest:
-    """Parse a manifest's body. Verify its signature first. Raises ``WireError``."""
-    record = Record(cbor.decode(body, limit_bytes=MAX_BODY_BYTES), _FIELDS)
-    octets = {name: record.octets(name, size) for name, size in _SIZES.items()}
-    names = {name: read_name(name, record.text(name, MOST_NAME_BYTES).encode()) for name in _NAMES}
-    numbers = {name: record.unsigned(name, limit) for name, limit in _NUMBERS.items()}
-    chunks = record.array("chunks", MOST_CHUNKS)
-    digests = tuple(digest for digest in chunks if isinstance(digest, bytes))
-    if len(digests) != len(chunks):
-        raise WireError("bad-field", "each chunk's SHA-256 must be a byte string")
-    try:
-        return RoundManifest(**octets, **names, **numbers, chunks=digests)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise WireError("bad-field", str(error)) from error
 
 
 def selected(

@@ -1,31 +1,23 @@
-"""What a device tells of a round that it was selected for, beside its update or alone.
-
-Canonical CBOR of {outcome, reason}, and of ``details`` and ``evaluation`` where they are there. Of
-all but the evaluation at most 211 bytes. Details are an array, in the order of :class:`Details`.
-"""
+"""What a device tells of a round that it was selected for, beside its update or alone."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Annotated
 
+from device_sdk.fields import Declared, Length, Such, Within
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Record, require_name
-from device_sdk.wire.publish.standing import require_labels
+from device_sdk.wire.codec.message import Name, Record
+from device_sdk.wire.publish.standing import Labels
 
 MOST_OUTCOME_BYTES = 211
 MOST_EVALUATION_BYTES = 4096
-MOST_REPORT_BYTES = MOST_OUTCOME_BYTES + MOST_EVALUATION_BYTES + 14
 MOST_LABELS_BYTES = 56
 """Of a device's own labels as CBOR: what 211 bytes leave beside all the rest at its longest."""
-_MOST_REASON = 24
 MOST_TEXT_BYTES = {"sdk": 16, "runtime": 16, "platform": 18, "option": 16}
-_MOST_COUNT = 2**32 - 1
-_FIELDS, _OPTIONAL = frozenset(("outcome", "reason")), frozenset(("details", "evaluation"))
+Small = Annotated[int, Within(0, 2**32 - 1)]
 
 
 class ReportedOutcome(Enum):
@@ -79,7 +71,6 @@ class Reason(Enum):
     ERROR = "error"
 
 
-_OUTCOMES = {each.value: each for each in ReportedOutcome}
 _KNOWN = frozenset(reason.value for reason in Reason)
 
 
@@ -89,166 +80,79 @@ def known_reason(reason: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemCount:
+class ItemCount(Declared):
     """How many items a device has recorded for a task, each of them once, and how many of these the
-    task's catalogue does not know: 0 to 2^32 - 1."""
+    task's catalogue does not know."""
 
-    recorded: int
-    unknown: int
+    recorded: Small
+    unknown: Small
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.unknown <= self.recorded <= _MOST_COUNT:
+    IS_ROW = True
+
+    def check(self) -> None:
+        if self.unknown > self.recorded:
             raise ValueError(f"{self.unknown} unknown of {self.recorded} items")
 
     def __str__(self) -> str:
         return f"{self.unknown} of {self.recorded} items unknown"
 
 
+def _fit(labels: Mapping[str, str]) -> bool:
+    return not labels or len(cbor.encode(dict(labels))) <= MOST_LABELS_BYTES
+
+
+OwnLabels = Annotated[
+    Labels,
+    Such(
+        _fit,
+        f"labels that take at most {MOST_LABELS_BYTES} bytes, which is what a report has room for: "
+        "use fewer or shorter ones, or let the operator give them",
+    ),
+]
+"""What a device can call itself."""
+
+
 @dataclass(frozen=True, slots=True)
-class Details:
-    """What an app can switch off. Texts are cut to fit by whoever makes a report.
+class Details(Declared):
+    """What an app can switch off. Texts are cut to fit by whoever makes a report."""
 
-    Attributes:
-        sdk: the version of Tessera, at most 16 bytes.
-        runtime: the version of onnxruntime, at most 16 bytes; empty where there is none.
-        platform: system and processor, at most 18 bytes.
-        option: the columns, or the artifact, that was trained, at most 16 bytes; empty for none.
-        seconds: that the training took; None where there was none.
-        received_bytes: of the messages that the round brought, at most 2^32 - 1.
-        labels: what the device calls itself; at most ``MOST_LABELS_BYTES`` as CBOR.
-        items: what it knows of the catalogue; None for a task without one.
-    """
-
-    sdk: str
-    runtime: str
-    platform: str
-    option: str = ""
-    seconds: float | None = None
-    received_bytes: int = 0
-    labels: Mapping[str, str] = field(default_factory=dict)
+    sdk: Annotated[str, Length(0, MOST_TEXT_BYTES["sdk"])]
+    """The version of Tessera."""
+    runtime: Annotated[str, Length(0, MOST_TEXT_BYTES["runtime"])]
+    """The version of onnxruntime; empty where there is none."""
+    platform: Annotated[str, Length(0, MOST_TEXT_BYTES["platform"])]
+    """System and processor."""
+    option: Annotated[str, Length(0, MOST_TEXT_BYTES["option"])] = ""
+    """The columns, or the artifact, that was trained; empty for none."""
+    seconds: Annotated[float, Within(0)] | None = None
+    """That the training took; null where there was none."""
+    received_bytes: Small = 0
+    """Of the messages that the round brought."""
+    labels: OwnLabels = field(default_factory=dict)
+    """What the device calls itself."""
     items: ItemCount | None = None
+    """What it knows of the catalogue; null for a task without one."""
 
-    def __post_init__(self) -> None:
-        for name, most in MOST_TEXT_BYTES.items():
-            if len(getattr(self, name).encode()) > most:
-                raise ValueError(f"{name} has more than {most} bytes")
-        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds >= 0):
-            raise ValueError(f"seconds is {self.seconds}; expected a finite number from 0, or None")
-        if not 0 <= self.received_bytes <= _MOST_COUNT:
-            raise ValueError(f"received_bytes is {self.received_bytes}; expected 0 to 2^32 - 1")
-        require_own_labels(self.labels)
+    IS_ROW = True
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """One device's part in one round. ``reason``: a slug of at most 24 characters, where it did not
-    train; ``evaluation``: as ``device_sdk.evaluation.report`` writes it, or nothing.
-
-    Raises ValueError, naming what is wrong.
-    """
+class Report(Record):
+    """One device's part in one round. All but the evaluation take at most 211 bytes."""
 
     outcome: ReportedOutcome
-    reason: str = ""
+    reason: Annotated[Name, Length(0, 24)] = ""
+    """Why it did not train: a :class:`Reason`, or what a newer device knows."""
     details: Details | None = None
-    evaluation: bytes = b""
+    evaluation: Annotated[bytes, Length(1, MOST_EVALUATION_BYTES)] = b""
+    """As ``device_sdk.evaluation.report`` writes it, not looked into here."""
 
-    def __post_init__(self) -> None:
+    MOST_BYTES = MOST_OUTCOME_BYTES + MOST_EVALUATION_BYTES + 14
+
+    def without_evaluation(self) -> Report:
+        """The part that takes at most ``MOST_OUTCOME_BYTES``."""
+        return replace(self, evaluation=b"")
+
+    def check(self) -> None:
         if (self.outcome is ReportedOutcome.TRAINED) is bool(self.reason):
             raise ValueError("a reason goes with what was not trained, and with nothing else")
-        if self.reason:
-            require_name("reason", self.reason)
-            if len(self.reason) > _MOST_REASON:
-                raise ValueError(f"a reason has at most {_MOST_REASON} characters")
-        if len(self.evaluation) > MOST_EVALUATION_BYTES:
-            raise ValueError(f"the evaluation has more than {MOST_EVALUATION_BYTES} bytes")
-
-
-_DETAILS = len(fields(Details))
-_COUNTS = [int, int]
-
-
-def require_own_labels(labels: Mapping[str, str]) -> None:
-    """Raises ValueError for labels that a device cannot give itself."""
-    if not labels:
-        return
-    require_labels(labels)
-    size = len(cbor.encode(dict(labels)))
-    if size > MOST_LABELS_BYTES:
-        raise ValueError(
-            f"the device's own labels take {size} bytes, a report has room for "
-            f"{MOST_LABELS_BYTES}: use fewer or shorter ones, or let the operator give them"
-        )
-
-
-def write_outcome(report: Report) -> bytes:
-    """The report without its evaluation: at most 211 bytes, by the bounds of its fields."""
-    return cbor.encode(_outcome(report))
-
-
-def _outcome(report: Report) -> dict[str, cbor.CborValue]:
-    value: dict[str, cbor.CborValue] = {"outcome": report.outcome.value, "reason": report.reason}
-    if report.details is not None:
-        value["details"] = _packed(report.details)
-    return value
-
-
-def write_report(report: Report) -> bytes:
-    """The report's bytes."""
-    value = _outcome(report)
-    if report.evaluation:
-        value["evaluation"] = report.evaluation
-    return cbor.encode(value)
-
-
-def read_report(data: bytes) -> Report:
-    """The inverse, total. Raises ``WireError``: ``too-large``, ``bad-cbor``, ``wrong-fields``,
-    ``bad-field``.
-
-    The evaluation is not looked into: that is for whoever knows its metrics.
-    """
-    value = cbor.decode(data, limit_bytes=MOST_REPORT_BYTES)
-    record = Record(value, _FIELDS, optional=_OPTIONAL)
-    evaluation = record.take("evaluation") if "evaluation" in record else b""
-    if not isinstance(evaluation, bytes) or ("evaluation" in record and not evaluation):
-        raise WireError("bad-field", "an evaluation that is no byte string, or an empty one")
-    outcome = _OUTCOMES.get(record.text("outcome", 16))
-    if outcome is None:
-        raise WireError("bad-field", "an outcome that no device has")
-    try:
-        return Report(
-            outcome,
-            record.text("reason", _MOST_REASON),
-            _unpacked(record.take("details")) if "details" in record else None,
-            evaluation,
-        )
-    except ValueError:
-        raise WireError("bad-field", "a report that no device writes") from None
-
-
-def _packed(details: Details) -> cbor.CborValue:
-    return [
-        details.sdk,
-        details.runtime,
-        details.platform,
-        details.option,
-        None if details.seconds is None else float(details.seconds),
-        details.received_bytes,
-        dict(details.labels),
-        None if details.items is None else [details.items.recorded, details.items.unknown],
-    ]
-
-
-def _unpacked(values: Any) -> Details:
-    if not isinstance(values, list) or len(values) != _DETAILS:
-        raise WireError("bad-field", f"details are an array of {_DETAILS}")
-    sdk, runtime, platform, option, seconds, received_bytes, labels, items = values
-    if not (
-        type(sdk) is type(runtime) is type(platform) is type(option) is str
-        and (seconds is None or isinstance(seconds, float))
-        and type(received_bytes) is int
-        and isinstance(labels, dict)
-        and (items is None or (isinstance(items, list) and list(map(type, items)) == _COUNTS))
-    ):
-        raise WireError("bad-field", "details of other types")
-    count = None if items is None else ItemCount(*items)
-    return Details(sdk, runtime, platform, option, seconds, received_bytes, labels, count)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from device_sdk.fields import Declared, Within
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import signature
-from device_sdk.wire.seal.signature import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Purpose
+from device_sdk.wire.seal.signature import (
+    PUBLIC_KEY_BYTES,
+    SIGNATURE_BYTES,
+    PublicKey,
+    Purpose,
+)
 
 # Successions: how one root key hands over to the next.
 #
@@ -26,13 +33,13 @@ SUCCESSION_BYTES = _SUCCESSION_BYTES + SIGNATURE_BYTES
 
 
 @dataclass(frozen=True)
-class Succession:
+class Succession(Declared):
     """One root's word that another takes its place."""
 
-    old: bytes
-    """Public key of the root that signed, 32 bytes."""
-    new: bytes
-    """Public key of its successor, 32 bytes."""
+    old: PublicKey
+    """Of the root that signed."""
+    new: PublicKey
+    """Of its successor."""
     signed: bytes
     """64 bytes."""
 
@@ -43,8 +50,6 @@ class Succession:
 
 def make_succession(old: Ed25519PrivateKey, new: bytes) -> Succession:
     """Hand over from ``old`` to the root with the public key ``new``. Raises ``ValueError``."""
-    if len(new) != PUBLIC_KEY_BYTES:
-        raise ValueError(f"expected a public key of {PUBLIC_KEY_BYTES} bytes, got {len(new)}")
     old_public = old.public_key().public_bytes_raw()
     return Succession(old_public, new, signature.sign(old, Purpose.SUCCESSION, old_public + new))
 
@@ -93,32 +98,28 @@ def _parse(data: bytes) -> Succession:
 # nothing that the earlier delegate ever signs.
 
 SERIAL_LIMIT = 2**40 - 1  # what an enrolment code has room for
-_TIME_LIMIT = 2**63 - 1  # what the stores' signed integers hold
+Serial = Annotated[int, Within(1, SERIAL_LIMIT)]
 _NUMBERS = struct.Struct("<QQQ")
 _DELEGATION_BYTES = 2 * PUBLIC_KEY_BYTES + _NUMBERS.size
 DELEGATION_BYTES = _DELEGATION_BYTES + SIGNATURE_BYTES
 
 
 @dataclass(frozen=True)
-class Delegation:
+class Delegation(Declared):
     """A delegation as the root signed it."""
 
-    root: bytes
-    """Public key of the root, 32 bytes."""
-    delegate: bytes
-    """Public key of the delegate, 32 bytes."""
-    first_serial: int
-    last_serial: int
-    expires_unix_seconds: int
+    root: PublicKey
+    delegate: PublicKey
+    first_serial: Serial
+    last_serial: Serial
+    expires_unix_seconds: Annotated[int, Within(1, 2**63 - 1)]
     """No descriptor of the delegate may hold for longer."""
     signed: bytes
     """64 bytes."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.first_serial <= self.last_serial <= SERIAL_LIMIT:
-            raise ValueError("a delegation's serials must rise and lie between 1 and 2^40 - 1")
-        if not 0 < self.expires_unix_seconds <= _TIME_LIMIT:
-            raise ValueError("a delegation's expiry must lie between 1 and 2^63 - 1")
+    def check(self) -> None:
+        if self.first_serial > self.last_serial:
+            raise ValueError("a delegation's serials must rise")
 
     def to_bytes(self) -> bytes:
         """152 bytes."""
@@ -145,8 +146,6 @@ def make_delegation(
     expires_unix_seconds: int,
 ) -> Delegation:
     """Sign a delegation with the root key. Raises ``ValueError`` for values out of range."""
-    if len(delegate) != PUBLIC_KEY_BYTES:
-        raise ValueError(f"expected a public key of {PUBLIC_KEY_BYTES} bytes, got {len(delegate)}")
     root_public = root.public_key().public_bytes_raw()
     unsigned = Delegation(
         root_public, delegate, first_serial, last_serial, expires_unix_seconds, b""

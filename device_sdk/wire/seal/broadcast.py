@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Annotated
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from device_sdk.wire.codec import cbor
+from device_sdk.fields import Declared, Length, Rising
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
+from device_sdk.wire.codec.message import Count, MessageType, check_prefix, prefix
 from device_sdk.wire.seal import signature
 from device_sdk.wire.seal.keys import RandomBytes, draw
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
@@ -43,17 +43,11 @@ are still retained."""
 
 
 @dataclass(frozen=True)
-class GroupKey:
-    """The key (32 bytes) of one epoch."""
+class GroupKey(Declared):
+    """The key of one epoch."""
 
-    epoch: int
-    key: bytes
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epoch <= EPOCH_LIMIT:
-            raise ValueError(f"key epoch {self.epoch} is not between 0 and 2^63 - 1")
-        if len(self.key) != KEY_BYTES:
-            raise ValueError(f"a group key has {KEY_BYTES} bytes, {len(self.key)} given")
+    epoch: Count
+    key: Annotated[bytes, Length(KEY_BYTES)]
 
     def __repr__(self) -> str:
         return f"GroupKey(epoch={self.epoch}, key=...)"
@@ -72,27 +66,7 @@ def find_group_key(keys: Iterable[GroupKey], epoch: int) -> GroupKey:
     raise WireError("unknown-epoch", f"no group key of epoch {epoch} is known")
 
 
-def group_keys_to_value(keys: Sequence[GroupKey]) -> list[cbor.CborValue]:
-    """The CBOR form: maps {epoch, key}, epochs rising. Raises ``ValueError`` for more than 16."""
-    if len(keys) > MOST_KEYS:
-        raise ValueError(f"{len(keys)} group keys, at most {MOST_KEYS} travel in one reply")
-    if any(low.epoch >= high.epoch for low, high in pairwise(keys)):
-        raise ValueError("group keys must be given in rising order of their epochs")
-    return [{"epoch": key.epoch, "key": key.key} for key in keys]
-
-
-def group_keys_from_value(values: list[cbor.CborValue]) -> tuple[GroupKey, ...]:
-    """The inverse. Raises ``WireError``: ``bad-field``, ``wrong-fields``."""
-    keys: list[GroupKey] = []
-    for value in values:
-        record = Record(value, ("epoch", "key"))
-        key = GroupKey(record.unsigned("epoch", EPOCH_LIMIT), record.octets("key", KEY_BYTES))
-        if keys and key.epoch <= keys[-1].epoch:
-            raise WireError("bad-field", "the group keys' epochs must rise")
-        keys.append(key)
-    if len(keys) > MOST_KEYS:
-        raise WireError("bad-field", f"more than {MOST_KEYS} group keys")
-    return tuple(keys)
+GroupKeys = Annotated[tuple[GroupKey, ...], Length(0, MOST_KEYS), Rising("epoch")]
 
 
 # Keys of cohorts: they travel in a broadcast's terms, wrapped for each member.

@@ -1,10 +1,9 @@
 """The descriptor: which keys the aggregator uses now, and on whose word.
 
 Bytes: ``version 1 | type 1 | number of successions 1 | successions 128 each | delegation 152 |
-signature 64 | body``, the body canonical CBOR of {expires, hpke, issued, serial, sessions,
-signing}. The signature is the delegate's and covers everything between the first two bytes and
-itself, and the body. So one message leads from a root that was trusted some rotations ago to the
-keys of today.
+signature 64 | body``, the body a :class:`DescriptorBody`. The signature is the delegate's and
+covers everything between the first two bytes and itself, and the body. So one message leads from a
+root that was trusted some rotations ago to the keys of today.
 """
 
 from __future__ import annotations
@@ -12,53 +11,73 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.wire.codec import cbor
+from device_sdk.fields import Key, Length
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
+from device_sdk.wire.codec.message import (
+    Count,
+    MessageType,
+    Record,
+    check_prefix,
+    decode,
+    encode,
+    prefix,
+)
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
     MOST_SUCCESSIONS,
-    SERIAL_LIMIT,
     SUCCESSION_BYTES,
     Delegation,
+    Serial,
     Succession,
     read_delegation,
     read_line,
 )
 from device_sdk.wire.seal.keys import fingerprint
-from device_sdk.wire.seal.signature import Purpose
+from device_sdk.wire.seal.signature import PublicKey, Purpose
 
 MAX_BYTES = 4096
-_TIME_LIMIT = 2**63 - 1  # what the stores' signed integers hold
 _LINE_AT = 3
 _LEAST_BYTES = _LINE_AT + DELEGATION_BYTES + signature.SIGNATURE_BYTES + 1
-_FIELDS = ("expires", "hpke", "issued", "serial", "sessions", "signing")
 
 
 @dataclass(frozen=True)
-class Descriptor:
+class DescriptorBody(Record):
+    """What a delegate signs: the keys that serve, and how long."""
+
+    serial: Serial
+    issued_unix_seconds: Annotated[Count, Key("issued")]
+    """The time by which devices that knew an older descriptor go from now on: no time that was
+    signed under one before counts any more, so that they recover from clocks that were ahead."""
+    expires_unix_seconds: Annotated[Count, Key("expires")]
+    """Later than ``issued``."""
+    signing: PublicKey
+    """Ed25519: of the aggregator's online signing key, for what it says to all, and to who
+    enrols."""
+    sessions: PublicKey
+    """Ed25519: signs the replies to opens, and denials, and nothing else. The processes that hold
+    sessions need no other one."""
+    hpke: Annotated[bytes, Length(hpke.PUBLIC_KEY_BYTES)]
+    """The aggregator's HPKE public key."""
+
+    MOST_BYTES = MAX_BYTES
+
+    def check(self) -> None:
+        if self.issued_unix_seconds >= self.expires_unix_seconds:
+            raise ValueError("issued at the time of its expiry, or after it")
+
+
+@dataclass(frozen=True)
+class Descriptor(DescriptorBody):
     """A descriptor whose signatures were all found right."""
 
     successions: tuple[Succession, ...]
     """How the root came to its place, oldest first; none for a fleet's first root."""
     delegation: Delegation
-    serial: int
-    issued_unix_seconds: int
-    """The time by which devices that knew an older descriptor go from now on: no time that was
-    signed under one before counts any more, so that they recover from clocks that were ahead."""
-    expires_unix_seconds: int
-    signing: bytes
-    """Ed25519 public key of the aggregator's online signing key, 32 bytes: what it says to all, and
-    to who enrols."""
-    sessions: bytes
-    """Ed25519 public key that signs the replies to opens, and denials, and nothing else; 32 bytes.
-    The processes that hold sessions need no other one."""
-    hpke: bytes
-    """The aggregator's HPKE public key, 1,216 bytes."""
     digest: bytes
     """SHA-256 of the whole message."""
     message: bytes
@@ -112,29 +131,13 @@ def make_descriptor(
 
     Raises ``ValueError`` for values out of range, and for what the delegation does not allow.
     """
-    if not 0 < serial <= SERIAL_LIMIT:
-        raise ValueError("a serial must lie between 1 and 2^40 - 1")
-    if not 0 <= issued_unix_seconds < expires_unix_seconds <= _TIME_LIMIT:
-        raise ValueError("issue and expiry must rise and lie between 0 and 2^63 - 1")
-    lengths = len(signing), len(sessions), len(hpke_public)
-    expected = signature.PUBLIC_KEY_BYTES, signature.PUBLIC_KEY_BYTES, hpke.PUBLIC_KEY_BYTES
-    if lengths != expected:
-        raise ValueError(
-            "expected public keys (signing, sessions, HPKE) of {}, {} and {} bytes, got {}, {} and "
-            "{}".format(*expected, *lengths)
+    body = encode(
+        DescriptorBody(
+            serial, issued_unix_seconds, expires_unix_seconds, signing, sessions, hpke_public
         )
+    )
     if signing == sessions:
         raise ValueError("one key for all signs and for sessions: who holds sessions had it, too")
-    body = cbor.encode(
-        {
-            "expires": expires_unix_seconds,
-            "hpke": hpke_public,
-            "issued": issued_unix_seconds,
-            "serial": serial,
-            "sessions": sessions,
-            "signing": signing,
-        }
-    )
     line = b"".join(each.to_bytes() for each in successions)
     head = bytes([len(successions)]) + line + delegation.to_bytes()
     signed = signature.sign(delegate, Purpose.DESCRIPTOR, head + body)
@@ -188,24 +191,16 @@ def read_descriptor(
         message[2:signed_at] + body,
         message[signed_at:body_at],
     )
-    record = Record(cbor.decode(body, limit_bytes=MAX_BYTES), _FIELDS)
     descriptor = Descriptor(
+        **vars(decode(DescriptorBody, body)),
         successions=successions,
         delegation=delegation,
-        serial=record.unsigned("serial", SERIAL_LIMIT),
-        issued_unix_seconds=record.unsigned("issued", _TIME_LIMIT),
-        expires_unix_seconds=record.unsigned("expires", _TIME_LIMIT),
-        signing=record.octets("signing", signature.PUBLIC_KEY_BYTES),
-        sessions=record.octets("sessions", signature.PUBLIC_KEY_BYTES),
-        hpke=record.octets("hpke", hpke.PUBLIC_KEY_BYTES),
         digest=hashlib.sha256(message).digest(),
         message=message,
     )
     signature.public_key(descriptor.signing)
     signature.public_key(descriptor.sessions)
     hpke.public_key(descriptor.hpke)
-    if descriptor.issued_unix_seconds >= descriptor.expires_unix_seconds:
-        raise WireError("bad-field", "issued at the time of its expiry, or after it")
     if not delegation.allows(descriptor.serial, descriptor.expires_unix_seconds):
         raise WireError("bad-delegation", "a serial or an expiry that the root did not allow")
     if descriptor.serial < least_serial:

@@ -13,7 +13,9 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass
+from typing import Annotated
 
+from device_sdk.fields import Declared, Length, Within
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.authority import SERIAL_LIMIT
 from device_sdk.wire.seal.keys import FINGERPRINT_BYTES, RandomBytes, draw
@@ -34,28 +36,16 @@ _MISTAKEN = str.maketrans("018", "OIB")
 
 
 @dataclass(frozen=True)
-class EnrolmentCode:
+class EnrolmentCode(Declared):
     """A single-use right to enrol. Whoever holds it can enrol, so it is shown once."""
 
-    root_fingerprint: bytes
-    token_id: bytes
-    secret: bytes
-    least_serial: int
+    root_fingerprint: Annotated[bytes, Length(FINGERPRINT_BYTES)]
+    token_id: Annotated[bytes, Length(TOKEN_ID_BYTES)]
+    secret: Annotated[bytes, Length(SECRET_BYTES)]
+    least_serial: Annotated[int, Within(0, SERIAL_LIMIT)]
     """Of the descriptor in force when the code was made: no older one is believed."""
-    made_unix_seconds: int
+    made_unix_seconds: Annotated[int, Within(0, TIME_LIMIT)]
     """What had expired then has expired."""
-
-    def __post_init__(self) -> None:
-        lengths = (len(self.root_fingerprint), len(self.token_id), len(self.secret))
-        if lengths != (FINGERPRINT_BYTES, TOKEN_ID_BYTES, SECRET_BYTES):
-            raise ValueError(
-                f"an enrolment code is made of {FINGERPRINT_BYTES}, {TOKEN_ID_BYTES} and "
-                f"{SECRET_BYTES} bytes, got {lengths}"
-            )
-        if not 0 <= self.least_serial <= SERIAL_LIMIT:
-            raise ValueError("an enrolment code's least serial must lie below 2^40")
-        if not 0 <= self.made_unix_seconds <= TIME_LIMIT:
-            raise ValueError("an enrolment code's time must be Unix seconds below 2^40")
 
     def __repr__(self) -> str:
         return f"EnrolmentCode(token_id={self.token_id.hex()}, ...)"

@@ -1,10 +1,9 @@
 """Enrolment's request and answer, as bytes.
 
 Request: ``version 1 | type 1 | descriptor serial 8 | token id 8 | requester 16 | incarnation 16 |
-counter 8 | admission tag 16 | sealed``, the sealed part (HPKE) ``signature 64 | CBOR {identity,
-mailbox, proof, secret, token}``. Answer:
+counter 8 | admission tag 16 | sealed``, the sealed part (HPKE) ``signature 64 | request``. Answer:
 ``version 1 | type 1 | nonce 12 | sealed``, the sealed part (ChaCha20-Poly1305 under a key that the
-request's secret gives) ``signature 64 | CBOR {grant, refused, time}``.
+request's secret gives) ``signature 64 | answer``.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,9 +21,17 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from device_sdk.wire.codec import cbor
+from device_sdk.fields import Declared, Key, Length
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
+from device_sdk.wire.codec.message import (
+    Count,
+    MessageType,
+    Record,
+    check_prefix,
+    decode,
+    encode,
+    prefix,
+)
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     TAG_BYTES,
@@ -34,10 +42,10 @@ from device_sdk.wire.seal.admission import (
 from device_sdk.wire.seal.descriptor import Descriptor
 from device_sdk.wire.seal.enrolment_code import TOKEN_ID_BYTES
 from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, Freshness
-from device_sdk.wire.seal.handshake import ADMISSION_KEY_BYTES, DEVICE_ID_BYTES
+from device_sdk.wire.seal.handshake import AdmissionKey, DeviceId
 from device_sdk.wire.seal.keyring import ServingKeys
-from device_sdk.wire.seal.placement import Placement, placement_in
-from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
+from device_sdk.wire.seal.placement import Cell, Placement, Shard
+from device_sdk.wire.seal.signature import SIGNATURE_BYTES, PublicKey, Purpose
 
 HANDLE_BYTES = 16
 REQUESTER_BYTES = 16
@@ -48,7 +56,6 @@ MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 1024
 
 _PROOF_BYTES = 32
-_TIME_LIMIT = 2**63 - 1
 _SERIAL = struct.Struct("<Q")
 _TOKEN_AT = 2 + _SERIAL.size
 _REQUESTER_AT = _TOKEN_AT + TOKEN_ID_BYTES
@@ -79,18 +86,18 @@ class EnrolHead:
 
 
 @dataclass(frozen=True)
-class EnrolRequest:
-    """What a device sends with its code."""
+class EnrolRequest(Declared):
+    """What a device asks for with its code."""
 
-    token_id: bytes
-    identity: bytes
-    """Ed25519 public key of the device, 32 bytes."""
-    mailbox: bytes
-    """Random name of the topic that the answer goes to, 16 bytes."""
-    reply_secret: bytes
-    """Fresh secret that the answer is sealed under, 32 bytes."""
+    token_id: Annotated[bytes, Length(TOKEN_ID_BYTES), Key("token")]
+    identity: PublicKey
+    """Of the device, Ed25519."""
+    mailbox: Annotated[bytes, Length(MAILBOX_BYTES)]
+    """Random name of the topic that the answer goes to."""
+    reply_secret: Annotated[bytes, Length(REPLY_SECRET_BYTES), Key("secret")]
+    """Fresh secret that the answer is sealed under."""
 
-    def proof(self, code_secret: bytes, info: bytes) -> bytes:
+    def proven(self, code_secret: bytes, info: bytes) -> bytes:
         """32 bytes: HMAC-SHA256 under the code's secret over all of the request and its info."""
         covered = self.token_id + self.identity + self.mailbox + self.reply_secret
         return hmac.digest(
@@ -99,26 +106,28 @@ class EnrolRequest:
 
 
 @dataclass(frozen=True)
-class Grant:
+class ProvenRequest(EnrolRequest, Record):
+    """A request as it is sent."""
+
+    proof: Annotated[bytes, Length(_PROOF_BYTES)]
+    """HMAC(code's secret, `"tessera/1 enrol proof"`, info `||` token `||` identity `||` mailbox
+    `||` secret field)."""
+
+    MOST_BYTES = MAX_REQUEST_BYTES
+
+
+@dataclass(frozen=True)
+class Grant(Declared):
     """What the aggregator assigns to a device: id, handle and key at random and for good, and the
     placement of that day."""
 
-    device_id: bytes
-    handle: bytes
-    """Name of the device's topics, 16 bytes."""
-    admission_key: bytes
-    shard: int
-    cell: str = ""
+    device_id: Annotated[DeviceId, Key("device")]
+    handle: Annotated[bytes, Length(HANDLE_BYTES)]
+    """Name of the device's topics."""
+    admission_key: Annotated[AdmissionKey, Key("admission")]
+    shard: Shard
+    cell: Cell = ""
     """See :class:`~device_sdk.wire.seal.placement.Placement`."""
-
-    def __post_init__(self) -> None:
-        lengths = (len(self.device_id), len(self.handle), len(self.admission_key))
-        if lengths != (DEVICE_ID_BYTES, HANDLE_BYTES, ADMISSION_KEY_BYTES):
-            raise ValueError(
-                f"device id, handle and admission key have {DEVICE_ID_BYTES}, {HANDLE_BYTES} and "
-                f"{ADMISSION_KEY_BYTES} bytes, got {lengths}"
-            )
-        Placement(self.shard, self.cell)
 
     @property
     def placement(self) -> Placement:
@@ -130,27 +139,14 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class EnrolAnswer:
+class EnrolAnswer(Record):
     """What the aggregator answers to a request made with the code's secret."""
 
     verdict: Grant | EnrolRefusal
-    time_unix_seconds: int
+    time_unix_seconds: Annotated[Count, Key("time")]
     """The aggregator's time."""
 
-    def to_body(self) -> bytes:
-        """Canonical CBOR {grant, refused, time}."""
-        grant: cbor.CborValue = None
-        refused: cbor.CborValue = None
-        if isinstance(self.verdict, Grant):
-            grant = {
-                "admission": self.verdict.admission_key,
-                "device": self.verdict.device_id,
-                "handle": self.verdict.handle,
-                **self.verdict.placement.fields(),
-            }
-        else:
-            refused = self.verdict.value
-        return cbor.encode({"grant": grant, "refused": refused, "time": self.time_unix_seconds})
+    MOST_BYTES = MAX_ANSWER_BYTES
 
 
 def requester_of(identity: bytes) -> bytes:
@@ -173,15 +169,7 @@ def encode_request(
 ) -> bytes:
     """The request message: proven, signed, sealed and tagged."""
     info = enrol_info(descriptor, freshness)
-    body = cbor.encode(
-        {
-            "identity": request.identity,
-            "mailbox": request.mailbox,
-            "proof": request.proof(code_secret, info),
-            "secret": request.reply_secret,
-            "token": request.token_id,
-        }
-    )
+    body = encode(ProvenRequest(**vars(request), proof=request.proven(code_secret, info)))
     signed = signature.sign(identity, Purpose.ENROL_REQUEST, info + body)
     sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
     head = (
@@ -228,21 +216,12 @@ def decode_request(
     info = enrol_info(keys.descriptor, head.freshness)
     opened = unseal(keys.hpke, info, message[_SEALED_AT:])
     signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
-    fields = ("identity", "mailbox", "proof", "secret", "token")
-    record = Record(cbor.decode(body, limit_bytes=MAX_REQUEST_BYTES), fields)
-    request = EnrolRequest(
-        record.octets("token", TOKEN_ID_BYTES),
-        record.octets("identity", signature.PUBLIC_KEY_BYTES),
-        record.octets("mailbox", MAILBOX_BYTES),
-        record.octets("secret", REPLY_SECRET_BYTES),
-    )
+    request = decode(ProvenRequest, body)
     if request.token_id != head.token_id:
         raise WireError("wrong-token", "another token is sealed than the one outside")
     if requester_of(request.identity) != head.requester:
         raise WireError("wrong-requester", "another identity is sealed than the one outside")
-    if not hmac.compare_digest(
-        record.octets("proof", _PROOF_BYTES), request.proof(code_secret, info)
-    ):
+    if not hmac.compare_digest(request.proof, request.proven(code_secret, info)):
         raise WireError("bad-proof", "the proof by the code's secret is wrong")
     identity = signature.public_key(request.identity)
     signature.verify(identity, Purpose.ENROL_REQUEST, info + body, signed)
@@ -260,7 +239,7 @@ def encode_answer(
     keeps it from answering one request twice (and first by a grant, later by ``revoked``)."""
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"the nonce has {NONCE_BYTES} bytes, {len(nonce)} given")
-    body = answer.to_body()
+    body = encode(answer)
     request_digest = hashlib.sha256(request_message).digest()
     signed = signature.sign(signing, Purpose.ENROL_ANSWER, request_digest + body)
     head = prefix(MessageType.ENROL_ANSWER)
@@ -287,32 +266,7 @@ def decode_answer(
     signed, body = opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
     signing = signature.public_key(descriptor.signing)
     signature.verify(signing, Purpose.ENROL_ANSWER, request_digest + body, signed)
-    return _read_answer(cbor.decode(body, limit_bytes=MAX_ANSWER_BYTES))
-
-
-def _read_answer(value: cbor.CborValue) -> EnrolAnswer:
-    record = Record(value, ("grant", "refused", "time"))
-    return EnrolAnswer(_read_verdict(record), record.unsigned("time", _TIME_LIMIT))
-
-
-def _read_verdict(record: Record) -> Grant | EnrolRefusal:
-    if record.take("refused") is not None:
-        if record.take("grant") is not None:
-            raise WireError("bad-field", "an answer grants or refuses, not both")
-        try:
-            return EnrolRefusal(record.text("refused", 64))
-        except ValueError as error:
-            raise WireError("bad-field", "a refusal for an unknown reason") from error
-    fields = ("admission", "device", "handle", "shard")
-    grant = Record(record.take("grant"), fields, ("cell",))
-    placement = placement_in(grant)
-    return Grant(
-        grant.octets("device", DEVICE_ID_BYTES),
-        grant.octets("handle", HANDLE_BYTES),
-        grant.octets("admission", ADMISSION_KEY_BYTES),
-        placement.shard,
-        placement.cell,
-    )
+    return decode(EnrolAnswer, body)
 
 
 def _answer_cipher(reply_secret: bytes, request_digest: bytes) -> ChaCha20Poly1305:

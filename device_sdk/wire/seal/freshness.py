@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Annotated
 
+from device_sdk.fields import Declared, Length, Within
 from device_sdk.wire.codec.errors import WireError
 
 INCARNATION_BYTES = 16
 _LAYOUT = struct.Struct(f"<{INCARNATION_BYTES}sQ")
 FRESHNESS_BYTES = _LAYOUT.size
-_COUNTER_LIMIT = 2**64 - 1
+
+
+Incarnation = Annotated[bytes, Length(INCARNATION_BYTES)]
+"""A life of the aggregator's process: random bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Freshness:
+class Freshness(Declared):
     """A device's counter rises with each request that it makes, whatever life it is for."""
 
-    incarnation: bytes
-    counter: int
-
-    def __post_init__(self) -> None:
-        if len(self.incarnation) != INCARNATION_BYTES:
-            raise ValueError(f"an incarnation has {INCARNATION_BYTES} bytes")
-        if not 0 <= self.counter <= _COUNTER_LIMIT:
-            raise ValueError(f"the counter {self.counter} does not fit into 8 bytes")
+    incarnation: Incarnation
+    counter: Annotated[int, Within(0, 2**64 - 1)]
 
     def to_bytes(self) -> bytes:
         """24 bytes."""

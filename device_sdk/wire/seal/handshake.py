@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.wire.codec import cbor
+from device_sdk.fields import Key, Length
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, Record, check_prefix, prefix
+from device_sdk.wire.codec.message import (
+    Count,
+    MessageType,
+    Record,
+    check_prefix,
+    decode,
+    encode,
+    prefix,
+)
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     TAG_BYTES,
@@ -23,14 +32,9 @@ from device_sdk.wire.seal.admission import (
     admission_tag,
     check_admission,
 )
-from device_sdk.wire.seal.broadcast import (
-    MOST_KEYS,
-    GroupKey,
-    group_keys_from_value,
-    group_keys_to_value,
-)
+from device_sdk.wire.seal.broadcast import GroupKeys
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, INCARNATION_BYTES, Freshness
+from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, Freshness, Incarnation
 from device_sdk.wire.seal.keyring import HandshakeKeys
 from device_sdk.wire.seal.session import SECRET_BYTES, SESSION_ID_BYTES
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
@@ -45,7 +49,6 @@ _SERIAL = struct.Struct("<Q")
 _FRESHNESS_AT = 2 + _SERIAL.size
 _TAG_AT = _FRESHNESS_AT + FRESHNESS_BYTES
 _SEALED_AT = _TAG_AT + TAG_BYTES
-_TIME_LIMIT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,55 +60,42 @@ class OpenHead:
     freshness: Freshness
 
 
+DeviceId = Annotated[bytes, Length(DEVICE_ID_BYTES)]
+AdmissionKey = Annotated[bytes, Length(ADMISSION_KEY_BYTES)]
+Secret = Annotated[bytes, Length(SECRET_BYTES)]
+
+
 @dataclass(frozen=True)
-class OpenRequest:
+class OpenRequest(Record):
     """What a device asks for in an open."""
 
-    device_id: bytes
-    ephemeral: bytes
-    """HPKE public key for the reply, 1,216 bytes."""
-    secret: bytes
-    """s_d, 32 bytes."""
-    run: bytes = bytes(RUN_BYTES)
-    """8 bytes, drawn each time that the device starts: who asks, where two have one identity."""
+    device_id: Annotated[DeviceId, Key("device")]
+    ephemeral: Annotated[bytes, Length(hpke.PUBLIC_KEY_BYTES)]
+    """HPKE public key for the reply."""
+    secret: Secret
+    """s_d."""
+    run: Annotated[bytes, Length(RUN_BYTES)] = bytes(RUN_BYTES)
+    """Drawn each time that the device starts: who asks, where two have one identity."""
 
-    def to_body(self) -> bytes:
-        """Canonical CBOR {device, ephemeral, run, secret}."""
-        return cbor.encode(
-            {
-                "device": self.device_id,
-                "ephemeral": self.ephemeral,
-                "run": self.run,
-                "secret": self.secret,
-            }
-        )
+    MOST_BYTES = MAX_OPEN_BYTES
 
 
 @dataclass(frozen=True)
-class SessionReply:
+class SessionReply(Record):
     """What the aggregator answers."""
 
-    session_id: bytes
-    secret: bytes
-    """s_a, 32 bytes."""
-    incarnation: bytes
-    time_unix_seconds: int
-    group_keys: tuple[GroupKey, ...]
+    session_id: Annotated[bytes, Length(SESSION_ID_BYTES), Key("session")]
+    secret: Secret
+    """s_a."""
+    incarnation: Incarnation
+    """Of the life which answers, the one that the open named."""
+    time_unix_seconds: Annotated[Count, Key("time")]
+    """The aggregator's time."""
+    group_keys: Annotated[GroupKeys, Key("keys")]
     clash: bool = False
-    """Whether another machine opened sessions with the same identity of late."""
+    """Whether two machines opened sessions with this identity within the last hour."""
 
-    def to_body(self) -> bytes:
-        """Canonical CBOR {clash, incarnation, keys, secret, session, time}."""
-        return cbor.encode(
-            {
-                "clash": self.clash,
-                "incarnation": self.incarnation,
-                "keys": group_keys_to_value(self.group_keys),
-                "secret": self.secret,
-                "session": self.session_id,
-                "time": self.time_unix_seconds,
-            }
-        )
+    MOST_BYTES = MAX_REPLY_BYTES
 
 
 def open_info(descriptor: Descriptor, freshness: Freshness) -> bytes:
@@ -128,7 +118,7 @@ def encode_open(
 ) -> bytes:
     """The open message, signed, sealed and tagged."""
     info = open_info(descriptor, freshness)
-    body = request.to_body()
+    body = encode(request)
     signed = signature.sign(identity, Purpose.SESSION_OPEN, info + body)
     sealed = seal(hpke.public_key(descriptor.hpke), info, signed + body)
     serial = _SERIAL.pack(descriptor.serial)
@@ -165,15 +155,7 @@ def decode_open(
     """
     info = open_info(keys.descriptor, head.freshness)
     signed, body = _split(unseal(keys.hpke, info, message[_SEALED_AT:]))
-    record = Record(
-        cbor.decode(body, limit_bytes=MAX_OPEN_BYTES), ("device", "ephemeral", "run", "secret")
-    )
-    request = OpenRequest(
-        record.octets("device", DEVICE_ID_BYTES),
-        record.octets("ephemeral", hpke.PUBLIC_KEY_BYTES),
-        record.octets("secret", SECRET_BYTES),
-        record.octets("run", RUN_BYTES),
-    )
+    request = decode(OpenRequest, body)
     if request.device_id != device_id:
         raise WireError("wrong-device", "opened by another device than the topic's")
     signature.verify(signature.public_key(identity), Purpose.SESSION_OPEN, info + body, signed)
@@ -192,7 +174,7 @@ def encode_reply(
     ``open_digest``: SHA-256 of the whole open message.
     Raises ``WireError("bad-key")`` when the device's ephemeral key is none.
     """
-    body = reply.to_body()
+    body = encode(reply)
     signed = signature.sign(sessions, Purpose.SESSION_REPLY, open_digest + body)
     sealed = seal(hpke.public_key(ephemeral), reply_info(open_digest), signed + body)
     return prefix(MessageType.SESSION_REPLY) + sealed
@@ -214,16 +196,7 @@ def decode_reply(
         open_digest + body,
         signed,
     )
-    fields = ("clash", "incarnation", "keys", "secret", "session", "time")
-    record = Record(cbor.decode(body, limit_bytes=MAX_REPLY_BYTES), fields)
-    return SessionReply(
-        record.octets("session", SESSION_ID_BYTES),
-        record.octets("secret", SECRET_BYTES),
-        record.octets("incarnation", INCARNATION_BYTES),
-        record.unsigned("time", _TIME_LIMIT),
-        group_keys_from_value(record.array("keys", MOST_KEYS)),
-        record.boolean("clash"),
-    )
+    return decode(SessionReply, body)
 
 
 def _split(opened: bytes) -> tuple[bytes, bytes]:

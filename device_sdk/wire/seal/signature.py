@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -10,10 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
+from device_sdk.fields import Length
 from device_sdk.wire.codec.errors import WireError
 
 SIGNATURE_BYTES = 64
 PUBLIC_KEY_BYTES = 32
+PublicKey = Annotated[bytes, Length(PUBLIC_KEY_BYTES)]
 
 _FIELD = 2**255 - 19
 _ORDER_8_Y = 2707385501144840649318225287225658788936804267575313519463743609750303402022

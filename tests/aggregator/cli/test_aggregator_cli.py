@@ -18,6 +18,7 @@ from aggregator.store.reports import KEPT_ROUNDS, StoredReport
 from aggregator.store.rounds import RoundRow
 from device_sdk.wire.seal.enrolment_code import parse_code
 from tests.fakes.homes import command, make_home, open_store
+from tests.fakes.outputs import error_of, output_of
 
 COMMANDS = (
     "init", "invite", "serve", "status", "devices", "models", "model", "rollback", "revoke",
@@ -129,8 +130,9 @@ def test_invite_prints_codes_and_replaces(
     assert first.revoked_unix_seconds is not None and second.revoked_unix_seconds is None
     assert store.facts.rotation_due
     assert command(home, "invite", "--count", "2", "--replaces", "02") == 1
-    assert command(home, "invite", "--replaces", "ff") == 1
-    assert "no device named 'ff', or with an id that begins so" in capsys.readouterr().err
+    assert "no device named 'ff', or with an id that begins so" in error_of(
+        capsys, home, "invite", "--replaces", "ff"
+    )
     with pytest.raises(SystemExit):
         command(home, "invite", "--expires", "soon")
     store.database.close()
@@ -175,20 +177,16 @@ def test_status_and_devices_show_what_matters(
         store.first.rounds.hold(1, "update 4 is in quarantine")
         store.refusals.add({"bad-tag": 2})
     store.database.close()
-    assert command(home, "status") == 0
-    shown = capsys.readouterr().out
+    shown = output_of(capsys, home, "status")
     assert "round 1 is held: update 4 is in quarantine" in shown and "bad-tag 2" in shown
-    assert command(home, "status", "--json") == 0
-    status = json.loads(capsys.readouterr().out)
+    status = json.loads(output_of(capsys, home, "status", "--json"))
     assert status["rounds"][0]["held"] and status["refusals"] == {"bad-tag": 2}
     assert command(home, "devices") == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("010101010101 ")
-    assert command(home, "devices", "--json") == 0
-    (shown,) = json.loads(capsys.readouterr().out)
+    (shown,) = json.loads(output_of(capsys, home, "devices", "--json"))
     assert shown["device_id"] == "01" * 16 and shown["tasks"][0]["k"] == 16
     assert command(home, "release") == 0
-    assert command(home, "release") == 1
-    assert "no round is held" in capsys.readouterr().err
+    assert "no round is held" in error_of(capsys, home, "release")
 
 
 def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
@@ -226,10 +224,10 @@ def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
     shown = {each["device_id"]: each for each in json.loads(capsys.readouterr().out)}
     assert [each["task"] for each in shown[two.hex()]["tasks"]] == ["clicks"]
     assert shown[gone.hex()]["tasks"] == []
-    assert command(home, "devices", "--task", "water") == 1
-    assert "no task 'water'; it has clicks, air" in capsys.readouterr().err
-    assert command(home, "devices", "--json", "label", "01", "a=b") == 1
-    assert "are for the list" in capsys.readouterr().err
+    assert "no task 'water'; it has clicks, air" in error_of(
+        capsys, home, "devices", "--task", "water"
+    )
+    assert "are for the list" in error_of(capsys, home, "devices", "--json", "label", "01", "a=b")
     assert command(home, "devices", "label", "02", "--name", "hall-3") == 0
     assert capsys.readouterr().out == f"{two.hex()} is named hall-3 and has no labels\n"
 
@@ -295,12 +293,10 @@ def test_status_counts_the_items_that_the_catalogue_does_not_know(
 
 def test_rotation_needs_the_root_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
-    assert command(home, "rotate", "keys") == 0
-    assert "can renew it until" in capsys.readouterr().out
+    assert "can renew it until" in output_of(capsys, home, "rotate", "keys")
     home.root_key.rename(tmp_path / "drawer")
     for what in ("keys", "root"):
-        assert command(home, "rotate", what) == 1
-        assert "bring the root key back" in capsys.readouterr().err
+        assert "bring the root key back" in error_of(capsys, home, "rotate", what)
     assert command(home, "rotate", "group") == 0
     store = home.open_store()
     assert store.facts.rotation_due
@@ -313,11 +309,9 @@ def test_serve_says_what_is_wrong_in_one_line(
 ) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     (home.folder / "items.tsv").write_text("a\na\n")
-    assert command(home, "serve") == 1
-    assert "row 1 repeats the item id of row 0" in capsys.readouterr().err
+    assert "row 1 repeats the item id of row 0" in error_of(capsys, home, "serve")
     home.task_file.write_text("[task]\n")
-    assert command(home, "serve") == 1
-    assert "task.catalogue is missing" in capsys.readouterr().err
+    assert "task.catalogue is missing" in error_of(capsys, home, "serve")
 
 
 def generation_of(home: AggregatorHome) -> int:
@@ -355,8 +349,9 @@ def test_rotate_group_refuses_what_it_could_not_heed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
-    assert command(home, "rotate", "group", option, "3d") == 1
-    assert f"{option} is for rotate keys and rotate root" in capsys.readouterr().err
+    assert f"{option} is for rotate keys and rotate root" in error_of(
+        capsys, home, "rotate", "group", option, "3d"
+    )
     store = open_store(home)
     assert not store.facts.rotation_due
     store.database.close()
@@ -368,5 +363,4 @@ def test_a_clock_behind_the_backup_is_refused(
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     before = generation_of(home)
     monkeypatch.setattr("time.time", lambda: float(before - 1))
-    assert command(home, "restored") == 1
-    assert "clock is behind the backup's" in capsys.readouterr().err
+    assert "clock is behind the backup's" in error_of(capsys, home, "restored")

@@ -14,10 +14,8 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, initialise
-from aggregator.serve.assembly import World, assemble
 from aggregator.store.tasks import FIRST
 from aggregator.task.check import taken_in
-from aggregator.task.file import read_task
 from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
@@ -26,6 +24,8 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import Serving, command, invite, make_home, serving
 from tests.fakes.mutual_artifact import CLASSES, write_mutual_artifact
+from tests.fakes.outputs import error_of, output_of
+from tests.fakes.parts import parts_of
 from tests.fakes.scatter_updates import of_triples
 from tests.fakes.tasks import task_text
 from tests.fakes.waiting import wait_until
@@ -53,16 +53,14 @@ def test_a_task_file_is_checked_before_there_is_a_home(
     file.write_text(
         '[task]\ncatalogue = "items.tsv"\n[round]\nquorum = 1\n[scatter]\ncolumns = 4\n'
     )
-    assert command(nowhere, "task", "check", str(file)) == 0
-    said = capsys.readouterr().out
+    said = output_of(capsys, nowhere, "task", "check", str(file))
     assert "right" in said and "2 items" in said and "holds no fleet (--home)" in said
     file.write_text(file.read_text().replace("quorum", "quorm"))
     assert command(nowhere, "task", "check", str(file)) == 1
     assert "quorm" in capsys.readouterr().out
     assert command(nowhere, "task", "check", str(file), "--replace", "films") == 1
     assert "of a task that there is" in capsys.readouterr().out
-    assert command(nowhere, "task", "check") == 1
-    assert "tessera-aggregator init" in capsys.readouterr().err
+    assert "tessera-aggregator init" in error_of(capsys, nowhere, "task", "check")
     assert not nowhere.folder.exists()
 
 
@@ -74,8 +72,9 @@ def test_a_task_comes_and_goes_while_serve_runs(
     file.write_text(task_text(home, "air", ROUND))
     (code,) = invite(home)
     with serving(home) as served, ScriptedDevice(mosquitto.url, code, task="air") as anna:
-        assert command(home, "task", "add", "air", "--from", str(file)) == 0
-        assert "task air is served" in capsys.readouterr().out
+        assert "task air is served" in output_of(
+            capsys, home, "task", "add", "air", "--from", str(file)
+        )
         anna.enrol().join()
         assert anna.take_part(1).verdict is Verdict.COUNTED
         assert (home.folder / "tasks" / "air.toml").is_file()
@@ -135,8 +134,9 @@ def test_a_task_is_replaced_and_its_devices_stay(
         said = capsys.readouterr().err
         assert "items [20, 8]" in said and "items [20, 12]" in said
         # Another optimizer of the server, which begins with the model that there is.
-        assert command(home, *arguments, str(slower), "--warm-start") == 0
-        assert "is replaced when round 2 has ended" in capsys.readouterr().out
+        assert "is replaced when round 2 has ended" in output_of(
+            capsys, home, *arguments, str(slower), "--warm-start"
+        )
         assert listed(home, capsys)["air"]["state"] == "waits to be replaced"
         assert anna.take_part(2).verdict is Verdict.COUNTED
         manifest = anna.await_round(3)
@@ -151,8 +151,7 @@ def test_a_task_is_replaced_and_its_devices_stay(
         assert anna.send_and_wait(manifest, anna.body()).verdict is Verdict.COUNTED
         # Another width, at once: the open round is given up.
         assert anna.await_round(4).version == 4
-        assert command(home, *arguments, str(wider), "--now") == 0
-        assert "task air is replaced" in capsys.readouterr().out
+        assert "task air is replaced" in output_of(capsys, home, *arguments, str(wider), "--now")
         manifest = anna.await_round(5)
         _, broadcast = anna.fetch(manifest)
         assert broadcast.tensors["items"].shape == (20, 12)
@@ -185,9 +184,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
     wider.write_text(plain.read_text().replace("columns = 8", "columns = 12"))
 
     def checked(file: Path, *more: str) -> dict[str, Any]:
-        capsys.readouterr()
-        assert command(home, "task", "check", str(file), *more, "--json") == 0
-        (found,) = json.loads(capsys.readouterr().out)
+        (found,) = json.loads(output_of(capsys, home, "task", "check", str(file), *more, "--json"))
         assert isinstance(found, dict)
         return found
 
@@ -202,8 +199,9 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         anna.await_round(1)
         same = home.folder / "same.toml"
         same.write_text(home.task_file.read_text())
-        assert command(home, "task", "check", str(same), "--replace", "films") == 0
-        assert "as it is served" in capsys.readouterr().out
+        assert "as it is served" in output_of(
+            capsys, home, "task", "check", str(same), "--replace", "films"
+        )
         # With its tables a file can only be the first task's.
         for more in ((), ("--replace", "films")):
             assert "are the fleet's, and cannot be replaced" in refused(broker, *more)
@@ -242,8 +240,7 @@ def test_a_file_for_the_first_task_is_checked_and_replaces_it(
         written = home.task_file.read_text()
         assert f'[broker]\n# ours\nurl = "{mosquitto.url}"' in written
         assert 'name = "films"' in written and anna.take_part(2, body).verdict is Verdict.COUNTED
-        assert command(home, "task", "check") == 0
-        assert "as it is served" in capsys.readouterr().out
+        assert "as it is served" in output_of(capsys, home, "task", "check")
 
 
 def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
@@ -256,9 +253,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         anna.enrol().join()
         anna.await_round(1)
         home.task_file.write_text(text.replace("quorum = 1\n", "quorum = 1\nmost_rounds = 77\n"))
-        capsys.readouterr()
-        assert command(home, "task", "check") == 0
-        said = capsys.readouterr().out
+        said = output_of(capsys, home, "task", "check")
         assert "round.most_rounds  takes effect between two rounds" in said
         assert anna.take_part(1).verdict is Verdict.COUNTED
         manifest = anna.await_round(2)
@@ -270,8 +265,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         )
         changed = changed.replace("[task]", '[task]\nwarm_start = "a.safetensors"')
         home.task_file.write_text(changed)
-        assert command(home, "task", "check") == 0
-        said = capsys.readouterr().out
+        said = output_of(capsys, home, "task", "check")
         assert "task.warm_start  is read when the task's first version is made" in said
         assert "scatter.loss  needs tessera-aggregator task replace" in said
         assert 'note: of another loss than "bpr", and without effect: scatter.least_squares' in said
@@ -279,8 +273,7 @@ def test_settings_of_a_file_that_is_edited_are_taken_up_between_rounds(
         assert anna.take_part(2).verdict is Verdict.COUNTED
         anna.await_round(3)
         assert "goes on with the settings" in (listed(home, capsys)["default"]["problem"] or "")
-        assert command(home, "status") == 0
-        assert "goes on with the settings" in capsys.readouterr().out
+        assert "goes on with the settings" in output_of(capsys, home, "status")
         home.task_file.write_text(text)
         assert anna.take_part(3).verdict is Verdict.COUNTED
         anna.await_round(4)
@@ -311,8 +304,7 @@ def test_what_cannot_be_done_says_what_to_do(
     store.database.close()
     file = home.task_file
     given = [str(file) if each == "FILE" else each for each in arguments]
-    assert command(home, "task", *given) == 1
-    assert said in capsys.readouterr().err
+    assert said in error_of(capsys, home, "task", *given)
 
 
 @pytest.mark.parametrize(
@@ -340,12 +332,10 @@ def test_a_file_that_is_wrong_is_not_added(
     text = task_text(home, "air", ROUND)
     assert change[0] in text
     file.write_text(text.replace(*change))
-    assert command(home, "task", "add", "air", "--from", str(file)) == 1
-    assert said in capsys.readouterr().err
+    assert said in error_of(capsys, home, "task", "add", "air", "--from", str(file))
     assert list(listed(home, capsys)) == ["default"]
     file.write_text(text)
-    assert command(home, "task", "check", str(file)) == 0
-    assert "task air, scatter: right" in capsys.readouterr().out
+    assert "task air, scatter: right" in output_of(capsys, home, "task", "check", str(file))
 
 
 def test_artifacts_that_reports_call_alike_are_named(
@@ -365,15 +355,12 @@ def test_artifacts_that_reports_call_alike_are_named(
             file = tmp_path / folder / MANIFEST_FILE
             said = json.loads(file.read_text()) | {"name": name}
             file.write_text(json.dumps(said, sort_keys=True, separators=(",", ":")))
-        capsys.readouterr()
-        assert command(home, "task", "check") == 0
-        return capsys.readouterr().out
+        return output_of(capsys, home, "task", "check")
 
     assert "agree" not in checked("clicks-32-embedding", "clicks-64-embedding")
     agree = "some agree: clicks-embedding-32, clicks-embedding-64"
     assert agree in checked("clicks-embedding-32", "clicks-embedding-64")
-    world = World(time.monotonic, time.time, np.random.default_rng(3))
-    parts = assemble(home, home.open_store(), read_task(home.task_file), world)
+    parts = parts_of(home)
     parts.store.database.close()
     assert agree in caplog.text
 
@@ -398,6 +385,5 @@ def test_a_file_whose_changes_wait_for_a_restart_is_not_called_served(
     store.tasks.set_served(FIRST, home.task_file.read_text())
     store.tasks.set_problem(FIRST, "changes of [cluster] take effect when serve is restarted")
     store.database.close()
-    assert command(home, "task", "check") == 0
-    said = capsys.readouterr().out
+    said = output_of(capsys, home, "task", "check")
     assert "take effect when serve is restarted" in said and "as it is served" not in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
@@ -55,35 +54,6 @@ def _runtime(running: Coordinated) -> Processes:
     return running.runtime
 
 
-def test_workers_that_are_killed_lose_nothing(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    home = make_home(tmp_path, mosquitto.url, ROUND)
-    with coordinated(home, TWO, processes=True) as running:
-        stubborn = [
-            Stubborn(ScriptedDevice(mosquitto.url, code, seed), ROUNDS)
-            for seed, code in enumerate(invite(home, DEVICES))
-        ]
-        for each in stubborn:
-            each.device.enrol().join()
-        threads = [threading.Thread(target=each.run) for each in stubborn]
-        for thread in threads:
-            thread.start()
-        chance, kills = random.Random(5), 0
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(chance.uniform(0.2, 0.8))
-            if kills < 4:
-                _runtime(running).workers[kills % 2].signal(signal.SIGKILL)
-                kills += 1
-        for thread in threads:
-            thread.join()
-        log = _runtime(running).log
-        assert [each.error for each in stubborn] == [None] * DEVICES, log.read_text()
-        for each in stubborn:
-            each.device.disconnect()
-        wait_until(lambda: len(_rounds(home)) >= ROUNDS, lambda: log.read_text())
-    assert all(each.counted == list(range(1, ROUNDS + 1)) for each in stubborn)
-    assert _rounds(home) == [(n, DEVICES, n) for n in range(1, ROUNDS + 1)]
-
-
 def test_a_frozen_worker_that_comes_back_writes_nothing_and_ends(
     mosquitto: Mosquitto, tmp_path: Path, store_url: str | None
 ) -> None:
@@ -125,9 +95,6 @@ def test_an_open_that_was_granted_is_not_granted_again_by_the_next_process(
         refused = "refused from an unknown sender: replayed"
         wait_until(lambda: refused in runtime.log.read_text(), lambda: runtime.log.read_text())
         device.disconnect()
-
-
-PROGRAM = (sys.executable, "-m", "tests.fakes.coordinator_process")
 
 
 class Coordinator:

@@ -18,7 +18,8 @@ from aggregator.task.file import read_task
 from device_sdk.link.broker_url import parse_broker_url
 from tests.brokers.fixtures import MakeMosquitto
 from tests.fakes.clusters import Threads, world
-from tests.fakes.homes import command, make_home
+from tests.fakes.homes import make_home
+from tests.fakes.outputs import output_of
 from tests.fakes.threads import on_thread
 from tests.fakes.waiting import wait_until
 from tests.faults.test_moving_brokers import ROUND, Devices, require_each_counted_once
@@ -50,8 +51,7 @@ def test_workers_and_devices_move_and_the_old_broker_can_go(
         coordinate(home, task, world(), start, stopping, on_ready=on_ready)
 
     def said(*arguments: str) -> str:
-        assert command(home, *arguments) == 0
-        return capsys.readouterr().out
+        return output_of(capsys, home, *arguments)
 
     with ExitStack() as stack:
         stack.enter_context(on_thread(serve))

@@ -6,12 +6,11 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,41 +25,12 @@ from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import AggregatorHome, command, invite
 from tests.fakes.killed_rounds import DEVICES, await_version, make_home
+from tests.fakes.ray_head import ray_head
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 from tests.servers.fixtures import MakeDatabase
 
 pytest.importorskip("ray")
 ROUNDS = 6
-
-
-@contextmanager
-def ray_head(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """A Ray cluster of one node; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = folder / "ray.log"
-    ray = str(Path(sys.executable).with_name("ray"))
-    with log.open("wb") as output:
-        options = [
-            "--head",
-            "--block",
-            f"--port={port}",
-            f"--temp-dir={folder / 'r'}",
-            "--num-cpus=4",
-        ]
-        head = subprocess.Popen(
-            [ray, "start", *options, "--include-dashboard=false", "--node-ip-address=127.0.0.1"],
-            stdout=output,
-            stderr=output,
-            env=environment,
-        )
-    try:
-        wait_until(lambda: "Ray runtime started" in log.read_text(), log.read_text)
-        yield f"127.0.0.1:{port}"
-    finally:
-        head.send_signal(signal.SIGTERM)
-        head.wait(PATIENCE_SECONDS)
 
 
 @dataclass

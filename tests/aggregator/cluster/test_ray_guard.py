@@ -24,7 +24,7 @@ from aggregator.cluster.ray_guard import (
     require_private_token,
 )
 from aggregator.errors import AggregatorError
-from tests.aggregator.cluster.test_ray_cluster import ray_head
+from tests.fakes.ray_head import ray_head
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 pytest.importorskip("ray")

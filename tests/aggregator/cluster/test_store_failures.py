@@ -16,14 +16,14 @@ from aggregator.cluster.worker import Worker, WorkerParts
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.store.rounds import RoundRow
-from device_sdk.wire.codec.message import MessageType
+from device_sdk.wire.codec.message import MessageType, encode
 from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Report, ReportedOutcome
 from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home
 from tests.fakes.clusters import world
 from tests.fakes.failing_store import FailingConnection
@@ -189,7 +189,7 @@ def test_no_reply_to_an_open_leaves_before_its_counter_is_in_the_store(scene: Sc
 
 
 def test_an_outcome_is_counted_once_however_often_its_commit_is_tried(scene: Scene) -> None:
-    told = write_report(Report(ReportedOutcome.TRAINED))
+    told = encode(Report(ReportedOutcome.TRAINED))
     for device in scene.devices:
         scene.worker.registry.look_up([device.id])
         identity = UpdateIdentity(device.id, "default", scene.row.generation, 2)

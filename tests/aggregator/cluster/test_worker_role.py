@@ -20,6 +20,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.clusters import Threads, coordinated
 from tests.fakes.homes import command, invite, make_home
+from tests.fakes.outputs import error_of
 from tests.fakes.waiting import wait_until
 from tests.servers.fixtures import MakeDatabase
 from tests.servers.postgres import USER, PostgresServer
@@ -195,13 +196,11 @@ def test_a_role_with_more_rights_is_refused(
 ) -> None:
     home, _ = _home(tmp_path, mosquitto.url, make_database(), role)
     for name, word in ((USER, "may do all that"), ("nobody_here", "CREATE ROLE")):
-        assert command(home, "store", "--worker-role", name) == 1
-        assert word in capsys.readouterr().err
+        assert word in error_of(capsys, home, "store", "--worker-role", name)
 
 
 def test_a_store_in_a_file_has_no_roles(
     tmp_path: Path, mosquitto: Mosquitto, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = make_home(tmp_path, mosquitto.url, ROUND)
-    assert command(home, "store", "--worker-role", "workers") == 1
-    assert "is a file" in capsys.readouterr().err
+    assert "is a file" in error_of(capsys, home, "store", "--worker-role", "workers")

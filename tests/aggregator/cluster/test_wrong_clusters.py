@@ -21,6 +21,7 @@ from aggregator.task.file import read_task
 from device_sdk.wire.seal.placement import SHARDS
 from tests.fakes.clusters import world
 from tests.fakes.homes import command, make_home
+from tests.fakes.outputs import error_of, output_of
 
 
 @pytest.fixture
@@ -106,10 +107,8 @@ def test_options_that_do_not_go_together(
         (["--cluster", "ray", "--standby"], "--standby goes with --address"),
         (["--cluster", "ray", "--address", "127.0.0.1:1"], "store --move"),
     ):
-        assert command(home, "serve", *options) == 1
-        assert said in capsys.readouterr().err
-    assert command(home, "store", "--move") == 1
-    assert "names no database" in capsys.readouterr().err
+        assert said in error_of(capsys, home, "serve", *options)
+    assert "names no database" in error_of(capsys, home, "store", "--move")
 
 
 def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
@@ -119,10 +118,8 @@ def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
     term = store.lease.take("another machine", "1", 60.0)
     assert term == 1 and store.lease.take("a third", "1", 60.0) is None
     for each in ("serve", "restored"):
-        assert command(home, each) == 1
-        assert "a cluster serves this fleet (another machine)" in capsys.readouterr().err
-    assert command(home, "status") == 0
-    assert "another machine, term 1" in capsys.readouterr().out
+        assert "a cluster serves this fleet (another machine)" in error_of(capsys, home, each)
+    assert "another machine, term 1" in output_of(capsys, home, "status")
     store.lease.release(term)
     assert store.lease.take("a third", "1", 60.0) == 2
     with pytest.raises(Deposed, match="a third"):
@@ -130,8 +127,7 @@ def test_a_fleet_that_a_cluster_serves_is_served_by_nobody_else(
     store.lease.release(2)
     store.first.shares.put(ShareRow(1, 0, 1, 1, 3, 3, b"sums"))
     store.database.close()
-    assert command(home, "serve") == 1
-    assert "has sums of a cluster's workers" in capsys.readouterr().err
+    assert "has sums of a cluster's workers" in error_of(capsys, home, "serve")
 
 
 def test_a_worker_of_another_version_or_fleet_does_not_start(home: AggregatorHome) -> None:
@@ -169,8 +165,7 @@ def test_what_is_seen_of_workers_without_a_coordinator(
         store.workers.beat(slot, connected=connected)
     store.lease.release(term)
     store.database.close()
-    assert command(home, "status") == 0
-    said = capsys.readouterr().out
+    said = output_of(capsys, home, "status")
     assert "coordinator  none" in said
     assert "cell-0, all shards, start 1, connected" in said
     assert "cell-1, all shards, start 1, no connection to its broker" in said
@@ -183,8 +178,7 @@ def test_a_store_that_was_not_moved_yet_is_told_of(
     assert "note" not in capsys.readouterr().out
     with home.task_file.open("a") as file:
         file.write("\n[cluster]\nstore = 'postgresql://127.0.0.1:1/fleet'\n")
-    assert command(home, "store") == 0
-    said = capsys.readouterr().out
+    said = output_of(capsys, home, "store")
     assert f"store        {home.database}" in said
     assert "note" in said and "store --move moves it there" in said
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -189,11 +188,3 @@ def test_a_metric_that_one_device_s_data_does_not_define_counts_in_the_sum_alone
     assert figure.value == 1.0
     assert math.isnan(figure.median)
     assert figure.deciles == ()
-
-
-def test_the_same_reports_give_the_same_bits() -> None:
-    rng = np.random.default_rng(1)
-    reports = [DeviceReport("", ranked(rng.integers(0, 40, rng.integers(1, 9)))) for _ in range(40)]
-    first, second = summarise(reports, RANKS), summarise(iter(reports), RANKS)
-    assert first == second
-    assert all(below <= above for each in first for below, above in pairwise(each.deciles))

@@ -15,10 +15,10 @@ from aggregator.keys.enrolment import Enrolment, EnrolmentAnswer, make_codes
 from aggregator.serve.assembly import World, assemble
 from aggregator.task.file import read_task
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.presence import read_presence
 from tests.fakes.homes import make_home
 from tests.fakes.parties import SeededBytes, key_from
 
@@ -61,7 +61,7 @@ class Office:
         self.counter += 1
         descriptor = self.parts.keys.current().descriptor
         _, message = self.parts.announcements.presence()
-        life = read_presence(message, descriptor).incarnation
+        life = read_announcement(Presence, message, descriptor).incarnation
         freshness = Freshness(life, self.counter)
         return EnrolmentAttempt(code or self.code, descriptor, key_from(name), freshness)
 

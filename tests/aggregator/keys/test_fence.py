@@ -11,10 +11,10 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.seal.announcement import Presence, announce
 from device_sdk.wire.seal.authority import make_succession
 from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
 from device_sdk.wire.seal.keyring import ServingKeys
-from device_sdk.wire.seal.presence import Presence, sign_presence
 from tests.fakes.parties import EXPIRES, NOW, Clock, delegation_of, key_from, make_serving
 
 OURS = Presence(b"m" * 16, 1_700_000_000)
@@ -29,7 +29,7 @@ def fence(
 
 
 def presence(started: int, incarnation: bytes = b"z" * 16, keys: ServingKeys = NEW) -> bytes:
-    return sign_presence(Presence(incarnation, started), keys.descriptor, keys.signing)
+    return announce(Presence(incarnation, started), keys.descriptor, keys.signing)
 
 
 def test_it_announces_once_a_connection_after_half_a_second_of_silence() -> None:

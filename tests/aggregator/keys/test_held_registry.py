@@ -67,31 +67,6 @@ def test_rows_are_read_when_asked_for_and_many_at_once(
     assert reason(held, rows[500]) == "unknown-handle"
 
 
-def test_who_is_revoked_after_its_row_was_read_is_noticed(store: Store) -> None:
-    rows = enrol(store, range(3))
-    held = HeldRegistry(store.devices)
-    held.look_up([row.handle for row in rows[:2]])
-    with store.database.transaction():
-        for row in rows[1:]:
-            assert revoke(store, row.device_id, 9)
-    assert held.refresh() == [rows[1].device_id], "the third one is nobody's here"
-    assert held.by_id(rows[1].device_id) is None and held.by_handle(rows[0].handle) == rows[0]
-    assert reason(held, rows[1]) == "revoked" and reason(held, rows[2]) == "unknown-handle"
-    assert held.look_up([rows[2].handle]) == [] and reason(held, rows[2]) == "revoked"
-    assert held.refresh() == []
-
-
-def test_rows_that_nobody_needs_are_let_go_of_not_at_once(store: Store) -> None:
-    first, second, third = enrol(store, range(3))
-    held = HeldRegistry(store.devices)
-    held.look_up([first.handle, second.handle])
-    assert held.let_go(lambda device_id: False) == [], "they were read a moment ago"
-    held.look_up([third.handle])
-    assert held.let_go(lambda device_id: device_id == first.device_id) == [second.device_id]
-    assert reason(held, second) == "unknown-handle"
-    assert held.look_up([second.handle]) == [second.device_id]
-
-
 @pytest.mark.parametrize("kept_changes", [1, 1000], ids=["all", "changes"])
 @pytest.mark.parametrize("whole", [False, True], ids=["held", "whole"])
 @pytest.mark.parametrize("read", [0, 2])

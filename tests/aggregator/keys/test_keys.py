@@ -40,6 +40,7 @@ from device_sdk.wire.seal.enrolment import require_current
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import KeyKind, fingerprint, read_key, signing_key
 from tests.fakes.homes import command, make_home, serving
+from tests.fakes.outputs import error_of, output_of
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 DAY = 86_400
@@ -464,8 +465,7 @@ def test_a_restored_home_shows_a_descriptor_above_those_made_since_the_backup(
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     store = home.open_store()
     before = current_descriptor(store)
-    assert command(home, "restored") == 0
-    assert "rotate keys now" in capsys.readouterr().out
+    assert "rotate keys now" in output_of(capsys, home, "restored")
     assert current_descriptor(store).serial > before.serial
     store.database.close()
 
@@ -476,5 +476,4 @@ def test_a_restored_home_without_its_delegate_s_key_says_what_to_do(
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     for path in home.keys.glob("delegate-*"):
         path.unlink()
-    assert command(home, "restored") == 1
-    assert "the delegate's key cannot be used" in capsys.readouterr().err
+    assert "the delegate's key cannot be used" in error_of(capsys, home, "restored")

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.clustering import ClusterSettings
@@ -15,7 +11,6 @@ from aggregator.methods.method import Refused
 from aggregator.methods.mixtures import MixtureSettings, amp_weights, sketch_weights
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
-from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 NARROW = flat_layout({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2)})
@@ -246,62 +241,6 @@ def test_a_claim_of_many_samples_is_capped() -> None:
     np.testing.assert_allclose(one.shared, 0.75 * vector(0) + 0.25 * vector(1), rtol=1e-6)
 
 
-arrays = hnp.arrays(
-    st.sampled_from([np.float32, np.float16, np.int64]), hnp.array_shapes(max_dims=3, max_side=20)
-)
-scalars = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
-
-
-@given(
-    st.dictionaries(st.sampled_from(["vector", "v"]), arrays, max_size=2),
-    st.dictionaries(
-        st.sampled_from(["samples", "width", "mixture", "loss", "x"]), scalars, max_size=5
-    ),
-)
-def test_check_raises_refused_or_nothing(
-    tensors: dict[str, np.ndarray], metadata: dict[str, object]
-) -> None:
-    one = method()
-    one.open_round(1)
-    before = one.state()
-    with contextlib.suppress(Refused):
-        one.check(Update(1, tensors, metadata, sender=name(0)))  # type: ignore[arg-type]
-    for key, array in one.state().items():
-        np.testing.assert_array_equal(array, before[key])
-
-
-def test_a_restored_method_goes_on_bit_for_bit() -> None:
-    one, other = method(), method()
-    run_round(one, 1, *(update(1, i, vector(i)) for i in range(3)))
-    one.open_round(2)
-    one.absorb(update(2, 1, vector(7)))
-    other.restore(one.state())
-    for each in (one, other):
-        late = update(2, 3, vector(8), samples=4)
-        each.check(late)
-        each.absorb(late)
-        each.close_round()
-    for key, array in one.state().items():
-        np.testing.assert_array_equal(array, other.state()[key])
-    one_open, other_open = one.open_round(3), other.open_round(3)
-    assert set(one_open.attachments) == set(other_open.attachments)
-    np.testing.assert_array_equal(one_open.tensors["sketches"], other_open.tensors["sketches"])
-
-
-@pytest.mark.parametrize("key", ["model", "last.values.vector|float32|1", "last.said", "version"])
-def test_a_state_that_does_not_fit_changes_nothing(key: str) -> None:
-    one = method()
-    run_round(one, 1, update(1, 0, vector(0)))
-    good = dict(one.state())
-    bad = {**good, key: np.zeros((3, 3), np.float32)}
-    with pytest.raises(RestoreError):
-        one.restore(bad)
-    with pytest.raises(RestoreError):
-        one.restore({k: v for k, v in good.items() if k != key})
-    for name_, array in one.state().items():
-        np.testing.assert_array_equal(array, good[name_])
-
-
 def test_a_forgotten_device_is_handed_on_no_more() -> None:
     sketches = 4 * (16 + 1 + 4 + 2 * TOLD.sketch_rows * 2)
     one = method(clusters=ClusterSettings(most_bytes=4 * NARROW.size * 2 + sketches))
@@ -319,16 +258,6 @@ def test_a_forgotten_device_is_handed_on_no_more() -> None:
     one.close_round()
     run_round(one, 3, update(3, 0, vector(0)))
     assert set(one.clusters) == {name(0), name(1), name(2)}
-
-
-def test_a_given_up_round_is_forgotten() -> None:
-    one = method()
-    one.open_round(1)
-    one.absorb(update(1, 0, vector(0)))
-    one.open_round(2)
-    summary = one.close_round()
-    assert (summary.version, summary.participants) == (0, 0)
-    np.testing.assert_array_equal(one.shared, 0)
 
 
 def test_tasks_that_cannot_work_are_refused() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,20 +101,3 @@ def test_a_newcomer_joins_its_like_and_the_others_stay() -> None:
     now = assign_clusters(grown, np.append(before, NEW), 4, ClusterSettings())
     np.testing.assert_array_equal(now[:7], before)
     assert now[7] == before[0]
-
-
-def test_impossible_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot hold a device"):
-        assign_clusters(np.zeros((2, 2)), unknown(2), 0, ClusterSettings())
-    with pytest.raises(ValueError, match="previous clusters"):
-        assign_clusters(np.zeros((2, 2)), unknown(3), 2, ClusterSettings())
-    with pytest.raises(ValueError, match="algorithm"):
-        ClusterSettings(algorithm="dbscan")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="most_bytes"):
-        ClusterSettings(most_bytes=-1)
-    with pytest.raises(ValueError, match="hysteresis"):
-        ClusterSettings(hysteresis=float("nan"))
-
-
-def test_nobody_is_in_no_cluster() -> None:
-    assert len(assign_clusters(np.empty((0, 3)), unknown(0), 3, ClusterSettings())) == 0

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Refused
 from aggregator.methods.server_optimizer import OptimizerSettings
 from device_sdk.methods.fedavg.contract import FedAvgTraining
-from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 PARAMETERS = {
@@ -124,62 +120,6 @@ def test_what_does_not_fit_is_refused_for_a_reason(changed: dict, reason: str) -
     with pytest.raises(Refused) as refused:
         one.check(Update(**fields))
     assert refused.value.reason == reason
-
-
-@given(
-    hnp.arrays(np.float32, st.sampled_from([(2,), (3,), (2, 1), ()]), elements=st.floats(width=32)),
-    st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3)),
-)
-def test_check_raises_nothing_but_refused(values: np.ndarray, samples: object) -> None:
-    one = method()
-    one.open_round(1)
-    tensors = {**update().tensors, "w.0.bias": values}
-    metadata = {"loss": 1.0} if samples is None else {"loss": 1.0, "samples": samples}
-    try:
-        candidate = Update(1, tensors, metadata)  # type: ignore[arg-type]
-    except ValueError:  # a setting that is not finite never comes out of a decoder
-        return
-    try:
-        one.check(candidate)
-    except Refused:
-        return
-    one.absorb(candidate)
-    one.close_round()
-    assert np.isfinite(one.model["0.bias"]).all()
-
-
-def test_a_restored_method_continues_bit_for_bit_in_the_middle_of_a_round() -> None:
-    settings = FedAvgSettings(optimizer=OptimizerSettings(learning_rate=0.1))
-    one, other = method(settings), method(settings)
-    one.open_round(1)
-    for seed in range(3):
-        one.absorb(update(3 + seed, seed))
-    one.close_round()
-    one.open_round(2)
-    one.absorb(update(3, 2, 2))
-    state = one.state()
-    other.restore(state)
-    for each in (one, other):
-        each.absorb(update(5, 3, 2))
-        assert each.close_round().version == 2
-    np.testing.assert_array_equal(one.model["Conv.weight"], other.model["Conv.weight"])
-    for wrong in (
-        {**state, "more": np.zeros(1)},
-        {n: a for n, a in state.items() if n != "moved.sum"},
-        {n: a for n, a in state.items() if not n.startswith("buffers_moved.fine.")},
-        {**state, "model": np.zeros(3, np.float32)},
-        {**state, "losses": np.zeros(2)},
-    ):
-        with pytest.raises(RestoreError):
-            other.restore(wrong)
-
-
-def test_an_empty_round_changes_nothing() -> None:
-    one = method()
-    one.open_round(1)
-    assert one.close_round().version == 0
-    with pytest.raises(ValueError, match="does not follow"):
-        one.open_round(1)
 
 
 @pytest.mark.parametrize(

@@ -63,47 +63,10 @@ def test_nothing_of_a_round_changes_how_it_is_judged() -> None:
     assert scale.median(0) == 1.0, "and it leaves no trace where it is given up"
 
 
-def test_of_two_updates_of_one_device_in_a_round_the_larger_counts() -> None:
-    found = []
-    for pair in ((1.0, 9.0), (9.0, 1.0)):
-        scale = FleetScale(1)
-        heard(scale, [(NAMES[0], (value,)) for value in pair], 1)
-        assert scale.median(0) == 9.0
-        found.append(pack_state(scale.state()))
-    assert found[0] == found[1]
-
-
 def test_updates_without_a_sender_are_voices_of_their_own() -> None:
     scale = FleetScale(1)
     heard(scale, [("", (norm,)) for norm in (1.0, 2.0, 100.0, 7.0)], 1)
     assert scale.median(0) == 2.0, "the lower of two in the middle"
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["", *NAMES[:5]]), st.floats(0, 1e9), st.sampled_from("nnnsb")),
-        max_size=40,
-    )
-)
-def test_a_scale_s_state_continues_bit_for_bit(steps: list[tuple[str, float, str]]) -> None:
-    def act(one: FleetScale, sender: str, value: float, kind: str, number: int) -> None:
-        if kind == "n":
-            one.note(sender, (value, value / 2))
-        elif kind == "s":
-            one.settle()
-        else:
-            one.begin(number)
-
-    whole = FleetScale(2)
-    for number, step in enumerate(steps):
-        again = FleetScale(2).restored(unpack_state(pack_state(whole.state())))
-        act(whole, *step, number)
-        act(again, *step, number)
-        assert pack_state(again.state()) == pack_state(whole.state())
-        for each in (whole, again):
-            each.begin(number)
-        assert (again.known, again.median(0)) == (whole.known, whole.median(0))
 
 
 @settings(max_examples=300, deadline=None)
@@ -144,35 +107,6 @@ def test_a_median_is_that_of_the_latest_voices(rounds: list[list[tuple[int, floa
         ordered = sorted(latest.values())
         assert scale.median(0) == (ordered[(len(ordered) - 1) // 2] if ordered else 0.0)
         assert scale.known == (len(ordered) >= 3)
-
-
-def test_bad_states_of_a_scale_are_refused() -> None:
-    scale = FleetScale(1)
-    heard(scale, [(name, (1.0,)) for name in NAMES[:3]], 1)
-    for name in (*NAMES[:3], ""):
-        scale.note(name, (1.0,))
-    good = scale.state()
-    FleetScale(1).restored(good)
-    for bad in (
-        {"round": good["round"]},
-        {**good, "round": np.asarray(-1, dtype=np.int64)},
-        {**good, "recent.values": -good["recent.values"]},
-        {**good, "recent.values": good["recent.values"] * np.nan},
-        {**good, "recent.values": good["recent.values"].astype(np.float32)},
-        {**good, "recent.values": good["recent.values"][1:]},
-        {**good, "recent.names": np.zeros((4, 16), np.uint8)},
-        {**good, "settled.names": np.zeros((4, 15), np.uint8)},
-        {**good, "settled.more": np.zeros(1)},
-        {
-            **good,
-            "settled.names": np.arange(257 * 16).astype(np.uint8).reshape(257, 16),
-            "settled.values": np.ones((257, 1)),
-        },
-    ):
-        with pytest.raises(RestoreError):
-            FleetScale(1).restored(bad)
-    with pytest.raises(RestoreError):
-        FleetScale(2).restored(good)
 
 
 def test_updates_that_are_held_are_kept_whole() -> None:
@@ -422,25 +356,6 @@ def test_a_fleet_of_two_is_held_to_the_first_model_s_length(kind: str) -> None:
     small: Any = scatter(optimizer=PLAIN) if kind == "scatter" else averaging()
     small.open_round(1)
     assert absorbed(small, [make(1, 0, 0.1), make(1, 1, 0.1)]).metrics["clipped"] == 0
-
-
-@pytest.mark.parametrize("saved_after", [0, 1, 2, 3, 5])
-@pytest.mark.parametrize("kind", ["scatter", "averaging"])
-def test_what_waits_and_what_is_known_survive_bit_for_bit(kind: str, saved_after: int) -> None:
-    make: Any = scatter_update if kind == "scatter" else averaging_update
-    fresh: Any = scatter if kind == "scatter" else averaging
-    updates = [make(1, place, 10.0**place) for place in range(6)]
-    one, other = fresh(), fresh()
-    one.open_round(1)
-    for place, each in enumerate(updates):
-        if place == saved_after:
-            other.restore(unpack_state(pack_state(one.state())))
-        one.absorb(each)
-        if place >= saved_after:
-            other.absorb(each)
-    assert pack_state(one.state()) == pack_state(other.state())
-    assert one.close_round() == other.close_round()
-    assert pack_state(one.state()) == pack_state(other.state())
 
 
 def test_a_claim_counts_for_three_usual_ones_and_no_more() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ItemNorms, ScatterMethod, ScatterSettings
-from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 200, 4
@@ -61,33 +60,6 @@ def test_where_most_vectors_are_zero_there_is_no_scale() -> None:
     one, matrix = touched(), np.zeros((ITEMS, K), dtype=np.float32)
     matrix[7] = 1.0
     assert one.bounded(matrix).tobytes() == matrix.tobytes()
-
-
-def test_a_round_that_was_given_up_is_forgotten() -> None:
-    one = touched()
-    one.settle()
-    before = one.state()
-    one.note(np.arange(50))
-    one.begin(2)
-    after = one.state()
-    assert {n: a.tobytes() for n, a in after.items()} == {n: a.tobytes() for n, a in before.items()}
-    one.grow(5)
-    assert one.state()["settled"].tolist() == [*range(ITEMS), 0, 0, 0, 0, 0]
-
-
-def test_states_that_do_not_fit_are_refused() -> None:
-    good = touched().state()
-    again = ItemNorms(2.0, ITEMS).restored(good).state()
-    assert {n: a.tobytes() for n, a in again.items()} == {n: a.tobytes() for n, a in good.items()}
-    assert not ItemNorms(2.0, ITEMS).restored({}).state()["settled"].any()
-    for bad in (
-        {"recent": good["recent"]},
-        {**good, "recent": good["recent"][1:]},
-        {**good, "recent": good["recent"].astype(np.int32)},
-        {**good, "recent": -good["recent"]},
-    ):
-        with pytest.raises(RestoreError):
-            ItemNorms(2.0, ITEMS).restored(bad)
 
 
 def update(round_id: int, seed: int) -> Update:

@@ -21,7 +21,6 @@ from aggregator.methods.least_squares import (
 from aggregator.methods.method import ModelMismatch
 from aggregator.methods.robust import RobustRule
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.methods.scatter_loss import ScatterLoss
 from aggregator.store.checkpoints import pack_state, unpack_state
 from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
@@ -168,47 +167,6 @@ def test_a_fleet_learns_its_groups_in_a_few_rounds() -> None:
     assert np.mean(hits) > 0.9
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1 << 30), st.integers(1, 6), st.booleans())
-def test_shards_orders_restarts_and_abandoned_rounds_give_the_same_bits(
-    seed: int, shards: int, abandons: bool
-) -> None:
-    """With real devices; ``test_sums.py`` has any values."""
-    rng = np.random.default_rng(seed)
-    whole, mixed = method(), method()
-    learners = fleet(12)
-    for number in range(1, 8, 2):
-        told = whole.open_round(number)
-        updates = sent(learners, told, range(12))
-        absorbed(whole, updates)
-        whole.close_round()
-        if abandons and number > 1:
-            mixed.open_round(number - 1)
-            lost = [Update(number - 1, each.tensors, sender="ee" * 16) for each in updates[:7]]
-            absorbed(mixed, lost)
-        before = mixed.state()
-        mixed.open_round(number)
-        workers = [mixed]
-        for _ in range(shards - 1 if mixed.adds_up else 0):
-            worker = method()
-            worker.restore(before)
-            worker.open_round(number)
-            workers.append(worker)
-        for place in rng.permutation(len(updates)):
-            index = int(rng.integers(len(workers)))
-            absorbed(workers[index], [updates[place]])
-            if rng.random() < 0.3:
-                again_one = method()
-                again_one.restore(unpack_state(pack_state(workers[index].state())))
-                workers[index] = again_one
-        mixed, *others = workers
-        for other in others:
-            mixed.merge(unpack_state(pack_state(other.share())))
-        mixed.close_round()
-        assert mixed.items.tobytes() == whole.items.tobytes()
-    assert bits(mixed) == bits(whole)
-
-
 def test_a_closed_round_leaves_no_sums() -> None:
     one, learners = method(), fleet()
     for number in (1, 2):
@@ -330,24 +288,6 @@ def test_a_robust_rule_holds_for_both_sums(robust: str, share: float) -> None:
         np.testing.assert_allclose(one.items[i], before[i] - step, rtol=2e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("robust", ["median", "trimmed"])
-def test_a_minority_cannot_drag_a_robust_mean_of_the_vectors_squares(robust: str) -> None:
-    found = []
-    for lying in (0, 2):
-        one = method(robust=robust, trim_share=0.25, **UNLIMITED)
-        one.open_round(1)
-        for place in range(12):
-            rng = np.random.default_rng(place)
-            vector = rng.standard_normal(K)
-            if place < lying:
-                vector = np.full(K, 300.0)
-            tensors = one_user(K, range(ITEMS), np.zeros(ITEMS), vector)
-            absorbed(one, [Update(1, tensors, sender=f"{place:032x}")])
-        one.close_round()
-        found.append(one.items)
-    assert np.abs(found[1]).max() < 1.0 and np.abs(found[0] - found[1]).max() < 0.5
-
-
 def test_the_rule_for_the_weights() -> None:
     """Nothing known; a density of which six times is a0, at most 1; lambda falls with users."""
     np.testing.assert_array_equal(weights_by_rule(np.zeros(4), 0), [0.1, 0.02])
@@ -425,16 +365,6 @@ def test_above_that_they_are_a_few_per_cent_off_and_mergeable(devices: int) -> N
     assert sum(array.nbytes for array in whole.state().values()) <= 3 * 8192
 
 
-def test_a_round_that_is_given_up_counts_nobody_and_who_has_no_name_is_nobody() -> None:
-    one = counted([1, 2, 3])
-    one.close(3)
-    one.note("ff" * 16)
-    one.note("")
-    assert one.count == 4
-    one.begin(1)
-    assert one.count == 3
-
-
 @pytest.mark.parametrize("devices", [1, 60, 3000])
 def test_devices_that_are_gone_are_forgotten_after_some_passes_of_the_others(devices: int) -> None:
     one = DistinctSenders()
@@ -450,30 +380,6 @@ def test_devices_that_are_gone_are_forgotten_after_some_passes_of_the_others(dev
         assert one.count >= 0.9 * devices
         one.close(devices)
     assert one.count == pytest.approx(devices, rel=0.1)
-
-
-def test_a_fleet_drawn_at_random_is_counted_whole_at_all_times() -> None:
-    one, rng, counts = DistinctSenders(), np.random.default_rng(0), []
-    for _ in range(200):
-        one.begin(1)
-        for name in rng.choice(500, 50, replace=False).tolist():
-            one.note(f"{name:032x}")
-        counts.append(one.count)
-        one.close(50)
-    assert min(counts[60:]) > 480 and max(counts) <= 500
-
-
-def test_states_of_senders_that_do_not_fit_are_refused() -> None:
-    good = counted([1, 2]).state()
-    for bad in (
-        {"settled": good["settled"]},
-        {**good, "more": good["recent"]},
-        {**good, "updates": np.asarray(-1)},
-        {**good, "recent": good["recent"][None]},
-        {**good, "recent": good["recent"].astype(np.float64)},
-    ):
-        with pytest.raises(RestoreError):
-            DistinctSenders().restored(bad)
 
 
 # The width follows the data.
@@ -521,17 +427,6 @@ def test_a_model_that_has_grown_is_gone_on_from_under_the_settings_it_began_with
     assert again.items.shape == (ITEMS, 4)
     with pytest.raises(RestoreError, match="'columns'"):
         growing(4, 8, ITEMS).restore(one.state())
-
-
-def test_a_loss_keeps_its_width_unless_it_says_otherwise() -> None:
-    assert LeastSquaresLoss((ITEMS, K), ONE_WIDTH).width() == K
-    assert issubclass(LeastSquaresLoss, ScatterLoss)
-    one, learners = method(), fleet()
-    for number in (1, 2, 3):
-        absorbed(one, sent(learners, one.open_round(number), range(DEVICES)))
-        metrics = one.close_round().metrics
-        assert 0 < metrics["effective_columns"] <= K
-    assert one.items.shape == (ITEMS, K)
 
 
 def test_updates_of_nobody_change_nothing_of_what_is_known_of_the_items() -> None:

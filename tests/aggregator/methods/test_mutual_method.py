@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.method import Refused
 from aggregator.methods.mutual import MutualMethod, MutualSettings
@@ -17,7 +14,6 @@ from device_sdk.methods.mutual.contract import (
     encode_soft_labels,
     samples_mark,
 )
-from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 CLASSES = 3
@@ -246,67 +242,6 @@ def test_thoughts_about_what_nobody_shares_are_refused() -> None:
         with pytest.raises(Refused):
             one.check(Update(2, bad, {}, B))
     one.check(Update(2, {}, {}, B))
-
-
-@given(
-    hnp.arrays(
-        st.sampled_from([np.float16, np.float32, np.uint8, np.int64]),
-        st.sampled_from([(4, 3), (4,), (0, 3), (4, 3, 1), ()]),
-    ),
-    hnp.arrays(st.sampled_from([np.float32, np.uint8]), st.sampled_from([(4, 2), (2,), (0, 2)])),
-)
-def test_check_raises_nothing_but_refused(said: np.ndarray, shown: np.ndarray) -> None:
-    one = method()
-    one.open_round(1)
-    candidate = changed(tensors=tensors(labels=said, public__x=shown))
-    try:
-        one.check(candidate)
-    except Refused:
-        return
-    one.absorb(candidate)
-    one.close_round()
-    one.open_round(2)
-
-
-@pytest.mark.parametrize("make", [method, meaned])
-def test_a_restored_method_continues_bit_for_bit(make) -> None:  # type: ignore[no-untyped-def]
-    one, other = make(), make()
-    mean = make is meaned
-    run(one, 1, *((update_without_labels(A), update_without_labels(B)) if mean else (update(A),)))
-    second = (
-        Update(2, {f"labels.{A}": labels(4, 7)}, {"conflict_share": 0.25}, A)
-        if mean
-        else update(B, 3, 2)
-    )
-    one.check(second)
-    one.absorb(second)
-    other.restore(one.state())
-    third = (
-        Update(2, {f"labels.{A}": labels(4, 8)}, {}, B)
-        if mean
-        else update(A, round_id=2, public=False)
-    )
-    sent = []
-    for each in (one, other):
-        each.check(third)
-        each.absorb(third)
-        summary = each.close_round()
-        sent.append((summary, each.open_round(3)))
-    assert sent[0][0] == sent[1][0]
-    assert set(sent[0][1].tensors) == set(sent[1][1].tensors) != set()
-    for name, array in sent[0][1].tensors.items():
-        np.testing.assert_array_equal(array, sent[1][1].tensors[name])
-    assert set(sent[0][1].attachments) == set(sent[1][1].attachments)
-    state = one.state()
-    for wrong in (
-        {**state, "more": np.zeros(1)},
-        {n: a for n, a in state.items() if n != "closed"},
-        {**state, "public.short.x": np.zeros(1)},
-        {**state, f"labels.{C}.labels": np.zeros((2, 3))},
-        {**state, f"new_means.{C}.sum": np.zeros((2, 3))},
-    ):
-        with pytest.raises(RestoreError):
-            other.restore(wrong)
 
 
 @pytest.mark.parametrize(

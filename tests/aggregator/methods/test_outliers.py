@@ -11,8 +11,6 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.limits import Outliers, measured
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.store.checkpoints import pack_state
-from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8
@@ -126,65 +124,6 @@ def test_a_class_of_ones_own_does_not_lift_the_limit() -> None:
     assert holds(one, values(99, 10.0, columns=1)), "a class needs 32 updates"
     heard(one, [*fleet, *(values(seed, 1e6, columns=1) for seed in range(56))], 2)
     assert holds(one, values(99, 1e6, columns=1)), "no class is 16 times as large as the fleet"
-
-
-def test_nothing_and_zeros_are_no_outliers() -> None:
-    one = settled()
-    before = pack_state(one.state())
-    for empty in (np.empty((0, 4), np.float32), np.zeros((3, 4), np.float32)):
-        one.note("", measured(empty))
-        assert not holds(one, empty)
-    assert pack_state(one.state()) == before
-
-
-def test_the_voices_follow_when_all_updates_change() -> None:
-    one = settled(updates=300)
-    heard(one, [values(seed, 100.0) for seed in range(200)], 2)
-    assert len(one.state()["voices.settled.values"]) == 256
-    assert not any(holds(one, values(seed, 100.0)) for seed in range(200))
-
-
-def test_a_round_that_was_given_up_is_forgotten() -> None:
-    one = settled()
-    before = pack_state(one.state())
-    one.note("", measured(values(50, 10.0)))
-    assert holds(one, values(50, 10.0))
-    one.begin(2)
-    assert pack_state(one.state()) == before and one.count == 0
-
-
-def test_a_state_continues_bit_for_bit() -> None:
-    one = settled(updates=100)
-    one.note("", measured(values(101, 50.0)))
-    assert holds(one, values(101, 50.0))
-    other = Outliers(3.0).restored(one.state())
-    assert other.count == one.count == 1
-    for seed in range(300):
-        for each in (one, other):
-            each.note("", measured(values(seed, 1.0 + 9.0 * (seed % 7 == 0))))
-    for each in (one, other):
-        each.settle()
-    assert pack_state(one.state()) == pack_state(other.state())
-    assert Outliers(3.0).restored({}).count == 0
-
-
-def test_states_that_do_not_fit_are_refused() -> None:
-    good = settled(updates=3).state()
-    names, numbers = good["voices.settled.names"], good["voices.settled.values"]
-    for bad in (
-        {"voices.round": good["voices.round"]},
-        {**good, "voices.settled.values": numbers[:, :2]},
-        {**good, "voices.settled.values": numbers.astype(np.float32)},
-        {**good, "voices.settled.values": -numbers},
-        {**good, "voices.settled.values": np.full_like(numbers, np.nan)},
-        {**good, "voices.settled.names": names[:2]},
-        {**good, "voices.settled.names": names[[0, 0, 1]]},
-        {**good, "voices.round": np.asarray(-1, dtype=np.int64)},
-        {**good, "count": np.asarray(-1, dtype=np.int64)},
-        {**good, "count": np.asarray(1.0)},
-    ):
-        with pytest.raises(RestoreError):
-            Outliers(3.0).restored(bad)
 
 
 def update(round_id: int, seed: int, scale: float = 1.0) -> Update:

@@ -6,9 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from aggregator.errors import TaskError
@@ -66,10 +63,6 @@ def closed(one: PrototypesMethod, *updates: Update) -> dict[str, float]:
     return dict(one.close_round().metrics)
 
 
-def state_bytes(one: PrototypesMethod) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in one.state().items()}
-
-
 def test_a_class_has_the_mean_of_the_devices_that_have_it() -> None:
     one = method()
     found = closed(one, sent([0, 1], [[1, 2], [4, 4]]), sent([1], [[0, 2]], [99]))
@@ -104,28 +97,6 @@ def test_a_minority_does_not_decide_a_robust_prototype(robust: str) -> None:
     np.testing.assert_array_equal(one.prototypes[2], [1, 1])
 
 
-@pytest.mark.parametrize("chosen", [{}, {"trained": True}, {"robust": "median"}])
-@pytest.mark.parametrize("cut", [0, 1, 3])
-def test_a_method_restored_mid_round_continues_bit_for_bit(
-    chosen: dict[str, Any], cut: int
-) -> None:
-    updates = [drawn(seed, round_id=2) for seed in range(1, 4)]
-    whole, first = method(**chosen), method(**chosen)
-    for one in (whole, first):
-        closed(one, drawn(9), drawn(10))
-        one.open_round(2)
-    for each in updates[:cut]:
-        first.absorb(each)
-    second = method(**chosen)
-    second.restore(first.state())
-    for each in updates[cut:]:
-        second.absorb(each)
-    for each in updates:
-        whole.absorb(each)
-    assert second.close_round() == whole.close_round()
-    assert state_bytes(second) == state_bytes(whole)
-
-
 def test_settings_may_change_between_rounds() -> None:
     plain, trained = method(), method(trained=True)
     closed(plain, drawn(1))
@@ -137,44 +108,6 @@ def test_settings_may_change_between_rounds() -> None:
     plain.restore(trained.state())
     with pytest.raises(RestoreError):
         plain.restore({**trained.state(), "known": np.zeros((3, 3), np.float32)})
-
-
-def test_a_round_without_updates_leaves_the_version() -> None:
-    one = method(trained=True)
-    closed(one, drawn(0))
-    before = one.prototypes
-    one.open_round(2)
-    assert (one.close_round().version, one.version) == (1, 1)
-    np.testing.assert_array_equal(one.prototypes, before)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["labels", "counts", "prototypes", "more"]),
-        hnp.arrays(
-            st.sampled_from([np.uint16, np.int32, np.float16, np.float32]),
-            hnp.array_shapes(min_dims=0, max_dims=2, max_side=3),
-            elements={"allow_nan": False, "allow_infinity": False},
-        ),
-        min_size=2,
-    ),
-    st.sampled_from([{}, {"trained": True}, {"robust": "median"}]),
-)
-def test_check_is_pure_and_total_and_absorb_takes_what_it_passes(
-    tensors: dict[str, NDArray[Any]], chosen: dict[str, Any]
-) -> None:
-    one = method(**chosen)
-    one.open_round(1)
-    before = state_bytes(one)
-    try:
-        one.check(Update(1, tensors))
-    except Refused:
-        assert state_bytes(one) == before
-        return
-    assert state_bytes(one) == before
-    one.absorb(Update(1, tensors))
-    assert one.close_round().participants == 1
-    assert np.isfinite(one.prototypes).all()
 
 
 @pytest.mark.parametrize(

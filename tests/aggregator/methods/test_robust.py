@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from aggregator.methods.method import Refused
 from aggregator.methods.robust import RobustRule, touched_means, touched_sums
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.store.checkpoints import pack_state, unpack_state
 from aggregator.task.file import read_task
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
@@ -111,19 +109,6 @@ def fedavg_update(round_id: int, seed: int, scale: float = 1.0, samples: int = 1
     return Update(round_id, {"w.w": values.astype(np.float32)}, {"loss": 0.5, "samples": samples})
 
 
-def test_scatter_without_trimming_is_the_mean() -> None:
-    plain = scatter(ScatterSettings("bpr", optimizer=PLAIN))
-    held = scatter(ScatterSettings("bpr", optimizer=PLAIN, robust="trimmed", trim_share=0.0))
-    for one in (plain, held):
-        one.open_round(1)
-        for seed in range(12):
-            one.check(scatter_update(1, seed))
-            one.absorb(scatter_update(1, seed))
-        assert one.close_round().participants == 12
-    np.testing.assert_allclose(held.items, plain.items, rtol=1e-5, atol=1e-6)
-    assert np.abs(plain.items).max() > 0
-
-
 def one_row(value: float, device: int = 0) -> Update:
     whole = np.arange(K, dtype=np.int64)
     values = np.full((1, K), value, dtype=np.float32)
@@ -204,31 +189,6 @@ def methods(robust: Any) -> list[tuple[Any, Any, Any]]:
     ]
 
 
-def bytes_of(one: Any) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in one.state().items()}
-
-
-@pytest.mark.parametrize("robust", ["none", "trimmed", "median"])
-@pytest.mark.parametrize("kind", [0, 1])
-def test_state_within_a_round_continues_bit_for_bit(robust: str, kind: int) -> None:
-    make, update, _ = methods(robust)[kind]
-    one, other = make(), make()
-    one.open_round(1)
-    for seed in range(4):
-        one.absorb(update(1, seed))
-    one.close_round()
-    one.open_round(2)
-    for seed in range(4, 8):
-        one.absorb(update(2, seed, seed))
-    other.restore(unpack_state(pack_state(one.state())))
-    assert bytes_of(one) == bytes_of(other)
-    for each in (one, other):
-        for seed in range(8, 11):
-            each.absorb(update(2, seed, 5))
-    assert one.close_round() == other.close_round()
-    assert bytes_of(one) == bytes_of(other)
-
-
 @pytest.mark.parametrize("robust", ["trimmed", "median"])
 @pytest.mark.parametrize("kind", [0, 1])
 def test_a_held_round_is_judged_by_itself_whatever_came_before(robust: str, kind: int) -> None:
@@ -240,31 +200,6 @@ def test_a_held_round_is_judged_by_itself_whatever_came_before(robust: str, kind
             one.absorb(replace(update(number, 0, scale), sender=f"{device:032x}"))
         metrics = one.close_round().metrics
         assert (metrics["clipped"], metrics["outliers"]) == (0, 0), "all grew alike"
-
-
-@pytest.mark.parametrize("robust", ["none", "trimmed", "median"])
-@pytest.mark.parametrize("kind", [0, 1])
-def test_a_round_that_was_given_up_leaves_no_trace(robust: str, kind: int) -> None:
-    make, update, _ = methods(robust)[kind]
-    one, other = make(), make()
-    for each in (one, other):
-        each.open_round(1)
-        for seed in range(4):
-            each.absorb(update(1, seed))
-        each.close_round()
-    one.open_round(2)
-    for seed in range(4, 7):
-        one.absorb(update(2, seed, 50))
-    # What a failed quorum left is absorbed again; an aggregator that died between has it once.
-    saved = copy.deepcopy(other.state())
-    other = make()
-    other.restore(saved)
-    for each in (one, other):
-        each.open_round(3)
-        for seed in range(4, 9):
-            each.absorb(update(3, seed, 50))
-    assert bytes_of(one) == bytes_of(other)
-    assert one.close_round() == other.close_round()
 
 
 @pytest.mark.parametrize("kind", [0, 1])

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-import copy
 import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.limits import clip_factor
 from aggregator.methods.method import Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from device_sdk.methods.scatter.contract import BprTraining
-from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 12, 6
@@ -90,24 +85,6 @@ def test_broadcast_tells_the_training_settings_at_the_decayed_rate() -> None:
         one.close_round()
 
 
-def test_round_without_updates_keeps_the_version_and_rounds_must_rise() -> None:
-    one = method()
-    before = one.open_round(5).tensors["items"]
-    assert one.close_round().version == 0
-    assert np.array_equal(one.items, before)
-    for stale in (5, 4):
-        with pytest.raises(ValueError, match="does not follow"):
-            one.open_round(stale)
-
-
-def test_reopening_forgets_the_round_that_missed_its_quorum() -> None:
-    one = method()
-    before = one.open_round(1).tensors["items"]
-    one.absorb(update(1, [0], [0]))
-    assert np.array_equal(one.open_round(2).tensors["items"], before)
-    assert one.close_round().participants == 0
-
-
 def test_clipping_bounds_the_norm() -> None:
     one = method(ScatterSettings("bpr", optimizer=PLAIN, clip_norm=0.5))
     before = one.open_round(1).tensors["items"]
@@ -133,76 +110,6 @@ def test_adam_matches_the_paper() -> None:
         v = 0.99 * v + 0.01 * gradient.astype(np.float64) ** 2
         expected -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.99**t)) + 1e-4)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["plain", "adam"])
-def test_state_taken_mid_round_continues_bit_for_bit(name: str) -> None:
-    chosen = ScatterSettings(
-        "bpr", optimizer=OptimizerSettings(name=name, decay=0.9), clip_norm=2.0
-    )  # type: ignore[arg-type]
-    one = method(chosen)
-    one.open_round(1)
-    one.absorb(update(1, [0, 5], [1, 2], 1))
-    one.close_round()
-    one.grow(np.ones((2, K), dtype=np.float32))
-    one.open_round(2)
-    one.absorb(update(2, [1, ITEMS + 1], [0, 2], 2))
-    saved = copy.deepcopy(one.state())
-
-    other = method(chosen)
-    other.restore(saved)
-    for each in (one, other):
-        each.absorb(update(2, [1, 4], [0, 5], 3))
-    assert one.close_round() == other.close_round()
-    assert one.items.tobytes() == other.items.tobytes()
-    assert {n: a.tobytes() for n, a in one.state().items()} == {
-        n: a.tobytes() for n, a in other.state().items()
-    }
-
-
-def adding_up() -> ScatterMethod:
-    """In its second round, which is not held."""
-    one = method()
-    one.open_round(1)
-    for seed in range(4):
-        one.absorb(update(1, [0, 3], [0, 2], seed))
-    one.close_round()
-    one.open_round(2)
-    return one
-
-
-def test_state_is_a_copy() -> None:
-    one = adding_up()
-    saved = one.state()
-    saved["items"][:] = 9
-    saved["total.sum"][:] = 9
-    assert not (one.items == 9).any()
-    assert not one.state()["total.sum"].any()
-    one.absorb(update(2, [0], [0]))
-    assert np.count_nonzero(one.state()["total.sum"]) == 1
-
-
-def test_state_of_another_task_is_refused_and_changes_nothing() -> None:
-    one = adding_up()
-    before = one.items
-    good = dict(one.state())
-    narrow = ScatterMethod(np.ones((ITEMS, K - 1), dtype=np.float32), ScatterSettings("bpr"))
-    plain = method(ScatterSettings("bpr", optimizer=PLAIN))
-    for bad in (
-        {},
-        dict(narrow.state()),
-        dict(plain.state()),
-        {**good, "total.sum": good["total.sum"].astype(np.float64)},
-        {**good, "total.sum": good["total.sum"][1:]},
-        {**good, "total.sum": good["total.sum"] + 2**62 + 1},
-        {name: array for name, array in good.items() if name != "total.exponent"},
-        {**good, "drawn": good["drawn"][:-1]},
-        {**good, "extra": good["drawn"]},
-        {**good, "optimizer.steps": np.asarray(1.0)},
-    ):
-        with pytest.raises(RestoreError):
-            one.restore(bad)
-    assert np.array_equal(one.items, before)
 
 
 def test_catalogue_grows_between_rounds_only() -> None:
@@ -255,44 +162,6 @@ def test_bad_updates_are_refused_by_reason(reason: str, changed: dict[str, np.nd
         one.check(Update(1, {**good.tensors, **changed}))
     assert caught.value.reason == reason
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), Refused)
-
-
-def test_updates_of_other_rounds_are_refused() -> None:
-    one = method()
-    with pytest.raises(Refused, match="bad-round"):
-        one.check(update(0, [0], [0]))
-    one.open_round(3)
-    with pytest.raises(Refused, match="bad-round"):
-        one.check(update(2, [0], [0]))
-
-
-arrays = hnp.arrays(
-    dtype=st.sampled_from([np.float32, np.int64, np.int8, np.bool_, np.float16]),
-    shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from(["rows", "columns", "values", "other"]), arrays),
-    st.integers(0, 2),
-)
-def test_check_is_total_and_what_passes_can_be_absorbed(
-    tensors: dict[str, np.ndarray], round_id: int
-) -> None:
-    one = adding_up() if round_id == 2 else method()
-    if round_id != 2:
-        one.open_round(1)
-    before = {name: array.tobytes() for name, array in one.state().items()}
-    candidate = Update(round_id, tensors)
-    try:
-        one.check(candidate)
-    except Refused:
-        assert {name: array.tobytes() for name, array in one.state().items()} == before
-        return
-    one.absorb(candidate)
-    one.close_round()
-    assert np.isfinite(one.items).all()
 
 
 def test_settings_are_checked() -> None:

@@ -15,7 +15,8 @@ from aggregator.publish.publisher import ATTACHMENT_PART, Attachments, SealedOff
 from aggregator.store import TaskStore
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.content import ContentKind, read_content_head
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.content import ContentHead, ContentKind
 from device_sdk.wire.publish.manifest import ChunkSet
 from device_sdk.wire.publish.task_messages import read_attachment
 from device_sdk.wire.publish.topics import ChunkTopic, Topics
@@ -84,7 +85,7 @@ def opened(attachments: Attachments, content_id: bytes, key: GroupKey, cohort: s
 
     label = read_manifest_label(message(0))
     keys = derive_broadcast_keys(key, label.broadcast_id, "films", cohort)
-    head = read_content_head(open_manifest(message(0), keys, SIGNING.public_key()))
+    head = decode(ContentHead, open_manifest(message(0), keys, SIGNING.public_key()))
     assert (head.kind, head.content_id) == (ContentKind.ATTACHMENT, content_id)
     chunks = ChunkSet(keys, label.broadcast_id, head.chunks, head.length)
     for index in range(len(head.chunks)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,18 +13,17 @@ from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundOpened
-from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store import TaskStore
 from aggregator.store.checkpoints import pack_state
 from aggregator.store.devices import DeviceRow
 from aggregator.store.rounds import RoundRow
 from aggregator.store.update_log import LoggedUpdate
-from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from tests.fakes.homes import ITEMS, WIDTH, make_home
+from tests.fakes.parts import parts_of
 from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 DEVICES = 40
@@ -53,8 +51,7 @@ def home(tmp_path: Path) -> AggregatorHome:
 
 @pytest.fixture
 def parts(home: AggregatorHome) -> Iterator[Parts]:
-    world = World(time.monotonic, time.time, np.random.default_rng(1))
-    made = assemble(home, home.open_store(), read_task(home.task_file), world)
+    made = parts_of(home)
     assert isinstance(made.first.rounds.tick(), RoundOpened)
     yield made
     made.store.database.close()

@@ -18,7 +18,7 @@ import pytest
 from aggregator.rounds.machine import RoundClosed, RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store import SQLiteDatabase, Store
+from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import OutcomeCount
@@ -27,40 +27,22 @@ from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import (
     RecordType,
     UpdateIdentity,
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
+from tests.fakes.crashes import Crash, CrashingDatabase
 from tests.fakes.homes import ITEMS, WIDTH, command, make_home
+from tests.fakes.outputs import output_of
 from tests.fakes.scatter_updates import one_user
 
 DEVICES = [bytes([index]) * 16 for index in range(20)]
 ROUND = "quorum = 3\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
 Ranks = Mapping[bytes, np.ndarray]
-
-
-class Crash(BaseException):
-    """The process ended here."""
-
-
-class CrashingDatabase(SQLiteDatabase):
-    """Ends the process at the ``left``-th commit, just before or just after it."""
-
-    left = 0
-    when = ""
-
-    @contextmanager
-    def transaction(self, *, shared: bool = False) -> Iterator[None]:
-        with super().transaction(shared=shared):
-            yield
-            self.left -= 1
-            if self.left == 0 and self.when == "before":
-                raise Crash
-        if self.left == 0 and self.when == "after":
-            raise Crash
 
 
 class Fleet:
@@ -127,7 +109,7 @@ class Fleet:
         )
         report = Report(*outcome, Details("1", "1", "linux", "k=8"), evaluation)
         identity = UpdateIdentity(device, "default", row.generation, row.round - rounds_ago)
-        content = with_report(write_report(report), self.body if trained else b"")
+        content = with_report(encode(report), self.body if trained else b"")
         return self.parts.inbox.offer(
             device, write_update(identity, content), RecordType.CONTRIBUTION
         )
@@ -217,16 +199,12 @@ def test_twenty_devices_make_the_figure_of_all_their_data_and_what_each_said_is_
     values = {each.metric: each.value for each in found.figures}
     compared = {f"{each.metric}.typical": each.comparable for each in found.figures}
     assert row.metrics == values | compared and min(compared.values()) > 0
-    capsys.readouterr()
-    assert command(fleet.home, "evaluations", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(output_of(capsys, fleet.home, "evaluations", "--json"))
     assert (told["best"], told["best_by"]) == (0, "hr10")
     assert told["versions"][0]["figures"][0]["value"] == found.figures[0].value
     assert len(told["versions"][0]["figures"][0]["deciles"]) == 9
-    assert command(fleet.home, "status") == 0
-    assert "evaluation   version 0: hr10 " in capsys.readouterr().out
-    assert command(fleet.home, "evaluations") == 0
-    assert "0 (best)" in capsys.readouterr().out
+    assert "evaluation   version 0: hr10 " in output_of(capsys, fleet.home, "status")
+    assert "0 (best)" in output_of(capsys, fleet.home, "evaluations")
 
 
 def test_a_figure_of_fewer_devices_than_asked_for_is_not_stored(
@@ -235,8 +213,7 @@ def test_a_figure_of_fewer_devices_than_asked_for_is_not_stored(
     fleet = Fleet(tmp_path, "least_devices = 5")
     fleet.play(drawn(0, DEVICES[:4]), tuple(DEVICES[4:]))
     assert fleet.evaluated == [] and fleet.said() == 0
-    assert command(fleet.home, "evaluations") == 0
-    told = capsys.readouterr().out
+    told = output_of(capsys, fleet.home, "evaluations")
     assert "no version has a figure yet" in told and "5 devices (evaluation.least_devices)" in told
 
 
@@ -353,21 +330,6 @@ def test_whom_nobody_asked_is_not_heard(tmp_path: Path) -> None:
     assert 3 <= found.figures[0].devices <= 17
 
 
-def test_a_device_that_was_sent_away_counts_no_more(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, "")
-    fleet.tick()
-    ranks = drawn(0)
-    for device, found in ranks.items():
-        assert fleet.send(device, ranked(found)) is None
-    fleet.commit()
-    assert command(fleet.home, "revoke", DEVICES[3].hex()) == 0
-    fleet.restart()
-    fleet.now += 101
-    fleet.tick()
-    del ranks[DEVICES[3]]
-    assert fleet.evaluated[0].figures[0].value == pytest.approx(central("hr10", ranks), abs=1e-12)
-
-
 def test_what_a_device_said_goes_with_it_though_it_waits_to_be_written(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "", f"{ROUND}\nshare = 1.0")
 
@@ -446,8 +408,7 @@ def test_rounds_end_where_nothing_improves_and_devices_get_the_best_version(
     # Version 4 came out of the last round, and nobody knows how good it is; 5 is 1 once more.
     assert row.version == 5
     np.testing.assert_array_equal(versions.model(5)["items"], versions.model(1)["items"])
-    assert command(fleet.home, "status") == 0
-    assert "stopped      nothing has improved version 1" in capsys.readouterr().out
+    assert "stopped      nothing has improved version 1" in output_of(capsys, fleet.home, "status")
     fleet.restart()
     assert fleet.tick() == []
     assert fleet.parts.first.aggregation.version == 5

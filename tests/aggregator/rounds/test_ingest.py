@@ -22,7 +22,6 @@ from aggregator.methods.scatter import (
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
-from aggregator.store.devices import DeviceRow
 from aggregator.store.participations import LastParticipation
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
@@ -32,6 +31,7 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict, update_digest, write_update
 from tests.fakes.homes import WIDTH, make_home
+from tests.fakes.parts import enrol
 from tests.fakes.scatter_updates import ONE_WIDTH, one_user
 
 ANNA, BERT, CLEO, LATER, STRANGER = (bytes([place]) * 16 for place in range(5))
@@ -67,9 +67,6 @@ class DefectiveBinding(ScatterBinding):
 def body(value: float = 1.0, columns: int = 3) -> bytes:
     tensors = one_user(WIDTH, range(2), np.full(2, value), 1.0, range(columns))
     return encode_scatter_update(Update(1, tensors), WIDTH, "float32")
-
-
-BAD_BODY = body()[:-1]
 
 
 class Desk:
@@ -153,13 +150,8 @@ def told(settled: Settled, identity: UpdateIdentity, sent: bytes) -> tuple[str, 
 def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
     lines = "quorum = 2\ndeadline_seconds = 100.0\nresume_grace_seconds = 0.0"
     home = make_home(tmp_path_factory.mktemp("ingest"), "mqtt://127.0.0.1:1", lines)
-    store = home.open_store()
-    with store.database.transaction():
-        for device in (*FLEET, LATER):
-            first_round = 1 + 7 * (device == LATER)
-            row = DeviceRow(device, device * 2, device, device * 2, 0, device[:8], 0, first_round)
-            store.devices.add(row)
-    store.database.close()
+    enrol(home, FLEET)
+    enrol(home, [LATER], first_round=8)
     return home
 
 
@@ -220,15 +212,6 @@ def test_with_nothing_staged_nothing_is_written(desk: Desk) -> None:
     assert desk.parts.store.first.participations.all() == {}
 
 
-def test_numbers_in_the_log_go_on_after_each_group(desk: Desk) -> None:
-    desk.count(ANNA, body())
-    desk.count(BERT, body())
-    desk.next_round()
-    desk.count(CLEO, body())
-    assert [each.seq for each in desk.parts.store.first.log.after(0)] == [1]
-    assert desk.ingest.counted == 3 and desk.ingest.widths == {3: 1}
-
-
 def test_a_calendar_that_was_set_back_makes_no_arrival_before_the_opening(desk: Desk) -> None:
     desk.now_seconds -= 5.0
     desk.count(ANNA, body())
@@ -259,22 +242,6 @@ def test_no_conflict_is_told_of_an_update_that_is_never_committed(desk: Desk) ->
     (settled,) = desk.ingest.commit()
     assert told(settled, identity, body(2.0)) == ("counted", "")
     assert desk.refused("conflict") == 0
-
-
-def test_an_update_that_does_not_decode_is_refused_and_stays_refused(desk: Desk) -> None:
-    identity = desk.identity(ANNA)
-    assert desk.offer(identity, BAD_BODY) is None
-    assert desk.offer(desk.identity(BERT), body()) is None
-    bad, good = desk.ingest.commit()
-    assert told(bad, identity, BAD_BODY) == ("refused", "bad-length")
-    assert told(good, desk.identity(BERT), body()) == ("counted", "")
-    assert desk.refused("bad-length") == 1
-    assert desk.offer(identity, BAD_BODY) == ("refused", "bad-length")
-    assert desk.offer(identity, body()) == ("conflict", "")
-    assert [each.device_id for each in desk.parts.store.first.log.after(0)] == [BERT]
-    assert desk.ingest.counted == 1 and desk.ingest.widths == {3: 1}
-    # It has its verdict: the round waits for CLEO alone, and its time moves no deadline.
-    assert desk.parts.first.rounds.outstanding == 1 and desk.parts.first.rounds.arrived == 1
 
 
 def test_an_update_that_does_not_pass_the_method_s_check_is_refused(desk: Desk) -> None:
@@ -362,14 +329,6 @@ def test_between_rounds_nothing_is_open(desk: Desk) -> None:
     assert desk.offer(identity, body()) == ("late", "")
     assert desk.offer(following, body()) == ("refused", "unknown-round")
     assert desk.ingest.commit() == []
-
-
-def test_a_round_whose_verdicts_were_deleted_is_forgotten(desk: Desk) -> None:
-    desk.next_round()
-    store = desk.parts.store
-    with store.database.transaction():
-        store.first.rounds.forget_verdicts(0.0, 0.0)
-    assert desk.offer(desk.identity(ANNA, 1), body()) == ("forgotten", "")
 
 
 def test_answers_that_change_nothing_are_charged_and_new_updates_are_not(desk: Desk) -> None:

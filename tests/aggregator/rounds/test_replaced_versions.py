@@ -232,25 +232,6 @@ def test_a_file_of_before_that_can_be_served_no_more_is_named(
     assert fleet.parts.first.task.binding.method_name == "fedavg"
 
 
-def test_what_was_asked_for_first_is_done_first(tmp_path: Path, run: Callable[..., str]) -> None:
-    fleet = Fleet(tmp_path, "")
-    fleet.play(hits(0.9))
-    fleet.play(hits(0.5))
-    run(fleet, "rollback", "--to", "1")
-    replace(fleet, PLAIN, "--warm-start")
-    one = versions(fleet).model(1)["items"]
-    assert "version 1's model becomes the next version" in run(fleet, "status")
-    fleet.now += 101
-    for device in DEVICES:
-        fleet.send(device, None)
-    fleet.commit()
-    assert fleet.parts.first.rounds.tick() is not None
-    assert fleet.parts.tasks.between_rounds(fleet.parts.first)
-    found = [(each.version, each.origin) for each in versions(fleet).all()]
-    assert found[:2] == [(5, "other settings"), (4, "version 1")]
-    np.testing.assert_array_equal(versions(fleet).model(5)["items"], one)
-
-
 def test_a_replacement_in_between_is_told_where_it_takes_a_rollback_s_place(
     tmp_path: Path, run: Callable[..., str]
 ) -> None:

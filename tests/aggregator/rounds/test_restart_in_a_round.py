@@ -6,17 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
-from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store.devices import DeviceRow
-from aggregator.task.file import read_task
 from tests.fakes.homes import ITEMS, command, make_home
+from tests.fakes.parts import enrol, parts_of
 
 ROUND = "quorum = 1"
 ANNA, BERT = bytes([1]) * 16, bytes([2]) * 16
@@ -26,11 +23,7 @@ ANNA, BERT = bytes([1]) * 16, bytes([2]) * 16
 def home(tmp_path: Path) -> AggregatorHome:
     """One with two devices, whose first round is open."""
     made = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND)
-    store = made.open_store()
-    with store.database.transaction():
-        for name in (ANNA, BERT):
-            store.devices.add(DeviceRow(name, name * 2, name, name * 2, 0, name[:8], 0, 1))
-    store.database.close()
+    enrol(made, (ANNA, BERT))
     parts = started(made)
     assert isinstance(parts.first.rounds.tick(), RoundOpened)
     parts.store.database.close()
@@ -38,8 +31,7 @@ def home(tmp_path: Path) -> AggregatorHome:
 
 
 def started(home: AggregatorHome) -> Parts:
-    world = World(time.monotonic, time.time, np.random.default_rng(1))
-    return assemble(home, home.open_store(), read_task(home.task_file), world)
+    return parts_of(home)
 
 
 def gone(catalogue: Path) -> None:

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import HARM, Rollout, RoundClosed, RoundOpened
-from aggregator.store.devices import DeviceRow
 from aggregator.task.file import RoundSettings
 from device_sdk.wire.publish.report import Reason, Report, ReportedOutcome
 from tests.aggregator.rounds.test_ingest import Desk, body
 from tests.aggregator.rounds.test_reports import TRAINED, offer
 from tests.fakes.homes import command, make_home
+from tests.fakes.outputs import output_of
+from tests.fakes.parts import enrol
 
 DEVICES = [bytes([65 + index]) * 16 for index in range(6)]
 Part = Literal["trained", "harmed", "declined", "silent"]
@@ -34,13 +35,7 @@ REPORTS = {
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> AggregatorHome:
     home = make_home(tmp_path_factory.mktemp("rollout"), "mqtt://127.0.0.1:1", LINES)
-    store = home.open_store()
-    with store.database.transaction():
-        for device in DEVICES:
-            store.devices.add(
-                DeviceRow(device, device * 2, device, device * 2, 0, device[:8], 0, 1)
-            )
-    store.database.close()
+    enrol(home, DEVICES)
     return home
 
 
@@ -109,9 +104,7 @@ def test_it_is_said_survives_a_restart_and_goes_on_when_the_operator_says_so(
         again = Desk(home, opens=False)
         assert again.parts.first.rounds.tick() is None
         again.parts.store.database.close()
-        capsys.readouterr()
-        assert command(home, "status") == 0
-        assert "3 failed (step-too-long)" in capsys.readouterr().out
+        assert "3 failed (step-too-long)" in output_of(capsys, home, "status")
         assert command(home, "release") == 0
         desk.parts.first.rounds.reload_hold()
         assert isinstance(desk.parts.first.rounds.tick(), RoundOpened)

@@ -7,8 +7,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,7 @@ from aggregator.methods.method import Binding, Method
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store import SQLiteDatabase, Store
+from aggregator.store import Store
 from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -41,6 +39,7 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     write_update,
 )
+from tests.fakes.crashes import Crash, CrashingDatabase
 from tests.fakes.homes import ITEMS, WIDTH, make_home
 from tests.fakes.scatter_updates import one_user
 
@@ -55,25 +54,6 @@ ROUND = f"""quorum = {QUORUM}
 deadline_seconds = {DEADLINE_SECONDS}
 resume_grace_seconds = 0.0
 share = 0.8"""
-
-
-class Crash(BaseException):
-    """The process ended here."""
-
-
-class CrashingDatabase(SQLiteDatabase):
-    """Ends the process at the next commit, just before or just after it."""
-
-    armed: str | None = None
-
-    @contextmanager
-    def transaction(self, *, shared: bool = False) -> Iterator[None]:
-        with super().transaction(shared=shared):
-            yield
-            if self.armed == "before":
-                raise Crash
-        if self.armed == "after":
-            raise Crash
 
 
 def _body(seed: int) -> bytes:
@@ -308,7 +288,7 @@ class RoundMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule(when=st.sampled_from(["before", "after"]))
     def crash_at_a_commit(self, when: str) -> None:
-        self.database.armed = when
+        self.database.left, self.database.when = 1, when
         try:
             self.parts.first.ingest.commit()
             raise AssertionError("the crash did not come")
@@ -324,7 +304,7 @@ class RoundMachine(RuleBasedStateMachine):
         self.commit()
         self.pass_the_deadline()
         number = self.open_number()
-        self.database.armed = when
+        self.database.left, self.database.when = 1, when
         try:
             self.parts.first.rounds.tick()
             raise AssertionError("the crash did not come")
@@ -344,7 +324,7 @@ class RoundMachine(RuleBasedStateMachine):
         event = self.parts.first.rounds.tick()
         assert isinstance(event, RoundClosed)
         assert (event.next_version is not None) == self.closed(event.row.round)
-        self.database.armed = when
+        self.database.left, self.database.when = 1, when
         try:
             self.parts.first.rounds.tick()
             raise AssertionError("the crash did not come")

@@ -29,6 +29,7 @@ from device_sdk.artifact import Artifact, load_artifact, safetensors
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.catalogue import Catalogue
 from tests.fakes.handmade import linear_artifact
 
@@ -185,7 +186,7 @@ def test_a_bad_source_is_refused_by_the_task_file() -> None:
 def test_item_vectors_go_to_their_ids(store: TaskStore, tmp_path: Path) -> None:
     catalogue = Catalogue(("a", "b", "c", "d"), ("", "", "", ""))
     with store.database.transaction():
-        store.facts.catalogue = catalogue.to_bytes()
+        store.facts.catalogue = encode(catalogue)
     drawn = aggregation(store, scatter(), None, items=4).state()["items"]
     store.database.execute("DELETE FROM checkpoints")
     store.database.execute("DELETE FROM versions")

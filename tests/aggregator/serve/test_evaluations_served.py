@@ -19,6 +19,7 @@ from device_sdk.device import Device
 from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
 from device_sdk.local_data import LocalData
+from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import (
     Receipt,
     RecordType,
@@ -27,7 +28,7 @@ from device_sdk.wire.publish.receipts import (
     with_report,
     write_update,
 )
-from device_sdk.wire.publish.report import Details, Report, ReportedOutcome, write_report
+from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from device_sdk.world import TrainingOptions
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from tests.brokers.links import QUICK
@@ -256,7 +257,7 @@ def contribution(device: ScriptedDevice, ranks: np.ndarray) -> tuple[bytes, byte
         found.append(Evaluation("global", name, metric.measure(ranks)))
     details = Details("1", "1", "linux", "k=8")
     said = write_evaluations(EvaluationReport(tuple(found)))
-    report = write_report(Report(ReportedOutcome.TRAINED, "", details, said))
+    report = encode(Report(ReportedOutcome.TRAINED, "", details, said))
     assert device.manifest is not None
     identity = device.identity_for(device.manifest)
     content = with_report(report, device.body())

@@ -50,10 +50,9 @@ def test_a_placement_that_is_lost_comes_again_behind_the_first_word(
 
     stage.drop = drop
     for each in stage.devices:
-        each.kill()
-        each.start()
-    wanted = stage.parts.first.aggregation.version + 1
-    stage.run_until(lambda: stage.parts.first.aggregation.version >= wanted)
+        each.restart()
+    wanted = stage.version + 1
+    stage.run_until(lambda: stage.version >= wanted)
     stage.run(1.0)
     assert len(dropped) == 2, "with the session, and behind the first word"
     assert mirrors(stage) == [MIRROR if told else "", MIRROR, MIRROR]

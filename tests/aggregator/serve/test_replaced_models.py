@@ -20,6 +20,7 @@ from tests.fakes.array_device import local_data
 from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import FEATURES, TARGETS
 from tests.fakes.homes import command, invite, serving
+from tests.fakes.outputs import output_of
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 DEVICES = 2
@@ -96,8 +97,9 @@ def test_devices_train_on_when_model_and_method_are_replaced(
             name = ("replace", "default", "--from", str(deeper), "--warm-start")
             capsys.readouterr()
             generation = served.parts.first.rounds.generation
-            assert command(home, "task", *name) == 0
-            assert "nothing that fits body.0.bias, body.0.weight" in capsys.readouterr().out
+            assert "nothing that fits body.0.bias, body.0.weight" in output_of(
+                capsys, home, "task", *name
+            )
             wait_until(lambda: served.parts.first.rounds.generation > generation)
             store = served.parts.first.store
             begun = served.parts.first.aggregation.version

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from aggregator.errors import AggregatorError
-from aggregator.serve.assembly import World, assemble
 from aggregator.serve.metrics import registry_of
-from aggregator.serve.service import Service
-from aggregator.task.file import read_task
 from device_sdk.wire.publish.receipts import Verdict
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink
@@ -22,7 +15,7 @@ from tests.brokers.scripted import ScriptedBroker
 from tests.brokers.subscription_rules import SubscriptionRules
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import ServeProcess, Serving, command, invite, make_home, serving
-from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
+from tests.fakes.waiting import wait_until
 
 ROUND = "quorum = 1"
 UPDATES, ENROLMENTS = "tessera/up/+/+", "tessera/enrol/request"
@@ -53,25 +46,6 @@ def test_a_refusal_or_two_at_the_start_end_nothing(
             assert served.service.snapshot().refused_subscriptions == ()
         assert (broker.asked.count(UPDATES), broker.asked.count(ENROLMENTS)) == (3, 2)
     assert caplog.text.count(f"refused the subscription to {UPDATES} (Not authorized)") == 2
-
-
-@pytest.mark.parametrize("topic_filter", [UPDATES, ENROLMENTS])
-def test_three_refusals_of_what_was_never_granted_end_with_a_clear_error(
-    tmp_path: Path, topic_filter: str
-) -> None:
-    with ScriptedBroker(grants={topic_filter: [NOT_AUTHORISED]}) as broker:
-        home = make_home(tmp_path, broker.url, ROUND)
-        world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
-        parts = assemble(home, home.open_store(), read_task(home.task_file), world, QUICK)
-        service = Service(parts)
-        parts.link.start()
-        until = time.monotonic() + PATIENCE_SECONDS
-        try:
-            with pytest.raises(AggregatorError, match=r"3 times.*acl\.template") as caught:
-                service.run(lambda: time.monotonic() > until, lambda: None)
-        finally:
-            service.stop()
-    assert topic_filter in str(caught.value) and "Not authorized" in str(caught.value)
 
 
 def test_a_new_broker_s_rules_end_no_serve_that_waits_for_the_one_before(

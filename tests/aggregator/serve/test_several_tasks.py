@@ -10,7 +10,6 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.serve.service import Parts
-from aggregator.store.devices import DeviceRow
 from device_sdk.device import Device
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict
 from device_sdk.wire.publish.standing import Standing
@@ -20,6 +19,8 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.brisk import BRISK
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.homes import command, invite, make_home, serving
+from tests.fakes.outputs import error_of, output_of
+from tests.fakes.parts import enrol
 from tests.fakes.tasks import add_task, task_text
 from tests.fakes.waiting import PATIENCE_SECONDS, wait_until
 
@@ -142,12 +143,10 @@ def test_a_task_that_matches_no_device_says_so(
     add_task(home, "air", task_text(home, "air", ROUND, more='only = {site = "north"}'))
     with serving(home):
         time.sleep(0.3)
-    assert command(home, "status") == 0
-    said = capsys.readouterr().out
+    said = output_of(capsys, home, "status")
     assert "for          0 devices, only site = north" in said
     assert "no device has the labels site = north: no round opens" in said
-    assert command(home, "status", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(output_of(capsys, home, "status", "--json"))
     assert [each["name"] for each in found["tasks"]] == ["default", "air"]
     assert (found["tasks"][1]["only"], found["tasks"][1]["eligible_devices"]) == ("site = north", 0)
 
@@ -213,9 +212,9 @@ def test_what_a_device_calls_itself_is_shown_and_lets_it_into_no_task(
         wait_until(lambda: default.aggregation.version >= 1)
 
         def finds_it() -> bool:
-            capsys.readouterr()
-            assert command(home, "devices", "--label", "site=north", "--json") == 0
-            found = json.loads(capsys.readouterr().out)
+            found = json.loads(
+                output_of(capsys, home, "devices", "--label", "site=north", "--json")
+            )
             return [each["labels"] for each in found] == [{"site": "north"}]
 
         wait_until(finds_it)  # what devices said is written in groups
@@ -251,8 +250,7 @@ def test_a_file_that_is_wrong_keeps_its_task_out_and_no_other(
             device.enrol().join()
         assert anna.take_part(1).verdict is Verdict.COUNTED
         assert [task.task.name for task in served.parts.tasks.served] == ["default"]
-        assert command(home, "task", "list") == 0
-        assert "air: it is not served: " in capsys.readouterr().out
+        assert "air: it is not served: " in output_of(capsys, home, "task", "list")
         # Its devices are not told that there is no such task: they would drop what they have.
         identity = UpdateIdentity(bert.require_grant().device_id, "air", generation, 1)
         digest = bert.send(identity, bert.body())
@@ -267,9 +265,7 @@ def test_the_operator_s_commands_know_of_every_task(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND.replace("devices = 2", "devices = 1"))
-    store = home.open_store()
-    store.devices.add(DeviceRow(b"a" * 16, b"a" * 32, b"a" * 16, b"k" * 32, 0, b"t" * 8, 0, 1))
-    store.database.close()
+    enrol(home, [b"a" * 16])
     add_task(home, "air", task_text(home, "air", ROUND.replace("devices = 2", "devices = 1")))
     with serving(home) as served:
         wait_until(lambda: all(task.rounds.current for task in served.parts.tasks.served))
@@ -282,12 +278,12 @@ def test_the_operator_s_commands_know_of_every_task(
     air = store.task(2)
     air.rounds.hold(1, "as the test wants")
     store.database.close()
-    assert command(home, "status") == 0
-    said = capsys.readouterr().out
+    said = output_of(capsys, home, "status")
     assert "task         air scatter" in said and "held: as the test wants" in said
     assert command(home, "release", "--task", "default") == 1
-    assert command(home, "release", "--task", "water") == 1
-    assert "no task 'water'; it has default, air" in capsys.readouterr().err
+    assert "no task 'water'; it has default, air" in error_of(
+        capsys, home, "release", "--task", "water"
+    )
     assert command(home, "release") == 0
     assert capsys.readouterr().out.startswith("air: round 1 goes on")
     # A backup: both tasks begin anew, above all that devices may have seen.
@@ -313,9 +309,7 @@ def group_key_epochs(parts: Parts) -> tuple[list[int], list[int]]:
 def test_a_wide_fleet_of_tasks_has_its_rounds_side_by_side(tmp_path: Path) -> None:
     """No task waits for another, and a device's reply has room for the newest keys alone."""
     home = make_home(tmp_path, "mqtt://127.0.0.1:1", ROUND.replace("devices = 2", "devices = 1"))
-    store = home.open_store()
-    store.devices.add(DeviceRow(b"a" * 16, b"a" * 32, b"a" * 16, b"k" * 32, 0, b"t" * 8, 0, 1))
-    store.database.close()
+    enrol(home, [b"a" * 16])
     for number in range(20):
         name = f"t{number:02}"
         add_task(home, name, task_text(home, name, ROUND.replace("devices = 2", "devices = 1")))

@@ -15,12 +15,13 @@ from aggregator.store.devices import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk import Device
 from device_sdk.link.events import Message
+from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict
-from device_sdk.wire.publish.standing import read_standing
+from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.topics import UpTopic
+from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.presence import read_presence
 from device_sdk.wire.seal.session import Session
 from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.links import QUICK
@@ -60,7 +61,9 @@ class Aggregator:
     def open(self, device: DeviceCredential) -> None:
         """A session, and what follows its reply."""
         descriptor = self.parts.keys.current().descriptor
-        life = read_presence(self.parts.announcements.presence()[1], descriptor).incarnation
+        life = read_announcement(
+            Presence, self.parts.announcements.presence()[1], descriptor
+        ).incarnation
         opening = SessionOpening(device, descriptor, Freshness(life, 1), self.clock)
         topic = self.parts.topics.write(UpTopic(0, device.device_id))
         answer = self.parts.uplink.receive(Message(topic, opening.message, retained=False))
@@ -74,7 +77,7 @@ class Aggregator:
                 if topic.endswith(device_id.hex()):
                     received = session.open(payload)
                     assert received.message_type == RecordType.STANDING
-                    tasks = [task for task, _ in read_standing(received.payload).tasks]
+                    tasks = [task for task, _ in decode(Standing, received.payload).tasks]
                     self.told.append((self.clock.seconds, tasks))
 
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:

@@ -20,6 +20,7 @@ from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import factor_artifact, linear_artifact
 from tests.fakes.homes import Serving, command, invite, make_home, serving
+from tests.fakes.outputs import error_of, output_of
 from tests.fakes.tasks import add_task, task_text
 from tests.fakes.waiting import wait_until
 
@@ -148,9 +149,9 @@ def test_a_first_task_that_cannot_be_served_is_replaced_at_start(
     store.database.close()
     new = home.folder / "new.toml"
     new.write_text(text)
-    capsys.readouterr()
-    assert command(home, "task", "replace", "default", "--from", str(new)) == 0
-    assert "as soon as serve runs" in capsys.readouterr().out
+    assert "as soon as serve runs" in output_of(
+        capsys, home, "task", "replace", "default", "--from", str(new)
+    )
     with serving(home) as served:
         assert names(served) == ["default", "air"]
         first = served.parts.first
@@ -176,9 +177,9 @@ def test_another_task_that_cannot_be_served_is_replaced_while_the_others_go_on(
     with serving(home) as served:
         wait_until(lambda: served.parts.store.tasks.find(2).problem is not None)
         assert names(served) == ["default"]
-        capsys.readouterr()
-        assert command(home, "task", "replace", "air", "--from", str(file), "--now") == 0
-        assert "task air is replaced\n" in capsys.readouterr().out
+        assert "task air is replaced\n" in output_of(
+            capsys, home, "task", "replace", "air", "--from", str(file), "--now"
+        )
         wait_until(lambda: names(served) == ["default", "air"])
         assert served.parts.tasks.served[1].rounds.paused
         assert served.parts.store.tasks.find(2).problem is None
@@ -191,7 +192,7 @@ def test_more_tasks_than_devices_can_be_told_are_not_served(
     for name in ("air", "boats", "cars"):
         add_task(home, name, task_text(home, name, ROUND))
     # The bound is 256; this home has as many, and one more of a version that had none.
-    for owner in ("aggregator.store.tasks", "device_sdk.wire.seal.tasks"):
+    for owner in ("aggregator.store.tasks", "device_sdk.wire.seal.announcement"):
         monkeypatch.setattr(f"{owner}.MOST_TASKS", 3)
     with serving(home) as served:
         rows = served.parts.store.tasks
@@ -240,8 +241,9 @@ def test_a_task_whose_file_could_not_be_written_is_served_once_it_can(
     file.write_text(task_text(home, "air", ROUND))
     home.task_files.write_text("in the way")
     with serving(home) as served:
-        assert command(home, "task", "add", "air", "--from", str(file)) == 1
-        assert "cannot be written" in capsys.readouterr().err
+        assert "cannot be written" in error_of(
+            capsys, home, "task", "add", "air", "--from", str(file)
+        )
         home.task_files.unlink()
         wait_until(lambda: names(served) == ["default", "air"])
 
@@ -290,7 +292,6 @@ def test_a_replacement_with_other_tables_of_the_fleet_is_done_and_says_what_wait
         home.task_file.write_text(text)
         file = home.folder / "wide.toml"
         file.write_text(text.replace("columns = 8", "columns = 12"))
-        assert command(home, "task", "replace", "default", "--from", str(file)) == 0
-        said = capsys.readouterr().out
+        said = output_of(capsys, home, "task", "replace", "default", "--from", str(file))
         assert "task default is replaced\n" in said and "when serve is restarted" in said
         assert served.parts.first.rounds.generation > 0

@@ -21,6 +21,7 @@ from tests.fakes.array_device import local_data
 from tests.fakes.client import ScriptedDevice
 from tests.fakes.handmade import FEATURES, linear_artifact
 from tests.fakes.homes import ITEMS, WIDTH, ServeProcess, command, invite, make_home, serving
+from tests.fakes.outputs import error_of, output_of
 from tests.fakes.tasks import task_text
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 from tests.faults.crash_points import ROLLBACK_POINTS
@@ -52,9 +53,7 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
         for number in (2, 3, 4):
             assert anna.take_part(number).verdict is Verdict.COUNTED
         anna.await_round(5)
-        capsys.readouterr()
-        assert command(home, "models", "--json") == 0
-        listed = json.loads(capsys.readouterr().out)
+        listed = json.loads(output_of(capsys, home, "models", "--json"))
         assert [(row["version"], row["pinned"]) for row in listed] == [
             (4, False),
             (3, False),
@@ -74,10 +73,10 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
             ("model", "--version", "2", "--out", str(out)),
             ("models", "--pin", "2"),
         ):
-            assert command(home, *arguments) == 1
-            assert "kept are 1, 3, 4" in capsys.readouterr().err
-        assert command(home, "model", "--task", "other", "--out", str(out)) == 1
-        assert "no task 'other'; it has default" in capsys.readouterr().err
+            assert "kept are 1, 3, 4" in error_of(capsys, home, *arguments)
+        assert "no task 'other'; it has default" in error_of(
+            capsys, home, "model", "--task", "other", "--out", str(out)
+        )
         assert command(home, "rollback", "--cancel") == 1
 
         # Round 5 is open: its update makes version 5, and then version 6 is version 1's model.
@@ -92,9 +91,7 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
         # Devices notice nothing: the next update is of the version that they were given.
         assert anna.take_part(6).verdict is Verdict.COUNTED
         assert anna.await_round(7).version == 7
-        capsys.readouterr()
-        assert command(home, "models", "--all") == 0
-        table = capsys.readouterr().out
+        table = output_of(capsys, home, "models", "--all")
     assert "version 1" in table and table.count("no model kept") == 6
 
 
@@ -123,25 +120,23 @@ def test_each_task_has_versions_of_its_own_and_may_begin_with_anothers(
         assert json.loads(found.metadata["items"]) == ["item-5", "new", "item-0"]
         np.testing.assert_array_equal(found.tensors["items"][[0, 2]], one[[5, 0]])
         assert found.tensors["items"][1].all()  # of an item that is new: as it was drawn
-        capsys.readouterr()
-        assert command(home, "models") == 1
-        assert "name one by --task, of default, air" in capsys.readouterr().err
+        assert "name one by --task, of default, air" in error_of(capsys, home, "models")
         # What does not fit is said, and the task is served once its file is mended.
-        assert command(home, "task", "add", "strange", "--from", str(strange)) == 1
-        assert "none of its items is in the task's catalogue" in capsys.readouterr().err
+        assert "none of its items is in the task's catalogue" in error_of(
+            capsys, home, "task", "add", "strange", "--from", str(strange)
+        )
         # To a version of before a replacement that does not fit what came its file comes back.
         assert command(home, "task", "replace", "air", "--from", str(wider), "--now") == 0
         store = home.open_store()
         versions = store.task(2).versions
         # Noted as the task's parts are made anew, just after the replacement's commit.
         wait_until(lambda: versions.find(1) is not None)
-        capsys.readouterr()
-        assert command(home, "models", "--task", "air", "--json") == 0
-        rows = json.loads(capsys.readouterr().out)
+        rows = json.loads(output_of(capsys, home, "models", "--task", "air", "--json"))
         assert [row["version"] for row in rows] == [1, 0]
-        assert command(home, "rollback", "--task", "air", "--to", "0") == 0
+        assert "the task file of that time is used" in output_of(
+            capsys, home, "rollback", "--task", "air", "--to", "0"
+        )
         assert command(home, "rollback", "--task", "air", "--cancel") == 0
-        assert "the task file of that time is used" in capsys.readouterr().out
         versions.ask_for(0)  # what a command of before this was known left behind
         wait_until(lambda: versions.awaited() is None)
         assert "version 0's model did not become" in (store.task(2).facts.dropped_rollback or "")
@@ -341,12 +336,12 @@ def test_item_vectors_leave_as_graphs_that_recommend(
     home = make_home(tmp_path, mosquitto.url, ALONE)
     with serving(home):
         wait_until(lambda: items_of(home, 0).shape == (ITEMS, WIDTH))
-    assert command(home, "model", "--out", str(tmp_path / "clicks.onnx")) == 0
-    printed = capsys.readouterr().out
+    printed = output_of(capsys, home, "model", "--out", str(tmp_path / "clicks.onnx"))
     assert "clicks.onnx: version 0" in printed and "clicks.fold-in.onnx: version 0" in printed
     for place in (".", "/"):
-        assert command(home, "model", "--format", "onnx", "--out", place) == 1
-        assert "it is a folder, name a file" in capsys.readouterr().err
+        assert "it is a folder, name a file" in error_of(
+            capsys, home, "model", "--format", "onnx", "--out", place
+        )
     vectors = items_of(home, 0)
     found, notes = alone(tmp_path, tmp_path / "clicks.fold-in.onnx", np.array([1, 5]))
     assert found["user"].shape == (1, WIDTH)

@@ -17,7 +17,8 @@ from aggregator.simulate.fleet import Failures, Fate, Speeds, StreamPurpose, Vir
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import publish, terms_of
 from aggregator.task.file import read_task
-from device_sdk.wire.publish.manifest import seal_chunks, write_manifest
+from device_sdk.wire.codec.message import encode
+from device_sdk.wire.publish.manifest import seal_chunks
 from device_sdk.wire.seal.broadcast import Publication, new_group_key
 
 ITEMS, DEVICES = 40, 30
@@ -130,12 +131,6 @@ def test_a_task_that_no_fleet_of_this_size_could_begin_is_refused(tmp_path: Path
             simulation(own)
 
 
-def test_early_stopping_ends_the_rounds(tmp_path: Path) -> None:
-    more = '[evaluation]\nbest_by = "hr10"\nearly_stopping = 2\nleast_improvement = 0.9\n'
-    run = simulation(settings(tmp_path, more=more))
-    assert 3 <= len(list(run.rounds(20))) < 20 and run.stopped
-
-
 def test_what_a_broadcast_costs_is_what_its_seals_would(tmp_path: Path) -> None:
     own = settings(tmp_path, more="[evaluation]\n")
     run, rng = simulation(own), np.random.default_rng(0)
@@ -148,7 +143,7 @@ def test_what_a_broadcast_costs_is_what_its_seals_would(tmp_path: Path) -> None:
         publication = Publication(new_group_key(1, rng.bytes), "t", "all", rng.bytes)
         chunks, _ = seal_chunks(publication, published.plaintext)
         signing = Ed25519PrivateKey.from_private_bytes(rng.bytes(32))
-        manifest = publication.seal_manifest(write_manifest(published.manifest), signing)
+        manifest = publication.seal_manifest(encode(published.manifest), signing)
         assert published.down_bytes == sum(map(len, chunks)) + len(manifest)
     (first,) = run.rounds(1)
     assert isinstance(first, PlayedRound) and first.up_bytes > 0

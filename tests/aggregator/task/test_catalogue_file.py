@@ -106,7 +106,7 @@ def test_catalogues_are_read_as_they_are_written(
     ("data", "why"),
     [
         (b"f1\nf2\nf1\n", "row 2 repeats the item id of row 0 .row 0 is line 1."),
-        (b"item\nf1\n\nf2\n", "row 1: an item id has .*row 0 is line 2"),
+        (b"item\nf1\n\nf2\n", r"items\[1\] is ''; expected a text of 1 to 256 .*row 0 is line 2"),
         (b"", "holds no rows"),
         (b"book\nlamp\n", "'?book'?, may be a header or an item; a first row of names"),
         (b"Artikel\nf1\nf2\n", "Artikel, may be a header or an item"),

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from aggregator.errors import TaskError
 from aggregator.home import AggregatorHome
 from aggregator.rounds.replacement import fits
-from aggregator.serve.assembly import World, assemble
-from aggregator.serve.service import Parts, Service
-from aggregator.store.devices import DeviceRow
+from aggregator.serve.service import Service
 from aggregator.task.check import NEXT_ROUND, OTHER_TASK, REPLACE, RESTART, changes
 from aggregator.task.file import read_task
 from aggregator.task.template import tables_of
-from device_sdk.fields import default_of, hints_of, is_settings, taken_apart
+from device_sdk.fields import default_of, hints_of, is_settings, texts_of
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command, make_home
+from tests.fakes.outputs import output_of
+from tests.fakes.parts import enrol, parts_of
 
 METHODS = ("scatter", "fedavg")
 NAMED: dict[str, object] = {
@@ -72,7 +70,7 @@ def keys(path: str, kind: type[Any]) -> Iterator[tuple[str, object]]:
         elif key in NAMED:
             yield key, NAMED[key]
         elif key not in LEFT_OUT:
-            yield key, another(default_of(field), taken_apart(hint)[2])
+            yield key, another(default_of(field), texts_of(hint))
 
 
 def another(value: Any, options: tuple[Any, ...]) -> object:
@@ -96,11 +94,6 @@ def written(values: dict[str, Any], prefix: str = "") -> str:
         else:
             lines.append(f"{name} = {json.dumps(value)}\n")
     return "".join([*lines, *inner])
-
-
-def parts_of(home: AggregatorHome) -> Parts:
-    world = World(time.monotonic, time.time, np.random.default_rng(1))
-    return assemble(home, home.open_store(), read_task(home.task_file), world)
 
 
 def home_with(method: str, folder: Path) -> AggregatorHome:
@@ -170,10 +163,7 @@ def test_serve_makes_of_each_change_what_check_says(method: str, tmp_path: Path)
 def test_a_round_that_is_held_goes_on_with_the_settings_of_the_file(tmp_path: Path) -> None:
     """What made it fail is mended without a restart."""
     home = make_home(tmp_path, "mqtt://127.0.0.1:1", "quorum = 1\ndeadline_seconds = 900.0")
-    store = home.open_store()
-    with store.database.transaction():
-        store.devices.add(DeviceRow(b"a" * 16, b"a" * 32, b"a" * 16, b"k" * 32, 0, b"t" * 8, 0, 1))
-    store.database.close()
+    enrol(home, [b"a" * 16])
     parts = parts_of(home)
     service = Service(parts)
     service._tick()
@@ -197,19 +187,14 @@ def test_an_artifact_that_was_written_anew_in_its_folder_is_noticed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = home_with("fedavg", tmp_path)
-    store = home.open_store()
-    with store.database.transaction():
-        store.devices.add(DeviceRow(b"a" * 16, b"a" * 32, b"a" * 16, b"k" * 32, 0, b"t" * 8, 0, 1))
-    store.database.close()
+    enrol(home, [b"a" * 16])
     parts = parts_of(home)
     Service(parts)._tick()
     parts.store.database.close()
-    assert command(home, "task", "check") == 0
-    assert "as it is served" in capsys.readouterr().out
+    assert "as it is served" in output_of(capsys, home, "task", "check")
     shutil.rmtree(home.folder / "linear")
     linear_artifact(home.folder / "linear", "mae")
-    assert command(home, "task", "check") == 0
-    assert f"task.artifacts  {REPLACE}" in capsys.readouterr().out
+    assert f"task.artifacts  {REPLACE}" in output_of(capsys, home, "task", "check")
 
 
 def test_another_method_is_a_replacement_with_all_that_is_its_own(tmp_path: Path) -> None:

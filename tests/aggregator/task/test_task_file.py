@@ -154,14 +154,14 @@ def test_user_and_password_come_from_files(tmp_path: Path) -> None:
         (GOOD + '[cluster]\nchunks = "https://cdn.example"\n', "chunks and chunk_store are given"),
         (
             GOOD + '[cluster]\nchunk_store = "www"\nchunks = "HTTPS://cdn.example"\n',
-            "mirror 'HTTPS://cdn.example' is no URL",  # for devices
+            "mirror is 'HTTPS://cdn.example'; expected a URL",  # for devices
         ),
         (
             GOOD + f'[cluster]\nchunk_store = "www"\nchunks = "https://cdn.example/{"a" * 500}"\n',
-            "mirror 'https://cdn.example/aaa.* is no URL",
+            "mirror is 'https://cdn.example/aaa.*; expected a URL",
         ),
         (GOOD + "[models]\nkeep_last = 0\n", "models.keep_last is 0; expected an integer"),
-        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts is .*; expected a list of texts"),
+        (GOOD + 'artifacts = "shipped:mf"\n', "task.artifacts is .*; expected a list, each a text"),
         (GOOD + 'artifact = "a"\nartifacts = ["b"]\n', "task.artifact and task.artifacts"),
         (GOOD + 'artifacts = ["shipped:mf", "shipped:mf"]\n', "lists 2 artifacts; scatter takes 0"),
         (GOOD + 'companions = ["shipped:mf"]\n', "task.companions lists 1; expected one for each"),

@@ -130,7 +130,6 @@ def test_the_winner_keeps_the_deadline_in_its_own_runs() -> None:
         choice, _ = choose(affine(5e-4, 5e-5), request, noise=0.1, spikes=0.05, seed=seed)
         assert choice.k is not None
         winner = choice.at(choice.k)
-        assert winner is not None
         assert winner.p90_seconds is not None
         assert winner.p90_seconds <= request.deadline_seconds
 

@@ -13,8 +13,8 @@ import pytest
 from device_sdk.cli import main
 from device_sdk.home.home import Home
 from device_sdk.link.broker_url import BrokerWay
+from device_sdk.wire.seal.announcement import Successor
 from device_sdk.wire.seal.placement import Placement
-from device_sdk.wire.seal.successor import Successor
 from tests.attacks.small_disk import FileLimit
 from tests.brokers.authority import Authority
 from tests.fakes.in_memory import Bench

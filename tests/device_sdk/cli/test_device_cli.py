@@ -200,7 +200,6 @@ def test_nothing_is_lost_on_ctrl_c(tmp_path: Path, views: Path) -> None:
         text=True,
     )
     try:
-        assert child.stdout is not None
         while "epoch    1" not in child.stdout.readline():
             assert child.poll() is None
         time.sleep(0.1)

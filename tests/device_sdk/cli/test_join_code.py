@@ -61,7 +61,6 @@ def test_a_code_from_standard_input_is_not_among_what_ps_shows(
     code = aggregator.code()
     home = str(tmp_path / "home")
     with joining(mosquitto.url, "--home", home, stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
         process.stdin.write(code.encode() + b"\n")
         process.stdin.flush()
         seen = []

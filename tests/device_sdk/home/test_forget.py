@@ -33,7 +33,6 @@ def test_a_user_goes_with_all_that_was_recorded_and_learnt(home: Home) -> None:
     assert home.interactions.place("bert") is None
     assert b"bert" not in held(home), "what was deleted is still in a file"
     state = home.models.learner("films")
-    assert state is not None
     np.testing.assert_array_equal(state["users"], [[0, 1], [4, 5]])
     np.testing.assert_array_equal(state["pool"], [1, 2])
     # Those behind take the place, with what is theirs.

@@ -107,7 +107,6 @@ def test_a_round_ends_once_and_its_receipt_settles_it(home: Home) -> None:
     assert home.rounds.settle(receipt) == row
     assert home.rounds.settle(receipt) is None
     settled = home.rounds.last_receipted()
-    assert settled is not None
     assert (settled.verdict, settled.reason) == (Verdict.REFUSED, "joined-later")
 
 

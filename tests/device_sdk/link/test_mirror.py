@@ -166,19 +166,13 @@ def test_a_mirror_that_fails_or_lies_has_nothing_and_then_rests(answer: Answer) 
         assert len(asked) == 1, "it rests"
 
 
-def test_a_server_that_sends_a_byte_now_and_then_is_left() -> None:
-    def trickle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        for _ in range(100):
-            handler.wfile.write(b"x")
-            time.sleep(0.05)
-
-    with web_server(trickle) as (url, _), mirror_of(url, timeout_seconds=0.3) as mirror:
-        first = next(iter(FILES))
-        mirror.fetch([first])
-        assert collected(mirror, 1) == {first: None}
+def trickle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    for _ in range(200):
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
 
 
 def slow_head(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -201,7 +195,7 @@ def endless_trailers(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("answer", [slow_head, always_continue, endless_trailers])
+@pytest.mark.parametrize("answer", [trickle, slow_head, always_continue, endless_trailers])
 def test_a_file_has_its_time_whatever_the_server_sends_meanwhile(answer: Answer) -> None:
     left = threading.Event()
 
@@ -247,15 +241,13 @@ def test_files_that_fail_at_the_same_time_are_one_failure() -> None:
             all_ask.wait(PATIENCE_SECONDS)
         (wrong_bytes if fails[0] else whole)(handler, body)
 
-    with web_server(together) as (url, _):
-        mirror = Mirror(url, most_bytes=1 << 17, clock=lambda: now[0], proxy="")
+    with web_server(together) as (url, _), mirror_of(url, clock=lambda: now[0]) as mirror:
         mirror.fetch(FILES)
         all_ask.wait(PATIENCE_SECONDS)
         assert collected(mirror, len(FILES)) == dict.fromkeys(FILES)
         fails[0], now[0] = False, 31.0
         mirror.fetch(FILES)
         assert collected(mirror, len(FILES)) == FILES
-        mirror.stop()
 
 
 def test_after_its_rest_it_is_asked_again() -> None:
@@ -266,15 +258,13 @@ def test_after_its_rest_it_is_asked_again() -> None:
         (wrong_bytes if fails[0] else whole)(handler, body)
 
     first = next(iter(FILES))
-    with web_server(at_first_not) as (url, _):
-        mirror = Mirror(url, most_bytes=1 << 17, clock=lambda: now[0], proxy="")
+    with web_server(at_first_not) as (url, _), mirror_of(url, clock=lambda: now[0]) as mirror:
         mirror.fetch([first])
         assert collected(mirror, 1) == {first: None}
         fails[0], now[0] = False, 31.0
         mirror.fetch([first])
         assert collected(mirror, 1) == {first: FILES[first]}
         assert mirror.problem == ""
-        mirror.stop()
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_made_again() -> None:

@@ -124,7 +124,6 @@ def test_devices_learn_to_listen_to_their_like(artifacts: Path) -> None:
     shares = []
     for index, each in enumerate(learners):
         late = each.scores
-        assert late is not None
         assert late.round_id == 15
         assert device_name(index) not in late.neighbours
         np.testing.assert_allclose(late.first.sum(axis=1), 1.0, rtol=1e-4)
@@ -162,7 +161,6 @@ def test_only_the_favoured_neighbours_are_fetched(artifacts: Path) -> None:
     assert len(broadcast.attachments) == 2
     learners[0].train(broadcast)
     scores = learners[0].scores
-    assert scores is not None
     assert {f"vector.{name}" for name in scores.neighbours} == set(broadcast.attachments)
 
 
@@ -175,7 +173,6 @@ def test_layers_take_part_as_asked(artifacts: Path, layers: str, own: dict[str, 
     assert len(broadcast.attachments) == (0 if layers == "second" else 2)
     learners[0].train(broadcast)
     scores = learners[0].scores
-    assert scores is not None
     assert scores.first.shape == (len(scores.second), len(scores.neighbours))
     assert (device_name(0) in scores.neighbours) == (bool(own) and layers != "second")
     if layers != "second":
@@ -192,7 +189,7 @@ def test_a_meta_network_that_does_not_fit_is_refused(artifacts: Path) -> None:
 
     def build(meta: str) -> AttentionLearner:
         rng = np.random.default_rng(0)
-        trainers = Trainer(artifacts / "narrow"), Trainer(artifacts / meta)
+        trainers = Trainer(artifacts / "narrow"), Trainer(artifacts / meta) if meta else None
         return AttentionLearner(lambda: data, *trainers, device_name(0), rng)
 
     assert build("narrow-meta").scores is None
@@ -200,6 +197,8 @@ def test_a_meta_network_that_does_not_fit_is_refused(artifacts: Path) -> None:
         build("wide-meta")
     with pytest.raises(ValueError, match="is no meta-network: export one"):
         build("narrow")
+    with pytest.raises(ValueError, match="needs the meta-network"):
+        build("")
 
 
 def test_a_weak_device_gets_its_mixture_and_nothing_else(artifacts: Path) -> None:
@@ -237,7 +236,6 @@ def test_unequal_widths_learn_together(artifacts: Path) -> None:
     one = method(artifacts, widest="wide")
     after_rounds(one, learners, 5)
     for each, width in zip(learners, widths, strict=True):
-        assert each.vector is not None
         assert each.vector.shape == (layout(artifacts, width).size,)
         assert accuracy(each, 1) > 0.8
 
@@ -343,22 +341,3 @@ def test_what_is_evaluated_is_the_global_model_and_then_the_devices_own(artifact
     assert own.vector is not None
     np.testing.assert_array_equal(layout(artifacts).flatten(own._trainer.parameters), own.vector)
     assert not np.allclose(own.vector, shown)
-
-
-def test_artifacts_that_do_not_belong_together_are_refused(artifacts: Path) -> None:
-    with pytest.raises(ValueError, match="base network of"):
-        AttentionLearner(
-            lambda: samples(1, 0),
-            Trainer(artifacts / "narrow"),
-            Trainer(artifacts / "wide-meta"),
-            device_name(0),
-            np.random.default_rng(0),
-        )
-    with pytest.raises(ValueError, match="needs the meta-network"):
-        AttentionLearner(
-            lambda: samples(1, 0),
-            Trainer(artifacts / "narrow"),
-            None,
-            device_name(0),
-            np.random.default_rng(0),
-        )

@@ -82,17 +82,6 @@ def test_a_teacher_is_the_mean_of_what_was_read_from_the_others(
             np.testing.assert_allclose(found.table[label], mean / mean.sum(), atol=2e-5)
 
 
-def test_a_device_that_was_not_counted_subtracts_nothing() -> None:
-    training = TeacherLogitsTraining(classes=2)
-    rng = np.random.default_rng(0)
-    means = rng.dirichlet([1, 1], size=(2, 2)).astype(np.float32)
-    labels, counts = np.arange(2), np.ones(2, dtype=np.int64)
-    sent = [encode_knowledge(LabelKnowledge(labels, counts, one), training) for one in means]
-    broadcast, shares = after_a_round(sent, training)
-    everyone = leave_one_out(broadcast, None, training).table
-    np.testing.assert_allclose(everyone, np.mean([s.sums for s in shares], axis=0), atol=1e-4)
-
-
 def test_equation_6_divides_by_all_devices_and_stays_below_a_distribution() -> None:
     training = TeacherLogitsTraining(classes=2, normalise=False)
     rng = np.random.default_rng(1)

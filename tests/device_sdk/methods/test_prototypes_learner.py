@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,9 @@ from device_sdk.wire.arrays.tensors import Codec
 from export.losses import example_prototypes, prototype_alignment
 from export.models.prototypes import EmbeddingClassifier
 from tests.fakes.handmade import linear_artifact
+from tests.fakes.labelled import CLASSES, FEATURES, frozen, samples, unfit
 
-CLASSES, FEATURES, WIDTH = 3, 4, 5
+WIDTH = 5
 FAST = PrototypesTraining(CLASSES, WIDTH, batch_size=8, learning_rate=0.2)
 
 
@@ -71,14 +71,6 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
-def samples(count: int, seed: int, labels: Sequence[int] = (0, 1, 2)) -> LocalData:
-    rng = np.random.default_rng(seed)
-    label = rng.choice(np.asarray(labels), size=count)
-    centres = np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
-    x = centres[label] + 0.3 * rng.standard_normal((count, FEATURES))
-    return LocalData({"x": x.astype(np.float32), "label": label.astype(np.int64)})
-
-
 def learner(folder: Path, data: LocalData, seed: int = 0) -> PrototypesLearner:
     trainer = device_sdk.Trainer(folder, providers="cpu")
     return PrototypesLearner(lambda: data, trainer, "", np.random.default_rng(seed))
@@ -86,10 +78,6 @@ def learner(folder: Path, data: LocalData, seed: int = 0) -> PrototypesLearner:
 
 def method(training: PrototypesTraining = FAST, **chosen: Any) -> PrototypesMethod:
     return PrototypesMethod(PrototypesSettings(training, **chosen), np.random.default_rng(0))
-
-
-def frozen(one: PrototypesLearner) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in one.state().items()}
 
 
 def test_a_prototype_is_the_mean_embedding_of_a_label_after_the_round(
@@ -193,14 +181,8 @@ def test_a_restored_learner_continues_bit_for_bit(artifacts: list[Path]) -> None
     ("data", "words"),
     [
         (LocalData({"x": np.zeros((2, 4), np.float32)}), "'label' is missing"),
-        (
-            LocalData({"x": np.zeros((2, 4), np.float32), "label": np.array([0, 3])}),
-            "below the task's 3 classes",
-        ),
-        (
-            LocalData({"x": np.full((2, 4), np.nan, np.float32), "label": np.array([0, 1])}),
-            "training failed",
-        ),
+        (unfit([0, 3]), "below the task's 3 classes"),
+        (unfit([0, 1], np.nan), "training failed"),
     ],
 )
 def test_data_that_do_not_fit_change_nothing(

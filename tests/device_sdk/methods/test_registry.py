@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from device_sdk.methods.registry import (
     method_names,
 )
 from device_sdk.train.job import RoundTrainer, learner_class, needs_receipts
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.quick import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILT_IN = ["attention", "fedavg", "mutual", "prototypes", "scatter", "teacher_logits"]
@@ -45,7 +44,9 @@ def install(folder: Path, package: str, entries: str, code: str = "") -> None:
     told.mkdir(parents=True)
     (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (told / "entry_points.txt").write_text(entries)
-    (folder / f"{package.replace('-', '_')}.py").write_text(code)
+    module = package.replace("-", "_")
+    (folder / f"{module}.py").write_text(code)
+    sys.modules.pop(module, None)
 
 
 @pytest.fixture
@@ -120,7 +121,6 @@ def test_what_cannot_be_imported_is_told_with_package_and_cause(
     site: Path, code: str, cause: type[BaseException], message: str
 ) -> None:
     install(site, "broken-method", f"[{METHODS}]\nmine = broken_method:Thing\n", code)
-    sys.modules.pop("broken_method", None)
     with pytest.raises(MethodError, match=r"broken-method 1\.0 .*'broken_method:Thing'") as raised:
         load_method(METHODS, "mine", Binding)
     assert isinstance(raised.value.__cause__, cause) and message in str(raised.value)
@@ -129,7 +129,6 @@ def test_what_cannot_be_imported_is_told_with_package_and_cause(
 def test_what_is_no_class_of_ours_is_refused(site: Path) -> None:
     entries = f"[{METHODS}]\nmine = odd_method:Thing\n[{LEARNERS}]\nmine = odd_method:thing\n"
     install(site, "odd-method", entries, "class Thing: pass\ndef thing(): pass\n")
-    sys.modules.pop("odd_method", None)
     with pytest.raises(MethodError, match="expected a subclass of Binding"):
         load_method(METHODS, "mine", Binding)
     with pytest.raises(Declined, match="expected a subclass of Learner or RoundTrainer"):
@@ -145,7 +144,6 @@ def test_a_name_that_cannot_travel_is_refused(site: Path, name: str) -> None:
 
 def test_a_task_file_names_what_is_wrong_with_its_method(site: Path, tmp_path: Path) -> None:
     install(site, "broken-method", f"[{METHODS}]\nmine = broken_method:Thing\n", "import nowhere")
-    sys.modules.pop("broken_method", None)
     task = tmp_path / "task.toml"
     task.write_text('[task]\nmethod = "mine"\n')
     with pytest.raises(TaskError, match=r"task\.method cannot be used: broken-method 1\.0"):
@@ -168,7 +166,6 @@ def test_a_binding_that_says_too_little_is_told_what_it_lacks(
 ) -> None:
     code = f"from aggregator.methods.method import Binding\nclass Thing(Binding):\n    {body}\n"
     install(site, "bare-method", f"[{METHODS}]\nmine = bare_method:Thing\n", code)
-    sys.modules.pop("bare_method", None)
     task = tmp_path / "task.toml"
     task.write_text('[task]\nmethod = "mine"\n')
     with pytest.raises(TaskError, match=rf"cannot be used: the binding Thing lacks {lack}$"):
@@ -198,38 +195,16 @@ def test_a_method_is_called_what_its_entry_point_says(site: Path) -> None:
     assert read_binding("mine", TomlTable({}, "mine")).method_name == "mine"
 
 
-def test_a_device_that_does_not_train_loads_neither_learners_nor_the_registrys_reader() -> None:
-    code = (
-        "import sys, device_sdk.device, device_sdk.agent\n"
-        "print(*[n for n in sys.modules if n.startswith('device_sdk.methods.')])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=True,
-    )
-    loaded = set(done.stdout.split())
-    assert not {name for name in loaded if name.endswith(".learner")} - {
-        "device_sdk.methods.learner"
-    }
+def loaded_by(*modules: str, work: str = "") -> set[str]:
+    """Modules of learners, in a process that imports these and then does some work."""
+    code = f"import sys, {', '.join(modules)}\n{work}\nprint(*sys.modules)"
+    names = run_python("-c", code, check=True).stdout.split()
+    return {name for name in names if name.endswith(".learner")} - {"device_sdk.methods.learner"}
 
 
-def test_only_the_tasks_learner_is_loaded() -> None:
-    code = (
-        "import sys\nfrom device_sdk.train.job import learner_class\n"
-        "learner_class('fedavg')\n"
-        "print(*[n for n in sys.modules if n.endswith('.learner')])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=True,
-    )
-    assert set(done.stdout.split()) == {
-        "device_sdk.methods.learner",
-        "device_sdk.methods.fedavg.learner",
+def test_only_the_tasks_learner_is_loaded_and_none_where_nothing_trains() -> None:
+    assert loaded_by("device_sdk.device", "device_sdk.agent") == set()
+    job = "device_sdk.train.job"
+    assert loaded_by(job, work=f"{job}.learner_class('fedavg')") == {
+        "device_sdk.methods.fedavg.learner"
     }

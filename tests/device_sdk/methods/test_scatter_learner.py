@@ -89,21 +89,18 @@ def test_update_holds_the_touched_rows_and_the_drawn_columns() -> None:
     assert update.tensors["values"].shape == (len(rows), 4)
     assert update.tensors["values"].dtype == np.float32
     assert np.abs(update.tensors["values"]).sum(axis=1).min() > 0
+    nothing = learner([[]]).train(broadcast()).tensors
+    assert (nothing["rows"].shape, nothing["values"].shape) == ((0,), (0, 4))
 
 
 def test_only_drawn_columns_of_the_users_move() -> None:
-    one = learner([[1, 5, 9]])
-    one.train(broadcast())
+    one = learner([[1, 5, 9]], columns=K // 2)
+    first = one.train(broadcast()).tensors["columns"]
     before = one.users
     update = one.train(broadcast(round_id=2))
     moved = np.flatnonzero(np.abs(one.users - before).sum(axis=0))
     assert moved.tolist() == update.tensors["columns"].tolist()
-
-
-def test_columns_are_fresh_each_round() -> None:
-    one = learner([[1, 5, 9]])
-    drawn = {tuple(one.train(broadcast(round_id=r)).tensors["columns"]) for r in range(1, 9)}
-    assert len(drawn) > 4
+    assert sorted([*first, *moved]) == list(range(K)), "none comes again before all have come"
 
 
 def test_residual_scores_are_the_full_scores() -> None:
@@ -156,31 +153,6 @@ def test_pseudo_items_are_shown_every_round() -> None:
     assert {1, 5, 9} | set(pool.tolist()) <= always
 
 
-def test_capped_mode_bounds_the_rows() -> None:
-    one = learner([list(range(30))])
-    update = one.train(broadcast(BprTraining(most_triples=8)))
-    assert len(update.tensors["rows"]) <= 16
-
-
-def test_device_without_interactions_sends_no_rows() -> None:
-    update = learner([[]]).train(broadcast())
-    assert update.tensors["rows"].shape == (0,)
-    assert update.tensors["values"].shape == (0, 4)
-
-
-def test_state_restores_bit_for_bit() -> None:
-    one = learner([[1, 5, 9]], pool=PoolSettings())
-    one.train(broadcast())
-    other = learner([[1, 5, 9]], pool=PoolSettings(), seed=77)
-    other.restore(one.state())
-    assert other.users.tobytes() == one.users.tobytes()
-    # From the same state, the same draws give the same round.
-    twin = learner([[1, 5, 9]], pool=PoolSettings(), seed=77)
-    twin.restore(one.state())
-    second, third = other.train(broadcast(round_id=2)), twin.train(broadcast(round_id=2))
-    assert second.tensors["values"].tobytes() == third.tensors["values"].tobytes()
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -196,24 +168,6 @@ def test_state_restores_bit_for_bit() -> None:
 def test_state_that_does_not_fit_is_refused(state: dict[str, np.ndarray]) -> None:
     with pytest.raises(LearnerError):
         learner([[1]]).restore(state)
-
-
-def test_a_failed_round_changes_nothing() -> None:
-    one = learner([[1, 5, 9]])
-    one.train(broadcast())
-    before = {name: array.tobytes() for name, array in one.state().items()}
-    good = broadcast(round_id=2)
-    bad_items = good.tensors["items"].copy()
-    bad_items[5] = np.nan
-    for message in (
-        Broadcast(2, 0, {}, good.settings),
-        Broadcast(2, 0, good.tensors, {}),
-        Broadcast(2, 0, {"items": bad_items}, good.settings),
-        broadcast(round_id=2, items=6),
-    ):
-        with pytest.raises(LearnerError):
-            one.train(message)
-        assert {name: array.tobytes() for name, array in one.state().items()} == before
 
 
 def test_new_users_and_items_join_between_rounds() -> None:
@@ -248,10 +202,18 @@ def test_a_seed_makes_rounds_repeatable_bit_for_bit(columns: int) -> None:
     positives = [[1, 5, 9, 13], [2, 3], [], list(range(20, 40))]
     twins = [learner(positives, columns, pool=PoolSettings()) for _ in range(2)]
     for round_id in range(1, 5):
+        if round_id == 3:  # from the same state, the same draws give the same round
+            state = twins[0].state()
+            twins = [learner(positives, columns, pool=PoolSettings(), seed=77) for _ in range(2)]
+            for one in twins:
+                one.restore(state)
+                for name, found in one.state().items():
+                    assert found.tobytes() == state[name].tobytes()
         training = BprTraining(most_triples=0 if round_id < 3 else 9)
         first, second = (one.train(broadcast(training, round_id=round_id)) for one in twins)
         for name in ("columns", "rows", "values"):
             assert first.tensors[name].tobytes() == second.tensors[name].tobytes()
+        assert round_id < 3 or len(first.tensors["rows"]) <= 18
     assert twins[0].users.tobytes() == twins[1].users.tobytes()
 
 

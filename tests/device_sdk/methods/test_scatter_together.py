@@ -181,7 +181,9 @@ def test_a_broadcast_that_fits_nobody_is_everybodys_error() -> None:
         Broadcast(1, 0, {}, BprTraining().as_scalars()),
         Broadcast(1, 0, {"items": np.zeros((ITEMS, K), np.float32)}, {}),
     ):
+        before = [state_bits(one) for one in learners]
         found = ScatterLearner.train_many(learners, broadcast)
+        assert [state_bits(one) for one in learners] == before
         assert [str(one) for one in found] == [str(one) for one in alone(learners, broadcast)]
         assert all(isinstance(one, LearnerError) for one in found)
 

@@ -27,7 +27,7 @@ def distributions(rows: int, classes: int, seed: int, sharpness: float) -> NDArr
 
 @given(
     rows=st.integers(0, 6),
-    classes=st.integers(2, 40),
+    classes=st.integers(2, 40) | st.just(300),
     top=st.integers(0, 45),
     precision=st.sampled_from(PRECISIONS),
     seed=st.integers(0, 2**20),
@@ -40,6 +40,8 @@ def test_what_is_kept_comes_back_rounded_and_rows_stay_distributions(
     sent = distributions(rows, classes, seed, sharpness)
     arrays = encode_soft_outputs(sent, form)
     assert set(arrays) == set(form.names(classes))
+    if set(arrays) == {"values"} and precision == "int8":
+        assert arrays["values"].sum(axis=1, dtype=int).tolist() == [255] * rows
     found = decode_soft_outputs(arrays, rows, classes, form)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     assert (found >= 0).all()
@@ -54,12 +56,6 @@ def test_what_is_kept_comes_back_rounded_and_rows_stay_distributions(
     for row in range(rows):
         left = np.delete(sent[row], kept[row])
         assert not len(left) or left.max() <= sent[row][kept[row]].min()
-
-
-@given(seed=st.integers(0, 2**20), classes=st.integers(2, 300))
-def test_rows_of_255ths_add_up_exactly(seed: int, classes: int) -> None:
-    arrays = encode_soft_outputs(distributions(5, classes, seed, 2.0), SoftForm("int8"))
-    assert arrays["values"].sum(axis=1, dtype=int).tolist() == [255] * 5
 
 
 @given(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from export.losses import PENALTY, distillation, example_teachers
 from tests.fakes.handmade import linear_artifact
+from tests.fakes.labelled import CLASSES, FEATURES, frozen, samples, unfit
 
-CLASSES, FEATURES = 3, 4
 FAST = TeacherLogitsTraining(classes=CLASSES, batch_size=8, learning_rate=0.5, precision="float32")
 
 
@@ -54,14 +53,6 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
-def samples(count: int, seed: int, labels: Sequence[int] = (0, 1, 2)) -> LocalData:
-    rng = np.random.default_rng(seed)
-    label = rng.choice(np.asarray(labels), size=count)
-    centres = np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
-    x = centres[label] + 0.3 * rng.standard_normal((count, FEATURES))
-    return LocalData({"x": x.astype(np.float32), "label": label.astype(np.int64)})
-
-
 def learner(folder: Path, data: LocalData, seed: int = 0) -> TeacherLogitsLearner:
     trainer = device_sdk.Trainer(folder, providers="cpu")
     return TeacherLogitsLearner(lambda: data, trainer, "", np.random.default_rng(seed))
@@ -70,10 +61,6 @@ def learner(folder: Path, data: LocalData, seed: int = 0) -> TeacherLogitsLearne
 def fleet(artifacts: list[Path], training: TeacherLogitsTraining) -> Simulation:
     learners = [learner(artifacts[i % 2], samples(40, i), seed=i) for i in range(3)]
     return Simulation(TeacherLogitsMethod(training), learners, np.random.default_rng(0))
-
-
-def frozen(one: TeacherLogitsLearner) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in one.state().items()}
 
 
 def test_knowledge_is_the_mean_output_by_label(artifacts: list[Path]) -> None:
@@ -159,7 +146,6 @@ def test_unequal_models_learn_from_one_another(artifacts: list[Path]) -> None:
     assert last > first + 0.2
     data = samples(200, 99).train
     for one in run.learners:
-        assert isinstance(one, TeacherLogitsLearner)
         predicted = one.trainer.predict(data)["probabilities"]
         assert np.mean(predicted.argmax(1) == data["label"]) > 0.85
 
@@ -221,18 +207,9 @@ def test_a_restored_learner_continues_bit_for_bit(artifacts: list[Path]) -> None
     ("data", "words"),
     [
         (LocalData({"x": np.zeros((2, 4), np.float32)}), "'label' is missing"),
-        (
-            LocalData({"x": np.zeros((2, 4), np.float32), "label": np.array([0, 3])}),
-            "below the task's 3 classes",
-        ),
-        (
-            LocalData({"x": np.zeros((2, 9), np.float32), "label": np.array([0, 1])}),
-            "training failed",
-        ),
-        (
-            LocalData({"x": np.full((2, 4), np.nan, np.float32), "label": np.array([0, 1])}),
-            "training failed",
-        ),
+        (unfit([0, 3]), "below the task's 3 classes"),
+        (unfit([0, 1], width=9), "training failed"),
+        (unfit([0, 1], np.nan), "training failed"),
     ],
 )
 def test_data_that_do_not_fit_change_nothing(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,77 @@ def test_settings_come_back_from_a_broadcast_that_carries_more(settings) -> None
             type(settings).from_scalars(lacking)
         with pytest.raises(ValueError, match=name):
             type(settings).from_scalars({**scalars, name: float("nan")})
+
+
+BAD: dict[type, dict[str, list[object]]] = {
+    AttentionTraining: {
+        "warm_up_rounds": [-1],
+        "base_steps": [0],
+        "batch_size": [1.5],
+        "learning_rate": [0.0, math.nan],
+        "meta_learning_rate": [-0.1],
+        "proximal": [math.inf],
+        "own_weight": [-1.0],
+        "layers": ["third"],
+        "neighbours": [True],
+        "folds": [1],
+        "meta_every": [0],
+        "sketch_rows": [12],
+        "sketch_seed": [2**63],
+        "mix": [1],
+        "keeps": ["head"],
+    },
+    TeacherLogitsTraining: {
+        "classes": [1, 2.0, 5000],
+        "epochs": [0],
+        "batch_size": [True],
+        "most_steps": [-1],
+        "learning_rate": [math.nan, -1.0],
+        "alpha": [1.5],
+        "divergence": [1],
+        "l2": [-1.0],
+        "weights": ["labels"],
+        "normalise": ["no"],
+        "least_teacher": [0.0, 0.6],
+        "precision": ["fp16"],
+        "top_classes": [-1],
+        "least_confidence": [1.1],
+        "most_confidence": [-0.1],
+        "most_samples": [0],
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in BAD for name in BAD[kind]])
+def test_values_outside_their_range_are_refused_by_name(kind: Any, name: str) -> None:
+    (usual,) = (one for one in EACH if type(one) is kind)
+    for value in BAD[kind][name]:
+        with pytest.raises(ValueError, match=name):
+            replace(usual, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        (AttentionTraining, {"include_self": True, "own_weight": 1.0}, "exclude each other"),
+        (AttentionTraining, {"personal": True}, "proximal pull"),
+        (TeacherLogitsTraining, {"beta": 0.6}, r"alpha \+ beta"),
+        (
+            TeacherLogitsTraining,
+            {"least_confidence": 0.9, "most_confidence": 0.5},
+            "exceeds most_confidence",
+        ),
+    ],
+)
+def test_values_that_exclude_each_other_are_refused(kind: Any, values: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        kind(**({"classes": 2} if kind is TeacherLogitsTraining else {}), **values)
+
+
+def test_the_divergence_takes_what_the_two_losses_leave() -> None:
+    assert TeacherLogitsTraining(2, alpha=0.5, beta=0.2).gamma == pytest.approx(0.3)
+    assert TeacherLogitsTraining(2, alpha=0.5, beta=0.2, divergence=False).gamma == 0
+    assert TeacherLogitsTraining(2, alpha=0.9, beta=0.1).gamma == 0
 
 
 @given(st.one_of(st.integers(), st.booleans(), st.floats(), st.text(), st.none()))
@@ -96,5 +168,5 @@ def test_a_map_says_what_it_lacks_what_is_too_much_and_where() -> None:
     found.end()
     with pytest.raises(ValueError, match=r"^place.b is 'x'; expected a text of at most 0 bytes$"):
         found.text("b", 0)
-    with pytest.raises(ValueError, match=r"^place.a is 1; expected an array$"):
+    with pytest.raises(ValueError, match=r"^place.a is 1; expected a list, each anything$"):
         found.array("a")

@@ -25,10 +25,8 @@ from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from export.losses import PENALTY, distillation, example_teachers
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import classed_data, labelled_data, local_data
-from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import FEATURES, TARGETS, frozen_artifact, linear_artifact
 from tests.fakes.homes import ServeProcess, invite
 from tests.fakes.killed_rounds import (
@@ -38,7 +36,8 @@ from tests.fakes.killed_rounds import (
     make_home,
     run_with_deaths,
 )
-from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
+from tests.fakes.quick import joined
+from tests.fakes.waiting import NEVER_SECONDS, wait_until
 
 TRAINING = FedAvgTraining(epochs=2, batch_size=0, learning_rate=0.1)
 
@@ -174,14 +173,7 @@ def test_a_device_without_data_sits_out_and_predicts_once_it_has_some(
     server.start()
     (code,) = invite(home, 1)
     try:
-        with Device.enrol(
-            mosquitto.url,
-            code,
-            tmp_path / "device",
-            pace=BRISK,
-            link_settings=QUICK,
-            timeout_seconds=PATIENCE_SECONDS,
-        ) as device:
+        with joined(mosquitto.url, code, tmp_path / "device") as device:
             device.start()
             wait_until(lambda: device.status().outcome == "declined", device.status)
             assert "given no data" in device.status().detail
@@ -232,15 +224,7 @@ def test_no_update_is_sent_of_labels_that_are_no_class(
     server.start()
     (code,) = invite(home, 1)
     try:
-        with Device.enrol(
-            mosquitto.url,
-            code,
-            tmp_path / "device",
-            pace=BRISK,
-            link_settings=QUICK,
-            data=wrong,
-            timeout_seconds=PATIENCE_SECONDS,
-        ) as device:
+        with joined(mosquitto.url, code, tmp_path / "device", data=wrong) as device:
             device.start()
             wait_until(lambda: device.status().outcome == "failed", device.status)
             status = device.status()

@@ -31,7 +31,6 @@ def bench(tmp_path: Path) -> Bench:
 
 def admission_key(bench: Bench) -> bytes:
     membership = bench.home.membership.load()
-    assert membership is not None
     return membership.grant.admission_key
 
 

@@ -46,7 +46,6 @@ class Cluster(Bench):
     @property
     def stored(self) -> str:
         membership = self.home.membership.load()
-        assert membership is not None
         return membership.grant.cell
 
     def is_served(self) -> bool:

@@ -15,7 +15,6 @@ from device_sdk.device import Device
 from device_sdk.errors import HomeLocked
 from device_sdk.home.home import Home
 from device_sdk.home.round_store import RoundOutcome
-from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import SmallAggregator
 from tests.fakes.waiting import PATIENCE_SECONDS
 
@@ -29,7 +28,6 @@ def spawn(home: Path, point: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     return process
 
@@ -73,9 +71,8 @@ def bodies_of(aggregator: SmallAggregator, round_id: int) -> list[bytes]:
     ],
 )
 def test_a_death_at_any_point_loses_and_doubles_nothing(
-    make_device: MakeDevice, aggregator: SmallAggregator, point: str, committed: bool
+    device: Device, aggregator: SmallAggregator, point: str, committed: bool
 ) -> None:
-    device = make_device()
     device.close()
     manifest = aggregator.open_round()
     process = spawn(device.home, point)
@@ -104,9 +101,8 @@ def settled(folder: Path) -> bool:
 
 
 def test_deaths_at_random_moments_never_make_two_bodies_of_a_round(
-    make_device: MakeDevice, aggregator: SmallAggregator
+    device: Device, aggregator: SmallAggregator
 ) -> None:
-    device = make_device()
     device.close()
     draw = random.Random(4)
     for _ in range(6):
@@ -124,8 +120,7 @@ def test_deaths_at_random_moments_never_make_two_bodies_of_a_round(
     assert len(by_round[6]) == 1
 
 
-def test_a_home_belongs_to_one_process(make_device: MakeDevice) -> None:
-    device = make_device()
+def test_a_home_belongs_to_one_process(device: Device) -> None:
     with pytest.raises(HomeLocked, match="in use by process"):
         Device.open(device.home)
     device.close()
@@ -139,9 +134,8 @@ def test_a_home_belongs_to_one_process(make_device: MakeDevice) -> None:
 
 
 def test_sigterm_ends_the_command_cleanly_and_the_outbox_stays(
-    make_device: MakeDevice, aggregator: SmallAggregator
+    device: Device, aggregator: SmallAggregator
 ) -> None:
-    device = make_device()
     device.close()
     aggregator.knobs.receipts = False
     aggregator.open_round()
@@ -160,8 +154,7 @@ def test_sigterm_ends_the_command_cleanly_and_the_outbox_stays(
         assert reader.status().outbox == 1 and reader.status().k == 2
 
 
-def test_an_idle_device_uses_no_cpu(make_device: MakeDevice, aggregator: SmallAggregator) -> None:
-    device = make_device()
+def test_an_idle_device_uses_no_cpu(device: Device, aggregator: SmallAggregator) -> None:
     aggregator.open_round()
     device.start()
     aggregator.await_(lambda: device.status().receipted_round == 1)

@@ -14,7 +14,6 @@ from device_sdk.device import Device
 from device_sdk.errors import NothingLearnt, UnknownUser
 from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.wire.publish.report import ItemCount
-from tests.device_sdk.conftest import MakeDevice
 from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator, small_catalogue
 
 
@@ -23,9 +22,8 @@ def await_receipt(aggregator: SmallAggregator, device: Device, round_id: int) ->
 
 
 def test_rounds_are_trained_counted_and_recommended_from(
-    make_device: MakeDevice, aggregator: SmallAggregator
+    device: Device, aggregator: SmallAggregator
 ) -> None:
-    device = make_device()
     device.record("film-30", user="ben")
     with pytest.raises(NothingLearnt, match="no round"):
         device.recommend(3, user="anna")
@@ -57,9 +55,8 @@ def test_rounds_are_trained_counted_and_recommended_from(
 
 
 def test_a_device_stops_and_starts_as_often_as_one_likes(
-    make_device: MakeDevice, aggregator: SmallAggregator
+    device: Device, aggregator: SmallAggregator
 ) -> None:
-    device = make_device()
     for number in (1, 2, 3):
         device.start()
         device.start()  # it runs already: nothing happens
@@ -71,16 +68,12 @@ def test_a_device_stops_and_starts_as_often_as_one_likes(
     assert aggregator.rounds_seen() == [1, 2, 3]
 
 
-def test_a_full_disk_is_said_and_survived(
-    make_device: MakeDevice, aggregator: SmallAggregator
-) -> None:
-    device = make_device()
+def test_a_full_disk_is_said_and_survived(device: Device, aggregator: SmallAggregator) -> None:
     device.start()
     aggregator.catalogue = small_catalogue(2000)
     aggregator.method.grow(np.full((2000 - ITEMS, WIDTH), 0.1, np.float32))
     aggregator.await_(lambda: device.status().session)
     limit = device._home.database.row("PRAGMA page_count")
-    assert limit is not None
     device._home.database.row(f"PRAGMA max_page_count = {limit[0]}")  # as if nothing were left
     aggregator.open_round()
     aggregator.await_(lambda: "full" in device.status().problem)
@@ -91,9 +84,8 @@ def test_a_full_disk_is_said_and_survived(
 
 
 def test_the_commands_tell_and_recommend_beside_a_running_device(
-    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+    device: Device, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    device = make_device()
     home = ["--home", str(device.home)]
     assert main(["recommend", *home, "--user", "anna"]) == 1
     assert "no round has been trained here yet" in capsys.readouterr().err
@@ -122,8 +114,7 @@ def test_the_commands_tell_and_recommend_beside_a_running_device(
     assert "in use by process" in capsys.readouterr().err
 
 
-def test_a_file_is_recorded_in_its_order(make_device: MakeDevice, tmp_path: Path) -> None:
-    device = make_device()
+def test_a_file_is_recorded_in_its_order(device: Device, tmp_path: Path) -> None:
     device.close()
     views = tmp_path / "views.csv"
     views.write_text("bea,film-3\nbea,film-1\ncleo,film-2\ncleo,film-1\ncleo,film-3\n")
@@ -136,10 +127,9 @@ def test_a_file_is_recorded_in_its_order(make_device: MakeDevice, tmp_path: Path
 
 
 def test_a_file_is_recorded_by_its_times(
-    make_device: MakeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However its rows are sorted."""
-    device = make_device()
     device.close()
     rows = [(user, f"film-{n}", n) for n in range(1, 5) for user in ("bea", "cleo")]
     rows = [(user, item, -n if user == "cleo" else n) for user, item, n in rows]
@@ -161,9 +151,8 @@ def test_a_file_is_recorded_by_its_times(
 
 
 def test_items_that_the_catalogue_does_not_know_are_counted_on_both_ends(
-    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+    device: Device, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    device = make_device()
     device.record_all([(f"FILM-{n}", "anna") for n in range(4)])
     device.start()
     aggregator.open_round()
@@ -186,9 +175,8 @@ def test_items_that_the_catalogue_does_not_know_are_counted_on_both_ends(
     ],
 )
 def test_a_device_that_knows_no_item_declines(
-    make_device: MakeDevice, aggregator: SmallAggregator, pairs: list[tuple[str, str]], why: str
+    device: Device, aggregator: SmallAggregator, pairs: list[tuple[str, str]], why: str
 ) -> None:
-    device = make_device()
     device.forget(user="anna")
     device.record_all(pairs)
     device.start()
@@ -207,9 +195,8 @@ def test_a_device_that_knows_no_item_declines(
 
 
 def test_an_evaluation_is_shown_to_the_devices_owner(
-    make_device: MakeDevice, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
+    device: Device, aggregator: SmallAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    device = make_device()
     device.start()
     asked = EvaluationTerms(("hr10", "ndcg10_all", "accuracy"))
     for number in (1, 2):

@@ -18,13 +18,12 @@ from aggregator.home import AggregatorHome
 from device_sdk.device import Device
 from device_sdk.home.home import Home
 from device_sdk.world import TrainingOptions
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
 from tests.fakes.bombs import Bomb, make_bomb
-from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import Serving, command, invite, make_home, serving
+from tests.fakes.quick import joined, opened
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS, wait_until
 
 ROUND = f"quorum = 1\ndeadline_seconds = {NEVER_SECONDS}\npause_seconds = 0.2"
@@ -49,15 +48,7 @@ def fleet(folder: Path, url: str, kind: Bomb) -> AggregatorHome:
 
 
 def enrolled(url: str, code: str, folder: Path) -> Device:
-    device = Device.enrol(
-        url,
-        code,
-        folder,
-        pace=BRISK,
-        link_settings=QUICK,
-        options=OPTIONS,
-        timeout_seconds=PATIENCE_SECONDS,
-    )
+    device = joined(url, code, folder, options=OPTIONS)
     device.provide(local_data(0), task="bomb")
     device.record_all([(f"item-{n}", "anna") for n in range(5)], task="default")
     return device
@@ -91,13 +82,7 @@ def test_it_is_ended_and_named_and_the_other_task_goes_on(
             wait_until(lambda: (device.status(task="default").receipted_round or 0) > last + 1)
             assert device.stop(PATIENCE_SECONDS)
         # Nothing of it is run when the device starts again.
-        with Device.open(
-            tmp_path / "device",
-            pace=BRISK,
-            link_settings=QUICK,
-            options=OPTIONS,
-            data={"bomb": local_data(0)},
-        ) as again:
+        with opened(tmp_path / "device", options=OPTIONS, data={"bomb": local_data(0)}) as again:
             artifact = next(row for row in again._home.tasks.all() if row.name == "bomb").artifacts
             known = again._home.trials.find(artifact[0])
             assert known is not None and known.reason == reason and known.strikes == 1

@@ -56,11 +56,12 @@ def test_an_aggregator_that_is_away_for_hours_is_not_pestered(bench: Bench) -> N
     # Three sends, then opens with growing waits: about one in five minutes each.
     assert len(bench.sent(UPDATE)) == 3
     assert 20 <= len(bench.sent(OPEN)) <= 120
+    assert "revoked" in bench.participant.problem
     bench.aggregator.knobs.receipts = bench.aggregator.knobs.answers_opens = True
     bench.run(700)
     assert bench.home.rounds.outbox() == []
     bodies = {body for _, body in bench.aggregator.seen.bodies}
-    assert len(bodies) == 1
+    assert len(bodies) == 1 and bench.participant.problem == ""
 
 
 def test_an_update_is_repeated_early_once_and_then_with_patience(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_presences_of_many_restarts_reopen_after_a_random_wait(tmp_path: Path) -
 
 
 def test_updates_without_receipts_hold_further_rounds_back_until_receipts_come(
-    bench: Bench,
+    bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.aggregator.knobs.receipts = False
     for _ in range(20):
@@ -155,6 +156,9 @@ def test_updates_without_receipts_hold_further_rounds_back_until_receipts_come(
     last = bench.home.rounds.last()
     assert last is not None and (last.round, last.outcome) == (20, RoundOutcome.OUTBOX_FULL)
     assert "8 updates" in bench.participant.problem and "8 updates" in last.detail
+    assert [each for each in caplog.messages if "not trained" in each] == [
+        f"round 9 and later ones are not trained: {last.detail}"
+    ]
     bench.restart()
     bench.aggregator.open_round(deadline_seconds=3000)
     bench.run(60)

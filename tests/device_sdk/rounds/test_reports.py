@@ -46,7 +46,6 @@ def test_an_update_takes_its_report_with_it(tmp_path: Path) -> None:
     (report,) = reports(bench)
     assert (report.outcome, report.reason, report.evaluation) == (ReportedOutcome.TRAINED, "", b"")
     details = report.details
-    assert details is not None
     assert (details.option, details.labels) == ("k=8", {"site": "north"})
     assert details.seconds == float(np.float32(0.1))
     assert details.platform.startswith("linux-") and details.sdk and details.received_bytes > 500
@@ -80,7 +79,9 @@ def test_nothing_is_told_of_rounds_that_did_not_ask_for_this_device(bench: Bench
     bench.run(1)
     bench.aggregator.open_round(threshold=0)
     bench.run(1)
-    assert bench.sent(CONTRIBUTION) == []
+    last = bench.home.rounds.last()
+    assert last is not None and last.outcome is RoundOutcome.NOT_SELECTED
+    assert bench.sent(CONTRIBUTION) == [] and bench.fetched == []
 
 
 def test_chunks_that_never_came_are_told_after_the_deadline(bench: Bench) -> None:

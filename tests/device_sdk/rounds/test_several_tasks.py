@@ -23,8 +23,9 @@ BOTH = (("air", "all"), ("default", "all"))
 
 
 def make_bench(folder: Path, options: TrainingOptions | None = None) -> Bench:
-    """A device without a wish; the aggregator serves ``default`` and ``air``."""
+    """A device without a wish; the aggregator serves ``default`` and ``air``. It is midnight."""
     bench = Bench(folder, options=options)
+    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
     bench.home.database.row("UPDATE membership SET is_wish = 0")
     bench.restart()
     bench.aggregator.catalogues["air"] = Catalogue(
@@ -209,7 +210,6 @@ def test_a_days_seconds_bound_the_training_over_tasks_and_restarts(tmp_path: Pat
     bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=50))
     bench.home.interactions.add([("anna", "film-1")], "air")
     bench.train_seconds = {"air": 10.0, "default": 10.0}
-    bench.now_seconds += 86_400 - bench.now_seconds % 86_400  # midnight
     for number in range(4):
         bench.aggregator.open_round(task="air", deadline_seconds=60)
         bench.aggregator.open_round(deadline_seconds=60)
@@ -225,7 +225,6 @@ def test_a_days_seconds_bound_the_training_over_tasks_and_restarts(tmp_path: Pat
     bench.aggregator.open_round()
     bench.run(100)
     assert outcomes(bench, "default")[-1] is RoundOutcome.TRAINED
-    bench.home.close()
 
 
 def test_a_training_that_a_crash_interrupts_is_spent_all_the_same(tmp_path: Path) -> None:
@@ -241,13 +240,11 @@ def test_a_training_that_a_crash_interrupts_is_spent_all_the_same(tmp_path: Path
     assert bench.home.spent.so_far().seconds == 40
     bench.run(60)
     assert outcomes(bench, "default") == [RoundOutcome.TRAINED, RoundOutcome.OVER_BUDGET]
-    bench.home.close()
 
 
 def test_a_first_training_says_what_trainings_take_here(tmp_path: Path) -> None:
     """The task's ``train_seconds`` is more than the day has, and far more than a training takes."""
     bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=600))
-    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
     for seconds in (0.1, 0.1, 700.0, 700.0, 700.0):
         bench.train_seconds = {"default": seconds}
         bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
@@ -267,12 +264,10 @@ def test_a_first_training_says_what_trainings_take_here(tmp_path: Path) -> None:
     bench.aggregator.open_round(deadline_seconds=3600, train_seconds=1800.0)
     bench.run(3700)
     assert outcomes(bench, "default")[-1] is RoundOutcome.TRAINED
-    bench.home.close()
 
 
 def test_first_trainings_that_crash_spend_a_day_and_no_more(tmp_path: Path) -> None:
     bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=600))
-    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
     bench.aggregator.open_round(deadline_seconds=7200, train_seconds=250.0)
     bench.train_seconds = {"default": 240.0}
     for _ in range(3):
@@ -282,14 +277,12 @@ def test_first_trainings_that_crash_spend_a_day_and_no_more(tmp_path: Path) -> N
         bench.restart()
     bench.run(600)
     assert len(bench.jobs) == 3 and outcomes(bench, "default") == [RoundOutcome.OVER_BUDGET]
-    bench.home.close()
 
 
 def test_what_was_spent_under_a_clock_far_ahead_is_of_today_and_of_no_day_to_come(
     tmp_path: Path,
 ) -> None:
     bench = make_bench(tmp_path / "home", TrainingOptions(seconds_a_day=50))
-    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
     bench.train_seconds = {"default": 50.0}
     for ahead in (3 * 86_400.0, 0.0):
         bench.aggregator.offset_seconds = ahead
@@ -303,12 +296,10 @@ def test_what_was_spent_under_a_clock_far_ahead_is_of_today_and_of_no_day_to_com
         bench.aggregator.open_round()
         bench.run(100)
     assert outcomes(bench, "default")[2:] == [RoundOutcome.TRAINED] * 5
-    bench.home.close()
 
 
 def test_a_days_bytes_bound_what_is_fetched_and_sent(tmp_path: Path) -> None:
     bench = make_bench(tmp_path / "home", TrainingOptions(bytes_a_day=40_000))
-    bench.now_seconds += 86_400 - bench.now_seconds % 86_400
     for number in range(40):
         bench.aggregator.open_round(deadline_seconds=60)
         bench.run(100)
@@ -322,7 +313,6 @@ def test_a_days_bytes_bound_what_is_fetched_and_sent(tmp_path: Path) -> None:
     spent = bench.home.spent.so_far()
     # Manifests still come, and answers to what was sent: small things that no round is made of.
     assert 30_000 < spent.bytes < 80_000
-    bench.home.close()
 
 
 def test_a_task_that_is_replaced_begins_anew_and_one_that_is_gone_is_cleaned_up(

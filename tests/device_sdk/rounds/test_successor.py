@@ -11,7 +11,7 @@ from device_sdk.home.membership import SUCCESSOR, Membership
 from device_sdk.link.broker_url import BrokerWay, parse_broker_url
 from device_sdk.link.events import Message
 from device_sdk.wire.publish.topics import PresenceTopic, SuccessorTopic
-from device_sdk.wire.seal.successor import Successor, sign_successor
+from device_sdk.wire.seal.announcement import Successor, announce
 from tests.fakes.in_memory import Bench
 
 NEW, OTHER = "mqtts://new:8883", "mqtt://other:1"
@@ -36,7 +36,7 @@ class Fleet(Bench):
     def announce(self, revision: int, url: str = NEW, seconds: float = GRACE) -> bytes:
         until = int(self.aggregator.unix_seconds() + seconds)
         keys = self.aggregator.descriptor, self.aggregator._signing
-        message = sign_successor(Successor(revision, url, until), *keys)
+        message = announce(Successor(revision, url, until), *keys)
         self.show(message)
         return message
 

@@ -9,13 +9,12 @@ import pytest
 from device_sdk.cli import main
 from device_sdk.device import Device
 from device_sdk.world import TrainingOptions
-from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
-from tests.fakes.brisk import BRISK
 from tests.fakes.handmade import linear_artifact
 from tests.fakes.homes import command, invite, make_home, serving
-from tests.fakes.waiting import PATIENCE_SECONDS, endless, wait_until
+from tests.fakes.quick import joined
+from tests.fakes.waiting import endless, wait_until
 
 ROUND = "quorum = 1\npause_seconds = 0.2"
 
@@ -36,15 +35,7 @@ def test_one_home_takes_part_in_a_task_on_clicks_and_one_on_arrays(
     options = TrainingOptions(k=4)
     with serving(home):
         folder = tmp_path / "device"
-        device = Device.enrol(
-            mosquitto.url,
-            code,
-            folder,
-            pace=BRISK,
-            link_settings=QUICK,
-            options=options,
-            timeout_seconds=PATIENCE_SECONDS,
-        )
+        device = joined(mosquitto.url, code, folder, options=options)
         with device:
             device.record_all([(f"item-{n}", "anna") for n in range(5)])
             device.start()
@@ -101,15 +92,7 @@ def test_two_tasks_share_their_catalogue_and_their_artifact(
     options = TrainingOptions(k=4)
 
     def enrolled(code: str, name: str) -> Device:
-        device = Device.enrol(
-            mosquitto.url,
-            code,
-            tmp_path / name,
-            pace=BRISK,
-            link_settings=QUICK,
-            options=options,
-            timeout_seconds=PATIENCE_SECONDS,
-        )
+        device = joined(mosquitto.url, code, tmp_path / name, options=options)
         for task in ("air", "water"):
             device.provide(local_data(0), task=task)
         for task in ("default", "films"):

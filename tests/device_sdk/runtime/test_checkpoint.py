@@ -204,7 +204,6 @@ def test_a_process_killed_while_saving_leaves_a_whole_file(tmp_path: Path) -> No
             text=True,
             env=child_environment(),
         )
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         time.sleep(float(rng.uniform(0, 0.05)))
         child.send_signal(signal.SIGKILL)

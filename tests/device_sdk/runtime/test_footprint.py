@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.fakes.child_environment import child_environment
 from tests.fakes.handmade import linear_artifact
-from tests.fakes.waiting import PATIENCE_SECONDS
+from tests.fakes.quick import run_python
 
 PROGRAM = """
 import sys
@@ -39,14 +37,14 @@ def _run(tmp_path: Path, imports: str) -> None:
         "TMPDIR": str(home),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(imports=imports), str(folder), str(work / "c")],
+    done = run_python(
+        "-c",
+        PROGRAM.format(imports=imports),
+        str(folder),
+        str(work / "c"),
         env=environment,
         cwd=work,
         check=True,
-        timeout=PATIENCE_SECONDS,
-        capture_output=True,
-        text=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert list(home.rglob("*")) == []

@@ -203,6 +203,5 @@ def test_what_is_large_is_not_copied(tmp_path: Path) -> None:
     x, y = np.ones((1 << 16, 4), np.float32), np.ones((1 << 16, 3), np.float32)
     trainer.step({"x": x, "y": y})
     memory = trainer._runner._memory
-    assert memory is not None
     assert [entry.in_place for entry in memory.inputs] == [True, True]
     assert np.shares_memory(memory.inputs[0].value.numpy(), x)

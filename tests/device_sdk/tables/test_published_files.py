@@ -264,15 +264,10 @@ def by_user(data: bytes, folder: Path, reading: Reading | None = None) -> dict[s
     return found
 
 
-@pytest.mark.parametrize(("data", "expected"), PUBLISHED.values(), ids=PUBLISHED)
-def test_files_go_in_as_published(
-    tmp_path: Path, data: bytes, expected: dict[str, list[str]]
-) -> None:
-    assert by_user(data, tmp_path) == expected
-
-
-@pytest.mark.parametrize(("data", "expected"), WRITTEN.values(), ids=WRITTEN)
-def test_files_go_in_as_programs_write_them(
+@pytest.mark.parametrize(
+    ("data", "expected"), (PUBLISHED | WRITTEN).values(), ids=PUBLISHED | WRITTEN
+)
+def test_files_go_in_as_published_and_as_programs_write_them(
     tmp_path: Path, data: bytes, expected: dict[str, list[str]]
 ) -> None:
     assert by_user(data, tmp_path) == expected

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.home.home import Home
 from device_sdk.train.job import LocalArtifact
 from tests.fakes.handmade import linear_artifact, linear_parts, write_artifact
+from tests.fakes.jobs import artifact_in
 
 
 @pytest.fixture
@@ -28,11 +27,4 @@ def artifacts(tmp_path: Path) -> tuple[LocalArtifact, ...]:
     linear_artifact(tmp_path / "small")
     manifest, files = linear_parts()
     write_artifact(tmp_path / "large", replace(manifest, name="large"), files)
-    return tuple(
-        LocalArtifact(
-            hashlib.sha256((tmp_path / name / MANIFEST_FILE).read_bytes()).digest(),
-            name,
-            tmp_path / name,
-        )
-        for name in ("small", "large")
-    )
+    return tuple(artifact_in(tmp_path / name) for name in ("small", "large"))

@@ -20,14 +20,12 @@ from device_sdk.train.arrays import ArrayTrainer
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, decode_update
-from device_sdk.wire.publish.manifest import RoundManifest
-from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
 from tests.fakes.array_device import local_data
+from tests.fakes.jobs import job_of
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 TRAINING = FedAvgTraining(batch_size=4, learning_rate=0.1, optimizer_state="kept")
-ZEROS = bytes(32)
 
 
 def opened(artifact: LocalArtifact, number: int = 1) -> Broadcast:
@@ -39,13 +37,7 @@ def opened(artifact: LocalArtifact, number: int = 1) -> Broadcast:
 def job(
     artifacts: tuple[LocalArtifact, ...], number: int = 1, train_seconds: float = 60.0
 ) -> TrainingJob:
-    manifest = RoundManifest(
-        bytes(16), "t", "all", 1, number, 0, artifacts[0].artifact_id, ZEROS, ZEROS, 1, ZEROS, 1,
-        5, 5, "float32", 0, (),
-    )  # fmt: skip
-    offered = tuple(OfferedArtifact(each.artifact_id, each.name, 9) for each in artifacts)
-    terms = TaskTerms("fedavg", "float32", train_seconds, offered)
-    return TrainingJob(manifest, terms, opened(artifacts[0], number), None, artifacts)
+    return job_of(opened(artifacts[0], number), artifacts, train_seconds=train_seconds)
 
 
 def trainer(

@@ -121,7 +121,7 @@ def test_a_device_takes_the_one_it_is_told_to() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"artifact": ""}, "artifact is empty"),
+        ({"artifact": ""}, "artifact is ''"),
         ({"most_artifact_bytes": 0}, "most_artifact_bytes is 0"),
         ({"most_attachment_bytes": 0}, "most_attachment_bytes is 0"),
         ({"placement": "cloud"}, "placement is 'cloud'"),

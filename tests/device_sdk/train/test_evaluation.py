@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +19,6 @@ from aggregator.evaluation.figures import DeviceReport, Rules, summarise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from benchmarks.recommendation.metrics import full_ranks
 from benchmarks.recommendation.split import LeaveOneOut
-from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.evaluation.metrics import METRICS, Auc, PredictionMetric
 from device_sdk.evaluation.report import (
     Evaluation,
@@ -46,15 +44,13 @@ from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast
-from device_sdk.wire.publish.manifest import RoundManifest
-from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
 from tests.fakes.handmade.linear import FEATURES as LINEAR_FEATURES
 from tests.fakes.handmade.linear import TARGETS as LINEAR_TARGETS
 from tests.fakes.handmade.linear import linear_artifact
+from tests.fakes.jobs import artifact_in, job_of
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
-ZEROS = bytes(32)
 ASKED = ("loss", "accuracy", "log_loss", "auc", "calibration")
 TERMS = EvaluationTerms(ASKED)
 FEATURES = 6
@@ -81,8 +77,7 @@ def exported(folder: Path, dynamic: dict[str, dict[int, str]]) -> LocalArtifact:
         directory=folder,
         dynamic=dynamic,
     )
-    digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).digest()
-    return LocalArtifact(digest, "clicks", folder)
+    return artifact_in(folder, "clicks")
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +99,11 @@ def job(
     training: FedAvgTraining | None = None,
     number: int = 1,
 ) -> TrainingJob:
-    manifest = RoundManifest(
-        bytes(16), "t", "all", 1, number, 7, artifact.artifact_id, ZEROS, ZEROS, 1, ZEROS, 1,
-        5, 5, "float32", 0, (),
-    )  # fmt: skip
     trainer = Trainer(artifact.folder)
     settings = FedAvgSettings(training=training or FedAvgTraining(batch_size=8))
     method = FedAvgMethod(trainer.parameters, trainer.buffers, settings)
-    offered = (OfferedArtifact(artifact.artifact_id, artifact.name, 9),)
-    terms = TaskTerms("fedavg", "float32", 60.0, offered, evaluation=evaluation)
-    return TrainingJob(manifest, terms, method.open_round(number), None, (artifact,))
+    broadcast = replace(method.open_round(number), version=7)
+    return job_of(broadcast, [artifact], evaluation=evaluation)
 
 
 Make = Callable[..., ArrayTrainer]
@@ -182,8 +172,7 @@ def test_twenty_devices_find_what_the_union_of_their_data_shows(
 def test_errors_of_twenty_devices_are_those_of_the_union(make: Make, tmp_path: Path) -> None:
     """Of numbers far from 0, in batches of one too, beside scikit-learn in one place."""
     linear_artifact(tmp_path / "linear", "mae", "rmse")
-    digest = hashlib.sha256((tmp_path / "linear" / MANIFEST_FILE).read_bytes()).digest()
-    linear = LocalArtifact(digest, "linear", tmp_path / "linear")
+    linear = artifact_in(tmp_path / "linear")
     rng = np.random.default_rng(4)
 
     def drawn(count: int, place: int) -> dict[str, NDArray[Any]]:
@@ -228,7 +217,6 @@ def test_the_model_received_is_evaluated_and_the_one_that_predict_uses(
     data = LocalData(samples(400, 1), holdout=0.2)
     training = FedAvgTraining(epochs=5, batch_size=8, learning_rate=0.5, personal=personal)
     result = make(data).train(job(artifact, training=training))
-    assert result.evaluation is not None
     received = result.evaluation.of("global", "log_loss")
     own = result.evaluation.of("personal", "log_loss")
     assert received is not None and own is not None
@@ -270,8 +258,7 @@ def test_who_is_not_asked_does_not_evaluate(make: Make, artifact: LocalArtifact)
 
 def test_an_artifact_that_needs_two_rows_is_given_no_single_one(make: Make, tmp_path: Path) -> None:
     linear_artifact(tmp_path / "two", "rmse", least=2)
-    digest = hashlib.sha256((tmp_path / "two" / MANIFEST_FILE).read_bytes()).digest()
-    work = job(LocalArtifact(digest, "linear", tmp_path / "two"), EvaluationTerms(("rmse",)))
+    work = job(artifact_in(tmp_path / "two"), EvaluationTerms(("rmse",)))
 
     def rows(count: int) -> dict[str, NDArray[Any]]:
         return {
@@ -342,7 +329,6 @@ def test_metrics_that_nobody_declared_are_left_out_and_the_others_measured(
     terms = EvaluationTerms(("mae", "accuracy", "of-tomorrow", "hr10"))
     data = LocalData(samples(9, 1), test=samples(20, 2))
     result = make(data).train(job(artifact, terms))
-    assert result.evaluation is not None
     assert {each.metric for each in result.evaluation.results} == {"accuracy"}
     assert result.evaluation.reason == "undeclared-metric"
     assert "metric 'mae': the artifact 'clicks' does not declare it (it declares" in (
@@ -460,17 +446,11 @@ RANKED = EvaluationTerms(("hr10", "ndcg10", "hr10_all", "ndcg10_all"))
 
 
 def ranked_job(evaluation: EvaluationTerms | None, number: int = 1) -> TrainingJob:
-    folder = packaged_artifact()
-    artifact = LocalArtifact(ZEROS, "mf", folder)
-    manifest = RoundManifest(
-        bytes(16), "t", "all", 1, number, 7, ZEROS, ZEROS, ZEROS, 1, ZEROS, 1, 5, 5, "float32", 0,
-        (),
-    )  # fmt: skip
+    artifact = LocalArtifact(bytes(32), "mf", packaged_artifact())
     items = np.random.default_rng(9).standard_normal((ITEMS, WIDTH)).astype(np.float32)
     settings = BprTraining().as_scalars()
     broadcast = Broadcast(number, 7, {"items": items}, settings)
-    terms = TaskTerms("scatter", "float32", 60.0, evaluation=evaluation)
-    return TrainingJob(manifest, terms, broadcast, None, (artifact,))
+    return job_of(broadcast, [artifact], "scatter", evaluation=evaluation)
 
 
 @pytest.fixture
@@ -523,7 +503,6 @@ def test_what_was_trained_on_is_not_held_out_once_a_later_item_is_forgotten(
             user: {*all_rows.tolist()} - {*kept.tolist()}
             for user, (all_rows, kept) in enumerate(zip(recorded, device._local.rows, strict=True))
         }
-        assert result.evaluation is not None
         personal = result.evaluation.of("personal", "hr10")
         weight = 0 if personal is None else personal.statistics[0]
         assert weight == sum(map(len, found.values()))
@@ -568,7 +547,6 @@ def test_ranks_are_those_of_the_benchmarks(recommending: tuple[Home, ScatterTrai
     home, device = recommending
     work = ranked_job(RANKED)
     first = device.train(work)
-    assert first.evaluation is not None
     # Nobody had a vector when the model came.
     assert {each.stage for each in first.evaluation.results} == {"personal"}
     assert first.evaluation.reason == "no-model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import nn
 import export
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from device_sdk import Trainer
-from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
@@ -27,16 +25,14 @@ from device_sdk.rounds.current_round import commit_round
 from device_sdk.train.arrays import ArrayTrainer, MeasuredPlacement
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
-from device_sdk.wire.publish.manifest import RoundManifest
-from device_sdk.wire.publish.task_messages import OfferedArtifact, TaskTerms
 from export.models.attention_meta import export_attention
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
+from tests.fakes.jobs import artifact_in, job_of
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
 OWN = "00" * 16
 OTHERS = tuple(f"{index:032x}" for index in (1, 2))
-ZEROS = bytes(32)
 # A round looks at the clock at each step: 4 times, and 8 where a meta-step goes before each.
 TOLD = AttentionTraining(
     warm_up_rounds=2, base_steps=4, meta_every=1, batch_size=8, learning_rate=0.1, sketch_rows=16
@@ -57,8 +53,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> LocalArtifact:
         folder / "meta", nn.Linear(2, 2), classification, example, DYNAMIC, sketch=16, width=4,
         verify=False,
     )  # fmt: skip
-    digest = hashlib.sha256((folder / "base" / MANIFEST_FILE).read_bytes()).digest()
-    return LocalArtifact(digest, "base", folder / "base", folder / "meta")
+    return artifact_in(folder / "base", companion=folder / "meta")
 
 
 @pytest.fixture
@@ -90,15 +85,7 @@ class Fleet:
             if not one.cohort or OWN in opened.cohorts[one.cohort]
         }
         offering: Broadcast = replace(opened, offered=sizes)
-        manifest = RoundManifest(
-            bytes(16), "t", "all", 1, number, 0, self.artifact.artifact_id, ZEROS, ZEROS, 1, ZEROS,
-            1, 5, 5, "float32", 0, (),
-        )  # fmt: skip
-        terms = TaskTerms(
-            "attention", "float32", train_seconds,
-            (OfferedArtifact(self.artifact.artifact_id, "base", 9),),
-        )  # fmt: skip
-        return TrainingJob(manifest, terms, offering, None, (self.artifact,))
+        return job_of(offering, [self.artifact], "attention", train_seconds)
 
     def device(self, tick: float, **options: object) -> ArrayTrainer:
         clock, own = StepClock(tick), bytes.fromhex(OWN)
@@ -127,7 +114,6 @@ class Fleet:
 
 
 def reason(result: TrainedRound) -> str:
-    assert result.capability is not None
     return result.capability.reason
 
 
@@ -190,22 +176,15 @@ def test_a_device_that_is_late_twice_measures_anew(home: Home, artifact: LocalAr
     assert "The aggregator mixes" in reason(result)
 
 
-def test_too_many_bytes_need_no_measuring(home: Home, artifact: LocalArtifact) -> None:
-    fleet = Fleet(home, artifact)
-    device = fleet.device(1e-4, most_attachment_bytes=20)  # one vector is 6 float16
-    fleet.round(device, 1)
-    _, second, _ = fleet.round(device, 2)
-    assert "vectors are 24 bytes, above most_attachment_bytes (20)" in reason(second)
-    wanted, _, _ = fleet.round(device, 3)
-    assert wanted == (f"mixture.{OWN}",)
-
-
 def test_other_bounds_on_bytes_are_measured_anew(home: Home, artifact: LocalArtifact) -> None:
     fleet = Fleet(home, artifact)
+    small = fleet.device(1e-4, most_attachment_bytes=20)  # one vector is 6 float16
     for number in (1, 2):
-        _, result, _ = fleet.round(fleet.device(1e-4, most_attachment_bytes=20), number)
-    assert "above most_attachment_bytes (20)" in reason(result)
-    _, result, _ = fleet.round(fleet.device(1e-4, most_attachment_bytes=100), 3)
+        _, result, _ = fleet.round(small, number)
+    assert "vectors are 24 bytes, above most_attachment_bytes (20)" in reason(result)
+    wanted, _, _ = fleet.round(small, 3)
+    assert wanted == (f"mixture.{OWN}",)
+    _, result, _ = fleet.round(fleet.device(1e-4, most_attachment_bytes=100), 4)
     assert "mixes 2 neighbours itself" in reason(result)
 
 

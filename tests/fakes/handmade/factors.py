@@ -38,11 +38,21 @@ def factor_parts() -> tuple[Manifest, dict[str, bytes]]:
     """
     state = (
         StateTensor(
-            "V", "parameter", "float32", ("items", "k"), (Member("items.weight", ("items", "k")),)
+            "V",
+            "parameter",
+            "float32",
+            ("items", "k"),
+            (Member("items.weight", ("items", "k"), 0),),
         ),
-        StateTensor("b", "parameter", "float32", ("items",), (Member("items.bias", ("items",)),)),
         StateTensor(
-            "U", "parameter", "float32", ("users", "k"), (Member("users.weight", ("users", "k")),)
+            "b", "parameter", "float32", ("items",), (Member("items.bias", ("items",), 0),)
+        ),
+        StateTensor(
+            "U",
+            "parameter",
+            "float32",
+            ("users", "k"),
+            (Member("users.weight", ("users", "k"), 0),),
         ),
         StateTensor("sgd.U", "optimizer", "float32", ("users", "k"), like="U"),
         StateTensor("step", "counter", "int64", ()),
@@ -150,9 +160,10 @@ def factor_parts() -> tuple[Manifest, dict[str, bytes]]:
         opset=OPSET,
         axes={"batch": Axis(5), "items": Axis(6), "users": Axis(3), "k": Axis(2)},
         state=state,
-        optimizer=OptimizerSpec("sgd"),
+        optimizer=OptimizerSpec("sgd", {}),
         graphs={"train": train, "infer": infer},
         files=NO_FILES,
+        producer={},
         sequential=True,
     )
     return manifest, files

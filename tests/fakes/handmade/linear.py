@@ -51,7 +51,7 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
                 Member("linear.bias", (TARGETS,), FEATURES * TARGETS),
             ),
         ),
-        StateTensor("mean", "buffer", "float32", (FEATURES,), (Member("mean", (FEATURES,)),)),
+        StateTensor("mean", "buffer", "float32", (FEATURES,), (Member("mean", (FEATURES,), 0),)),
         StateTensor("sgd.packed", "optimizer", "float32", (size,), like="packed"),
         StateTensor("step", "counter", "int64", ()),
     )
@@ -155,6 +155,7 @@ def linear_parts() -> tuple[Manifest, dict[str, bytes]]:
         graphs={"train": train, "infer": infer},
         files=NO_FILES,
         producer={"tessera": "0.1.0"},
+        sequential=False,
     )
     return manifest, files
 

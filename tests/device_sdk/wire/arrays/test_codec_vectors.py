@@ -12,13 +12,14 @@ from device_sdk.wire.arrays.exchange import decode_update
 from device_sdk.wire.arrays.factored import decode_factored
 from device_sdk.wire.arrays.sparse import decode_ids, decode_sparse
 from device_sdk.wire.arrays.tensors import decode_tensors
-from device_sdk.wire.publish.manifest import read_manifest
-from device_sdk.wire.publish.receipts import Verdict, read_receipt, read_update, update_digest
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.publish.manifest import RoundManifest
+from device_sdk.wire.publish.receipts import Receipt, Verdict, read_update, update_digest
 from device_sdk.wire.publish.topics import Topics
 from tests.vectors import generate_codecs as vectors
 
 FILE = json.loads(vectors.FILE.read_text(encoding="utf-8"))
-DOCUMENT = Path(__file__).parents[4] / "docs" / "wire-tensors.md"
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def test_the_file_is_what_the_generator_writes() -> None:
@@ -64,10 +65,10 @@ def test_messages_decode_to_what_is_written_beside_them() -> None:
     assert update.body.hex() == recorded["body"]
     assert update_digest(update.identity, update.body_sha256).hex() == recorded["digest"]
     for verdict, payload in FILE["receipts"]["payloads"].items():
-        receipt = read_receipt(bytes.fromhex(payload))
+        receipt = decode(Receipt, bytes.fromhex(payload))
         assert receipt.verdict is Verdict(verdict)
         assert receipt.digest.hex() == recorded["digest"]
-    assert read_manifest(bytes.fromhex(FILE["manifest"]["body"])) == vectors.MANIFEST
+    assert decode(RoundManifest, bytes.fromhex(FILE["manifest"]["body"])) == vectors.MANIFEST
     topics = Topics("site-1/tessera")
     for kind, written in FILE["topics"].items():
         assert type(topics.parse(written)).__name__ == kind
@@ -75,7 +76,9 @@ def test_messages_decode_to_what_is_written_beside_them() -> None:
 
 def test_every_hexadecimal_string_of_the_document_is_a_vector() -> None:
     known = vectors.FILE.read_text(encoding="utf-8")
-    quoted = re.findall(r"`((?:[0-9a-f]{2} ?){5,})`", DOCUMENT.read_text(encoding="utf-8"))
+    pages = [DOCS / "wire-tensors.md", *DOCS.glob("wire-tensors/*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    quoted = re.findall(r"`((?:[0-9a-f]{2} ?){5,})`", text)
     assert quoted
     for hexadecimal in quoted:
         assert f'"{hexadecimal.replace(" ", "")}"' in known, hexadecimal

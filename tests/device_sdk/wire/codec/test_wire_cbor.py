@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 
 import cbor2
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Record
 
 LIMIT = 1 << 20
 
@@ -151,36 +149,6 @@ def test_the_deepest_allowed_value_and_the_size_cap() -> None:
 def test_values_without_a_form_are_a_programming_error(value: cbor.CborValue) -> None:
     with pytest.raises(ValueError, match=r"."):
         cbor.encode(value)
-
-
-def test_a_record_has_exactly_its_fields_with_their_types() -> None:
-    data = cbor.encode({"a": b"12", "n": 7, "t": "xy", "f": 0.5, "l": [1], "o": True, "z": None})
-    record = Record(cbor.decode(data, limit_bytes=99), "anftloz")
-    assert record.octets("a", 2) == b"12"
-    assert record.unsigned("n", 7) == 7
-    assert record.text("t", 2) == "xy"
-    assert record.number("f") == 0.5
-    assert record.array("l", 1) == [1]
-    assert record.boolean("o") is True
-    assert record.take("z") is None
-    wrong: list[Callable[[], object]] = [
-        lambda: record.octets("a", 3),
-        lambda: record.unsigned("n", 6),
-        lambda: record.unsigned("o"),
-        lambda: record.text("t", 1),
-        lambda: record.text("a", 9),
-        lambda: record.number("n"),
-        lambda: record.array("l", 0),
-        lambda: record.boolean("n"),
-    ]
-    for read in wrong:
-        with pytest.raises(WireError) as refused:
-            read()
-        assert refused.value.reason == "bad-field"
-    for fields in ("anftlo", "anftlozq"):
-        with pytest.raises(WireError) as refused:
-            Record(cbor.decode(data, limit_bytes=99), fields)
-        assert refused.value.reason == "wrong-fields"
 
 
 def test_map_keys_are_sorted_by_their_encodings() -> None:

@@ -14,26 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.artifact import MANIFEST_FILE
-from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
-from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id, read_catalogue
-from device_sdk.wire.publish.content import ContentKind, read_content_head, seal_content
+from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
+from device_sdk.wire.publish.content import ContentHead, ContentKind, seal_content
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     ChunkSet,
     RoundManifest,
-    read_manifest,
     seal_chunks,
 )
 from device_sdk.wire.publish.task_messages import (
     BROADCAST_CODECS,
-    FIELDS,
     OfferedArtifact,
     OfferedAttachment,
+    OfferedContent,
     TaskTerms,
     read_attachment,
     read_broadcast,
@@ -58,7 +57,7 @@ TERMS = TaskTerms(
     12.5,
     (
         OfferedArtifact(b"\xa1" * 32, "small net", 900),
-        OfferedArtifact(b"\xa2" * 32, "net", 5000, OfferedArtifact(b"\xa3" * 32, "meta", 7)),
+        OfferedArtifact(b"\xa2" * 32, "net", 5000, OfferedContent(b"\xa3" * 32, "meta", 7)),
     ),
     (
         OfferedAttachment("public.ab", b"\xc1" * 32, 77),
@@ -91,19 +90,6 @@ def test_broadcasts_come_back(codec: str) -> None:
     assert (got.round_id, got.version, dict(got.settings)) == (4, 2, dict(sent.settings))
     step = {"float32": 0.0, "float16": 2e-3, "int8": 0.05, "int4": 0.5}[codec]
     np.testing.assert_allclose(got.tensors["items"], sent.tensors["items"], atol=step)
-
-
-def test_terms_without_an_evaluation_are_the_bytes_that_older_devices_read() -> None:
-    plain = TaskTerms("fedavg", "int8", 2.5)
-    assert set(plain.to_fields()) == set(FIELDS)
-    asking = replace(plain, evaluation=EvaluationTerms(("loss", "auc"), share=0.5))
-    terms, _ = read_broadcast(write_broadcast(broadcast(), asking, "float32"), manifest())
-    assert terms == asking
-    with pytest.raises(WireError) as refused:
-        head = {**plain.to_fields(), "settings": {}, "evaluation": None}
-        encoded = cbor.encode(head)
-        read_broadcast(len(encoded).to_bytes(4, "little") + encoded, manifest())
-    assert refused.value.reason == "wrong-fields"
 
 
 @given(st.data())
@@ -140,7 +126,7 @@ ARTIFACT = OfferedArtifact(bytes(32), "net", 9)
         ({"attachments": TERMS.attachments[::-1]}, "rising name"),
         ({"cohort_keys": {}}, "cohort without a key"),
         ({"cohort_keys": {"near": (b"short",)}}, "56 bytes"),
-        ({"cohort_keys": {**TERMS.cohort_keys, "Far": ()}}, "no name"),
+        ({"cohort_keys": {**TERMS.cohort_keys, "Far": ()}}, "Far"),
     ],
 )
 def test_bad_offers_are_refused(changed: dict[str, Any], message: str) -> None:
@@ -184,10 +170,10 @@ def test_contents_come_back_from_chunks_in_any_order(size: int) -> None:
     label = read_manifest_label(head)
     keys = derive_broadcast_keys(KEY, label.broadcast_id, "films", "all")
     body = open_manifest(head, keys, signing.public_key())
-    read = read_content_head(body)
+    read = decode(ContentHead, body)
     assert (read.kind, read.content_id, read.length) == (ContentKind.CATALOGUE, content_id, size)
     with pytest.raises(WireError, match="wrong-fields"):
-        read_manifest(body)  # a head cannot be taken for a round's manifest
+        decode(RoundManifest, body)  # a head cannot be taken for a round's manifest
     got = ChunkSet(keys, label.broadcast_id, read.chunks, read.length)
     for chunk in reversed(chunks):
         assert got.missing
@@ -215,17 +201,11 @@ def test_chunks_of_another_publication_are_refused() -> None:
         wrong.plaintext()
 
 
-@given(st.binary(max_size=200))
-def test_content_heads_refuse_garbage(raw: bytes) -> None:
-    with pytest.raises(WireError):
-        read_content_head(raw)
-
-
 @given(st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=20, unique=True))
 def test_catalogues_come_back(items: list[str]) -> None:
     catalogue = Catalogue(tuple(items), tuple(item.upper() for item in items))
-    content = catalogue.to_bytes()
-    again = read_catalogue(content)
+    content = encode(catalogue)
+    again = decode(Catalogue, content)
     assert again == catalogue and len(catalogue_id(content)) == 32
     assert [again.rows[item] for item in items] == list(range(len(items)))
     longer = Catalogue((*items, "a new item"), ("",) * (len(items) + 1))
@@ -235,11 +215,11 @@ def test_catalogues_come_back(items: list[str]) -> None:
 @pytest.mark.parametrize(
     ("items", "titles", "message"),
     [
-        ((), (), "0 items"),
+        ((), (), "items is .0 items"),
         (("a", "a"), ("", ""), "row 1 repeats the item id of row 0"),
-        (("a", ""), ("", ""), "row 1"),
-        (("a",), (), "0 titles for 1 items"),
-        (("a",), ("x" * 600,), "row 0"),
+        (("a", ""), ("", ""), r"items\[1\]"),
+        (("a",), (), "titles is .0 items"),
+        (("a",), ("x" * 600,), r"titles\[0\]"),
     ],
 )
 def test_catalogues_that_cannot_be(
@@ -248,7 +228,7 @@ def test_catalogues_that_cannot_be(
     with pytest.raises(ValueError, match=message):
         Catalogue(items, titles)
     with pytest.raises(WireError):
-        read_catalogue(cbor.encode({"items": list(items), "titles": list(titles)}))
+        decode(Catalogue, cbor.encode({"items": list(items), "titles": list(titles)}))
 
 
 def test_artifacts_are_trusted_by_their_id_alone() -> None:

@@ -120,7 +120,7 @@ def test_the_limits_themselves_are_allowed() -> None:
     single = Fragment(b"message!", 0, 1, PART_BYTES)
     assert reason(at_most, "a", single, bytes(PART_BYTES)) == "bad-fragment"
     ReassemblyLimits(1, 1, 1, 1, 1)
-    with pytest.raises(ValueError, match="idle_seconds is 0; expected at least 1"):
+    with pytest.raises(ValueError, match="idle_seconds is 0; expected a number of at least 1"):
         ReassemblyLimits(idle_seconds=0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,13 +13,13 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.content import (
     HEAD_INDEX,
     SHARED,
     ContentHead,
     ContentKind,
     open_content_head,
-    read_content_head,
     seal_content,
 )
 from device_sdk.wire.publish.manifest import (
@@ -36,6 +37,7 @@ from device_sdk.wire.seal.broadcast import (
     open_manifest,
 )
 from tests.fakes.parties import SeededBytes, key_from
+from tests.fakes.refusals import reason_of
 
 GROUP = new_group_key(7, SeededBytes("group"))
 SIGNING = key_from("signing")
@@ -55,13 +57,6 @@ def keys_of(made: Publication) -> BroadcastKeys:
 
 def collected(made: Publication, digests: tuple[bytes, ...], length: int) -> ChunkSet:
     return ChunkSet(keys_of(made), made.broadcast_id, digests, length)
-
-
-def reason_of(call: object, *arguments: object) -> str:
-    assert callable(call)
-    with pytest.raises(WireError) as caught:
-        call(*arguments)
-    return caught.value.reason
 
 
 @settings(max_examples=20)
@@ -116,7 +111,7 @@ def test_a_content_is_a_head_and_its_chunks(kind: ContentKind) -> None:
     made = publication()
     messages = seal_content(made, SIGNING, kind, CONTENT_ID, LARGE)
     body = open_manifest(messages[HEAD_INDEX], keys_of(made), SIGNING.public_key())
-    head = read_content_head(body)
+    head = decode(ContentHead, body)
     assert (head.kind, head.content_id, head.length) == (kind, CONTENT_ID, len(LARGE))
     chunks = collected(made, head.chunks, head.length)
     for message in messages[1:]:
@@ -146,34 +141,34 @@ def test_a_head_is_these_bytes() -> None:
     body = cbor.encode(
         {"chunks": [digest], "content": CONTENT_ID, "kind": "attachment", "length": 9}
     )
-    assert head.to_body() == body
-    assert read_content_head(body) == head
+    assert encode(head) == body
+    assert decode(ContentHead, body) == head
 
 
 def test_a_content_of_one_byte_is_one() -> None:
     head = ContentHead(ContentKind.CATALOGUE, CONTENT_ID, 1, (bytes(32),))
-    assert read_content_head(head.to_body()) == head
+    assert decode(ContentHead, encode(head)) == head
 
 
 def test_the_largest_head_fits_a_body() -> None:
     chunks = (bytes(32),) * MOST_CHUNKS
     head = ContentHead(ContentKind.CATALOGUE, CONTENT_ID, CHUNK_BYTES * MOST_CHUNKS, chunks)
-    assert len(head.to_body()) <= MAX_BODY_BYTES
-    assert read_content_head(head.to_body()) == head
+    assert len(encode(head)) <= MAX_BODY_BYTES
+    assert decode(ContentHead, encode(head)) == head
 
 
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"content": bytes(31)}, "content id"),
-        ({"content": bytes(33)}, "content id"),
-        ({"length": 0}, "1 to"),
-        ({"length": 0, "chunks": []}, "1 to"),
-        ({"length": CHUNK_BYTES * MOST_CHUNKS + 1}, "1 to"),
+        ({"content": bytes(31)}, "content_id"),
+        ({"content": bytes(33)}, "content_id"),
+        ({"length": 0}, "from 1 to"),
+        ({"length": 0, "chunks": []}, "from 1 to"),
+        ({"length": CHUNK_BYTES * MOST_CHUNKS + 1}, "from 1 to"),
         ({"length": CHUNK_BYTES + 1}, "1 chunks for"),
         ({"chunks": []}, "0 chunks for"),
-        ({"chunks": [bytes(31)]}, "SHA-256"),
-        ({"chunks": [bytes(33)]}, "SHA-256"),
+        ({"chunks": [bytes(31)]}, r"chunks\[0\]"),
+        ({"chunks": [bytes(33)]}, r"chunks\[0\]"),
         ({"kind": "other"}, None),
         ({"kind": "a" * 17}, None),
         ({"kind": 3}, None),
@@ -187,7 +182,7 @@ def test_a_wrong_head_is_refused_at_both_ends(wrong: dict[str, cbor.CborValue], 
     right = {"chunks": [bytes(32)], "content": CONTENT_ID, "kind": "artifact", "length": 9}
     value: dict[str, cbor.CborValue] = {**right, **wrong}
     expected = "wrong-fields" if "more" in wrong else "bad-field"
-    assert reason_of(read_content_head, cbor.encode(value)) == expected
+    assert reason_of(partial(decode, ContentHead), cbor.encode(value)) == expected
     if match is not None:
         length, digests, content_id = (value[name] for name in ("length", "chunks", "content"))
         assert isinstance(length, int) and isinstance(digests, list)
@@ -199,6 +194,6 @@ def test_a_wrong_head_is_refused_at_both_ends(wrong: dict[str, cbor.CborValue], 
 @given(st.binary(max_size=100))
 def test_random_bodies_never_escape_as_another_error(body: bytes) -> None:
     with pytest.raises(WireError):
-        read_content_head(body)
+        decode(ContentHead, body)
     with pytest.raises(WireError):
-        read_content_head(bytes(MAX_BODY_BYTES + 1))
+        decode(ContentHead, bytes(MAX_BODY_BYTES + 1))

@@ -11,7 +11,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.seal.placement import read_placement
+from device_sdk.wire.codec.message import decode
+from device_sdk.wire.seal.placement import Placement
 from tests.vectors import generate_placement
 
 VECTORS: dict[str, Any] = json.loads(generate_placement.FILE.read_text(encoding="utf-8"))
@@ -35,12 +36,12 @@ def test_placements() -> None:
         assert cbor2.loads(bytes.fromhex(entry["payload"])) == {"shard": entry["shard"], **cell}
     for payload in VECTORS["no_cells"]:
         with pytest.raises(WireError, match="bad-field"):
-            read_placement(bytes.fromhex(payload))
+            decode(Placement, bytes.fromhex(payload))
 
 
 def test_a_grant_with_a_cell() -> None:
     entry, enrolment = VECTORS["grant_with_a_cell"], SEALING["enrolment"]
-    grant = cbor2.loads(bytes.fromhex(entry["answer_body"]))["grant"]
+    grant = cbor2.loads(bytes.fromhex(entry["answer_body"]))["verdict"]
     assert grant == {
         "admission": bytes.fromhex(enrolment["admission_key"]),
         "cell": entry["cell"],

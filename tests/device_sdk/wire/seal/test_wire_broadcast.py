@@ -23,6 +23,7 @@ from device_sdk.wire.seal.broadcast import (
 )
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from tests.fakes.parties import SeededBytes, key_from
+from tests.fakes.refusals import changed_bytes, reason_of
 
 GROUP = new_group_key(7, SeededBytes("group"))
 SIGNING = key_from("signing")
@@ -35,13 +36,6 @@ def publication(seed: str = "1", group: GroupKey = GROUP) -> Publication:
 
 def keys_of(made: Publication) -> BroadcastKeys:
     return derive_broadcast_keys(GROUP, made.broadcast_id, "movies", "k64")
-
-
-def reason_of(call: object, *arguments: object) -> str:
-    assert callable(call)
-    with pytest.raises(WireError) as caught:
-        call(*arguments)
-    return caught.value.reason
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.binary(max_size=300))
@@ -62,11 +56,9 @@ def test_round_trip(payloads: list[bytes], body: bytes) -> None:
 def test_every_changed_byte_of_a_manifest_is_refused() -> None:
     made = publication()
     manifest, keys = made.seal_manifest(b"body", SIGNING), keys_of(made)
-    for place in range(len(manifest)):
-        changed = bytearray(manifest)
-        changed[place] ^= 1
+    for place, changed in changed_bytes(manifest):
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-tag"
-        assert reason_of(open_manifest, bytes(changed), keys, PUBLIC) == expected
+        assert reason_of(open_manifest, changed, keys, PUBLIC) == expected
     assert reason_of(open_manifest, manifest[:-1], keys, PUBLIC) == "bad-tag"
     assert reason_of(open_manifest, manifest[:100], keys, PUBLIC) == "truncated"
     assert reason_of(open_manifest, bytes(MAX_MESSAGE_BYTES + 1), keys, PUBLIC) == "too-large"

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, decode, encode, prefix
 from device_sdk.wire.seal import hpke, signature
+from device_sdk.wire.seal.announcement import (
+    Presence,
+    PresenceWatch,
+    announce,
+    new_presence,
+    read_announcement,
+)
 from device_sdk.wire.seal.authority import (
     DELEGATION_BYTES,
     MOST_SUCCESSIONS,
@@ -28,8 +35,6 @@ from device_sdk.wire.seal.broadcast import (
     MOST_KEYS,
     GroupKey,
     find_group_key,
-    group_keys_from_value,
-    group_keys_to_value,
     new_group_key,
 )
 from device_sdk.wire.seal.descriptor import (
@@ -39,15 +44,9 @@ from device_sdk.wire.seal.descriptor import (
     read_descriptor,
     root_of,
 )
+from device_sdk.wire.seal.handshake import SessionReply
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.keys import fingerprint
-from device_sdk.wire.seal.presence import (
-    Presence,
-    PresenceWatch,
-    new_presence,
-    read_presence,
-    sign_presence,
-)
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import (
     DELEGATION_EXPIRES,
@@ -147,11 +146,8 @@ def test_a_signed_but_malformed_body_is_refused() -> None:
 
 def test_what_the_root_did_not_allow_is_refused() -> None:
     body = DESCRIPTOR.message[BODY_AT:]
-    for serial in (b"\x00", b"\x19\x03\xe9"):
-        assert (
-            reason_of(signed_by_delegate(body.replace(b"serial\x05", b"serial" + serial)))
-            == "bad-delegation"
-        )
+    beyond = body.replace(b"serial\x05", b"serial\x19\x03\xe9")
+    assert reason_of(signed_by_delegate(beyond)) == "bad-delegation"
     late = cbor.encode(DELEGATION_EXPIRES + 1)
     changed = body.replace(cbor.encode(EXPIRES), late)
     assert reason_of(signed_by_delegate(changed)) == "bad-delegation"
@@ -189,10 +185,10 @@ def test_the_ends_of_every_range_are_within_it() -> None:
     assert read_delegation(wide.to_bytes()) == wide
     made = make_descriptor(key_from("delegate"), wide, 1, NOW, last_time, *public)
     assert read_descriptor(made.message, ROOT) == made
-    with pytest.raises(ValueError, match="expiry"):
+    with pytest.raises(ValueError, match="expires"):
         delegation_of("root", 1, last_serial, last_time + 1)
     for key in range(3):
-        with pytest.raises(ValueError, match="of 32, 32 and 1216 bytes"):
+        with pytest.raises(ValueError, match=r"of (32|1,216) bytes"):
             wrong = [*public[:key], b"", *public[key + 1 :]]
             make_descriptor(key_from("delegate"), wide, 1, NOW, last_time, *wrong)
     for serial, expires in ((last_serial + 1, EXPIRES), (5, last_time + 1)):
@@ -305,7 +301,7 @@ def test_serials_are_a_root_s_own() -> None:
 
 def test_delegations_and_successions_out_of_range_are_refused() -> None:
     for first, last, expires in [(0, 5, NOW), (6, 5, NOW), (1, 2**40, NOW), (1, 2, 0)]:
-        with pytest.raises(ValueError, match="delegation"):
+        with pytest.raises(ValueError, match=r"serial|expires"):
             delegation_of("root", first, last, expires)
     with pytest.raises(ValueError, match="32 bytes"):
         make_delegation(key_from("root"), b"", 1, 2, NOW)
@@ -344,7 +340,7 @@ def test_values_out_of_range_are_refused_at_construction() -> None:
         (1, NOW, EXPIRES, signing, sessions, b""),
         (1, NOW, EXPIRES, signing, signing, public),
     ]:
-        with pytest.raises(ValueError, match=r"expected|must|one key"):
+        with pytest.raises(ValueError, match=r"expected|expiry|one key"):
             make_descriptor(key_from("delegate"), DESCRIPTOR.delegation, *arguments)
 
 
@@ -382,38 +378,38 @@ def test_the_previous_keys_are_honoured_for_their_grace_period() -> None:
 
 def test_presence_round_trip_and_every_changed_byte() -> None:
     presence = new_presence(NOW, SeededBytes("life"))
-    message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
-    assert read_presence(message, DESCRIPTOR) == presence
+    message = announce(presence, DESCRIPTOR, SERVING.signing)
+    assert read_announcement(Presence, message, DESCRIPTOR) == presence
     for place in range(len(message)):
         changed = bytearray(message)
         changed[place] ^= 1
         with pytest.raises(WireError) as caught:
-            read_presence(bytes(changed), DESCRIPTOR)
+            read_announcement(Presence, bytes(changed), DESCRIPTOR)
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-signature"
         assert caught.value.reason == expected
     with pytest.raises(WireError) as caught:
-        read_presence(message, make_serving(6).descriptor)
+        read_announcement(Presence, message, make_serving(6).descriptor)
     assert caught.value.reason == "bad-signature"
     with pytest.raises(ValueError, match="16 bytes"):
         Presence(b"", NOW)
     for cut, reason in ((66, "truncated"), (67, "bad-signature")):
         with pytest.raises(WireError) as caught:
-            read_presence(message[:cut], DESCRIPTOR)
+            read_announcement(Presence, message[:cut], DESCRIPTOR)
         assert caught.value.reason == reason
 
 
 def test_a_presence_s_time_has_63_bits_at_both_ends() -> None:
     for started in (0, 2**63 - 1):
         presence = Presence(bytes(16), started)
-        message = sign_presence(presence, DESCRIPTOR, SERVING.signing)
-        assert read_presence(message, DESCRIPTOR) == presence
+        message = announce(presence, DESCRIPTOR, SERVING.signing)
+        assert read_announcement(Presence, message, DESCRIPTOR) == presence
     for started in (-1, 2**63):
-        with pytest.raises(ValueError, match="Unix time"):
+        with pytest.raises(ValueError, match="started"):
             Presence(bytes(16), started)
         body = cbor.encode({"incarnation": bytes(16), "started": started})
         signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
         with pytest.raises(WireError) as caught:
-            read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
+            read_announcement(Presence, prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
         assert caught.value.reason == "bad-field"
 
 
@@ -456,44 +452,28 @@ def test_presences_of_one_second_are_bounded() -> None:
     assert watch.should_reopen(Presence(b"z" * 16, NOW + 1))
 
 
-def test_group_keys_round_trip_in_rising_order() -> None:
+def test_group_keys_are_found_by_their_epoch() -> None:
     keys = tuple(new_group_key(epoch, SeededBytes(str(epoch))) for epoch in (1, 2, 9))
-    assert group_keys_from_value(group_keys_to_value(keys)) == keys
     assert find_group_key(keys, 2) is keys[1]
     with pytest.raises(WireError) as caught:
         find_group_key(keys, 3)
     assert caught.value.reason == "unknown-epoch"
     assert keys[0].key.hex() not in repr(keys[0])
-    for wrong in (keys[::-1], keys[:1] * 2, tuple(new_group_key(i) for i in range(17))):
-        with pytest.raises(ValueError, match=r"rising|at most"):
-            group_keys_to_value(wrong)
-    values = group_keys_to_value(keys)
-    wrong_values: list[list[cbor.CborValue]] = [
-        values[::-1],
-        values[:1] * 2,
-        [{"epoch": 1}],
-        [7],
-        [{"epoch": 1, "key": b""}],
-    ]
-    for bad in wrong_values:
-        with pytest.raises(WireError):
-            group_keys_from_value(bad)
     for epoch in (-1, 2**63):
         with pytest.raises(ValueError, match="epoch"):
             GroupKey(epoch, bytes(32))
 
 
-def test_sixteen_group_keys_of_any_epoch_travel_and_no_more() -> None:
-    epochs = [*range(MOST_KEYS - 1), 2**63 - 1]
-    keys = tuple(GroupKey(epoch, bytes(32)) for epoch in epochs)
-    values = group_keys_to_value(keys)
-    assert group_keys_from_value(values) == keys
-    beyond: cbor.CborValue = {"epoch": 2**63, "key": bytes(32)}
-    one_more: cbor.CborValue = {"epoch": 2**63 - 2, "key": bytes(32)}
-    for wrong in ([*values[:-1], beyond], [*values[:-1], one_more, values[-1]]):
-        with pytest.raises(WireError) as caught:
-            group_keys_from_value(wrong)
-        assert caught.value.reason == "bad-field"
+def test_sixteen_group_keys_of_rising_epochs_travel_and_no_more() -> None:
+    def reply(*epochs: int) -> SessionReply:
+        keys = tuple(GroupKey(epoch, bytes(32)) for epoch in epochs)
+        return SessionReply(bytes(8), bytes(32), bytes(16), NOW, keys)
+
+    most = (*range(MOST_KEYS - 1), 2**63 - 1)
+    assert decode(SessionReply, encode(reply(*most))) == reply(*most)
+    for wrong in ((*range(MOST_KEYS + 1),), (2, 1), (1, 1)):
+        with pytest.raises(ValueError, match="by rising epoch"):
+            reply(*wrong)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
@@ -508,7 +488,7 @@ def test_random_bytes_never_escape_as_another_error(data: bytes, root: bytes) ->
             assert parse(data) == ()
     for message in (data, prefix(MessageType.PRESENCE) + data):
         with pytest.raises(WireError):
-            read_presence(message, DESCRIPTOR)
+            read_announcement(Presence, message, DESCRIPTOR)
 
 
 @given(st.binary(max_size=300))
@@ -517,4 +497,4 @@ def test_random_signed_bodies_never_escape_as_another_error(body: bytes) -> None
         read_descriptor(signed_by_delegate(body), ROOT)
     signed = signature.sign(SERVING.signing, Purpose.PRESENCE, DESCRIPTOR.digest + body)
     with pytest.raises(WireError):
-        read_presence(prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)
+        read_announcement(Presence, prefix(MessageType.PRESENCE) + signed + body, DESCRIPTOR)

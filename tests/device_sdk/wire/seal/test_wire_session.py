@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import MessageType, prefix
+from device_sdk.wire.codec.message import MessageType, encode, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import AdmissionPurpose, WorkBudget, admission_tag
 from device_sdk.wire.seal.descriptor import make_descriptor
@@ -50,13 +50,7 @@ from tests.fakes.parties import (
     make_credential,
     make_serving,
 )
-
-
-def reason_of(call: object, *arguments: object) -> str:
-    assert callable(call)
-    with pytest.raises(WireError) as caught:
-        call(*arguments)
-    return caught.value.reason
+from tests.fakes.refusals import changed_bytes, mutated, reason_of
 
 
 def pair() -> tuple[Session, Session, Clock]:
@@ -90,13 +84,11 @@ def test_a_part_comes_out_with_its_place_in_the_whole() -> None:
 def test_every_changed_byte_of_an_open_is_refused_before_public_key_work() -> None:
     fleet = Fleet()
     message = fleet.opening().message
-    for place in range(len(message)):
-        changed = bytearray(message)
-        changed[place] ^= 1
+    for place, changed in changed_bytes(message):
         expected = ["bad-version", "bad-type"][place] if place < 2 else "bad-admission"
         if 10 <= place < 26:
             expected = "old-incarnation"
-        assert reason_of(fleet.grant, bytes(changed)) == expected
+        assert reason_of(fleet.grant, changed) == expected
     assert reason_of(fleet.grant, message[:49]) == "truncated"
     assert reason_of(fleet.grant, message + bytes(4096)) == "too-large"
     assert fleet.counting.unseals == 0
@@ -116,15 +108,15 @@ def test_an_open_with_a_right_tag_but_a_wrong_inside_is_refused() -> None:
     info = open_info(fleet.descriptor, freshness)
     head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little") + freshness.to_bytes()
     to = hpke.public_key(fleet.descriptor.hpke)
-    good = OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)).to_body()
+    good = encode(OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)))
     signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + good)
 
     def attempt(inside: bytes, info: bytes = info) -> str:
         return reason_of(fleet.grant, tagged(fleet, head, hpke.seal(to, info, inside), anna))
 
     flipped = bytes([signed[0] ^ 1]) + signed[1:]
-    other = OpenRequest(b"x" * 16, fleet.descriptor.hpke, bytes(32)).to_body()
-    unusable = OpenRequest(anna.device_id, b"\xff" * 1216, bytes(32)).to_body()
+    other = encode(OpenRequest(b"x" * 16, fleet.descriptor.hpke, bytes(32)))
+    unusable = encode(OpenRequest(anna.device_id, b"\xff" * 1216, bytes(32)))
     unusable_signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + unusable)
     assert attempt(flipped + good) == "bad-signature"
     assert attempt(signed + other) == "wrong-device"
@@ -148,11 +140,9 @@ def test_every_changed_byte_of_a_reply_is_refused_and_the_right_one_still_counts
     fleet = Fleet()
     attempt = fleet.opening()
     reply = fleet.grant(attempt.message)
-    for place in range(0, len(reply), 7):
-        changed = bytearray(reply)
-        changed[place] ^= 1
+    for place, changed in itertools.islice(changed_bytes(reply), 0, None, 7):
         expected = ["bad-version", "bad-type"][place] if place < 2 else "cannot-unseal"
-        assert reason_of(attempt.accept, bytes(changed), NOW) == expected
+        assert reason_of(attempt.accept, changed, NOW) == expected
     assert reason_of(attempt.accept, reply[:1], NOW) == "truncated"
     assert reason_of(attempt.accept, reply + bytes(4096), NOW) == "too-large"
     foreign = fleet.grant(fleet.opening("2").message)
@@ -174,7 +164,7 @@ def test_a_reply_must_be_signed_by_the_descriptors_key_over_this_open() -> None:
         forged = encode_reply(reply, digest, ephemeral, other)
         assert reason_of(attempt.accept, forged, NOW) == "bad-signature"
     key = fleet.serving.sessions
-    body = reply.to_body()
+    body = encode(reply)
     for_another = signature.sign(key, signature.Purpose.SESSION_REPLY, bytes(32) + body)
     to = hpke.public_key(ephemeral)
     sealed = hpke.seal(to, reply_info(digest), for_another + body)
@@ -362,16 +352,6 @@ def test_an_open_is_answered_again_a_few_times_only() -> None:
     assert fleet.counting.unseals == 2
 
 
-def test_two_opens_with_one_counter_get_one_session() -> None:
-    """A device's clone: neither hears the other's reply."""
-    fleet = Fleet()
-    one, other = (fleet.opening(name, freshness=Freshness(INCARNATION, 9)) for name in "ab")
-    fleet.grant(one.message)
-    assert reason_of(fleet.grant, other.message) == "replayed"
-    assert reason_of(fleet.grant, fleet.opening("c").message) == "replayed"
-    assert len(fleet.table) == 1
-
-
 def test_replayed_opens_are_refused_for_ever_at_no_cost_but_the_tag() -> None:
     fleet = Fleet(burst=1000.0)
     live = fleet.open("live").session
@@ -439,7 +419,7 @@ def test_values_out_of_range_have_no_freshness() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         Freshness(b"", 1)
     for counter in (-1, 2**64):
-        with pytest.raises(ValueError, match="8 bytes"):
+        with pytest.raises(ValueError, match="counter"):
             Freshness(INCARNATION, counter)
 
 
@@ -576,12 +556,11 @@ def test_a_reply_is_unsealed_by_what_it_is_given_and_its_time_has_63_bits() -> N
     attempt = fleet.opening()
     digest = hashlib.sha256(attempt.message).digest()
     ephemeral = hpke.public_bytes(SeededBytes("open 1")(hpke.SEED_BYTES))
-    for seconds in (2**63, 2**63 - 1):
-        reply = SessionReply(b"12345678", bytes(32), INCARNATION, seconds, ())
-        message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
-        expected = "bad-field" if seconds == 2**63 else "descriptor-expired"
-        assert reason_of(attempt.accept, message, NOW, fleet.counting.unseal) == expected
-    assert fleet.counting.unseals == 2
+    reply = SessionReply(b"12345678", bytes(32), INCARNATION, 2**63 - 1, ())
+    message = encode_reply(reply, digest, ephemeral, fleet.serving.sessions)
+    unseal = fleet.counting.unseal
+    assert reason_of(attempt.accept, message, NOW, unseal) == "descriptor-expired"
+    assert fleet.counting.unseals == 1
     assert reason_of(fleet.opening("2").accept, message[:2], NOW) == "cannot-unseal"
 
 
@@ -599,12 +578,9 @@ def test_random_insides_never_escape_as_another_error(inside: bytes, data: st.Da
     """Whatever an insider seals, signs and tags: only WireError comes out, at either end."""
     fleet, anna, freshness = FUZZED, FUZZED.anna, FUZZED.fresh()
     info = open_info(fleet.descriptor, freshness)
-    body = OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)).to_body()
-    mutated = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 3))):
-        mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+    body = encode(OpenRequest(anna.device_id, fleet.descriptor.hpke, bytes(32)))
     head = prefix(MessageType.SESSION_OPEN) + (1).to_bytes(8, "little") + freshness.to_bytes()
-    for content in (inside, bytes(mutated)):
+    for content in (inside, mutated(body, data)):
         signed = signature.sign(anna.identity, signature.Purpose.SESSION_OPEN, info + content)
         sealed = hpke.seal(hpke.public_key(fleet.descriptor.hpke), info, signed + content)
         try:

@@ -1,3 +1,5 @@
+"""What mutual learning sends: public samples and soft labels, rounded and packed."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -10,11 +12,14 @@ from device_sdk.methods.mutual.contract import (
     SampleEntry,
     attachment_name,
     decode_samples,
+    decode_soft_labels,
     encode_samples,
+    encode_soft_labels,
     owner_of,
     samples_mark,
 )
 from device_sdk.wire.codec.errors import WireError
+from tests.fakes.refusals import reason_of
 
 ENTRIES = {"x": SampleEntry("float32", (3,)), "y": SampleEntry("int64", ())}
 floats = st.floats(-1e6, 1e6, width=32)
@@ -78,9 +83,7 @@ def test_packed_samples_are_small_and_exact() -> None:
     ],
 )
 def test_packed_samples_of_another_length_are_refused(bad: dict[str, np.ndarray]) -> None:
-    with pytest.raises(WireError) as refused:
-        decode_samples(bad, {"x": ENTRIES["x"]})
-    assert refused.value.reason == "bad-public"
+    assert reason_of(decode_samples, bad, {"x": ENTRIES["x"]}) == "bad-public"
 
 
 @given(hnp.arrays(np.uint8, st.integers(0, 60)), st.integers(-5, 2**31 - 1))
@@ -124,9 +127,7 @@ def test_a_mark_tells_samples_apart() -> None:
 def test_what_does_not_fit_is_refused(change: dict[str, np.ndarray | None]) -> None:
     good = encode_samples({"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.int64)}, "uint8")
     bad = {name: array for name, array in {**good, **change}.items() if array is not None}
-    with pytest.raises(WireError) as refused:
-        decode_samples(bad, ENTRIES)
-    assert refused.value.reason == "bad-public"
+    assert reason_of(decode_samples, bad, ENTRIES) == "bad-public"
 
 
 def test_samples_that_are_not_finite_are_not_sent() -> None:
@@ -134,3 +135,68 @@ def test_samples_that_are_not_finite_are_not_sent() -> None:
         encode_samples({"x": np.full((1, 3), np.inf, np.float32)}, "uint8")
     with pytest.raises(WireError, match="not finite"):
         decode_samples({"x": np.full((1, 3), np.nan, np.float32)}, {"x": ENTRIES["x"]})
+
+
+shapes = st.tuples(st.integers(1, 6), st.integers(2, 12))
+raw_labels = shapes.flatmap(
+    lambda shape: hnp.arrays(np.float32, shape, elements=st.floats(0.0009765625, 1.0, width=32))
+)
+
+
+@given(raw_labels, st.sampled_from(["float16", "uint8"]), st.integers(0, 4))
+def test_labels_go_round_to_their_precision(raw: np.ndarray, form: str, top: int) -> None:
+    exact = raw / raw.sum(axis=1, keepdims=True)
+    classes = raw.shape[1]
+    top = min(top, classes - 1)
+    coded = encode_soft_labels(exact, form, top)  # type: ignore[arg-type]
+    found = decode_soft_labels(coded, classes, form, top)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+    if form == "uint8" and top == 0:
+        assert (coded["labels"].astype(int).sum(axis=1) == 255).all()
+    error = 1e-3 if form == "float16" else 1 / 255 + 1e-3
+    if top == 0:
+        np.testing.assert_allclose(found, exact, atol=error)
+    else:
+        order = np.argsort(-exact, axis=1, kind="stable")[:, :top]
+        kept = np.take_along_axis(exact, order, 1)
+        np.testing.assert_allclose(np.take_along_axis(found, order, 1), kept, atol=2 * error)
+
+
+def test_the_missing_mass_is_spread_evenly() -> None:
+    exact = np.array([[0.5, 0.3, 0.1, 0.06, 0.04]], np.float32)
+    found = decode_soft_labels(encode_soft_labels(exact, "float16", 2), 5, "float16", 2)
+    np.testing.assert_allclose(found, [[0.5, 0.3, 0.2 / 3, 0.2 / 3, 0.2 / 3]], atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [[[0.5, np.nan]], [[-0.1, 1.1]], [[0.0, 0.0]], [[np.inf, 1.0]]])
+def test_what_is_no_distribution_is_not_sent(bad: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match=r"distributions|not finite"):
+        encode_soft_labels(np.array(bad, np.float32), "uint8")
+
+
+@pytest.mark.parametrize("row", [[0.4, 0.4], [0.6, 0.6], [-0.5, 1.5], [np.nan, 1.0]])
+def test_what_is_no_distribution_is_not_taken(row: list[float]) -> None:
+    labels = np.array([[0.5, 0.5], row], np.float16)
+    assert reason_of(decode_soft_labels, {"labels": labels}, 2, "float16") == "bad-labels"
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float16, np.uint8, np.float32]),
+        st.sampled_from([(3, 4), (3, 2), (0, 4), (4,)]),
+    ),
+    hnp.arrays(st.sampled_from([np.uint8, np.int64]), st.sampled_from([(3, 2), (3, 4)])),
+    st.sampled_from([0, 2]),
+    st.sampled_from(["float16", "uint8"]),
+)
+def test_any_arrays_give_distributions_or_wire_errors(
+    labels: np.ndarray, classes: np.ndarray, top: int, form: str
+) -> None:
+    tensors = {"labels": labels, "classes": classes} if top else {"labels": labels}
+    try:
+        found = decode_soft_labels(tensors, 4, form, top)  # type: ignore[arg-type]
+    except WireError as error:
+        assert error.reason == "bad-labels"
+        return
+    assert found.shape == (len(labels), 4)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Strict reading of JSON objects: every key known, every value of the type it should have."""
+"""JSON without what one reader takes otherwise than another."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import json
 from typing import Never
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.fields import Fields
 
-_ABSENT = object()
+
+def canonical(value: object) -> bytes:
+    """UTF-8 JSON with sorted keys and no insignificant white space."""
+    try:
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+        return text.encode("utf-8")
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"the manifest cannot be written as JSON: {error}") from None
 
 
 def decoded(data: bytes, what: str, max_bytes: int) -> object:
@@ -37,26 +45,3 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(text: str) -> Never:
     raise ArtifactError(f"{text} is no JSON number")
-
-
-class JsonFields(Fields):
-    """A JSON object, named by ``where``; ArtifactError where it is none."""
-
-    __slots__ = ()
-    fault = ArtifactError
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise ArtifactError(f"{where}: expected an object, found {value!r:.80}")
-        super().__init__(value, where)
-
-    def name(self, key: str) -> str:
-        """The key with the object it is of."""
-        return f"{self.where}: {key!r:.80}"
-
-    def optional(self, key: str) -> object:
-        """The value of a key that may be missing (then None, as which it must not be spelled)."""
-        value = self.take(key, _ABSENT)
-        if value is None:
-            raise ArtifactError(f"{self.where}: leave {key!r} out instead of null")
-        return None if value is _ABSENT else value

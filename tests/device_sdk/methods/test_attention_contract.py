@@ -1,12 +1,70 @@
+"""What attention tells its devices: layouts, sketches, and a fleet that fits its receiver."""
+
 from __future__ import annotations
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device_sdk.artifact.flat_layout import flat_layout
-from device_sdk.methods.attention.contract import sketches
+from device_sdk.methods.attention.contract import (
+    AttentionTraining,
+    layouts_from_text,
+    layouts_to_text,
+    sketches,
+)
+from device_sdk.methods.attention.fleet import read_fleet
+from device_sdk.methods.learner import LearnerError
+from device_sdk.wire.arrays.exchange import Broadcast
+
+
+def test_layouts_survive_a_broadcast() -> None:
+    layouts = (
+        flat_layout({"gru.weight_hh_l0": (6, 2), "head.bias": (5,)}),
+        flat_layout({"gru.weight_hh_l0": (12, 4), "head.bias": (5,)}),
+    )
+    assert layouts_from_text(layouts_to_text(layouts)) == layouts
+
+
+@given(
+    st.one_of(
+        st.none(),
+        st.text(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+            ),
+        ).map(json.dumps),
+    )
+)
+def test_bad_layouts_raise_value_error_and_nothing_else(text: object) -> None:
+    try:
+        found = layouts_from_text(text)
+    except ValueError:
+        return
+    assert all(layout.size > 0 for layout in found)
+
+
+@pytest.mark.parametrize("text", ["[]", "[[]]", '[{"a":[0]}]', '[{"a":[1.5]}]', "[" * 5000])
+def test_layouts_of_the_wrong_kind_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"layout|shape"):
+        layouts_from_text(text)
+
+
+def test_a_layout_of_a_million_millions_is_refused_before_memory_is_taken_for_it() -> None:
+    own = flat_layout({"a.weight": (2, 2)})
+    widest = flat_layout({"a.weight": (2**20, 2**20)})
+    settings = {**AttentionTraining().as_scalars(), "layouts": layouts_to_text([own, widest])}
+    broadcast = Broadcast(1, 0, {"global": np.ones(4, np.float32)}, settings)
+    with pytest.raises(LearnerError, match=r"'global' of the broadcast is \(4,\)"):
+        read_fleet(broadcast, own)
+
 
 LAYOUT = flat_layout({"a.weight": (50, 100), "b.bias": (7,), "b.weight": (300,)})
 

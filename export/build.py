@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 import onnx
@@ -332,7 +333,7 @@ def _problem(
         slots=(*parameters, *others),
         unused=tuple(unused),
         written=trial.written,
-        passes=passes(chosen, shapes),
+        passes=cache(partial(passes, chosen, shapes)),
         over=over,
         branches=bool(beyond),
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ Parts = tuple[Tensor, Number]
 """A tensor, and the number that it is to be multiplied by."""
 Operand = tuple[Tensor | None, Number]
 """The same, or a number alone."""
+Source = Hashable
+"""Where in a program a function is called."""
 _OfSign = tuple[Any, Any, Any]
 """What is where a tensor is above 0, below, and 0."""
 
@@ -40,11 +43,11 @@ class Places(TorchFunctionMode):
     """Inside, nothing is written: functions on these tensors see, and note, what would be there.
 
     Numbers that depend on the step stand beside tensors only where they stay positive and neither
-    large nor small: ``numbers`` gets those that this is to be known of, and ``plain`` are the ones,
-    by their order, that are multiplied in at once.
+    large nor small: ``numbers`` gets those that this is to be known of, by the place in the program
+    that they come from, and those from the places ``plain`` are multiplied in at once.
     """
 
-    def __init__(self, plain: Collection[int] = ()) -> None:
+    def __init__(self, plain: Collection[Source] = ()) -> None:
         super().__init__()
         self._noted: dict[int, tuple[Tensor, Tensor, Parts]] = {}
         self._plain = plain
@@ -52,7 +55,8 @@ class Places(TorchFunctionMode):
         self._quotients: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Operand, Parts, Tensor]] = {}
         self._signed: dict[int, tuple[Tensor, Tensor, _OfSign]] = {}
-        self.numbers: list[Tensor] = []
+        self._source: Source = None
+        self.numbers: dict[Source, list[Tensor]] = {}
         self.chooses = False
         """Whether a step does something else at some counts of steps than at others."""
 
@@ -73,7 +77,8 @@ class Places(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name, kwargs = func.__name__, dict(kwargs or {})
+        name, kwargs, caller = func.__name__, dict(kwargs or {}), sys._getframe(1)
+        self._source = caller.f_code, caller.f_lasti
         if name in _NUMBERS:
             raise AsksForNumbers(name.strip("_"))
         if name in _SAME or func == _DATA.__get__:
@@ -160,8 +165,8 @@ class Places(TorchFunctionMode):
     def _may_stand_apart(self, factor: Number) -> bool:
         if not isinstance(factor, Tensor):
             return factor > 0
-        self.numbers.append(factor)
-        return len(self.numbers) - 1 not in self._plain
+        self.numbers.setdefault(self._source, []).append(factor)
+        return self._source not in self._plain
 
     def mul(self, a: Any, b: Any) -> Parts:
         (left, f), (right, g) = self._operand(a), self._operand(b)

@@ -22,7 +22,7 @@ from export.errors import ExportError, SettingError
 from export.insides import FakeTensorMode
 from export.layout import LayoutSlot
 from export.optimizers import published
-from export.optimizers.places import AsksForNumbers, Places, has_axes
+from export.optimizers.places import AsksForNumbers, Places, Source, has_axes
 from export.optimizers.protocol import (
     Delegated,
     OptimizerUpdate,
@@ -128,12 +128,12 @@ class Traced:
         ]
         single = [alone(slot, member) for slot in slots for member in slot.members]
         plan, whole = self._tried(single)
-        kept = self._kept(plan, single)
-        if whole and all(each == kept[0] for each in kept):
-            free = _unguarded(plan, kept[0])
-            one = {key: replace(s, guarded=key not in free) for key, s in kept[0].items()}
+        (one,) = self._kept(plan, single[:1])
+        if whole and all(spec.name == key for key, spec in one.items()):
+            free = _unguarded(plan, one)
+            one = {key: replace(s, guarded=key not in free) for key, s in one.items()}
             return _Bound(self, plan, (one,) * len(slots))
-        return PerTensor(_Bound(self, plan, tuple(kept)), tuple(slots))
+        return PerTensor(_Bound(self, plan, tuple(self._kept(plan, single))), tuple(slots))
 
     def update(self, *of: Any) -> OptimizerUpdate:
         raise NotImplementedError("bound to parameters first")
@@ -236,13 +236,20 @@ class Traced:
         counts, rates = (0.0, 10.0, 1e3, 1e6, 1e9), (lr * 0, lr)
         while True:
             of = [plan.probed(path, *each)[0].numbers for each in product(counts, rates)]
-            odd = {at for n in of for at, v in enumerate(n) if not 1e-6 < float(v) < 1e6}
+            odd = {at for each in of for at, v in each.items() if not all(map(_is_moderate, v))}
             if odd <= plan.plain:
                 break
             plan = replace(plan, plain=plan.plain | odd)
         yield plan
-        first = [(k, v) for each in noted for k, v in each.first.items() if plan.keeps(k, v)]
-        yield replace(plan, begins=frozenset(key for key, value in first if value.any()))
+        first: dict[str, list[Tensor]] = defaultdict(list)
+        elsewhere = plan.stepped(path.after[0][0], path.gradients[1], None, lr * 2, None)
+        for each in (*noted, *elsewhere[2]):
+            for key, value in each.first.items():
+                if plan.keeps(key, value):
+                    first[key].append(value.reshape(-1))
+        made = {key: torch.cat(values) for key, values in first.items()}
+        begins = {key: _only_number(values) for key, values in made.items() if values.any()}
+        yield replace(plan, begins=begins)
         yield replace(plan, otherwise=True)
 
     def _kept(self, plan: _Plan, slots: Sequence[LayoutSlot]) -> list[_Kept]:
@@ -329,17 +336,17 @@ class _Plan:
     """A step as a function of parameters, gradients, state, rate and count of steps.
 
     ``kinds``: of state, by key; ``scales``: what it is kept divided by; ``plain``: see `Places`;
-    ``begins``: the keys of what the first step makes, other than zero; ``otherwise``: the first
-    step is another one altogether; ``chooses``: a step does something else at some counts of steps
-    than at others.
+    ``begins``: what the first step makes other than zero, a number or None where it has to be run;
+    ``otherwise``: the first step is another one altogether; ``chooses``: a step does something else
+    at some counts of steps than at others.
     """
 
     optimizer: Traced
     kinds: Mapping[str, str]
     capturable: bool = False
     scales: Mapping[str, float] = field(default_factory=dict)
-    plain: frozenset[int] = frozenset()
-    begins: frozenset[str] = frozenset()
+    plain: frozenset[Source] = frozenset()
+    begins: Mapping[str, float | None] = field(default_factory=dict)
     otherwise: bool = False
     chooses: bool = False
 
@@ -354,11 +361,11 @@ class _Plan:
         """Parameters and state after a step; state is as it is kept, and begins as zero."""
         lr, begins = lr.to(torch.float64), step == 0
         once: Any = None
-        if self.begins or self.otherwise:
+        first: Sequence[Mapping[str, Any]] = [self.begins] * len(held)
+        if self.otherwise or None in self.begins.values():
             once = self.stepped(parameters, gradients, None, lr, None)
-            held = [
-                self._begun(each, n.first, begins) for each, n in zip(held, once[2], strict=True)
-            ]
+            first = [{**self.begins, **each.first} for each in once[2]]
+        held = [self._begun(*each, begins) for each in zip(held, first, strict=True)]
         places, found, entered = self.stepped(
             parameters, gradients, held, lr, step.to(torch.float64)
         )
@@ -373,8 +380,8 @@ class _Plan:
         return values, new
 
     def _begun(self, held: _Held, first: Mapping[str, Any], begins: Tensor) -> _Held:
-        made = {key: first[key] / self.scales.get(key, 1.0) for key in self.begins & first.keys()}
-        return {**held, **{key: held[key] + m * begins.to(m.dtype) for key, m in made.items()}}
+        made = {k: first[k] / self.scales.get(k, 1) for k in self.begins if k in held}
+        return {**held, **{k: held[k] + m * begins.to(held[k].dtype) for k, m in made.items()}}
 
     def stepped(
         self, parameters: Tensors, gradients: Tensors, held: Any, lr: Tensor, count: Tensor | None
@@ -424,10 +431,10 @@ class _Plan:
         return [{k: left(k, v) for k, v in each.items() if self.keeps(k, v)} for each in entered]
 
     def probed(self, path: _Path, count: float, lr: Tensor) -> tuple[Places, list[Any]]:
-        """A step from where the path's second one ended, at any count and rate."""
-        values, held = path.after[1]
+        """A step after the path's second one, of one tensor a rank, at any count and rate."""
+        values, held = (each[::2] for each in path.after[1])
         places, _, entered = self.stepped(
-            values, path.gradients[2], self._divided(held), lr, torch.tensor(count)
+            values, path.gradients[2][::2], self._divided(held), lr, torch.tensor(count)
         )
         return places, entered
 
@@ -556,6 +563,15 @@ def _in_double() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(default)
+
+
+def _only_number(values: Tensor) -> float | None:
+    """What all of these are; None where they differ."""
+    return float(values[0]) if (values == values[0]).all() else None
+
+
+def _is_moderate(number: Tensor) -> bool:
+    return 1e-6 < float(number) < 1e6
 
 
 def _copies(held: Mapping[str, Any]) -> dict[str, Any]:

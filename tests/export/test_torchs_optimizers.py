@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import export
 from device_sdk import Trainer
 from export.optimizers.protocol import PerTensor, bound
-from tests.export.test_optimizers import slot
+from tests.export.test_optimizers import run_ours, slot
 
 
 class Stepping(torch.optim.Optimizer):
@@ -176,3 +176,11 @@ def test_state_that_is_a_pack_where_elements_are_alike() -> None:
     ]  # fmt: skip
     assert adam.plan.scales == pytest.approx({"exp_avg": 0.1, "exp_avg_sq": 0.001})
     assert isinstance(bound(export.Adafactor(), slots), PerTensor)
+
+
+@pytest.mark.parametrize("kind", [export.Adam, export.NAdam])
+def test_a_rate_of_zero_moves_none_of_many_parameters(kind: Any) -> None:
+    """Nothing is divided by it, in whichever of the parameters."""
+    start = [torch.full((2, 3), float(at)) for at in range(6)]
+    moved = run_ours(kind(lr=0.0), start, [[torch.ones(2, 3)] * 6] * 2)
+    assert all(map(torch.equal, moved, start))

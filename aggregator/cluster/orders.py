@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.store import Store, open_database
 from aggregator.task.cluster import Cluster, WorkerSlot
 from aggregator.task.file import SharedSettings, Task

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from aggregator.evaluation.figures import Rules
-from aggregator.evaluation.words import figure_name
+from aggregator.evaluation import Rules, figure_name
 from aggregator.methods.method import Binding
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable

@@ -131,7 +131,7 @@ def _count_unsealing(stage: Stage) -> CountingHpke:
     """Counts what the aggregator's present life unseals from now on, of opens and enrolments."""
     counting = CountingHpke()
     parts = stage.parts
-    parts.table._unseal = parts.uplink._enrolment._desk._unseal = counting.unseal
+    parts.table._unseal = parts.uplink._enrolment.desk._unseal = counting.unseal
     return counting
 
 

@@ -37,7 +37,7 @@ class Office:
         self.first_round = 7
         uplink = self.parts.uplink
         self.enrolment = Enrolment(
-            uplink._enrolment._desk,
+            uplink._enrolment.desk,
             self.store,
             self.parts.registry,
             self.parts.refusals,

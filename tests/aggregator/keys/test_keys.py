@@ -19,8 +19,8 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys import folder as key_folder
 from aggregator.keys.enrolment import make_codes
-from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.folder import (
+    FleetKeys,
     Lives,
     current_descriptor,
     initialise,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import mean_absolute_error, mean_squared_error, roc_auc_score
 
 import export
-from aggregator.evaluation.figures import DeviceReport, Rules, summarise
+from aggregator.evaluation import DeviceReport, Rules, summarise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from benchmarks.recommendation.metrics import full_ranks
 from benchmarks.recommendation.split import LeaveOneOut

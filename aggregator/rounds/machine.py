@@ -526,9 +526,15 @@ class RoundMachine:
         # Where nobody came, what was wrong was hardly all of the devices.
         in_vain = self._attendance.in_vain(self.elapsed_seconds) if self.arrived else []
         with self._store.database.transaction():
-            self._store.rounds.close(
-                row.round, now, self.elapsed_seconds, made, participants, summary.metrics
+            ended = replace(
+                row,
+                closed_unix_seconds=now,
+                took_seconds=self.elapsed_seconds,
+                next_version=made,
+                participants=participants,
+                metrics=summary.metrics,
             )
+            self._store.rounds.close(ended)
             self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,

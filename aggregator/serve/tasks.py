@@ -4,7 +4,7 @@ wishes change."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,13 +18,13 @@ from aggregator.rounds.ingest import Inbox, Ingest
 from aggregator.rounds.machine import RoundMachine, held, hold_failed, try_again
 from aggregator.rounds.replacement import replace_task
 from aggregator.serve.housekeeping import Upkeep, file_stamp
-from aggregator.store import STORE_FAILURES, Store, TaskStore
+from aggregator.shared import Shared
+from aggregator.store import STORE_FAILURES, TaskStore
 from aggregator.store.cluster import Deposed
 from aggregator.store.tasks import FIRST, TaskRow, require_room
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import (
     FLEET_TABLES,
-    SharedSettings,
     Task,
     parse_task,
     read_continued_catalogue,
@@ -126,18 +126,13 @@ class TaskBoard:
     def __init__(
         self,
         home: AggregatorHome,
-        store: Store,
-        fleet: SharedSettings,
+        shared: Shared,
         make: MakeTask,
         inbox: Inbox,
-        unix_clock: Callable[[], float],
     ) -> None:
-        self._home = home
-        self._store = store
-        self._fleet = fleet
-        self._make = make
-        self._inbox = inbox
-        self._unix_clock = unix_clock
+        self._home, self._make, self._inbox = home, make, inbox
+        self._store, self._fleet = shared.store, shared.settings
+        self._unix_clock = shared.unix_clock
         self._parts: dict[int, TaskParts] = {}
         self._absent: dict[int, str] = {}
         self._unwritable = ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from aggregator.store.database import U64, TableOfTask, packed
+from aggregator.store.database import U64, TableOfTask
 
 # Accepted updates that are not part of a version yet, and the verdict on every update.
 
@@ -199,25 +199,9 @@ class Rounds(TableOfTask):
     def add(self, row: RoundRow) -> None:
         self._put("rounds", row, replace=False)
 
-    def close(
-        self,
-        number: int,
-        closed_unix_seconds: float,
-        took_seconds: float,
-        next_version: int | None,
-        participants: int,
-        metrics: Mapping[str, float],
-    ) -> None:
-        """The round ended."""
-        to = {
-            "closed_unix": closed_unix_seconds,
-            "took_seconds": took_seconds,
-            "next_version": next_version,
-            "participants": participants,
-            "metrics": packed(metrics),
-            "held": None,
-        }
-        self._change("rounds", to, round=number)
+    def close(self, row: RoundRow) -> None:
+        """The round ended, and so it did."""
+        self._put("rounds", replace(row, held=None))
 
     def end_entry(self, number: int, closed_unix_seconds: float) -> None:
         """Nothing enters any more: the first half of :meth:`close`, where others take updates in.

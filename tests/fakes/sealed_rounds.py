@@ -18,7 +18,7 @@ from aggregator.cluster.orders import Orders
 from aggregator.cluster.worker import WorkerParts
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
-from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.store import Store
@@ -263,7 +263,7 @@ class SealedRounds:
         post = self._posts[slot]
         store = post.open_store()
         epoch = store.workers.start(slot, "", "", "")
-        made = WorkerParts(post, store, self._world(slot), LINK_SETTINGS, epoch, self._orders)
+        made = WorkerParts(post, store, self._world(slot), epoch, self._orders)
         made.link = HeldLink()
         made._outgoing = Outgoing(made.link, store.retained)
         made.take(self._orders)

@@ -174,10 +174,11 @@ def tasks_action(of: Chance) -> Action:
 def rounds_action(of: Chance) -> Action:
     task, number, row, real = of.one(1, 2), of.below(8), of.round(), of.real()
     held = of_none(of.text())
+    ended = dataclasses.replace(row, closed_unix_seconds=real, participants=3, metrics={"a": real})
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).rounds.add(row),
         lambda store: store.task(task).rounds.add(row),
-        lambda store: store.task(task).rounds.close(number, real, 2.0, number, 3, {"a": real}),
+        lambda store: store.task(task).rounds.close(ended),
         lambda store: store.task(task).rounds.give_up(number, real),
         lambda store: store.task(task).rounds.hold(number, held),
         lambda store: (store.task(task).rounds.find(number), store.task(task).rounds.played(1)),

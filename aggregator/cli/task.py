@@ -24,7 +24,8 @@ from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import Store
-from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.store.rows import TaskRow
+from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import rehearsed, require_harmless
 from aggregator.task.check import NEXT_ROUND, changes, put_in, taken_in, without_fleet
 from aggregator.task.file import (

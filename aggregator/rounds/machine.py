@@ -15,7 +15,7 @@ from aggregator.rounds.attendance import Attendance, RoundTimes, asked_share
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES, TaskStore
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import RoundSettings, Task
 from device_sdk.system.words import in_words
 from device_sdk.wire.arrays.exchange import Broadcast

@@ -21,7 +21,8 @@ from aggregator.serve.housekeeping import Upkeep, file_stamp
 from aggregator.shared import Shared
 from aggregator.store import STORE_FAILURES, TaskStore
 from aggregator.store.cluster import Deposed
-from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.store.rows import TaskRow
+from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import (
     FLEET_TABLES,

@@ -22,8 +22,7 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import DeviceRow, RoundRow
 from aggregator.store.versions import pack_state
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task

@@ -28,7 +28,8 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.serve.assembly import World
 from aggregator.store import STORE_FAILURES
-from aggregator.store.cluster import Deposed, ShareRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import ShareRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task, read_task
 from tests.faults.aggregator_process import BRISK_LINK, count_arrivals, shorten_settling

@@ -12,9 +12,8 @@ import pytest
 
 from aggregator.cli import main
 from aggregator.home import AggregatorHome, serve_lock
-from aggregator.store.devices import DeviceRow
-from aggregator.store.reports import KEPT_ROUNDS, LastParticipation, StoredReport
-from aggregator.store.rounds import RoundRow
+from aggregator.store.reports import KEPT_ROUNDS
+from aggregator.store.rows import DeviceRow, LastParticipation, RoundRow, StoredReport
 from device_sdk.wire.seal.enrolment_code import parse_code
 from tests.fakes.homes import command, make_home, open_store
 from tests.fakes.outputs import error_of, output_of

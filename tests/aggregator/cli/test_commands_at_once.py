@@ -12,7 +12,7 @@ import pytest
 from aggregator.home import AggregatorHome, is_served, serve_lock
 from aggregator.serve.successor import WatchMove, ask_for_move, find_move, next_move
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from aggregator.task.request import ReplaceRequest, write_task_files
 from device_sdk.link.broker_url import BrokerWay, parse_broker_url

@@ -20,7 +20,7 @@ from aggregator.methods.method import Binding, Method, ModelMismatch, read_bindi
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.rounds.aggregation import Aggregation, VersionKeeper
 from aggregator.store import TaskStore
-from aggregator.store.versions import VersionRow
+from aggregator.store.rows import VersionRow
 from aggregator.tables import TomlTable
 from aggregator.task.file import ModelsSettings
 from aggregator.task.warm_start import WarmStart

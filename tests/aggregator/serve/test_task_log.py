@@ -15,7 +15,7 @@ from aggregator.refusals import add_task as add_task_filter
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import describe
 from aggregator.serve.service import Service
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk.system.printable import PrintableFormatter
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update

@@ -23,8 +23,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.store import Database, Store
-from aggregator.store.devices import DeviceRow
-from aggregator.store.rounds import LoggedUpdate
+from aggregator.store.rows import DeviceRow, LoggedUpdate
 from aggregator.store.schema import TABLES, Shape
 from device_sdk.system.files import erase_file
 from device_sdk.wire.seal.broadcast import GroupKey

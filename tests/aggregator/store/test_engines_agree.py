@@ -14,15 +14,22 @@ from aggregator.errors import AggregatorError
 from aggregator.evaluation import Figure
 from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Store, create_database
-from aggregator.store.cluster import ShareRow
-from aggregator.store.devices import DeviceRow
-from aggregator.store.evaluations import DeviceEvaluation
 from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent
 from aggregator.store.facts import SealedContent as Sealed
-from aggregator.store.reports import Habit, LastParticipation, StoredReport
-from aggregator.store.rounds import LoggedUpdate, RoundRow, StoredVerdict
+from aggregator.store.rows import (
+    DeviceEvaluation,
+    DeviceRow,
+    Habit,
+    LastParticipation,
+    LoggedUpdate,
+    RoundRow,
+    ShareRow,
+    StoredReport,
+    StoredVerdict,
+    VersionRow,
+)
 from aggregator.store.schema import TABLES
-from aggregator.store.versions import MethodCheckpoint, Ranking, VersionRow
+from aggregator.store.versions import MethodCheckpoint, Ranking
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 from tests.servers.fixtures import MakeDatabase

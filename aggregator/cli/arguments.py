@@ -17,7 +17,7 @@ from aggregator.store.tasks import FIRST
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task, parse_task, read_task
 from device_sdk.system.printable import printable
-from device_sdk.wire.publish.standing import require_labels
+from device_sdk.wire.publish.task_messages import require_labels
 
 CLASH_SHOWN_SECONDS = 86_400
 """For so long it is shown that two machines had one device's identity."""

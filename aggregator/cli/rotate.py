@@ -11,7 +11,7 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
-from device_sdk.wire.seal.authority import SERIAL_LIMIT
+from device_sdk.wire.seal.descriptor import SERIAL_LIMIT
 
 DESCRIPTION = """\
 rotate keys   makes a new delegate, and new signing and HPKE keys under a new descriptor. The root

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.errors import AggregatorError
-from device_sdk.system.signals import held_signals
+from device_sdk.system.command_line import held_signals
 
 _LOOK_SECONDS = 0.05
 

@@ -126,12 +126,12 @@ class RayRuntime:
             ) from None
 
     def post(self, posts: Sequence[Post]) -> None:
-        """See :class:`~aggregator.cluster.coordinator.Runtime`: an actor says that it is for
-        another post, and is replaced."""
+        """See :class:`~aggregator.cluster.coordinator.Runtime`: an actor is not asked, which may
+        hang."""
         for each, post in zip(self._hired, posts, strict=True):
             if each.post != post:
-                each.post, each.known, each.again_seconds = post, False, 0.0
-                each.asked = each.status = None
+                each.post, each.again_seconds, each.asked = post, 0.0, None
+                self._replace(each, "is to be of other settings")
 
     def tend(self, revision: int, orders: Orders) -> None:
         """See :class:`~aggregator.cluster.coordinator.Runtime`."""

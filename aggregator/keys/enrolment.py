@@ -13,8 +13,7 @@ from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, TokenRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.enrolment import CodeUse, EnrolmentDesk, EnrolmentOutcome, Token
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
-from device_sdk.wire.seal.enrolment_message import EnrolRefusal, Grant
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode, EnrolRefusal, Grant, new_code
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import Placement, own_placement
 

@@ -26,15 +26,18 @@ from aggregator.store.rows import IssuedDescriptor
 from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
-from device_sdk.wire.seal.authority import (
+from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey, new_group_key
+from device_sdk.wire.seal.descriptor import (
     Delegation,
+    Descriptor,
     Succession,
     extend_line,
     make_delegation,
+    make_descriptor,
     make_succession,
+    read_descriptor,
+    root_of,
 )
-from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey, new_group_key
-from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import (
     KeyKind,

@@ -17,7 +17,7 @@ from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES, TaskStore
 from aggregator.store.rows import RoundRow
 from aggregator.task.file import RoundSettings, Task
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
 from device_sdk.wire.publish.report import Reason

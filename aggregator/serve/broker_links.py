@@ -21,15 +21,16 @@ from device_sdk.link.events import (
     Delivery,
     Disconnected,
     Event,
+    LinkError,
     Message,
     Outcome,
     PublishRefused,
     ServerLimits,
     Subscribed,
     SubscribeRefused,
+    packet_bytes,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.outbound import LinkError, packet_bytes
 from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.topics import (

@@ -11,7 +11,7 @@ from aggregator.task.file import Task
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import RecordType
-from device_sdk.wire.publish.standing import Standing
+from device_sdk.wire.publish.task_messages import Standing
 from device_sdk.wire.publish.topics import DownTopic
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session_table import SessionTable

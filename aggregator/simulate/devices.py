@@ -39,7 +39,7 @@ from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task, read_catalogue_file
 from device_sdk.artifact import Manifest, read_manifest
 from device_sdk.errors import DeviceError
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts, Where
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -49,8 +49,7 @@ from device_sdk.methods.state import State
 from device_sdk.tables.text import Reading
 from device_sdk.train.arrays import evaluate_received
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation, RoundEvaluation
-from device_sdk.train.job import learner_class
-from device_sdk.train.reasons import reason_of
+from device_sdk.train.job import learner_class, reason_of
 from device_sdk.train.scatter import ScatterTrainer, factor_step
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update, encode_update

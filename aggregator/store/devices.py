@@ -9,7 +9,7 @@ from aggregator.store.database import Table
 from aggregator.store.rows import DeviceRow, IssuedDescriptor, Labels, TokenRow
 from aggregator.store.schema import or_replace, packed
 from device_sdk.wire.seal.broadcast import GroupKey
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 
 STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix IS NOT NULL)"
 """Of a statement whose third value is a device: what it told may wait while it is revoked."""

@@ -13,8 +13,7 @@ from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from device_sdk.artifact import ArtifactError, read_manifest
 from device_sdk.evaluation.metrics import METRICS, RankMetric
-from device_sdk.evaluation.report import STAGES, Stage
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import STAGES, EvaluationTerms, Stage
 from device_sdk.fields import Within
 
 _SHARE = Within(0, 1, above=True)

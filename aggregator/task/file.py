@@ -26,8 +26,12 @@ from device_sdk.tables.columns import Columns, catalogue_columns, names_a_catalo
 from device_sdk.tables.text import UNREADABLE, TableError, TextTable, open_table
 from device_sdk.wire.codec.message import decode, require_name
 from device_sdk.wire.publish.catalogue import Catalogue
-from device_sdk.wire.publish.standing import MOST_LABELS, require_labels
-from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
+from device_sdk.wire.publish.task_messages import (
+    BROADCAST_CODECS,
+    MOST_LABELS,
+    UPDATE_CODECS,
+    require_labels,
+)
 from device_sdk.wire.publish.topics import Topics
 
 # Which devices a task is for: ``[task] only = {site = "north"}``, over the devices' labels.

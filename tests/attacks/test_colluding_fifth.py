@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from benchmarks.simulation import Simulation, scatter_fleet
-from device_sdk.evaluation.ranks import full_rank
+from device_sdk.evaluation.metrics import full_rank
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.train.scatter import factor_step

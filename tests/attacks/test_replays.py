@@ -18,7 +18,7 @@ from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, EnrolRequestTopic, PresenceTopic
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.session_table import MOST_REPEATS
 from tests.attacks.conftest import MakeStage

@@ -37,8 +37,8 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.topics import DownTopic, Topics, UpTopic
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.session import Session
 from tests.fakes.homes import command

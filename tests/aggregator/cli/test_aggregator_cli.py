@@ -14,7 +14,7 @@ from aggregator.cli import main
 from aggregator.home import AggregatorHome, serve_lock
 from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rows import DeviceRow, LastParticipation, RoundRow, StoredReport
-from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.enrolment_message import parse_code
 from tests.fakes.homes import command, make_home, open_store
 from tests.fakes.outputs import error_of, output_of
 

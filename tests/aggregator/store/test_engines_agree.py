@@ -31,7 +31,7 @@ from aggregator.store.rows import (
 from aggregator.store.schema import TABLES
 from aggregator.store.versions import MethodCheckpoint, Ranking
 from device_sdk.wire.seal.broadcast import GroupKey
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 from tests.servers.fixtures import MakeDatabase
 
 STEPS, AT_ONCE = 700, 50

@@ -12,7 +12,7 @@ import pytest
 
 from aggregator.methods.scatter_loss import LeastSquaresLoss, LeastSquaresSettings
 from device_sdk.errors import NothingLearnt, UnknownUser
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.methods.learner import LearnerError

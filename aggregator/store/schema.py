@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from types import NoneType
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import Figure
@@ -67,9 +67,13 @@ class _Columns(Generic[Row]):
         return {name: _stored(getattr(row, own), hint) for own, name, hint in self.written}
 
 
-@lru_cache(maxsize=64)
 def columns_of(kind: type[Row]) -> _Columns[Row]:
     """Of a dataclass, or a named tuple."""
+    return cast(_Columns[Row], _columns_of(cast(Any, kind)))
+
+
+@cache
+def _columns_of(kind: Any) -> _Columns[Any]:
     hints = get_type_hints(kind, include_extras=True)
     if is_dataclass(kind):
         named = {each.name: each.metadata.get("column") for each in fields(kind)}

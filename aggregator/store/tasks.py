@@ -66,10 +66,10 @@ class Tasks(Table):
             assert known is not None
         else:
             begun = {"served": None, "request": None, "problem": None}
-            self.set(known.number, state="active", file=file, unwritten=text, **begun)
+            self.change(known.number, state="active", file=file, unwritten=text, **begun)
         return known.number
 
-    def set(self, number: int, **to: str | None) -> None:
+    def change(self, number: int, **to: str | None) -> None:
         """Set a task's ``state``, ``name``, ``file``, ``served``, ``unwritten``, ``request`` or
         ``problem``."""
         self._change("tasks", to, task=number)

@@ -195,9 +195,9 @@ def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
     north = '[task]\nonly = {site = "north"}\n'
     one, two, gone, moved = (bytes([index]) * 16 for index in (1, 2, 3, 4))
     with store.database.transaction():
-        store.tasks.set(1, name="clicks")
+        store.tasks.change(1, name="clicks")
         number = store.tasks.add("air", "tasks/air.toml", north)
-        store.tasks.set(number, served=north)
+        store.tasks.change(number, served=north)
         for index in (1, 2, 3, 4):
             store.devices.add(device(index))
         store.devices.set_labels(one, {"site": "north"})

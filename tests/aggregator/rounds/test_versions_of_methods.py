@@ -144,7 +144,7 @@ def test_a_task_begins_with_a_file_or_another_tasks_version(
 def test_what_is_not_there_is_said(
     store: TaskStore, artifact: Artifact, warm: str, message: str
 ) -> None:
-    store.fleet.tasks.set(store.number, name="here")
+    store.fleet.tasks.change(store.number, name="here")
     with pytest.raises(AggregatorError, match=message):
         aggregation(store, fedavg(), artifact, warm)
     assert store.checkpoints.get("version") is None and store.versions.all() == []

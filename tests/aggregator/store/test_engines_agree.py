@@ -170,9 +170,9 @@ def tasks_action(of: Chance) -> Action:
     actions: tuple[Action, ...] = (
         lambda store: store.tasks.add(name, text, text),
         lambda store: (store.tasks.all(), store.tasks.named(name)),
-        lambda store: store.tasks.set(number, state="retired"),
-        lambda store: store.tasks.set(number, served=of_none(text)),
-        lambda store: (store.tasks.set(number, unwritten=text), store.tasks.find(number)),
+        lambda store: store.tasks.change(number, state="retired"),
+        lambda store: store.tasks.change(number, served=of_none(text)),
+        lambda store: (store.tasks.change(number, unwritten=text), store.tasks.find(number)),
         lambda store: store.tasks.erase(number),
     )
     return of.one(*actions)  # type: ignore[no-any-return]

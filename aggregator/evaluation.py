@@ -253,7 +253,7 @@ class _Heard:
         whole = {FLEET: np.ones(len(samples), dtype=np.bool_)}
         owns = {part: np.array([each == part for each in self._parts]) for part in shown}
         return [
-            self._figure(part, own, (shares, even), too_many[own], values[own], least)
+            self._figure(part, own, (shares, even), too_many, _spread(values[own], least))
             for part, own in (whole | owns).items()
         ]
 
@@ -289,21 +289,20 @@ class _Heard:
         own: NDArray[np.bool_],
         weights: tuple[NDArray[np.float64], NDArray[np.float64]],
         too_many: NDArray[np.bool_],
-        values: NDArray[np.float64],
-        least_devices: int,
+        spread: tuple[float, tuple[float, ...], float],
     ) -> Figure:
         metric, (shares, even) = self._metric, weights
         total = self._total(shares, own)
-        median, deciles, typical = _spread(values, least_devices)
+        median, deciles, typical = spread
         if math.isnan(typical):
             typical = metric.value(self._total(even, own))
         return Figure(
             self._stage,
             metric.name,
             part,
-            devices=len(values),
+            devices=int(np.count_nonzero(own)),
             samples=metric.weight(total),
-            capped=int(np.count_nonzero(too_many)),
+            capped=int(np.count_nonzero(too_many[own])),
             value=metric.value(total),
             error_bound=metric.error_bound(total),
             median=median,

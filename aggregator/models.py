@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aggregator.errors import AggregatorError
 from aggregator.methods.method import Arrays
 from aggregator.methods.scatter import ScatterBinding
-from aggregator.store.versions import VersionRow
+from aggregator.store.rows import VersionRow
 from aggregator.task.file import Task
 from aggregator.task.warm_start import ITEM_IDS
 from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest, safetensors

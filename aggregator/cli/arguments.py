@@ -12,8 +12,8 @@ from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow, Labels
-from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.store.rows import DeviceRow, Labels, TaskRow
+from aggregator.store.tasks import FIRST
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task, parse_task, read_task
 from device_sdk.system.printable import printable

@@ -25,9 +25,7 @@ from aggregator.cli.arguments import (
 )
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
-from aggregator.store.reports import LastParticipation
-from aggregator.store.tasks import TaskRow
+from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
 from aggregator.task.file import served_selector
 from device_sdk.system.printable import ago, printable
 from device_sdk.wire.codec.errors import WireError

@@ -19,7 +19,7 @@ from aggregator.evaluation import FLEET, Figure, as_json, figure_name, part_name
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.tasks import TaskRow
+from aggregator.store.rows import TaskRow
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 

@@ -11,7 +11,8 @@ from tabulate import tabulate
 from aggregator.cli.arguments import add_home, add_task, opened, ranking_of, task_of
 from aggregator.cli.rollback import Rollback
 from aggregator.errors import AggregatorError
-from aggregator.store.versions import VersionRow, Versions
+from aggregator.store.rows import VersionRow
+from aggregator.store.versions import Versions
 from device_sdk.system.command_line import natural
 from device_sdk.system.printable import ago, printable
 

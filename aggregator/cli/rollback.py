@@ -106,7 +106,7 @@ def _cancel(store: TaskStore) -> str:
         if seen.version is None and seen.dropped is None:
             raise AggregatorError("no rollback waits for its turn")
         if store.versions.awaited() is None and seen.version is not None:
-            tasks.set(store.number, request=None)
+            tasks.change(store.number, request=None)
         store.versions.ask_for(None)
     if seen.version is None:
         return f"task {task.name} no longer says that {seen.dropped}"

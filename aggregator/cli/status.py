@@ -29,10 +29,8 @@ from aggregator.keys.registry import Registry
 from aggregator.rounds.attendance import Attendance, KnownHabits
 from aggregator.serve.reach import Reach, read_reach
 from aggregator.store import Store, TaskStore
-from aggregator.store.devices import DeviceRow
 from aggregator.store.reports import KEPT_ROUNDS
-from aggregator.store.rounds import RoundRow
-from aggregator.store.tasks import TaskRow
+from aggregator.store.rows import DeviceRow, RoundRow, TaskRow
 from aggregator.task.file import RoundSettings, Selector, served_round, served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span

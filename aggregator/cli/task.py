@@ -24,7 +24,8 @@ from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import Store
-from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.store.rows import TaskRow
+from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import rehearsed, require_harmless
 from aggregator.task.check import NEXT_ROUND, changes, put_in, taken_in, without_fleet
 from aggregator.task.file import (
@@ -243,7 +244,7 @@ def _require_new(store: Store, first: str, name: str) -> TaskRow | None:
 def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
     with store.database.transaction():
         row = _row(store, arguments.name)
-        store.tasks.set(row.number, state="paused")
+        store.tasks.change(row.number, state="paused")
     latest = store.task(row.number).rounds.latest()
     ends = ""
     if latest and latest[0].unfinished:
@@ -255,7 +256,7 @@ def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
 def _resume(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
     with store.database.transaction():
         row = _row(store, arguments.name)
-        store.tasks.set(row.number, state="active")
+        store.tasks.change(row.number, state="active")
     print(f"task {row.name} opens rounds")
     return 0
 
@@ -267,8 +268,8 @@ def _retire(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -
             f"{row.file} has the fleet's tables: its task can be paused or replaced, not retired"
         )
     with store.database.transaction():
-        store.tasks.set(row.number, state="retiring")
-        store.tasks.set(row.number, problem=None)
+        store.tasks.change(row.number, state="retiring")
+        store.tasks.change(row.number, problem=None)
     _tell(
         home,
         store,
@@ -337,8 +338,8 @@ def _ask(home: AggregatorHome, store: Store, row: TaskRow, request: ReplaceReque
         _row(store, str(row.name))  # another command may have retired it meanwhile
         if request.back_to is not None:
             store.task(row.number).versions.ask_for(None)  # what was asked for last counts
-        store.tasks.set(row.number, request=request.write())
-        store.tasks.set(row.number, problem=None)
+        store.tasks.change(row.number, request=request.write())
+        store.tasks.change(row.number, problem=None)
     latest = store.task(row.number).rounds.latest()
     # A round that rests, with nobody in it, need not end first.
     open_round = bool(latest and latest[0].unfinished and latest[0].threshold)

@@ -31,8 +31,7 @@ from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
-from aggregator.store.cluster import ShareRow
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow, ShareRow
 from aggregator.store.versions import unpack_state
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cell, Cluster

@@ -14,8 +14,8 @@ from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.rounds.attendance import RoundTimes
 from aggregator.rounds.machine import hold_failed
 from aggregator.shared import TaskShared
-from aggregator.store.cluster import RoundOver, ShareRow
-from aggregator.store.rounds import LoggedUpdate, RoundRow
+from aggregator.store.cluster import RoundOver
+from aggregator.store.rows import LoggedUpdate, RoundRow, ShareRow
 from aggregator.store.versions import pack_state, unpack_state
 from aggregator.task.cluster import WorkerSlot
 from device_sdk.methods.state import RestoreError, State

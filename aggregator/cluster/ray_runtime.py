@@ -20,7 +20,8 @@ from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
-from aggregator.store.cluster import Deposed, ShareRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import ShareRow
 from device_sdk.system.clock import awake_clock
 
 _LOG = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.reach import Reaching
 from aggregator.serve.service import Service
 from aggregator.store import STORE_FAILURES, Store
-from aggregator.store.cluster import Deposed, LeaseRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import LeaseRow
 from aggregator.store.tasks import FIRST
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_continued_catalogue, read_task

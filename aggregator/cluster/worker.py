@@ -20,7 +20,7 @@ from aggregator.keys.registry import HeldRegistry, revoke
 from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator, option_name
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
-from aggregator.serve.assembly import LINK_SETTINGS, Bounds, World
+from aggregator.serve.assembly import Bounds, World
 from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears, links_to
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.standings import Placements, Standings
@@ -30,7 +30,6 @@ from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed, GrantedCounters, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
-from device_sdk.link import LinkSettings
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -205,12 +204,9 @@ class Worker:
     commit.
     """
 
-    def __init__(
-        self, post: Post, world: World, link_settings: LinkSettings = LINK_SETTINGS
-    ) -> None:
+    def __init__(self, post: Post, world: World) -> None:
         """Raises AggregatorError where its store cannot be used."""
         self._post, self._store, self._world = post, post.open_store(), world
-        self._link_settings = link_settings
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
         self._ordered: tuple[int, Orders] | None = None  # not followed yet
         self._revision = -1
@@ -277,9 +273,7 @@ class Worker:
             self._epoch = self._store.workers.start(
                 slot.number, slot.cell.name, f"{len(slot.shards())} of {SHARDS}", __version__
             )
-        self._parts = WorkerParts(
-            self._post, self._store, self._world, self._link_settings, self._epoch, orders
-        )
+        self._parts = WorkerParts(self._post, self._store, self._world, self._epoch, orders)
         self._parts.take(orders)
         self._revision = revision
         self._parts.link.start()
@@ -321,7 +315,6 @@ class WorkerParts:
         post: Post,
         store: Store,
         world: World,
-        link_settings: LinkSettings,
         epoch: int,
         orders: Orders,
     ) -> None:
@@ -382,7 +375,7 @@ class WorkerParts:
             filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
             hears = Hears(filters, NEWCOMER_LIMIT, qos=0, fleet=False, client=client)
         ends = [(way, hears) for way in post.ways]
-        self.link = links_to(shared, link_settings, world.rng.spawn(3), ends)
+        self.link = links_to(shared, world.link, world.rng.spawn(3), ends)
         self._outgoing = Outgoing(self.link, store.retained)
         self._opened: list[tuple[bytes, Answer]] = []
         # Of devices that are not known here: by the handle of their topic, in the order they came.

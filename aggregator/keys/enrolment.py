@@ -10,7 +10,7 @@ from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import Registry
 from aggregator.refusals import Refusals
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow, TokenRow
+from aggregator.store.rows import DeviceRow, TokenRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.enrolment import CodeUse, EnrolmentDesk, EnrolmentOutcome, Token
 from device_sdk.wire.seal.enrolment_message import EnrolmentCode, EnrolRefusal, Grant, new_code

@@ -22,7 +22,7 @@ from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
-from aggregator.store.devices import IssuedDescriptor
+from aggregator.store.rows import IssuedDescriptor
 from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke

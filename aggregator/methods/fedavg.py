@@ -30,6 +30,7 @@ from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimiz
 from aggregator.methods.summing import (
     MOST_MEDIANS,
     Judged,
+    Limits,
     Sized,
     SummingMethod,
     UpdateLimits,
@@ -140,10 +141,9 @@ class FedAvgMethod(SummingMethod):
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
         self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
+        multiples = chosen.clip_multiple, 0.0, chosen.outlier_multiple
         self._limits = UpdateLimits(
-            chosen.clip_norm,
-            chosen.clip_multiple,
-            outlier_multiple=chosen.outlier_multiple,
+            Limits(chosen.clip_norm, *multiples),
             length=euclidean_norm(self._model[: self._trained]),
             others=2,
         )

@@ -40,7 +40,7 @@ from aggregator.methods.scatter_loss import (
     ScatterLoss,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.summing import Judged, Sized, SummingMethod, UpdateLimits, finite
+from aggregator.methods.summing import Judged, Limits, Sized, SummingMethod, UpdateLimits, finite
 from aggregator.methods.sums import Additive, FixedPointSum
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
@@ -232,11 +232,9 @@ class ScatterMethod(SummingMethod):
         self._touches = (
             ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         )
+        multiples = chosen.clip_multiple, chosen.row_multiple, chosen.outlier_multiple
         self._limits = UpdateLimits(
-            chosen.clip_norm,
-            chosen.clip_multiple,
-            chosen.row_multiple,
-            chosen.outlier_multiple,
+            Limits(chosen.clip_norm, *multiples),
             length=euclidean_norm(items),
             others=self._loss.MEASURES,
         )

@@ -146,14 +146,10 @@ _LENGTHS = 1
 """Of the other measures, those that are lengths and come first."""
 
 
-class UpdateLimits(Additive):
-    """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
+class Limits(NamedTuple):
+    """Each is off at 0.
 
-    Updates are judged by what was known when their round opened, so that their order within it
-    says nothing. Where all of a round's are held until it closes, as they are while :attr:`known`
-    is false, all are noted first, then :meth:`look_again`, and judged by each other.
-
-    Args:
+    Attributes:
         clip_norm: the largest Euclidean norm; 0 for no limit.
         clip_multiple: likewise, as a multiple of the fleet's median norm; see
             :class:`~aggregator.methods.bounds.FleetScale`.
@@ -162,32 +158,40 @@ class UpdateLimits(Additive):
             trains few columns is measured as one that trains many.
         outlier_multiple: an update of two dimensions that is out of line by more than this is left
             out; see :class:`~aggregator.methods.summing.Outliers`.
+    """
+
+    clip_norm: float = 0.0
+    clip_multiple: float = 0.0
+    row_multiple: float = 0.0
+    outlier_multiple: float = 0.0
+
+
+class UpdateLimits(Additive):
+    """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
+
+    Updates are judged by what was known when their round opened, so that their order within it
+    says nothing. Where all of a round's are held until it closes, as they are while :attr:`known`
+    is false, all are noted first, then :meth:`look_again`, and judged by each other.
+
+    Args:
+        limits: what an update is held to.
         length: of the first model, Euclidean. Until three devices' norms are known, an update of a
             limit that follows may be ten times as long.
         others: further measures; see :meth:`most_length` and :meth:`usual`.
 
-    Each is off at 0. Memory is that of a thousand numbers.
+    Memory is that of a thousand numbers.
     """
 
     PARTS = ("fleet", "outliers")
     ADDED = ("bounded",)
 
-    def __init__(
-        self,
-        clip_norm: float,
-        clip_multiple: float = 0.0,
-        row_multiple: float = 0.0,
-        outlier_multiple: float = 0.0,
-        *,
-        length: float,
-        others: int = 0,
-    ) -> None:
-        self._clip_norm = clip_norm
-        self._clip_multiple = clip_multiple
-        self._row_multiple = row_multiple
+    def __init__(self, limits: Limits, *, length: float, others: int = 0) -> None:
+        self._clip_norm, self._clip_multiple = limits.clip_norm, limits.clip_multiple
+        self._row_multiple = limits.row_multiple
         self._length = length
         self._fleet = FleetScale(_OTHERS + others)
-        self._outliers = Outliers(outlier_multiple) if outlier_multiple else None
+        multiple = limits.outlier_multiple
+        self._outliers = Outliers(multiple) if multiple else None
         self._bounded = 0
 
     @property

@@ -15,7 +15,7 @@ from aggregator.shared import TaskShared
 from aggregator.store import TaskStore
 from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent, SealedContent
 from aggregator.store.publications import PACKET_HEAD_BYTES
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.artifacts import ArtifactContent
 from device_sdk.link import LinkSettings
 from device_sdk.link.broker_url import BrokerWay

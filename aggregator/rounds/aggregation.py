@@ -13,8 +13,8 @@ from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Binding, ModelMismatch, RoundSummary
 from aggregator.store import TaskStore
-from aggregator.store.rounds import LoggedUpdate, RoundRow
-from aggregator.store.versions import MethodCheckpoint, Ranking, VersionRow
+from aggregator.store.rows import LoggedUpdate, RoundRow, VersionRow
+from aggregator.store.versions import MethodCheckpoint, Ranking
 from aggregator.task.file import ModelsSettings
 from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart, item_ids

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 import numpy as np
 
 from aggregator.store import TaskStore
-from aggregator.store.reports import Habit, Habits
-from aggregator.store.rounds import RoundRow
+from aggregator.store.reports import Habits
+from aggregator.store.rows import Habit, RoundRow
 from aggregator.task.file import RoundSettings
 
 _MOST_KEPT = 256

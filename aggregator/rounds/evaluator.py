@@ -20,8 +20,7 @@ from aggregator.evaluation import (
     typical_name,
 )
 from aggregator.store import TaskStore
-from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import DeviceEvaluation, RoundRow
 from aggregator.task.evaluation import EvaluationSettings, named
 from device_sdk.evaluation.report import read_evaluations
 from device_sdk.wire.codec.errors import WireError

@@ -10,9 +10,16 @@ from aggregator.guard import GuardedBinding
 from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
-from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.reports import KEPT_ROUNDS, LastParticipation, StoredReport
-from aggregator.store.rounds import NOTED, LoggedUpdate, RoundRow, StoredVerdict
+from aggregator.store.reports import KEPT_ROUNDS
+from aggregator.store.rows import (
+    NOTED,
+    DeviceEvaluation,
+    LastParticipation,
+    LoggedUpdate,
+    RoundRow,
+    StoredReport,
+    StoredVerdict,
+)
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode, encode

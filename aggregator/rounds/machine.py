@@ -15,7 +15,7 @@ from aggregator.rounds.attendance import Attendance, RoundTimes, asked_share
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES, TaskStore
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import RoundSettings, Task
 from device_sdk.system.printable import in_words
 from device_sdk.wire.arrays.exchange import Broadcast
@@ -526,9 +526,15 @@ class RoundMachine:
         # Where nobody came, what was wrong was hardly all of the devices.
         in_vain = self._attendance.in_vain(self.elapsed_seconds) if self.arrived else []
         with self._store.database.transaction():
-            self._store.rounds.close(
-                row.round, now, self.elapsed_seconds, made, participants, summary.metrics
+            ended = replace(
+                row,
+                closed_unix_seconds=now,
+                took_seconds=self.elapsed_seconds,
+                next_version=made,
+                participants=participants,
+                metrics=summary.metrics,
             )
+            self._store.rounds.close(ended)
             self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,

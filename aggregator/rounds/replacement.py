@@ -63,7 +63,7 @@ def plan(
     """Make the new method, and give it what fits. Raises AggregatorError; changes nothing.
 
     ``names``: task and cohort, as devices know it. ``warm_start``: as of
-    :class:`~aggregator.task.request.Request`.
+    :class:`~aggregator.task.request.ReplaceRequest`.
     """
     if (new.name, new.cohort) != names:
         raise AggregatorError(
@@ -126,10 +126,10 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         before = tasks.find(store.number).served
         if before is not None:
             facts.keep_file(replacement.method.version, before)
-        tasks.set(store.number, unwritten=task.text)
-        tasks.set(store.number, served=task.text)
-        tasks.set(store.number, request=None)
-        tasks.set(store.number, problem=None)
+        tasks.change(store.number, unwritten=task.text)
+        tasks.change(store.number, served=task.text)
+        tasks.change(store.number, request=None)
+        tasks.change(store.number, problem=None)
     return dropped
 
 

@@ -67,14 +67,15 @@ LINK_SETTINGS = LinkSettings(
 
 @dataclass(frozen=True)
 class World:
-    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: this machine's calendar, Unix
-    seconds, which may jump."""
+    """Time and chance, and how long links wait. ``clock``: monotonic seconds; ``unix_clock``: this
+    machine's calendar, Unix seconds, which may jump."""
 
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
     rng: np.random.Generator
     random_bytes: RandomBytes = os.urandom
     sleep: Callable[[float], None] = time.sleep
+    link: LinkSettings = LINK_SETTINGS
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,6 @@ def assemble(
     store: Store,
     task: Task,
     world: World,
-    link_settings: LinkSettings = LINK_SETTINGS,
     role: Whole | None = None,
 ) -> Parts:
     """All parts, resumed from the store; the link is not started. Raises AggregatorError.
@@ -202,7 +202,7 @@ def assemble(
 
     reassembler, repeats = Reassembler(clock), Repeats(clock)
     inbox = Inbox(shared.refusals, repeats)
-    board = TaskBoard(home, store, settings, make, inbox, unix_clock)
+    board = TaskBoard(home, shared, make, inbox)
     board.begin(task)
     enrolment = Enrolment(
         desk,
@@ -225,7 +225,7 @@ def assemble(
         place = str(home.folder / Path(place).expanduser())
     mirror = ChunkMirror(place, clock) if place else None
     watch = WatchMove(store, settings.broker.way, unix_clock)
-    link = role.links(shared, link_settings, link_rngs, watch.ways)
+    link = role.links(shared, world.link, link_rngs, watch.ways)
     return Parts(
         **vars(shared),
         link=link,

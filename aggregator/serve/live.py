@@ -21,7 +21,7 @@ from aggregator.refusals import about, add_task
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.service import Service
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from device_sdk.system.printable import PrintableFormatter, printable, size, span
 
 _LOG = logging.getLogger("aggregator")

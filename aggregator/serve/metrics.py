@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import part_name
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
 
 

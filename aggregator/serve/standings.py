@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from aggregator.shared import Shared
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import Task
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import encode

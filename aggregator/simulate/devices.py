@@ -503,6 +503,15 @@ def _refuse_other_classes(fleet: VirtualFleet, name: str, otherwise: str) -> Non
 # Methods on arrays: one device after another, for all of them share a trainer an artifact.
 
 
+class _ReadRound(NamedTuple):
+    """A round, as a device reads it. ``opened``: what it may fetch."""
+
+    published: PublishedRound
+    terms: TaskTerms
+    broadcast: Broadcast
+    opened: Broadcast
+
+
 class ArrayDevices(VirtualDevices):
     """Devices of :class:`~device_sdk.train.arrays.ArrayTrainer`. ``kind``: what learns on them;
     ``opens``: makes a trainer of an artifact's folder."""
@@ -533,27 +542,18 @@ class ArrayDevices(VirtualDevices):
         self._trainers: dict[Path, Trainer] = {}
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
-        terms, broadcast = published.read()
-        opened = published.offered()
+        read = _ReadRound(published, *published.read(), published.offered())
         for each in chosen:
             fetched = [0]
             try:
-                yield self._answer(published, terms, broadcast, opened, each, fetched)
+                yield self._answer(read, each, fetched)
             except DataError:
                 raise
             except _FAILURES as error:
                 yield _failed(each.device, error, fetched[0])
 
-    def _answer(
-        self,
-        published: PublishedRound,
-        terms: TaskTerms,
-        broadcast: Broadcast,
-        opened: Broadcast,
-        chosen: Chosen,
-        fetched: list[int],
-    ) -> DeviceAnswer:
-        device = chosen.device
+    def _answer(self, read: _ReadRound, chosen: Chosen, fetched: list[int]) -> DeviceAnswer:
+        (published, terms, broadcast, opened), device = read, chosen.device
         data = arrays_of(self._entries, device)
         samples = data.samples
         streams = _Streams(self._fleet.seed, published.manifest.round, device)

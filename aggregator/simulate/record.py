@@ -22,7 +22,7 @@ from typing import Any
 
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.evaluation import FLEET, Figure, as_json, figure_name
-from aggregator.simulate.fleet import Failures, Speeds
+from aggregator.simulate.fleet import ALIKE, CapabilityClass, Failures
 from aggregator.simulate.task_rounds import PlayedRound
 from aggregator.store.versions import Ranking
 from aggregator.task.check import flat
@@ -203,6 +203,7 @@ class Asked:
         devices, rounds: how many.
         seeds: of the runs.
         speeds: as it was said; empty for devices that are alike.
+        classes: what that comes to.
         failures: how often what goes wrong.
         pace_seconds: see :class:`aggregator.simulate.fleet.VirtualFleet`.
         changes: settings that are other than in the task file, by dotted name.
@@ -216,6 +217,7 @@ class Asked:
     failures: Failures
     pace_seconds: float
     changes: Mapping[str, Any] = field(default_factory=dict)
+    classes: tuple[CapabilityClass, ...] = ALIKE
 
 
 class Recorder:
@@ -228,9 +230,7 @@ class Recorder:
         clock: says when to write again.
     """
 
-    def __init__(
-        self, name: str, task: Task, asked: Asked, speeds: Speeds, folder: Path, clock: Clock
-    ) -> None:
+    def __init__(self, name: str, task: Task, asked: Asked, folder: Path, clock: Clock) -> None:
         ranking = task.ranking
         self._folder, self._clock = folder, clock
         self._path: Path | None = None
@@ -246,7 +246,7 @@ class Recorder:
                 "text": task.text,
                 "settings": settings_of(task),
             },
-            "asked": {**asdict(asked), "classes": [asdict(each) for each in speeds.classes]},
+            "asked": asdict(asked),
             "best_by": None if ranking is None else asdict(ranking),
             "state": INTERRUPTED,
             "runs": [],

@@ -173,13 +173,14 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
         failures=failures,
         pace_seconds=arguments.pace,
         changes=changes,
+        classes=speeds.classes,
     )
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
     return Simulated(
         task,
         DeviceSettings(task, arguments.data, fleet, reading_of(arguments)),
         asked,
-        Recorder(arguments.name or task.name, task, asked, speeds, arguments.out, clock),
+        Recorder(arguments.name or task.name, task, asked, arguments.out, clock),
         _maker(arguments),
         clock,
     )

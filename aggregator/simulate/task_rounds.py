@@ -283,8 +283,7 @@ class TaskSimulation:
         threshold = min(EVERYONE, int(asked_share(settings, sum(likely)) * 2**64))
         rng = stream(self._fleet.seed, StreamPurpose.PUBLISH, number)
         try:
-            deadline = settings.deadline_seconds
-            return publish(self._task, self._terms, opened, threshold, deadline, rng)
+            return publish(self._task, self._terms, opened, threshold, rng)
         except ValueError as error:
             raise AggregatorError(f"round {number}: the model cannot be sent: {error}") from None
 

@@ -4,11 +4,11 @@ summed up of a round, and which opens were granted."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Table, TableOfTask
+from aggregator.store.rows import LeaseRow, ShareRow, WorkerRow
 
 
 class Deposed(AggregatorError):
@@ -20,16 +20,6 @@ class RoundOver(Exception):
 
 
 # The coordinator's lease.
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """Who coordinates. ``term`` rises each time that another process takes over."""
-
-    holder: str
-    term: int
-    until_unix_seconds: float
-    program: str
 
 
 _MOST_SECONDS = 60.0
@@ -96,20 +86,6 @@ class Leases(Table):
 # Workers, by their slots.
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The process that holds a slot, or held it last. ``shards``: what it listens to, in words;
-    ``connected``: whether it hears its cell's broker."""
-
-    slot: int
-    epoch: int
-    cell: str
-    shards: str
-    program: str
-    heartbeat_unix_seconds: float
-    connected: bool
-
-
 class Workers(Table):
     """Table ``workers``. A slot's row stays when nobody holds it: its epochs only ever rise."""
 
@@ -159,25 +135,6 @@ class Counts(NamedTuple):
 
     counted: int
     heard: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShareRow:
-    """What a slot has committed of a round.
-
-    Attributes:
-        epoch, commits: of whom it is, and its how-manieth: who has the same pair has the same
-            ``state``.
-        state: the method's share as ``pack_state`` writes it; None where bodies are kept.
-    """
-
-    round: int
-    slot: int
-    epoch: int
-    commits: int
-    counted: int
-    heard: int
-    state: bytes | None
 
 
 class Shares(TableOfTask):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
-from types import NoneType
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from aggregator.errors import StoreError
-from aggregator.store.schema import or_replace
+from aggregator.store.schema import Row, columns_of, or_replace
 
 STORE_FAILURES = (sqlite3.Error, StoreError, OSError)
 """What a disk or a connection does: full or gone, say. It is no fault of what was to be written."""
@@ -162,93 +157,6 @@ class Database(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close; the store is whole without this too. May be called twice."""
-
-
-# Rows as they are declared: a class whose fields are columns.
-
-Row = TypeVar("Row")
-U64 = Annotated[int, "64 bits"]
-"""A whole number of 64 bits without a sign, which no engine has: 8 bytes, the lowest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns(Generic[Row]):
-    """How the rows of a class are read and written.
-
-    Each field is the column of its name, a time in Unix seconds that of its name without the unit;
-    ``metadata={"column": ...}`` names another one, or an expression, which is read alone. Truth
-    values are stored as 0 and 1, maps and tuples as JSON, a number that is not defined as
-    NULL.
-    """
-
-    kind: type[Row]
-    names: tuple[str, ...]
-    readers: tuple[tuple[int, Callable[[Any], Any]], ...]
-    """Of the places that are not read as they are stored."""
-    written: tuple[tuple[str, str, Any], ...]
-    """Field, column and type of what is no expression."""
-
-    def read(self, stored: Sequence[Any]) -> Row:
-        if self.readers:
-            stored = list(stored)
-            for place, reader in self.readers:
-                stored[place] = reader(stored[place])
-        return self.kind(*stored)
-
-    def write(self, row: Row) -> dict[str, Any]:
-        return {name: _stored(getattr(row, own), hint) for own, name, hint in self.written}
-
-
-@lru_cache(maxsize=64)
-def columns_of(kind: type[Row]) -> _Columns[Row]:
-    """Of a dataclass, or a named tuple."""
-    hints = get_type_hints(kind, include_extras=True)
-    if is_dataclass(kind):
-        named = {each.name: each.metadata.get("column") for each in fields(kind)}
-    else:
-        named = dict.fromkeys(hints)
-    names = {own: name or _column_of(own) for own, name in named.items()}
-    read = [(place, _reader(hints[own])) for place, own in enumerate(names)]
-    return _Columns(
-        kind,
-        tuple(names.values()),
-        tuple((place, each) for place, each in read if each is not None),
-        tuple((own, name, hints[own]) for own, name in names.items() if name.isidentifier()),
-    )
-
-
-def _column_of(own: str) -> str:
-    return own.removesuffix("_seconds") if own.endswith("_unix_seconds") else own
-
-
-def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    if hint is float:
-        return lambda stored: math.nan if stored is None else stored
-    if hint is bool:
-        return bool
-    if hint == U64:
-        return lambda stored: int.from_bytes(stored, "little")
-    parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
-    if any(get_origin(each) is tuple for each in parts):
-        return lambda stored: tuple(json.loads(stored))
-    if any(get_origin(each) is Mapping for each in parts):
-        return lambda stored: stored if stored is None else json.loads(stored)
-    return None
-
-
-def _stored(value: Any, hint: Any) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, (Mapping, tuple)):
-        return packed(value)
-    return value.to_bytes(8, "little") if hint == U64 else value
-
-
-def packed(value: Mapping[str, Any] | tuple[Any, ...]) -> str:
-    """As a map or a tuple is stored."""
-    return json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True)
 
 
 class Table:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from aggregator.store.database import Table, packed
-from aggregator.store.schema import or_replace
+from aggregator.store.database import Table
+from aggregator.store.rows import DeviceRow, IssuedDescriptor, Labels, TokenRow
+from aggregator.store.schema import or_replace, packed
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 
@@ -18,30 +18,6 @@ STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix
 
 _KEPT_CHANGES = 10_000
 """Who looks less often than that reads the table anew."""
-
-Labels = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """One identity, its fields the table's columns. ``first_round``: it takes part in the rounds
-    that opened as the ``first_round``-th or later, counted over all tasks. ``labels``: what tasks
-    choose by."""
-
-    device_id: bytes
-    identity: bytes
-    handle: bytes
-    admission_key: bytes
-    shard: int
-    token_id: bytes
-    enrolled_unix_seconds: int
-    first_round: int
-    revoked_unix_seconds: int | None = None
-    labels: Labels = field(default_factory=dict)
-    name: str | None = None
-
-    def __repr__(self) -> str:
-        return f"DeviceRow(device_id={self.device_id.hex()}, ...)"
 
 
 class Devices(Table):
@@ -142,24 +118,6 @@ class Devices(Table):
 # Enrolment codes.
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """One code. ``last_stranger``: the key of the latest other identity that tried to use it."""
-
-    token_id: bytes
-    secret: bytes
-    expires_unix_seconds: int
-    replaces: bytes | None = None
-    device_id: bytes | None = None
-    strangers: int = 0
-    last_stranger: bytes | None = None
-    name: str | None = None
-    labels: Labels = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"TokenRow(token_id={self.token_id.hex()}, ...)"
-
-
 class Tokens(Table):
     def add(
         self,
@@ -198,15 +156,6 @@ class Tokens(Table):
 
 
 # Descriptors that were issued, and group keys by epoch.
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedDescriptor:
-    """A descriptor, and until when its keys are honoured (None: it is the current one)."""
-
-    serial: int
-    message: bytes
-    honoured_until_unix_seconds: int | None
 
 
 class Secrets(Table):

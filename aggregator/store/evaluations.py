@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from aggregator.evaluation import Evaluated, Figure
 from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
+from aggregator.store.rows import DeviceEvaluation
 from aggregator.store.schema import or_replace
 from device_sdk.evaluation.report import STAGES, Stage
 
 _AT_ONCE = 1000  # of at most 4 KiB each
-
-
-class DeviceEvaluation(NamedTuple):
-    """What one device said of a version. ``report``: as ``device_sdk.evaluation.report`` writes."""
-
-    device_id: bytes
-    part: str
-    report: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
-from device_sdk.wire.publish.report import Report
+from aggregator.store.rows import Habit, LastParticipation, StoredReport
 
 # What each device did last in each task.
-
-
-class LastParticipation(NamedTuple):
-    """A device's newest update that was counted, and what it told of its newest round.
-
-    Attributes:
-        counted_unix_seconds: when the update was counted; None: none was.
-        width: the columns that it had, if any.
-        told_unix_seconds, round: when the device told how which round ended; None: it never did.
-        report: what it told, without evaluation; None, too, once it is revoked.
-    """
-
-    counted_unix_seconds: int | None = None
-    width: int | None = None
-    told_unix_seconds: int | None = None
-    round: int | None = None
-    report: bytes | None = None
 
 
 _TOLD = ", ".join(
@@ -58,20 +41,6 @@ class Participations(TableOfTask):
 
 
 # When devices' updates come in a task.
-
-
-class Habit(NamedTuple):
-    """What is known of a device's updates in a task.
-
-    Attributes:
-        seconds: after a round's opening, its longest time of late; None: no update came yet.
-        missed: 0 as soon as an update came; 1, 2, 4, 8 ... after so many waits in vain since.
-        lives: whether it said anything since the last of them.
-    """
-
-    seconds: float | None = None
-    missed: int = 0
-    lives: bool = True
 
 
 class Habits(TableOfTask):
@@ -131,39 +100,6 @@ class Late(TableOfTask):
 
 KEPT_ROUNDS = 10
 """Of each task; each device's newest outcome stays among :class:`Participations`."""
-
-
-class StoredReport(NamedTuple):
-    """A tuple, as SQLite takes it. Details are None where the app keeps them to itself. What the
-    device found out about the model is not among it: that is kept for less long, in
-    ``evaluations.py``."""
-
-    generation: int
-    round: int
-    device_id: bytes
-    outcome: str
-    reason: str
-    sdk: str | None
-    runtime: str | None
-    platform: str | None
-    option: str | None
-    seconds: float | None
-    received_bytes: int | None
-    items: int | None = None
-    unknown_items: int | None = None
-
-    @classmethod
-    def of(cls, generation: int, number: int, device_id: bytes, report: Report) -> StoredReport:
-        """What a device told of one round."""
-        told = report.details
-        details: tuple[Any, ...] = (None,) * 8
-        if told is not None:
-            details = (told.sdk, told.runtime, told.platform, told.option, told.seconds)
-            known = told.items
-            details += (told.received_bytes,)
-            details += (None, None) if known is None else (known.recorded, known.unknown)
-        head = (generation, number, device_id, report.outcome.value, report.reason)
-        return cls._make((*head, *details))
 
 
 class OutcomeCount(NamedTuple):

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from aggregator.store.database import U64, TableOfTask, packed
+from aggregator.store.database import TableOfTask
+from aggregator.store.rows import LoggedUpdate, RoundRow, StoredVerdict
 
 # Accepted updates that are not part of a version yet, and the verdict on every update.
 
 
-class LoggedUpdate(NamedTuple):
-    """An accepted update. ``seq`` gives the order of commits, which is the order of absorption.
-
-    A tuple, as SQLite takes it: a fleet's updates are too many to be written out twice.
-    """
-
-    seq: int
-    round: int
-    device_id: bytes
-    arrived_seconds: float
-    body: bytes
-
-
 _BODIES_AT_ONCE = 64  # of two megabytes each, they still fit into memory
-NOTED = "noted"
-"""In the place of a reason: a contribution without an update, whose report was taken."""
-
-
-class StoredVerdict(NamedTuple):
-    """What was decided on a body: counted (``reason`` None), ``NOTED``, or refused; and when it
-    came, in seconds after the round opened."""
-
-    generation: int
-    round: int
-    device_id: bytes
-    body_sha256: bytes
-    reason: str | None
-    seconds: float = 0.0
 
 
 class UpdateLog(TableOfTask):
@@ -153,71 +126,15 @@ class UpdateLog(TableOfTask):
         self._delete("updates")
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRow:
-    """One round. ``closed_unix_seconds`` None: open. ``next_version`` None: the quorum was missed.
-    Closed, with ``participants`` None: nothing enters any more, and its version is being made.
-
-    ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
-    were deleted. ``opening``: the how-manieth round of any task it was to open. ``took_seconds``:
-    how long it lasted, see :class:`~aggregator.rounds.attendance.RoundTimes`; None where it was
-    given up, too.
-    """
-
-    round: int
-    generation: int
-    version: int
-    opened_unix_seconds: float
-    deadline_unix_seconds: float
-    seed: bytes
-    threshold: U64
-    expected: int
-    items: int
-    closed_unix_seconds: float | None = None
-    next_version: int | None = None
-    participants: int | None = None
-    metrics: Mapping[str, float] | None = None
-    held: str | None = None
-    forgotten: bool = False
-    opening: int = 0
-    took_seconds: float | None = None
-
-    @property
-    def length_seconds(self) -> float:
-        """How long it collects at most."""
-        return self.deadline_unix_seconds - self.opened_unix_seconds
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether it is open, or being closed."""
-        return self.participants is None
-
-
 class Rounds(TableOfTask):
     """A task's rows of the table ``rounds``."""
 
     def add(self, row: RoundRow) -> None:
         self._put("rounds", row, replace=False)
 
-    def close(
-        self,
-        number: int,
-        closed_unix_seconds: float,
-        took_seconds: float,
-        next_version: int | None,
-        participants: int,
-        metrics: Mapping[str, float],
-    ) -> None:
-        """The round ended."""
-        to = {
-            "closed_unix": closed_unix_seconds,
-            "took_seconds": took_seconds,
-            "next_version": next_version,
-            "participants": participants,
-            "metrics": packed(metrics),
-            "held": None,
-        }
-        self._change("rounds", to, round=number)
+    def close(self, row: RoundRow) -> None:
+        """The round ended, and so it did."""
+        self._put("rounds", replace(row, held=None))
 
     def end_entry(self, number: int, closed_unix_seconds: float) -> None:
         """Nothing enters any more: the first half of :meth:`close`, where others take updates in.

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
-
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Table
+from aggregator.store.rows import TaskRow
+from aggregator.store.schema import TABLES
 from device_sdk.wire.seal.announcement import MOST_TASKS
 
-TaskState = Literal["active", "paused", "retiring", "retired"]
 FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
-TASK_TABLES = (
-    "rounds",
-    "updates",
-    "shares",
-    "habits",
-    "late_arrivals",
-    "verdicts",
-    "reports",
-    "participations",
-    "checkpoints",
-    "versions",
-    "device_evaluations",
-    "figures",
+_KEPT = ("tasks", "task_facts", "publications")
+TASK_TABLES = tuple(
+    name for name, shape in TABLES.items() if "task" in shape.columns and name not in _KEPT
 )
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
 
@@ -36,36 +24,6 @@ def require_room(tasks: int) -> None:
         raise AggregatorError(
             f"a fleet has at most {MOST_TASKS} tasks: tessera-aggregator task retire makes room"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """One task.
-
-    Attributes:
-        number: what the other tables know it by; 1 for the first.
-        name: None for the first one before it was served.
-        state: ``retiring`` until its parts are gone, then ``retired``: its name may be used again.
-        file: the task file, relative to the home or absolute.
-        served: the text of the file that its state belongs to; None before it was served.
-        unwritten: what the file is to hold. Committed first, so that a crash in between loses
-            neither.
-        request: what the operator wants the task replaced by, as JSON.
-        problem: why it is not served, or not as the file says.
-    """
-
-    number: int = field(metadata={"column": "task"})
-    name: str | None
-    state: TaskState
-    file: str
-    served: str | None = None
-    unwritten: str | None = None
-    request: str | None = None
-    problem: str | None = None
-
-    def is_replaced_by(self, text: str) -> bool:
-        """And its file written: before that, what somebody writes into it would be lost."""
-        return self.request is None and self.served == text and self.unwritten is None
 
 
 class Tasks(Table):
@@ -108,10 +66,10 @@ class Tasks(Table):
             assert known is not None
         else:
             begun = {"served": None, "request": None, "problem": None}
-            self.set(known.number, state="active", file=file, unwritten=text, **begun)
+            self.change(known.number, state="active", file=file, unwritten=text, **begun)
         return known.number
 
-    def set(self, number: int, **to: str | None) -> None:
+    def change(self, number: int, **to: str | None) -> None:
         """Set a task's ``state``, ``name``, ``file``, ``served``, ``unwritten``, ``request`` or
         ``problem``."""
         self._change("tasks", to, task=number)

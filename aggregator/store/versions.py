@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import typical_name
-from aggregator.store.database import Database, TableOfTask, packed
+from aggregator.store.database import Database, TableOfTask
 from aggregator.store.facts import TaskFacts
+from aggregator.store.rows import StoredCheckpoint, VersionRow
+from aggregator.store.schema import packed
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.methods.state import State
@@ -38,16 +40,6 @@ class MethodCheckpoint:
     state: State
 
 
-class _Stored(NamedTuple):
-    """Likewise, as it is stored."""
-
-    kind: Kind
-    round: int
-    seq: int
-    version: int
-    state: bytes
-
-
 class Checkpoints(TableOfTask):
     """A task's rows of the table ``checkpoints``: at most one of each kind."""
 
@@ -55,12 +47,16 @@ class Checkpoints(TableOfTask):
         """Replace the checkpoint of this kind; a version makes the partial one void."""
         if checkpoint.kind == "version":
             self.drop_partial()
-        numbers = checkpoint.round, checkpoint.seq, checkpoint.version
-        self._put("checkpoints", _Stored(checkpoint.kind, *numbers, pack_state(checkpoint.state)))
+        made = checkpoint
+        stored = made.kind, made.round, made.seq, made.version, pack_state(made.state)
+        self._put("checkpoints", StoredCheckpoint(*stored))
 
     def get(self, kind: Kind) -> MethodCheckpoint | None:
-        found = self._find(_Stored, "checkpoints", kind=kind)
-        return None if found is None else MethodCheckpoint(*found[:-1], unpack_state(found.state))
+        found = self._find(StoredCheckpoint, "checkpoints", kind=kind)
+        if found is None:
+            return None
+        state = unpack_state(found.state)
+        return MethodCheckpoint(kind, found.round, found.seq, found.version, state)
 
     def drop_partial(self) -> None:
         self._delete("checkpoints", kind="partial")
@@ -78,35 +74,6 @@ def unpack_state(data: bytes) -> dict[str, NDArray[Any]]:
     except ArtifactError as error:
         raise ValueError(f"a stored state is damaged: {error}") from None
     return {name: array.copy() for name, array in tensors.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class VersionRow:
-    """One version of the task's model.
-
-    Attributes:
-        round: the round that made it; 0: what the task began with.
-        closed_unix_seconds: when that round closed.
-        devices: whose updates made it.
-        artifact: the artifact of its parameters, in hexadecimal; empty without one.
-        origin: for people, where it is from where no round made it; empty where one did.
-        bytes: the model's size; 0 for a method that keeps none.
-        metrics: figures by name, as the fleet evaluated it.
-        kept: whether the model is there, and not only what is known of it.
-        items: how many items of the task's catalogue it has vectors of; 0 for a method without.
-    """
-
-    version: int
-    round: int
-    closed_unix_seconds: float
-    devices: int
-    artifact: str
-    origin: str
-    bytes: int
-    metrics: Mapping[str, float]
-    pinned: bool
-    kept: bool = field(metadata={"column": "model IS NOT NULL"})
-    items: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.topics import Topics, UpTopic

@@ -28,14 +28,11 @@ from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.local_steps import predict_all
 from device_sdk.methods.prototypes.learner import PrototypesLearner
-from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
-    TeacherLogitsTraining,
-    encode_knowledge,
-)
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update

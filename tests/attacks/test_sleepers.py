@@ -9,7 +9,7 @@ import pytest
 
 from aggregator.cli.status import WaitingRound
 from aggregator.keys.registry import Registry
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import Selector
 from device_sdk.wire.publish.receipts import RecordType
 from tests.attacks.conftest import MakeStage

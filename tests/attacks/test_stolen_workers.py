@@ -12,7 +12,7 @@ from pathlib import Path
 from aggregator.cluster.coordinator import Crew, posts
 from aggregator.cluster.orders import Orders, keyring_of
 from aggregator.cluster.worker import WorkerStatus
-from aggregator.store.cluster import ShareRow
+from aggregator.store.rows import ShareRow
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.topics import PresenceTopic, TasksTopic

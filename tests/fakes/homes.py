@@ -102,9 +102,9 @@ def serving(
             task = read_task(home.task_file)
             if binding is not None:
                 task = replace(task, binding=binding)
-            world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
+            world = World(time.monotonic, time.time, np.random.default_rng(3), link=link_settings)
             role = Whole(placement_of)
-            served = Serving(assemble(home, home.open_store(), task, world, link_settings, role))
+            served = Serving(assemble(home, home.open_store(), task, world, role))
             served.parts.link.start()
             ready(served)
             try:

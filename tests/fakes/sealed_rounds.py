@@ -18,12 +18,11 @@ from aggregator.cluster.orders import Orders
 from aggregator.cluster.worker import WorkerParts
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
-from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import DeviceRow, RoundRow
 from aggregator.store.versions import pack_state
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
@@ -263,7 +262,7 @@ class SealedRounds:
         post = self._posts[slot]
         store = post.open_store()
         epoch = store.workers.start(slot, "", "", "")
-        made = WorkerParts(post, store, self._world(slot), LINK_SETTINGS, epoch, self._orders)
+        made = WorkerParts(post, store, self._world(slot), epoch, self._orders)
         made.link = HeldLink()
         made._outgoing = Outgoing(made.link, store.retained)
         made.take(self._orders)

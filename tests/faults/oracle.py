@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.method import Method
 from aggregator.store.database import Database
-from aggregator.store.rounds import NOTED
+from aggregator.store.rows import NOTED
 from aggregator.store.versions import unpack_state
 from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.fleet_home import FleetHome

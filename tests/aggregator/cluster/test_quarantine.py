@@ -20,7 +20,7 @@ from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened, held
-from aggregator.serve.assembly import LINK_SETTINGS, assemble
+from aggregator.serve.assembly import assemble
 from aggregator.serve.service import Parts
 from aggregator.store import Store
 from aggregator.store.versions import pack_state
@@ -89,7 +89,7 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
     (post,) = posts(home, parts.store, cluster, task.fleet)
     store = post.open_store()
     epoch = store.workers.start(0, "", "", "")
-    worker = WorkerParts(post, store, world(), LINK_SETTINGS, epoch, told.orders)
+    worker = WorkerParts(post, store, world(), epoch, told.orders)
     worker.take(told.orders)
     said: list[Settled] = []
     worker._settle = said.extend  # type: ignore[method-assign]

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from aggregator.rounds.attendance import Attendance, CommittedAttendance, KnownHabits, asked_share
 from aggregator.store import SQLiteDatabase, Store
-from aggregator.store.cluster import ShareRow
-from aggregator.store.reports import Habit
-from aggregator.store.rounds import RoundRow, StoredVerdict
+from aggregator.store.rows import Habit, RoundRow, ShareRow, StoredVerdict
 from aggregator.tables import TomlTable
 from aggregator.task.file import RoundSettings
 from tests.fakes.homes import make_home

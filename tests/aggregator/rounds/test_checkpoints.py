@@ -15,8 +15,7 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundOpened
 from aggregator.serve.service import Parts
 from aggregator.store import TaskStore
-from aggregator.store.devices import DeviceRow
-from aggregator.store.rounds import LoggedUpdate, RoundRow
+from aggregator.store.rows import DeviceRow, LoggedUpdate, RoundRow
 from aggregator.store.versions import pack_state
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update

@@ -15,7 +15,7 @@ from aggregator.rounds.attendance import (
     without_update,
 )
 from aggregator.store import SQLiteDatabase, Store
-from aggregator.store.reports import Habit
+from aggregator.store.rows import Habit
 from aggregator.tables import TomlTable
 from aggregator.task.file import RoundSettings
 from tests.fakes.homes import make_home

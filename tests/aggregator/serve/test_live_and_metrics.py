@@ -21,7 +21,7 @@ from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, registry_of, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
 from tests.fakes.waiting import PATIENCE_SECONDS
 

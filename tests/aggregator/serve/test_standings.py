@@ -11,7 +11,7 @@ import pytest
 
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.standings import FIRST_SECONDS, MOST_SECONDS
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk import Device
 from device_sdk.link.events import Message

@@ -44,25 +44,24 @@ from export.rewrites.patch import patched
 # Between ways of torch's that compute the same.
 _SWITCHES = ("capturable", "differentiable", "foreach", "fused")
 _Held = dict[str, Tensor]
-# In place of a learning rate: the one that the class has by default.
-_ITS_OWN: Any = object()
 
 
 class Traced:
     """A ``torch.optim.Optimizer`` with one group of parameters.
 
-    ``kind``: its class; ``lr`` and ``settings`` are the class's own, with its defaults. Its step is
+    ``kind``: its class; all else is what the class takes behind the parameters. Its step is
     recorded as it is written; state that it makes in its first step, and counts of its steps, are
     found by running it. It is then held against itself: ExportError where a step does not follow
     from parameters, gradients, its state and the count of steps, or branches on what only a device
     knows.
     """
 
-    def __init__(self, kind: Any, lr: float = _ITS_OWN, **settings: Any) -> None:
-        given = settings if lr is _ITS_OWN else {"lr": lr, **settings}
+    def __init__(self, kind: Any, *placed: Any, **settings: Any) -> None:
+        _, *names = inspect.signature(kind).parameters
+        given = {**dict(zip(names, placed, strict=False)), **settings}
         require_rate(given.get("lr", 0.0), given.get("weight_decay", 0.0))
         try:
-            made = kind([nn.Parameter(torch.zeros(2, 2))], **given)
+            made = kind([nn.Parameter(torch.zeros(2, 2))], *placed, **settings)
         except ValueError as error:
             raise SettingError(f"{kind.__name__}: {error}") from error
         self._hold(made, made.param_groups[0])

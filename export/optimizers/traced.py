@@ -436,9 +436,9 @@ class _Plan:
 
     def probed(self, path: _Path, count: float, lr: Tensor) -> tuple[Places, list[Any]]:
         """A step after the path's second one, of one tensor a rank, at any count and rate."""
-        values, held = (each[::2] for each in path.after[1])
+        values, held = path.after[1]
         places, _, entered = self.stepped(
-            values, path.gradients[2][::2], self._divided(held), lr, torch.tensor(count)
+            values[::2], path.gradients[2][::2], self._divided(held[::2]), lr, torch.tensor(count)
         )
         return places, entered
 

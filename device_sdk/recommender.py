@@ -96,7 +96,7 @@ class Recommender:
         if mark == self._mark:
             return
         # One transaction: matrix and vectors of the same round.
-        with self._home.database.reading():
+        with self._home.database.transaction("BEGIN"):
             model = self._home.models.model(self._task)
             state = self._home.models.learner(self._task)
         if model is None or state is None or "items" not in model.arrays:

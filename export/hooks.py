@@ -106,11 +106,27 @@ def _called(
     return gradient if given is None else given
 
 
-def hung_on(leaves: Mapping[str, Tensor], hooks: Hooks) -> None:
-    """Put the hooks on the tensors of these names."""
+def hung_on(
+    leaves: Mapping[str, Tensor],
+    hooks: Hooks,
+    inside: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Put the hooks on the tensors of these names.
+
+    ``inside``, where they run, what the model holds is the step's: a hook may use a mask of it.
+    """
     for name, tensor in leaves.items():
         for hook in hooks.get(name, ()):
-            tensor.register_hook(hook)
+            tensor.register_hook(partial(_run_inside, inside, hook))
+
+
+def _run_inside(
+    inside: Callable[[], AbstractContextManager[object]],
+    hook: Callable[[Tensor], Tensor | None],
+    gradient: Tensor,
+) -> Tensor | None:
+    with inside():
+        return hook(gradient)
 
 
 def refuse_changed(optimizer: torch.optim.Optimizer) -> None:

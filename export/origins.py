@@ -106,11 +106,16 @@ class Origins:
         return self._of_frames(sys._getframe(1))
 
     def _of_frames(self, frame: FrameType | None) -> Origin:
+        for each in self.users(frame):
+            return Origin(self.module or NO_MODULE, each.f_code.co_filename, each.f_lineno)
+        return Origin()
+
+    def users(self, frame: FrameType | None) -> Iterator[FrameType]:
+        """This frame and its callers, up to the recording's, of which are the user's code."""
         while frame is not None and frame.f_code is not self._end:
             if self.is_users(frame.f_code):
-                return Origin(self.module or NO_MODULE, frame.f_code.co_filename, frame.f_lineno)
+                yield frame
             frame = frame.f_back
-        return Origin()
 
     def of_error(self, error: BaseException) -> Origin:
         """Where in the user's code an error was raised, or in what that called."""

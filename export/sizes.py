@@ -243,8 +243,11 @@ class Sizes(ShapeEnv):
         return bool(bound.free_symbols) and self._maybe_evaluate_static(bound) is None
 
     def _answer_without_raise(self, question: sympy.Basic) -> sympy.Basic | None:
-        """The answer for which the code that asks does not raise; None where it never does."""
+        """The answer for which the code that asks does not raise; None where it never does, or
+        where the author's code may catch it and go on."""
         frame = _asking()
+        if any(map(_tries, self._origins.users(frame))):
+            return None
         place = frame.f_code, frame.f_lasti
         if place not in self._answers:
             self._answers[place] = _answer_without_raise(*place)
@@ -472,6 +475,22 @@ def _answer_without_raise(code: CodeType, offset: int) -> bool | None:
 
 
 _ASKING = ("COMPARE_OP", "TO_BOOL", "CACHE")
+
+
+def _tries(frame: FrameType) -> bool:
+    """Whether what a frame runs stands between ``try`` and what handles its exceptions."""
+    code: Any = dis.Bytecode(frame.f_code)  # typeshed knows no exception_entries
+    at = frame.f_lasti
+    named = [(each.offset, each.opname) for each in code if each.opname != "CACHE"]
+    while True:
+        handler = next((e.target for e in code.exception_entries if e.start <= at < e.end), None)
+        if handler is None:
+            return False
+        first, second = [name for offset, name in named if offset >= handler][:2]
+        # What only ends a ``with``, another handler or a comprehension raises it again.
+        if first == "PUSH_EXC_INFO" and second != "WITH_EXCEPT_START":
+            return True
+        at = handler
 
 
 def _raises(code: Sequence[dis.Instruction]) -> bool:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -289,9 +290,9 @@ def train_step(
         name: (value.clone() if name in problem.written else value).detach().requires_grad_()
         for name, value in parameters.items()
     }
-    hung_on(leaves, problem.hooks)
     # Copies, so that a write into one of them shows in its version.
     buffers = {name: value.clone() for name, value in buffers.items()}
+    hung_on(leaves, problem.hooks, partial(_Identities, problem.held, {**leaves, **buffers}))
     watched = {n: buffers[n].requires_grad_() for n in problem.unused} if problem.branches else {}
     versions = {name: leaf._version for name, leaf in leaves.items()}
     step = inputs["state.step"]
@@ -736,6 +737,7 @@ def _evaluated(problem: Problem, tensors: Mapping[str, Tensor], batch: Batch) ->
             raise
     trained = {m.name for slot in problem.parameter_slots for m in slot.members}
     own = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
-    hung_on({n: t for n, t in own.items() if t.requires_grad}, problem.hooks)
+    leaves = {n: t for n, t in own.items() if t.requires_grad}
+    hung_on(leaves, problem.hooks, partial(_Identities, problem.held, own))
     with torch.enable_grad():
         return _call(problem, problem.loss, own, batch)[0]

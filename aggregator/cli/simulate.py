@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import re
 import shlex
@@ -332,6 +333,8 @@ def _run(arguments: argparse.Namespace, name: str, said: list[str]) -> argparse.
             key, _, value = each.partition("=")
             if key in _RUN_OPTIONS:
                 setattr(own, key, _RUN_OPTIONS[key](value))
+            elif "." not in key and (near := difflib.get_close_matches(key, _RUN_OPTIONS, 1)):
+                raise argparse.ArgumentTypeError(f"no option {key}; did you mean {near[0]}?")
             else:
                 own.set.append(each)
     except argparse.ArgumentTypeError as error:

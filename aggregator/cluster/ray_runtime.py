@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.cluster.joined_ray import JoinedRay, first_line
+from aggregator.cluster.joined_ray import JoinedRay, first_line, require_private_folder
 from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
-from aggregator.cluster.ray_guard import require_private_folder
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
@@ -126,12 +125,12 @@ class RayRuntime:
             ) from None
 
     def post(self, posts: Sequence[Post]) -> None:
-        """See :class:`~aggregator.cluster.coordinator.Runtime`: an actor says that it is for
-        another post, and is replaced."""
+        """See :class:`~aggregator.cluster.coordinator.Runtime`: an actor is not asked, which may
+        hang."""
         for each, post in zip(self._hired, posts, strict=True):
             if each.post != post:
-                each.post, each.known, each.again_seconds = post, False, 0.0
-                each.asked = each.status = None
+                each.post, each.again_seconds, each.asked = post, 0.0, None
+                self._replace(each, "is to be of other settings")
 
     def tend(self, revision: int, orders: Orders) -> None:
         """See :class:`~aggregator.cluster.coordinator.Runtime`."""

@@ -16,26 +16,21 @@ from aggregator.clock import steady_clock
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.keys.registry import Registry
 from aggregator.publish.mirror import ChunkMirror
-from aggregator.publish.publisher import Publisher
-from aggregator.publish.standing import Announcements
+from aggregator.publish.publisher import Announcements, Publisher
 from aggregator.refusals import Refusals
-from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.attendance import Attendance
+from aggregator.rounds.aggregation import Aggregation, VersionKeeper
+from aggregator.rounds.attendance import Attendance, KnownHabits
 from aggregator.rounds.evaluator import Evaluator, option_name, taken_for_one
-from aggregator.rounds.habits import KnownHabits
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
-from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.serve.broker_links import BrokerLinks, Hears
-from aggregator.serve.cell_links import links_to
+from aggregator.serve.broker_links import BrokerLinks, Hears, links_to
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
-from aggregator.serve.placements import PlacementOf, Placements
 from aggregator.serve.service import Parts
-from aggregator.serve.standings import Standings
+from aggregator.serve.standings import PlacementOf, Placements, Standings
 from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Uplink

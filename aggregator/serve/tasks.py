@@ -12,10 +12,10 @@ from typing import Protocol
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.home import AggregatorHome
 from aggregator.publish.publisher import Publisher
+from aggregator.refusals import about
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.hold import held, hold_failed, try_again
 from aggregator.rounds.ingest import Inbox, Ingest
-from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.machine import RoundMachine, held, hold_failed, try_again
 from aggregator.rounds.replacement import replace_task
 from aggregator.serve.housekeeping import Upkeep, file_stamp
 from aggregator.store import STORE_FAILURES, Store, TaskStore
@@ -32,7 +32,6 @@ from aggregator.task.file import (
     served_cohort,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
-from aggregator.task_log import about
 from device_sdk.wire.codec.message import encode
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ def claim(store: TaskStore, task: Task) -> None:
     missing = task.catalogue is not None and store.facts.catalogue is None
     if stored is None or missing:
         with store.database.transaction():
-            store.fleet.tasks.set_name(store.number, task.name)
+            store.fleet.tasks.set(store.number, name=task.name)
             store.facts.label = label
             if task.catalogue is not None:
                 found = read_continued_catalogue(task.catalogue, store)
@@ -259,7 +258,7 @@ class TaskBoard:
         changed = self._reload(parts)
         if refused is not None and self._store.tasks.find(number).problem is None:
             with self._store.database.transaction():
-                self._store.tasks.set_problem(number, refused)  # the operator is to see it still
+                self._store.tasks.set(number, problem=refused)  # the operator is to see it still
         return changed
 
     def look_at_files(self) -> bool:
@@ -348,12 +347,12 @@ class TaskBoard:
             with self._store.database.transaction():
                 names = str(row.name), served_cohort(row.served or "")
                 replace_task(store, names, task, request, int(self._unix_clock()))
-                self._store.tasks.set_problem(row.number, problem)  # who waits sees both at once
+                self._store.tasks.set(row.number, problem=problem)  # who waits sees both at once
                 made = self._made(store, task)
         except (AggregatorError, MethodFault) as error:
             served = "" if parts is not None else "it is not served, and "
             with self._store.database.transaction():
-                self._store.tasks.set_request(row.number, None)
+                self._store.tasks.set(row.number, request=None)
                 self._say(row.number, f"{served}it was not replaced: {error}")
             return False
         self._write_files()
@@ -432,8 +431,8 @@ class TaskBoard:
             self._store.tasks.erase(row.number)
             store.facts.clear()
             store.facts.own_generation = generation
-            self._store.tasks.set_served(row.number, None)
-            self._store.tasks.set_state(row.number, "retired")
+            self._store.tasks.set(row.number, served=None)
+            self._store.tasks.set(row.number, state="retired")
         self._several = len(self._store.tasks.all()) > 1
         self._serve()
         _LOG.info("the task is retired")
@@ -467,9 +466,9 @@ class TaskBoard:
                     version = self._store.task(number).checkpoints.get("version")
                     next_version = 0 if version is None else version.version + 1
                     self._store.task(number).facts.keep_file(next_version, row.served)
-                self._store.tasks.set_served(number, task.text)
-                self._store.tasks.set_problem(number, problem)
-                self._store.tasks.set_file(number, file)
+                self._store.tasks.set(number, served=task.text)
+                self._store.tasks.set(number, problem=problem)
+                self._store.tasks.set(number, file=file)
         if problem is not None:
             with about(task.name):
                 _LOG.warning("%s", problem)
@@ -479,4 +478,4 @@ class TaskBoard:
         with about(row.name or ""):
             _LOG.error("%s", problem)
         with self._store.database.transaction():
-            self._store.tasks.set_problem(number, problem)
+            self._store.tasks.set(number, problem=problem)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from types import NoneType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from aggregator.errors import StoreError
 from aggregator.store.schema import or_replace
@@ -94,11 +99,12 @@ class Database(ABC):
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of many rows, as :meth:`execute` does."""
 
-    def insert(self, table: str, *values: Any, replace: bool = False) -> None:
-        """Add a row of all the table's columns, in their order; ``replace``: one of that key."""
-        places = ", ".join("?" * len(values))
+    def insert(self, table: str, row: Mapping[str, Any], *, replace: bool = False) -> None:
+        """Add a row, by column; ``replace``: in the place of one of its key."""
+        places = ", ".join("?" * len(row))
         end = f" {or_replace(table)}" if replace else ""
-        self.execute(f"INSERT INTO {table} VALUES ({places}){end}", values)
+        sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places}){end}"
+        self.execute(sql, list(row.values()))
 
     def to_any(self, value: int | float | str | bytes) -> Any:
         """A value for a column of type ``ANY``."""
@@ -158,17 +164,168 @@ class Database(ABC):
         """Close; the store is whole without this too. May be called twice."""
 
 
-class Table:
-    """What asks and writes one table, or two that go together, in the database that all share."""
+# Rows as they are declared: a class whose fields are columns.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+Row = TypeVar("Row")
+U64 = Annotated[int, "64 bits"]
+"""A whole number of 64 bits without a sign, which no engine has: 8 bytes, the lowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns(Generic[Row]):
+    """How the rows of a class are read and written.
+
+    Each field is the column of its name, a time in Unix seconds that of its name without the unit;
+    ``metadata={"column": ...}`` names another one, or an expression, which is read alone. Truth
+    values are stored as 0 and 1, maps and tuples as JSON, a number that is not defined as
+    NULL.
+    """
+
+    kind: type[Row]
+    names: tuple[str, ...]
+    readers: tuple[tuple[int, Callable[[Any], Any]], ...]
+    """Of the places that are not read as they are stored."""
+    written: tuple[tuple[str, str, Any], ...]
+    """Field, column and type of what is no expression."""
+
+    def read(self, stored: Sequence[Any]) -> Row:
+        if self.readers:
+            stored = list(stored)
+            for place, reader in self.readers:
+                stored[place] = reader(stored[place])
+        return self.kind(*stored)
+
+    def write(self, row: Row) -> dict[str, Any]:
+        return {name: _stored(getattr(row, own), hint) for own, name, hint in self.written}
+
+
+@lru_cache(maxsize=64)
+def columns_of(kind: type[Row]) -> _Columns[Row]:
+    """Of a dataclass, or a named tuple."""
+    hints = get_type_hints(kind, include_extras=True)
+    if is_dataclass(kind):
+        named = {each.name: each.metadata.get("column") for each in fields(kind)}
+    else:
+        named = dict.fromkeys(hints)
+    names = {own: name or _column_of(own) for own, name in named.items()}
+    read = [(place, _reader(hints[own])) for place, own in enumerate(names)]
+    return _Columns(
+        kind,
+        tuple(names.values()),
+        tuple((place, each) for place, each in read if each is not None),
+        tuple((own, name, hints[own]) for own, name in names.items() if name.isidentifier()),
+    )
+
+
+def _column_of(own: str) -> str:
+    return own.removesuffix("_seconds") if own.endswith("_unix_seconds") else own
+
+
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
+    if hint is float:
+        return lambda stored: math.nan if stored is None else stored
+    if hint is bool:
+        return bool
+    if hint == U64:
+        return lambda stored: int.from_bytes(stored, "little")
+    parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    if any(get_origin(each) is tuple for each in parts):
+        return lambda stored: tuple(json.loads(stored))
+    if any(get_origin(each) is Mapping for each in parts):
+        return lambda stored: stored if stored is None else json.loads(stored)
+    return None
+
+
+def _stored(value: Any, hint: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, (Mapping, tuple)):
+        return packed(value)
+    return value.to_bytes(8, "little") if hint == U64 else value
+
+
+def packed(value: Mapping[str, Any] | tuple[Any, ...]) -> str:
+    """As a map or a tuple is stored."""
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True)
+
+
+class Table:
+    """What asks and writes one table, or some that go together, in the database that all share.
+
+    ``fixed``: columns that have these values in all rows that are asked for or written.
+    """
+
+    def __init__(self, database: Database, **fixed: Any) -> None:
+        self._database, self._fixed = database, fixed
         self.when_kept = database.when_kept
+
+    def _all(
+        self, kind: type[Row], table: str, tail: str = "", /, *values: Any, **equal: Any
+    ) -> Iterator[Row]:
+        """The rows in which columns are ``equal`` to these. ``tail``: further conditions, each
+        behind an AND, order and limit, and their ``values``."""
+        columns = columns_of(kind)
+        where, given = self._where(equal)
+        sql = f"SELECT {', '.join(columns.names)} FROM {table} {where} {tail}"
+        yield from map(columns.read, self._database.rows(sql, [*given, *values]))
+
+    def _find(
+        self, kind: type[Row], table: str, tail: str = "", /, *values: Any, **equal: Any
+    ) -> Row | None:
+        """The first of them; None for none."""
+        return next(self._all(kind, table, f"{tail} LIMIT 1", *values, **equal), None)
+
+    def _among(
+        self, kind: type[Row], table: str, name: str, values: Sequence[Any]
+    ) -> Iterator[Row]:
+        """The rows in which a column has one of these values, in no order."""
+        columns = columns_of(kind)
+        sql = f"SELECT {', '.join(columns.names)} FROM {table} WHERE {name}"
+        yield from map(columns.read, self._database.rows_in(sql, values))
+
+    def _value(self, what: str, table: str, tail: str = "", /, *values: Any, **equal: Any) -> Any:
+        """``what`` of them: a column or a sum; None without rows."""
+        where, given = self._where(equal)
+        row = self._database.row(f"SELECT {what} FROM {table} {where} {tail}", [*given, *values])
+        return None if row is None else row[0]
+
+    def _count(self, table: str, tail: str = "", /, *values: Any, **equal: Any) -> int:
+        return int(self._value("count(*)", table, tail, *values, **equal))
+
+    def _put(self, table: str, row: Any, /, *, replace: bool = True, **more: Any) -> None:
+        """Write a row, with ``more`` columns; in the place of one of its key, if any."""
+        values = {**self._fixed, **columns_of(type(row)).write(row), **more}
+        self._database.insert(table, values, replace=replace)
+
+    def _change(self, table: str, to: Mapping[str, Any], tail: str = "", /, **equal: Any) -> int:
+        """Set these columns in the rows that :meth:`_all` has; how many those were."""
+        where, given = self._where(equal)
+        sql = f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in to)} {where} {tail}"
+        return self._database.execute(sql, [*to.values(), *given])
+
+    def _delete(self, table: str, tail: str = "", /, *values: Any, **equal: Any) -> int:
+        """Likewise."""
+        where, given = self._where(equal)
+        return self._database.execute(f"DELETE FROM {table} {where} {tail}", [*given, *values])
+
+    def _where(self, equal: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        every = {**self._fixed, **equal}
+        said = " AND ".join(f"{name} = ?" for name in every) or "TRUE"
+        return f"WHERE {said}", list(every.values())
 
 
 class TableOfTask(Table):
     """One task's rows of such a table."""
 
     def __init__(self, database: Database, task: int) -> None:
-        super().__init__(database)
+        super().__init__(database, task=task)
         self._task = task
+
+    def _by_device(self, kind: type[Row], table: str) -> dict[bytes, Row]:
+        """What is known of each device, by its id."""
+        columns = columns_of(kind)
+        sql = f"SELECT device_id, {', '.join(columns.names)} FROM {table} WHERE task = ?"
+        found = self._database.rows(sql, (self._task,))
+        return {device_id: columns.read(rest) for device_id, *rest in found}

@@ -27,7 +27,7 @@ from aggregator.store.database import (
 )
 from aggregator.store.roles import OWNER, Rights
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, TABLES, require_version
-from device_sdk.system.process import Owner
+from device_sdk.system.lock import Owner
 
 try:
     import psycopg

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
 from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, require_version
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
-from device_sdk.system.lock import FileLock
-from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
+from device_sdk.system.lock import FileLock, ForkedError, LockedConnection
 
 _APPLICATION_ID = 0x54455341  # "TESA"; development versions, before 0.1.0, had another
 _BUSY_SECONDS = 10.0
@@ -38,8 +37,8 @@ class SQLiteDatabase(Database):
     SQLite's own would do but for an error in its versions 3.7.0 to 3.51.2: a commit of one
     connection in the midst of another's checkpoint may lose pages (sqlite.org/wal.html, "The
     WAL-Reset Bug"). So no two of the two ever meet here, whichever SQLite this Python came with.
-    Reading takes no lock but the connection's own, of threads: Python asks a connection what its
-    last call came to, and would be told of another thread's.
+    Reading takes no lock but the connection's own, of threads (``LockedConnection``): Python asks a
+    connection what its last call came to, and would be told of another thread's.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -59,16 +58,14 @@ class SQLiteDatabase(Database):
             self._write_lock = FileLock(path.with_name(f"{path.name}.lock"))
         except OSError as error:
             raise AggregatorError(f"{path} cannot be used: {error}") from None
-        self._turn = OwnedLock(Owner(self.where))
         try:
-            self._owned = OwnedConnection(
-                path, isolation_level=None, check_same_thread=False, cached_statements=256
-            )
+            self._file = LockedConnection(path, cached_statements=256)
         except ForkedError as error:
             self._write_lock.close()
             raise AggregatorError(str(error)) from None
         try:
-            self._prepare(path, create)
+            with self._file as connection:
+                self._prepare(connection.execute, path, create)
         except sqlite3.DatabaseError as error:
             self.close()
             raise AggregatorError(f"{path} cannot be used: {error}") from None
@@ -78,12 +75,7 @@ class SQLiteDatabase(Database):
         self._shared = False
         self._seen_version = self._data_version()
 
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        return self._owned.here
-
-    def _prepare(self, path: Path, create: bool) -> None:
-        run = self._connection.execute
+    def _prepare(self, run: Callable[[str], sqlite3.Cursor], path: Path, create: bool) -> None:
         run(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         if not create:
             # Before anything is written: a file that is not ours stays as it is.
@@ -114,9 +106,8 @@ class SQLiteDatabase(Database):
     @contextmanager
     def _transaction(self, shared: bool) -> Iterator[None]:
         # There is one writer at a time, shared or not.
-        with self._turn:
-            run = self._connection.execute
-            nested = self._connection.in_transaction
+        with self._file as connection:
+            run, nested = connection.execute, connection.in_transaction
             if not nested:
                 self._shared = shared
             elif self._shared and not shared:
@@ -133,27 +124,27 @@ class SQLiteDatabase(Database):
                 except BaseException:
                     # A full disk may have rolled back already, or have left the transaction open:
                     # rolling back what is not there would hide the error that says what is wrong.
-                    if self._connection.in_transaction:
+                    if connection.in_transaction:
                         for each in rollback:
                             run(each)
                     raise
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
         """See :class:`Database`."""
-        with self._turn:
-            if self._connection.in_transaction:
-                return self._connection.execute(sql, values).rowcount
+        with self._file as connection:
+            if connection.in_transaction:
+                return connection.execute(sql, values).rowcount
             with self.transaction():
-                return self._connection.execute(sql, values).rowcount
+                return connection.execute(sql, values).rowcount
 
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """See :class:`Database`."""
-        with self._turn:
-            if self._connection.in_transaction:
-                self._connection.executemany(sql, rows)
+        with self._file as connection:
+            if connection.in_transaction:
+                connection.executemany(sql, rows)
                 return
             with self.transaction():
-                self._connection.executemany(sql, rows)
+                connection.executemany(sql, rows)
 
     def erase_deleted(self) -> bool:
         """Leave nothing in the file or its log of what was deleted; whether that was possible.
@@ -162,38 +153,35 @@ class SQLiteDatabase(Database):
         the versions before, and the file too until the log was moved into it. Not possible while
         another process reads, or on a full disk: to be tried again.
         """
-        with self._turn, self._alone():
+        with self._file as connection, self._alone():
             # No waiting for readers: the server has other things to do.
-            self._connection.execute("PRAGMA busy_timeout = 0")
+            connection.execute("PRAGMA busy_timeout = 0")
             try:
-                row = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                row = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.OperationalError:
                 return False  # what must be on the disk is there: a commit says what is wrong
             finally:
-                self._connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
+                connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
         return bool(row[0] == 0)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """See :class:`Database`: all of them are in memory. A query that is left open holds the
         connection to what it began with: once another process has committed, no write would begin
         here, and nobody would hear of it."""
-        with self._turn:
-            found = self._connection.execute(sql, values).fetchall()
-        yield from found
+        yield from self._file.rows(sql, *values)
 
     def row(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """See :class:`Database`."""
-        with self._turn:
-            found: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
-        return found
+        return self._file.row(sql, *values)
 
     def hold(
         self, sql: str, values: Sequence[Any] = (), *, shared: bool = False
     ) -> tuple[Any, ...] | None:
         """See :class:`Database`. A transaction is the only one: all rows are held."""
-        if not self._connection.in_transaction:
-            raise RuntimeError(HELD_OUTSIDE)
-        return self.row(sql, values)
+        with self._file as connection:
+            if not connection.in_transaction:
+                raise RuntimeError(HELD_OUTSIDE)
+            return self.row(sql, values)
 
     def now(self) -> float:
         """See :class:`Database`: this machine's clock, to a millisecond."""
@@ -212,14 +200,11 @@ class SQLiteDatabase(Database):
         """See :class:`Database`."""
         # The last one to close moves the log into the file and removes it. SQLite does that only
         # where no other connection is left.
-        if self._owned.owner.is_here:
-            with self._turn:
-                self._owned.close()
+        self._file.close()
         self._write_lock.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        self._owned.owner.require()
         patience = _BUSY_SECONDS
         while not self._write_lock.try_acquire():
             if patience <= 0.0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from aggregator.errors import AggregatorError
@@ -13,7 +13,6 @@ TaskState = Literal["active", "paused", "retiring", "retired"]
 FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
-_COLUMNS = "task, name, state, file, served, unwritten, request, problem"
 TASK_TABLES = (
     "rounds",
     "updates",
@@ -55,7 +54,7 @@ class TaskRow:
         problem: why it is not served, or not as the file says.
     """
 
-    number: int
+    number: int = field(metadata={"column": "task"})
     name: str | None
     state: TaskState
     file: str
@@ -74,21 +73,18 @@ class Tasks(Table):
 
     def all(self) -> list[TaskRow]:
         """Every task that is not retired, the first one first."""
-        query = f"SELECT {_COLUMNS} FROM tasks WHERE state != 'retired' ORDER BY task"
-        return [TaskRow(*row) for row in self._database.rows(query)]
+        return list(self._all(TaskRow, "tasks", "AND state != 'retired' ORDER BY task"))
 
     def named(self, name: str) -> TaskRow | None:
         """The task of this name, a retired one too."""
-        query = f"SELECT {_COLUMNS} FROM tasks WHERE name = ?"
-        row = self._database.row(query, (name,))
-        return None if row is None else TaskRow(*row)
+        return self._find(TaskRow, "tasks", name=name)
 
     def find(self, number: int) -> TaskRow:
         """The task of this number. Raises LookupError."""
-        row = self._database.row(f"SELECT {_COLUMNS} FROM tasks WHERE task = ?", (number,))
+        row = self._find(TaskRow, "tasks", task=number)
         if row is None:
             raise LookupError(f"there is no task number {number}")
-        return TaskRow(*row)
+        return row
 
     def key_epochs(self) -> set[int]:
         """Epochs of the group keys under which something of a task is published."""
@@ -111,38 +107,16 @@ class Tasks(Table):
             known = self.named(name)
             assert known is not None
         else:
-            self._database.execute(
-                "UPDATE tasks SET state = 'active', file = ?, unwritten = ?, served = NULL, "
-                "request = NULL, problem = NULL WHERE task = ?",
-                (file, text, known.number),
-            )
+            begun = {"served": None, "request": None, "problem": None}
+            self.set(known.number, state="active", file=file, unwritten=text, **begun)
         return known.number
 
-    def set_state(self, number: int, state: TaskState) -> None:
-        self._set(number, "state", state)
-
-    def set_name(self, number: int, name: str) -> None:
-        self._set(number, "name", name)
-
-    def set_file(self, number: int, file: str) -> None:
-        self._set(number, "file", file)
-
-    def set_served(self, number: int, text: str | None) -> None:
-        self._set(number, "served", text)
-
-    def set_unwritten(self, number: int, text: str | None) -> None:
-        self._set(number, "unwritten", text)
-
-    def set_request(self, number: int, request: str | None) -> None:
-        self._set(number, "request", request)
-
-    def set_problem(self, number: int, problem: str | None) -> None:
-        self._set(number, "problem", problem)
+    def set(self, number: int, **to: str | None) -> None:
+        """Set a task's ``state``, ``name``, ``file``, ``served``, ``unwritten``, ``request`` or
+        ``problem``."""
+        self._change("tasks", to, task=number)
 
     def erase(self, number: int) -> None:
         """Delete what was learnt, in a transaction; only the name and generation stay."""
         for table in TASK_TABLES:
-            self._database.execute(f"DELETE FROM {table} WHERE task = ?", (number,))
-
-    def _set(self, number: int, column: str, value: str | None) -> None:
-        self._database.execute(f"UPDATE tasks SET {column} = ? WHERE task = ?", (value, number))
+            self._delete(table, task=number)

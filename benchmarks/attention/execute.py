@@ -14,10 +14,10 @@ from sklearn.metrics import precision_score
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method, rate_at
-from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
 from benchmarks.channels import HalfChannel
+from benchmarks.simulation import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.learner import FedAvgLearner

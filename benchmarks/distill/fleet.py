@@ -20,11 +20,11 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.prototypes import PrototypesMethod
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from aggregator.simulate.engine import Simulation
 from benchmarks.channels import DistillChannel
 from benchmarks.datasets.click import ClickDevice, Clicks
 from benchmarks.distill.experiment import GLOBAL, Experiment, ModelChoice, Outcome, Point
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
+from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

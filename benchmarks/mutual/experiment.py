@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from aggregator.methods.prototypes import PrototypesSettings
-from aggregator.methods.trained_prototypes import PrototypeServerSettings
+from aggregator.methods.prototypes import PrototypeServerSettings, PrototypesSettings
 from benchmarks.harness import key_of
 from benchmarks.mutual.domains import Split
 from device_sdk.methods.fedavg.contract import FedAvgTraining

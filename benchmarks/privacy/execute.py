@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import initial_items
-from aggregator.simulate.engine import Simulation, device_name
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.channels import ScatterChannel
 from benchmarks.privacy.attack import CuriousMethod, Sighting, Victim, by_learning, by_size
 from benchmarks.privacy.experiment import Outcome, Run
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.execute import vectors
+from benchmarks.simulation import Simulation, device_name, mixed_columns, scatter_fleet
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner

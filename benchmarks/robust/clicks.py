@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from aggregator.simulate.engine import Simulation
 from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import read_100k
 from benchmarks.distill.experiment import ModelChoice
@@ -57,6 +56,7 @@ from benchmarks.robust.suite import (
     promotion_table,
     single_table,
 )
+from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

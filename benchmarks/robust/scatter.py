@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
-from aggregator.simulate.engine import Simulation
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.channels import ScatterChannel
 from benchmarks.harness import data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
@@ -43,6 +41,7 @@ from benchmarks.robust.suite import (
 )
 from benchmarks.scatter.execute import open_step
 from benchmarks.scatter.experiment import Experiment, preset, unequal
+from benchmarks.simulation import Simulation, mixed_columns, scatter_fleet
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner

@@ -13,12 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
-from aggregator.simulate.engine import Simulation
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.channels import WIRE_CODECS, ScatterChannel
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.experiment import Experiment, Outcome, Point
+from benchmarks.simulation import Simulation, mixed_columns, scatter_fleet
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from aggregator.methods.least_squares import LeastSquaresSettings
 from aggregator.methods.scatter import ScatterSettings
+from aggregator.methods.scatter_loss import LeastSquaresSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.channels import BroadcastCodec, UpdateCodec
 from benchmarks.harness import key_of

@@ -17,7 +17,7 @@ from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
-from device_sdk.system.process import ForkedError, OwnedConnection, OwnedLock, Owner
+from device_sdk.system.lock import ForkedError, LockedConnection
 from device_sdk.wire.arrays.tensors import BeyondWire
 
 SCHEMA_VERSION = 1
@@ -135,8 +135,8 @@ def unpack_arrays(data: bytes) -> dict[str, NDArray[Any]]:
     }
 
 
-class HomeDatabase:
-    """One connection, used by one thread at a time.
+class HomeDatabase(LockedConnection):
+    """The file, open.
 
     A commit has reached the disk when :meth:`transaction` ends (WAL, ``synchronous=FULL``). The
     file and its companions have mode 0600: they hold what users did, in plain.
@@ -144,54 +144,46 @@ class HomeDatabase:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._path = path
-        self._lock = OwnedLock(Owner(f"the device's home {path.parent}"))
         self._depth = 0
         try:
             if not read_only:
                 # SQLite gives its journal the mode of the file, but would make the file with 0644.
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._owned = OwnedConnection(
-                path, isolation_level=None, check_same_thread=False, timeout=10.0
-            )
-            self._prepare(read_only)
+            super().__init__(path, timeout=10.0)
+            with self as sql:
+                self._prepare(sql, read_only)
         except ForkedError as error:
             raise HomeError(str(error)) from None
         except (OSError, sqlite3.Error) as error:
             raise HomeBroken(f"{path} cannot be used: {error}") from error
 
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        return self._owned.here
-
-    def _prepare(self, read_only: bool) -> None:
-        run = self._connection.execute
-        run(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        (version,) = run("PRAGMA user_version").fetchone()
+    def _prepare(self, sql: sqlite3.Connection, read_only: bool) -> None:
+        sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        (version,) = sql.execute("PRAGMA user_version").fetchone()
         if version != 0:
-            self._require_version(version)
+            self._require_version(sql, version)
         if read_only:
-            run("PRAGMA query_only = ON")
+            sql.execute("PRAGMA query_only = ON")
             if version == 0:
                 raise HomeBroken(f"{self._path} is empty")
             return
-        run("PRAGMA journal_mode = WAL")
-        run("PRAGMA synchronous = FULL")
+        sql.execute("PRAGMA journal_mode = WAL")
+        sql.execute("PRAGMA synchronous = FULL")
         for pragma in SQLITE_FLUSH_PRAGMAS:
-            run(pragma)
-        run("PRAGMA foreign_keys = ON")
+            sql.execute(pragma)
+        sql.execute("PRAGMA foreign_keys = ON")
         # What was deleted (an interaction, an update that was sent) is overwritten, not only freed.
-        run("PRAGMA secure_delete = ON")
+        sql.execute("PRAGMA secure_delete = ON")
         if version == 0:
-            with self.transaction() as sql:
+            with self.transaction():
                 for statement in _SCHEMA.split(";"):
                     if statement.strip():
                         sql.execute(statement)
                 sql.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 sql.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _require_version(self, version: int) -> None:
-        (application,) = self._connection.execute("PRAGMA application_id").fetchone()
+    def _require_version(self, sql: sqlite3.Connection, version: int) -> None:
+        (application,) = sql.execute("PRAGMA application_id").fetchone()
         if application != _APPLICATION_ID:
             raise HomeBroken(
                 f"{self._path} was made by a development version of tessera-edge (before 0.1.0): "
@@ -204,65 +196,34 @@ class HomeDatabase:
             )
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; transactions inside one join it."""
-        with self._lock:
+    def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """All or nothing; transactions inside one join it. With ``BEGIN`` for queries alone: they
+        see one and the same state, whatever other processes commit."""
+        with self as sql:
             if self._depth == 0:
-                self._connection.execute("BEGIN IMMEDIATE")
+                sql.execute(begin)
             self._depth += 1
             try:
-                yield self._connection
+                yield sql
                 if self._depth == 1:
-                    self._connection.execute("COMMIT")
+                    sql.execute("COMMIT")
             except BaseException:
                 # After a full disk SQLite has rolled back by itself.
-                if self._depth == 1 and self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if self._depth == 1 and sql.in_transaction:
+                    sql.execute("ROLLBACK")
                 raise
             finally:
                 self._depth -= 1
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Several queries that see one and the same state, whatever other processes commit."""
-        with self._lock:
-            if self._depth:
-                yield
-                return
-            self._connection.execute("BEGIN")
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
-                self._connection.execute("COMMIT")
-
     @property
     def changes(self) -> int:
         """How many rows were written since this was opened: the same number, the same content."""
-        return self._connection.total_changes
-
-    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
-        with self._lock:
-            return self._connection.execute(query, values).fetchall()
-
-    def row(self, query: str, *values: object) -> tuple[Any, ...] | None:
-        """The first row of a query."""
-        with self._lock:
-            found: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
-            return found
+        with self as sql:
+            return sql.total_changes
 
     def erase_deleted(self) -> None:
         """Leave nothing of what was deleted in the file's journal; nobody else may be reading."""
-        with self._lock:
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def close(self) -> None:
-        """Close the file. May be called twice; in a fork nothing happens."""
-        if self._owned.owner.is_here:
-            with self._lock:
-                self._owned.close()
+        self.row("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 class HomeStore:

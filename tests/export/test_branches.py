@@ -463,6 +463,30 @@ def test_a_way_in_which_the_code_raises_is_refused_by_the_device(loss: Any, tmp_
             np.testing.assert_array_equal(value, before[name])
 
 
+def _caught(model: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return _of_few(model, x)
+    except ValueError:
+        return model(x).square().mean()
+
+
+def _of_few(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.set_detect_anomaly(False):
+        if (x[:, 0] > 0).sum() > 1:
+            raise ValueError("too many")
+    result: Tensor = model(x).exp().mean()
+    return result
+
+
+def test_what_the_author_catches_is_a_way_like_others(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 2), torch.tensor([[1.0, -1], [-1, -1]]).repeat(1, 2)
+    _export(model, _caught, x, tmp_path / "made")
+    trainer = Trainer(tmp_path / "made", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in (x, x.abs(), x):
+        _assert_trained(model, _caught, optimizer, trainer, batch)
+
+
 def test_code_that_raises_in_every_way_is_refused(tmp_path: Path) -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         y = model(x)

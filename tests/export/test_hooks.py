@@ -61,8 +61,23 @@ def _of_an_output(module: nn.Module, given: Any, result: Tensor) -> None:
         result.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
 
 
+def _by_a_count(model: Any, optimizer: Any) -> None:
+    def count(module: nn.Module, given: Any) -> None:
+        model.count.add_(1)
+
+    model.register_buffer("count", torch.zeros(()))
+    model.first.register_forward_pre_hook(count)
+    model.first.weight.register_hook(lambda gradient: gradient / model.count)
+
+
+def _by_another_parameter(model: Any, optimizer: Any) -> None:
+    model.first.weight.register_hook(lambda gradient: gradient * model.last.weight.abs().mean())
+
+
 RECORDED: dict[str, Hung] = {
     "a mask": lambda m, o: m.first.weight.register_hook(lambda g: g * MASK),
+    "by a buffer that the loss moves": _by_a_count,
+    "by another parameter": _by_another_parameter,
     "in place": lambda m, o: m.first.weight.register_hook(_masked_where_it_lies),
     "one of two": lambda m, o: (
         m.last.bias.register_hook(lambda g: g + 1),

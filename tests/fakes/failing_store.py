@@ -18,8 +18,8 @@ class FailingConnection:
     def __init__(self, store: Store) -> None:
         database = store.database
         assert isinstance(database, SQLiteDatabase)
-        self._real: Any = database._owned.here
-        database._owned._connection = self  # type: ignore[assignment]
+        self._real: Any = database._file._connection
+        database._file._connection = self  # type: ignore[assignment]
         self.fails: list[str] = []
         self.answer_lost = False
 

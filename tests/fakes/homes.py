@@ -21,8 +21,8 @@ from aggregator.keys.folder import USUAL_LIVES, Lives, initialise
 from aggregator.methods.method import Binding
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import LINK_SETTINGS, Whole, World, assemble
-from aggregator.serve.placements import PlacementOf
 from aggregator.serve.service import Parts, Service
+from aggregator.serve.standings import PlacementOf
 from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings

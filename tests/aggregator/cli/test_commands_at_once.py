@@ -165,9 +165,9 @@ def test_a_task_is_replaced_when_its_file_is_written(home: AggregatorHome, tmp_p
         assert row.request is not None
         text = ReplaceRequest.read(row.request).text
         with store.database.transaction():
-            store.tasks.set_unwritten(2, text)
-            store.tasks.set_served(2, text)
-            store.tasks.set_request(2, None)
+            store.tasks.set(2, unwritten=text)
+            store.tasks.set(2, served=text)
+            store.tasks.set(2, request=None)
         thread.join(0.5)
         assert thread.is_alive(), "the file is not written yet"
         write_task_files(home.folder, store)
@@ -185,7 +185,7 @@ def test_a_task_that_is_being_retired_stays_so(
     action: str,
 ) -> None:
     def retire(store: Store) -> None:
-        store.tasks.set_state(2, "retiring")
+        store.tasks.set(2, state="retiring")
 
     more = ["--from", str(home.folder / "tasks" / "air.toml")] if action == "replace" else []
     assert overtaken(home, monkeypatch, retire, "task", action, "air", *more) == 1

@@ -197,6 +197,7 @@ def test_ctrl_c_keeps_what_was_played(
         (["--run", "a", "b", "x=1"], "'b' is no KEY=VALUE"),
         (["--run", "a", "dropout=2"], "--run a: '2' is not from 0 to 1"),
         (["--run", "a", "round.shar=1"], "--run a: there is no setting round.shar"),
+        (["--run", "a", "dropot=0.1"], "--run a: no option dropot; did you mean dropout?"),
         (["--run", "a", "--run", "a"], "two runs are named 'a'"),
         (["--run", "a", "--name", "b"], "--name is for one run"),
         (["--csv", "films"], "films is a folder"),

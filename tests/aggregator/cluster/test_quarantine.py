@@ -18,13 +18,12 @@ from aggregator.cluster.worker import WorkerParts
 from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
-from aggregator.rounds.hold import held
 from aggregator.rounds.ingest import Settled
-from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
+from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened, held
 from aggregator.serve.assembly import LINK_SETTINGS, assemble
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.checkpoints import pack_state
+from aggregator.store.versions import pack_state
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact

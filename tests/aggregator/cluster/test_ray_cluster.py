@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from device_sdk.device import Device
+from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
@@ -126,7 +127,7 @@ def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fl
         address = stack.enter_context(ray_head(fleet.environment, fleet.here))
         first = fleet.coordinator(address)
         stack.callback(first.kill)
-        wait_until(lambda: len(_workers()) == 2 and _started(fleet) == 2, fleet.log.read_text)
+        wait_until(lambda: len(_workers()) == 2 and len(_epochs(fleet)) == 2, fleet.log.read_text)
         for worker in _workers():
             worker.suspend()
             stack.callback(_go_on, worker)
@@ -140,17 +141,34 @@ def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fl
             worker.resume()
         second.send_signal(signal.SIGTERM)
         assert second.wait(PATIENCE_SECONDS) == 0, fleet.log.read_text()
-    store = fleet.home.open_store()
-    epochs = [row.epoch for row in store.workers.all()]
-    store.database.close()
-    assert epochs == [1, 1]
+    assert _epochs(fleet) == [1, 1]
 
 
-def _started(fleet: Fleet) -> int:
-    """Workers that heard their orders."""
+def test_a_worker_that_hangs_holds_up_no_move_to_another_broker(
+    fleet: Fleet, make_mosquitto: MakeMosquitto
+) -> None:
+    """Whoever was started for the old one is replaced without a word from it."""
+    new = make_mosquitto()
+    with ExitStack() as stack:
+        address = stack.enter_context(ray_head(fleet.environment, fleet.here))
+        first = fleet.coordinator(address)
+        stack.callback(first.kill)
+        wait_until(lambda: len(_workers()) == 2 and len(_epochs(fleet)) == 2, fleet.log.read_text)
+        for worker in _workers():
+            worker.suspend()
+            stack.callback(_go_on, worker)
+        assert command(fleet.home, "broker", "move", new.url) == 0
+        wait_until(lambda: _epochs(fleet) == [2, 2], fleet.log.read_text)
+        assert "does not answer" not in fleet.log.read_text()
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(PATIENCE_SECONDS) == 0, fleet.log.read_text()
+
+
+def _epochs(fleet: Fleet) -> list[int]:
+    """How often each worker was started and heard its orders."""
     store = fleet.home.open_store()
     try:
-        return len(store.workers.all())
+        return [row.epoch for row in store.workers.all()]
     finally:
         store.database.close()
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.models.files import model_files
+from aggregator.models import model_files
 from aggregator.store.versions import VersionRow
 from aggregator.task.file import Task, read_task
 from device_sdk import Trainer

@@ -22,7 +22,7 @@ from aggregator.methods.scatter import (
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
-from aggregator.store.participations import LastParticipation
+from aggregator.store.reports import LastParticipation
 from aggregator.store.rounds import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact

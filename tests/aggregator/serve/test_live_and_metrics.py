@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import Figure
+from aggregator.evaluation import Figure
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store.devices import DeviceRow

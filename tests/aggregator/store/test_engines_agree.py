@@ -11,24 +11,20 @@ import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import Figure
+from aggregator.evaluation import Figure
 from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Store, create_database
-from aggregator.store.checkpoints import MethodCheckpoint
 from aggregator.store.cluster import ShareRow
 from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.habits import Habit
-from aggregator.store.participations import LastParticipation
-from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
-from aggregator.store.publications import SealedContent as Sealed
-from aggregator.store.reports import StoredReport
-from aggregator.store.rounds import RoundRow
+from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent
+from aggregator.store.facts import SealedContent as Sealed
+from aggregator.store.reports import Habit, LastParticipation, StoredReport
+from aggregator.store.rounds import LoggedUpdate, RoundRow, StoredVerdict
 from aggregator.store.schema import TABLES
-from aggregator.store.update_log import LoggedUpdate, StoredVerdict
-from aggregator.store.versions import Ranking, VersionRow
+from aggregator.store.versions import MethodCheckpoint, Ranking, VersionRow
 from device_sdk.wire.seal.broadcast import GroupKey
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 from tests.servers.fixtures import MakeDatabase
 
 STEPS, AT_ONCE = 700, 50
@@ -151,8 +147,8 @@ def facts_action(of: Chance) -> Action:
         store.facts.rotation_due, store.facts.served_seconds = bool(number), real
         facts.label, facts.catalogue, facts.key_epoch = text, blob, number
         book = AttachmentBook(blob, {text: CohortKey(blob, text)}, {"00": Sealed(3, text)})
-        store.task(task).attachments.save(book)
-        return store.task(task).attachments.load() == book
+        store.task(task).facts.attachments = book
+        return store.task(task).facts.attachments == book
 
     def read(store: Store) -> Any:
         facts = store.task(task).facts
@@ -167,9 +163,9 @@ def tasks_action(of: Chance) -> Action:
     actions: tuple[Action, ...] = (
         lambda store: store.tasks.add(name, text, text),
         lambda store: (store.tasks.all(), store.tasks.named(name)),
-        lambda store: store.tasks.set_state(number, "retired"),
-        lambda store: store.tasks.set_served(number, of_none(text)),
-        lambda store: (store.tasks.set_unwritten(number, text), store.tasks.find(number)),
+        lambda store: store.tasks.set(number, state="retired"),
+        lambda store: store.tasks.set(number, served=of_none(text)),
+        lambda store: (store.tasks.set(number, unwritten=text), store.tasks.find(number)),
         lambda store: store.tasks.erase(number),
     )
     return of.one(*actions)  # type: ignore[no-any-return]

@@ -44,7 +44,8 @@ def test_a_file_of_another_version_is_refused_and_left_alone(
 def _write(path: Path, first: int, count: int, ready: Connection) -> None:
     """Another process: commits, and checkpoints after nearly each of them."""
     database = SQLiteDatabase(path)
-    database._connection.execute("PRAGMA wal_autocheckpoint = 1")
+    with database._file as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 1")
     ready.send(None)
     ready.recv()
     for number in range(first, first + count):

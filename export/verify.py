@@ -870,7 +870,7 @@ def _compare(
         before = inputs[f"state.{name}"]
         start = np.zeros_like(before) if name in shared else before
         reached = Results(got[f"new.{name}"], update32[name], expected)
-        moved = reached.map(lambda after, start=start: after - start)
+        moved = reached.map(partial(_since, start))
         if name in slots:
             found += compare_members(slots[name], "update of ", moved, where)
         else:
@@ -888,6 +888,10 @@ def _compare(
     if bool(np.isfinite(got["guard"])) != finite:
         found.append(Comparison("guard", where[0], where[1], where[2], float("inf"), 0.0))
     return found
+
+
+def _since(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    return after - before
 
 
 class _Yardstick:

@@ -891,7 +891,8 @@ def _compare(
 
 
 def _since(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    return after - before
+    moved: np.ndarray = after - before
+    return moved
 
 
 class _Yardstick:

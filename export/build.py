@@ -20,16 +20,24 @@ from device_sdk.artifact import Manifest
 from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
 from export.errors import ExportError
-from export.given import described_metrics, named_axes, named_tensors, refuse_other_kinds
+from export.given import (
+    MetricSpecs,
+    described_metrics,
+    named_axes,
+    named_tensors,
+    read_metrics,
+    refuse_other_kinds,
+    require_ports,
+    try_metrics,
+)
 from export.gradient_rules import GradientRule
 from export.hooks import hooks_of
 from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
 from export.layout import LayoutSlot, lay_out, lay_out_buffers
-from export.metrics import MetricSpecs, read_metrics, require_ports, try_metrics
 from export.optimizers import Optimizer
-from export.optimizers.from_torch import as_optimizer, trained_by
 from export.optimizers.passing import counted, passes, together
 from export.optimizers.protocol import bound, packs
+from export.optimizers.traced import as_optimizer, trained_by
 from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.rewrites.plain import held_in_float32
 from export.step import (
@@ -54,7 +62,7 @@ from export.verify import (
     run_on_example,
     verify_artifact,
 )
-from export.write import write_artifact
+from export.write import Graphs, write_artifact
 
 Progress = Callable[[str], None]
 """Told of each phase as it begins, and of each step of a long one."""
@@ -106,30 +114,6 @@ class Exported:
         return self.manifest.id
 
 
-@dataclass(frozen=True)
-class Graphs:
-    """The ONNX models of one problem; ``gradients`` serves verification and is not written."""
-
-    train: onnx.ModelProto
-    infer: onnx.ModelProto
-    gradients: onnx.ModelProto
-    evaluate: onnx.ModelProto | None = None
-    in_place: tuple[str, ...] = ()
-    """The state tensors that the train graph may write where they lie."""
-    squeezed: Sequence[Mapping[str, int]] = ()
-    """Sizes of axes at which the step keeps an axis that a ``squeeze()`` drops in torch."""
-    least: Mapping[str, int] = field(default_factory=dict)
-    """The least sizes of axes that need one above 1."""
-    ways: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """The ways that a step can take, in words, by the numbers that ``gradients`` gives."""
-
-    @property
-    def in_evaluation_mode(self) -> dict[str, onnx.ModelProto]:
-        """Those of the graphs that compute in evaluation mode, by name."""
-        found = {"infer": self.infer, "evaluate": self.evaluate}
-        return {name: graph for name, graph in found.items() if graph is not None}
-
-
 def export_train_step(
     model: nn.Module,
     loss: LossFunction | LossesFunction,
@@ -176,8 +160,10 @@ def export_train_step(
     refuse_other_kinds(
         model, loss, directory, name=name, gradient=gradient, predict=predict, progress=progress
     )
-    example_batch, dynamic = named_tensors(example_batch), named_axes(dynamic)
-    metrics = described_metrics(metrics)
+    given = Given(
+        model, loss, named_tensors(example_batch), named_axes(dynamic), optimizer, predict,
+        gradient, described_metrics(metrics), name or Path(directory).resolve().name,
+    )  # fmt: skip
     # Another thread's export of the same model holds its parameters while it runs the step.
     with (
         reported(progress) as say,
@@ -187,10 +173,7 @@ def export_train_step(
     ):
         beyond: list[NotAsTried] = []
         while True:
-            problem = _problem(
-                model, loss, example_batch, optimizer, dynamic, predict, gradient, directory, name,
-                metrics, beyond,
-            )  # fmt: skip
+            problem = _problem(given, beyond)
             try:
                 graphs = lower(problem, say)
                 break
@@ -203,24 +186,15 @@ def export_train_step(
                     f"model needs at least {size} of it",
                     instead="a larger example batch, or code that does not branch on that size",
                 )
-        if metrics:
+        if given.metrics:
             got = run_on_example(problem, graphs.evaluate or graphs.infer)
             batch = {f"batch.{key}": each.numpy() for key, each in problem.batch.items()}
-            try_metrics(metrics, problem.metrics, got, batch)
+            try_metrics(given.metrics, problem.metrics, got, batch)
         report: Verification | None = None
         to_train: Mapping[str, int] = {}
         if verify:
             with left_as_it_was(model):
-                report = verify_artifact(
-                    problem,
-                    graphs.train,
-                    graphs.in_evaluation_mode,
-                    graphs.gradients,
-                    squeezed=graphs.squeezed,
-                    ways=graphs.ways,
-                    least=graphs.least,
-                    say=say,
-                )
+                report = verify_artifact(problem, graphs, say)
             to_train = report.least_to_train
             for axis, size in report.least.items():
                 warnings.warn(
@@ -234,14 +208,8 @@ def export_train_step(
             step = open_session(graphs.train, threads=1)
             to_train = least_to_train(problem, step, graphs.least)
         say("writing")
-        manifest = write_artifact(
-            problem,
-            {"train": graphs.train, **graphs.in_evaluation_mode},
-            Path(directory),
-            {**graphs.least, **(report.least if report else {})},
-            to_train,
-            graphs.in_place,
-        )
+        least = {**graphs.least, **(report.least if report else {})}
+        manifest = write_artifact(problem, graphs, Path(directory), least, to_train)
     return Exported(Path(directory), manifest, report)
 
 
@@ -263,20 +231,24 @@ def _check_model(model: nn.Module) -> None:
             raise ExportError(f"{name!r} is on {tensor.device}", instead="model.cpu()")
 
 
-def _problem(
-    model: nn.Module,
-    loss: LossFunction | LossesFunction,
-    batch: Mapping[str, Tensor],
-    optimizer: Optimizer | torch.optim.Optimizer,
-    dynamic: Mapping[str, Mapping[int, str]],
-    predict: PredictFunction | None,
-    gradient: GradientRule | None,
-    directory: str | Path,
-    name: str | None,
-    metrics: MetricSpecs,
-    beyond: Sequence[NotAsTried] = (),
-) -> Problem:
+@dataclass(frozen=True)
+class Given:
+    """What an author hands to ``export_train_step``."""
+
+    model: nn.Module
+    loss: LossFunction | LossesFunction
+    batch: Mapping[str, Tensor]
+    dynamic: Mapping[str, Mapping[int, str]]
+    optimizer: Optimizer | torch.optim.Optimizer
+    predict: PredictFunction | None = None
+    gradient: GradientRule | None = None
+    metrics: MetricSpecs = field(default_factory=dict)
+    name: str = ""
+
+
+def _problem(given: Given, beyond: Sequence[NotAsTried] = ()) -> Problem:
     """``beyond``: what some ways of the step turned out to do that the example batch did not."""
+    model, batch = given.model, given.batch
     if not batch:
         raise ExportError("the example batch is empty", instead="a dict of named tensors")
     for key, tensor in batch.items():
@@ -290,8 +262,8 @@ def _problem(
                 instead="float32 for numbers, int64 for indices and labels, bool for masks",
             )
     _check_model(model)
-    chosen = as_optimizer(optimizer, model)
-    moved = trained_by(optimizer, model)
+    chosen = as_optimizer(given.optimizer, model)
+    moved = trained_by(given.optimizer, model)
     trained = {n: p.detach() for n, p in model.named_parameters() if n in moved}
     kept = {n: p.detach() for n, p in model.named_parameters() if n not in moved}
     if not trained:
@@ -299,18 +271,18 @@ def _problem(
     # A sparse buffer is a constant of the graph: it has no dense elements to be state.
     dense = {n: b for n, b in model.named_buffers() if b.layout == torch.strided}
     buffers = {**dense, **kept}
-    axes = parse_axes(dynamic, dict(batch), {**trained, **buffers})
-    sources, evaluated_loss = read_metrics(metrics, batch)
+    axes = parse_axes(given.dynamic, dict(batch), {**trained, **buffers})
+    sources, evaluated_loss = read_metrics(given.metrics, batch)
     problem = Problem(
-        name=name or Path(directory).resolve().name,
+        name=given.name,
         model=model,
-        loss=loss,
-        predict=predict,
+        loss=given.loss,
+        predict=given.predict,
         optimizer=chosen,
         axes=axes,
         slots=(),
         batch=dict(batch),
-        gradient=gradient,
+        gradient=given.gradient,
         metrics=sources,
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),

@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnx
@@ -28,7 +28,7 @@ from export.arguments import changed
 from export.errors import ExportError
 from export.in_place import BOUNDS
 from export.insides import TorchDispatchMode
-from export.layout import LayoutSlot
+from export.layout import LayoutMember, LayoutSlot
 from export.lowering.graph import NUMPY_DTYPE
 from export.optimizers.passing import passing_over
 from export.optimizers.protocol import turns
@@ -42,7 +42,7 @@ from export.step import (
     predict,
     train_step,
 )
-from export.write import adds_by_scatter
+from export.write import Graphs, adds_by_scatter
 
 TOLERANCE = 1e-5
 
@@ -50,6 +50,29 @@ Where = tuple[int, int, Mapping[str, int]]
 """Step, threads, and sizes of the named axes."""
 Function = Callable[..., dict[str, Tensor]]
 """What a graph computes, in torch: of a problem, its tensors by name, and a seed's context."""
+Arrays = Mapping[str, np.ndarray]
+Problems = tuple[Problem, Problem]
+"""In float32 and in float64."""
+_T = TypeVar("_T", np.ndarray, Arrays)
+
+
+@dataclass(frozen=True)
+class Results(Generic[_T]):
+    """What a graph, float32 torch and float64 torch make of the same: one tensor, or several."""
+
+    got: _T
+    single: _T
+    exact: _T
+
+    def map(self, part: Callable[[_T], np.ndarray]) -> Results[np.ndarray]:
+        """A part of each."""
+        got = part(self.got)
+        single = got if self.single is self.got else part(self.single)
+        return Results(got, single, part(self.exact))
+
+
+def _at(results: Results[Arrays], key: str) -> Results[np.ndarray]:
+    return results.map(lambda arrays: arrays[key])
 
 
 @dataclass(frozen=True)
@@ -94,33 +117,24 @@ class Verification:
 
 
 def compare_members(
-    slot: LayoutSlot,
-    prefix: str,
-    got: np.ndarray,
-    single: np.ndarray,
-    exact: np.ndarray,
-    where: Where,
-    floor: float = 0.0,
+    slot: LayoutSlot, prefix: str, results: Results[np.ndarray], where: Where, floor: float = 0.0
 ) -> list[Comparison]:
     if not slot.packed:
-        return [compare(prefix + slot.members[0].name, got, single, exact, where, floor)]
-    found = []
-    for member in slot.members:
-        part = slice(member.offset, member.offset + member.elements)
-        mine = got[part]
-        beside = mine if single is got else single[part]
-        found.append(compare(prefix + member.name, mine, beside, exact[part], where, floor))
-    return found
+        return [compare(prefix + slot.members[0].name, results, where, floor)]
+    return [
+        compare(prefix + member.name, results.map(partial(_part, member)), where, floor)
+        for member in slot.members
+    ]
+
+
+def _part(member: LayoutMember, whole: np.ndarray) -> np.ndarray:
+    return whole[member.offset : member.offset + member.elements]
 
 
 def compare(
-    name: str,
-    got: np.ndarray,
-    single: np.ndarray,
-    exact: np.ndarray,
-    where: Where,
-    floor: float = 0.0,
+    name: str, results: Results[np.ndarray], where: Where, floor: float = 0.0
 ) -> Comparison:
+    got, exact = results.got, results.exact
     step, threads, sizes = where
     if got.shape != exact.shape:
         what = "shape" if got.size == exact.size else "size"
@@ -137,7 +151,7 @@ def compare(
         return found / scale
 
     error = distance(got)
-    torch_error = error if single is got else distance(single)
+    torch_error = error if results.single is got else distance(results.single)
     return Comparison(name, step, threads, dict(sizes), error, torch_error)
 
 
@@ -317,53 +331,40 @@ class _Opened:
     gradients: ort.InferenceSession
     evaluating: Mapping[str, ort.InferenceSession]
 
-    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def step(self, inputs: Arrays) -> dict[str, np.ndarray]:
         return {**_run(self.train, inputs), **_run(self.gradients, inputs)}
 
 
-def verify_artifact(
-    problem: Problem,
-    train: onnx.ModelProto,
-    evaluating: Mapping[str, onnx.ModelProto],
-    gradients: onnx.ModelProto,
-    *,
-    seed: int = 0,
-    steps: int = STEPS,
-    squeezed: Sequence[Mapping[str, int]] = (),
-    ways: Mapping[int, Sequence[str]] = MappingProxyType({}),
-    least: Mapping[str, int] | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Verification:
+def verify_artifact(problem: Problem, graphs: Graphs, say: Callable[[str], None]) -> Verification:
     """Compare the graphs with torch on random batches; raise ExportError where they differ.
 
-    ``evaluating``: the graphs in evaluation mode: "infer", and "evaluate" if there is one.
     Batches are rows of the example batch drawn anew, at two sizes of each named axis; where torch
     cannot take these, they are its rows as they stand. At the first sizes there are also steps at
     which the optimizer does something new (an accumulated step, a schedule's end).
-    ``squeezed``: sizes of axes at which torch drops an axis by ``squeeze()``, which the graphs
-    keep. ``least``: axes' least sizes above 1. Each axis is tried at its least size, too: torch
-    records as of sizes from 2 on. ``ways``: the ways that a step can take, in words, by the numbers
-    in the graph's output ``way``: batches are sought that take each, and a warning names answers
-    that none gave. ``say`` is told of the progress.
+    Each axis is tried at its least size, too: torch records as of sizes from 2 on. Batches are
+    sought that take each of the step's ways, and a warning names answers that none gave. ``say`` is
+    told of the progress.
     """
-    least = least or {}
-    rng, shaking = np.random.default_rng(seed).spawn(2)
-    double = _in_double(problem)
-    counts = (1,) if adds_by_scatter(train) else (1, 2)
+    least, ways = graphs.least, graphs.ways
+    rng, shaking = np.random.default_rng(0).spawn(2)
+    counts = (1,) if adds_by_scatter(graphs.train) else (1, 2)
     # As devices have it. With one thread, too, where there is but one; else as inputs there.
     frozen = _frozen_state(problem)
     say("verifying: opening sessions")
     sessions = {
         threads: _Opened(
-            open_session(train, threads, inside),
-            open_session(gradients, threads, inside),
-            {name: open_session(model, threads, inside) for name, model in evaluating.items()},
+            open_session(graphs.train, threads, inside),
+            open_session(graphs.gradients, threads, inside),
+            {
+                name: open_session(model, threads, inside)
+                for name, model in graphs.in_evaluation_mode.items()
+            },
         )
         for threads in counts
         for inside in ([frozen if threads == counts[-1] else {}])
     }
-    beside = _Beside(problem, double, sessions, rng, shaking)
-    usual = range(steps)
+    beside = _Beside((problem, _in_double(problem)), sessions, rng, shaking)
+    usual = range(STEPS)
     later = sorted(turns(problem.optimizer).difference(usual))
     every: list[tuple[dict[str, int], Sequence[int]]] = [
         (sizes, usual) for sizes in size_sets(problem, least)
@@ -378,7 +379,7 @@ def verify_artifact(
                 say(f"verifying: step {done} of {total}")
                 state["state.step"] = np.array(step)
                 inputs, state = beside.step(state, sizes, step)
-            beside.evaluate(inputs, sizes, steps)
+            beside.evaluate(inputs, sizes, STEPS)
         except _Unfit as unfit:
             # Rows that depend on each other are compared at the sizes that the author gave.
             if index == 0:
@@ -387,7 +388,7 @@ def verify_artifact(
         say("verifying: the ways of its branches")
         beside.seek(every[0][0], ways)
         _say_unseen(ways, beside.ways)
-    for few in squeezed:
+    for few in graphs.squeezed:
         _check_squeezed(beside, {**problem.axes.example, **few}, few)
     members = (member.name for slot in problem.parameter_slots for member in slot.members)
     still = (name for name in members if name not in beside.moved)
@@ -494,14 +495,13 @@ class _Beside:
 
     def __init__(
         self,
-        problem: Problem,
-        double: Problem,
+        problems: Problems,
         sessions: Mapping[int, _Opened],
         rng: np.random.Generator,
         shaking: np.random.Generator,
     ) -> None:
-        self._problem = problem
-        self._double = double
+        self._problem = problems[0]
+        self._problems = problems
         self._sessions = sessions
         self._rng = rng
         self._shaking = shaking
@@ -511,41 +511,37 @@ class _Beside:
         self.ways: set[int] = set()
 
     def step(
-        self, state: Mapping[str, np.ndarray], sizes: Mapping[str, int], step: int
+        self, state: Arrays, sizes: Mapping[str, int], step: int
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Compare one step from ``state``: its inputs, and the state after it."""
-        inputs, single, exact, first = self._taken(state, sizes)
-        self._compare(inputs, single, exact, first, (step, 1, sizes))
+        inputs, results = self._taken(state, sizes)
+        self._compare(inputs, results, (step, 1, sizes))
         new = {
-            name: first.get("new." + name.removeprefix("state."), value)
+            name: results.got.get("new." + name.removeprefix("state."), value)
             for name, value in state.items()
         }
         return inputs, new
 
     def _compare(
         self,
-        inputs: Mapping[str, np.ndarray],
-        single: Mapping[str, np.ndarray],
-        exact: Mapping[str, np.ndarray],
-        first: Mapping[str, np.ndarray],
+        inputs: Arrays,
+        results: Results[Arrays],
         where: Where,
         floor: float = FLOOR,
     ) -> None:
         step, _, sizes = where
-        self.moved |= _moved(self._double, exact)
+        first = results.got
+        self.moved |= _moved(self._problem, results.exact)
         self.ways |= _way(first)
-        yardstick = _Yardstick(self._problem, self._double, inputs, exact, self._shaking)
+        yardstick = _Yardstick(self._problems, inputs, results.exact, self._shaking)
         these: list[Comparison] = []
         for count, opened in self._sessions.items():
             got = opened.step(inputs) if these else first
             if these and _identical(got, first):
                 these = [replace(comparison, threads=count) for comparison in these]
             else:
-                where = (step, count, sizes)
-                these = _compare(
-                    self._problem, self._double, inputs, got, single, exact, where, floor
-                )
-                these = yardstick.allow(these)
+                beside, where = replace(results, got=got), (step, count, sizes)
+                these = yardstick.allow(_compare(self._problems, inputs, beside, where, floor))
             self.found += these
 
     def seek(self, sizes: Mapping[str, int], ways: Collection[int]) -> None:
@@ -566,20 +562,15 @@ class _Beside:
             try:
                 if _way(_run(opened.gradients, inputs, quietly=True)) <= self.ways:
                     continue
-                single, exact, first = self._done(inputs, sizes)
+                results = self._done(inputs, sizes)
             except (_Unfit, ExportError):
                 continue
-            self._compare(inputs, single, exact, first, (0, 1, sizes), floor=1e-3)
+            self._compare(inputs, results, (0, 1, sizes), floor=1e-3)
 
-    def _done(
-        self, inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int]
-    ) -> tuple[dict[str, np.ndarray], ...]:
-        """What torch, float64 torch and the graph make of a step's inputs."""
+    def _done(self, inputs: Arrays, sizes: Mapping[str, int]) -> Results[Arrays]:
         opened = next(iter(self._sessions.values()))
         try:
-            single, exact = (
-                _finite(_reference(each, inputs), sizes) for each in (self._problem, self._double)
-            )
+            single, exact = (_finite(_reference(each, inputs), sizes) for each in self._problems)
         except _Unfit:
             with suppress(ExportError):  # both refuse a way in which the code raises
                 self._refused(opened.step(inputs))
@@ -594,9 +585,9 @@ class _Beside:
                     "gradient, or an example batch that takes another",
                 )
             )
-        return single, exact, first
+        return Results(first, single, exact)
 
-    def _refused(self, got: Mapping[str, np.ndarray]) -> bool:
+    def _refused(self, got: Arrays) -> bool:
         """Whether a step took a way that a device refuses, which counts as seen."""
         refused = bool(_way(got)) and not np.isfinite(got["guard"])
         self.ways |= _way(got) if refused else set()
@@ -646,8 +637,8 @@ class _Beside:
         return next(wrong, "")
 
     def _taken(
-        self, state: Mapping[str, np.ndarray], sizes: Mapping[str, int]
-    ) -> tuple[dict[str, np.ndarray], ...]:
+        self, state: Arrays, sizes: Mapping[str, int]
+    ) -> tuple[dict[str, np.ndarray], Results[Arrays]]:
         """A batch that torch and the graph can take, with what both and float64 torch make of it.
 
         Raises _Unfit where torch takes none, ExportError where only the graph fails.
@@ -657,42 +648,38 @@ class _Beside:
             batch = draw_batch(self._problem, sizes, self._rng, in_order=in_order)
             inputs = {**state, **batch, **scalars}
             try:
-                return inputs, *self._done(inputs, sizes)
+                return inputs, self._done(inputs, sizes)
             except (_Unfit, ExportError):
                 if in_order:
                     raise
                 self._in_order = True
         raise AssertionError("one of the ways was tried")
 
-    def evaluate(
-        self, inputs: Mapping[str, np.ndarray], sizes: Mapping[str, int], steps: int
-    ) -> None:
+    def evaluate(self, inputs: Arrays, sizes: Mapping[str, int], steps: int) -> None:
         """Compare the graphs in evaluation mode, after the last step."""
         for name in next(iter(self._sessions.values())).evaluating:
             what, function = _EVALUATING[name]
-            single, exact = (
-                _computed(each, inputs, function) for each in (self._problem, self._double)
-            )
-            yardstick = _Yardstick(
-                self._problem, self._double, inputs, exact, self._shaking, function
-            )
+            single, exact = (_computed(each, inputs, function) for each in self._problems)
+            yardstick = _Yardstick(self._problems, inputs, exact, self._shaking, function)
             for count, opened in self._sessions.items():
-                got = _run(opened.evaluating[name], inputs)
+                results: Results[Arrays] = Results(
+                    _run(opened.evaluating[name], inputs), single, exact
+                )
                 where = (steps, count, sizes)
-                these = [compare(key, got[key], single[key], exact[key], where) for key in got]
+                these = [compare(key, _at(results, key), where) for key in results.got]
                 self.found += [
                     replace(comparison, tensor=f"{what} {comparison.tensor}")
                     for comparison in yardstick.allow(these)
                 ]
 
 
-def _way(got: Mapping[str, np.ndarray]) -> set[int]:
+def _way(got: Arrays) -> set[int]:
     """The way that a step took; none of a step that has but one."""
     return {int(got["way"])} if "way" in got else set()
 
 
 def _unusual(
-    inputs: Mapping[str, np.ndarray],
+    inputs: Arrays,
     number: int,
     rng: np.random.Generator,
     counts: Collection[str],
@@ -713,7 +700,7 @@ def _unusual(
     return changed
 
 
-def _identical(got: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> bool:
+def _identical(got: Arrays, first: Arrays) -> bool:
     return all(got[name].tobytes() == array.tobytes() for name, array in first.items())
 
 
@@ -732,14 +719,14 @@ def _finite(exact: dict[str, np.ndarray], sizes: Mapping[str, int]) -> dict[str,
     return exact
 
 
-def _moved(problem: Problem, exact: Mapping[str, np.ndarray]) -> set[str]:
+def _moved(problem: Problem, exact: Arrays) -> set[str]:
     """The parameters with a gradient other than zero."""
     return {
         member.name
         for slot in problem.parameter_slots
         for member in slot.members
         if np.any(
-            exact[f"gradient.{slot.name}"][member.offset : member.offset + member.elements]
+            _part(member, exact[f"gradient.{slot.name}"])
             if slot.packed
             else exact[f"gradient.{slot.name}"]
         )
@@ -762,7 +749,7 @@ def _frozen_state(problem: Problem) -> dict[str, np.ndarray]:
 
 
 def open_session(
-    model: onnx.ModelProto, threads: int, constants: Mapping[str, np.ndarray] | None = None
+    model: onnx.ModelProto, threads: int, constants: Arrays | None = None
 ) -> ort.InferenceSession:
     """A session on the CPU; ExportError where onnxruntime cannot run the graph.
 
@@ -797,7 +784,7 @@ def open_session(
 
 
 def _run(
-    session: ort.InferenceSession, inputs: Mapping[str, np.ndarray], *, quietly: bool = False
+    session: ort.InferenceSession, inputs: Arrays, *, quietly: bool = False
 ) -> dict[str, np.ndarray]:
     """The graph's outputs; ``quietly``: onnxruntime's own log says nothing where it fails."""
     options = ort.RunOptions()
@@ -820,7 +807,7 @@ def _run(
         ) from error
 
 
-def _tensors(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def _tensors(problem: Problem, inputs: Arrays) -> dict[str, Tensor]:
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in inputs.items()}
     if problem.parameter_slots[0].dtype != torch.float64:
         return tensors
@@ -831,9 +818,7 @@ def _arithmetic(problem: Problem) -> AbstractContextManager[None]:
     return in_double() if problem.parameter_slots[0].dtype == torch.float64 else nullcontext()
 
 
-def _computed(
-    problem: Problem, inputs: Mapping[str, np.ndarray], function: Function
-) -> dict[str, np.ndarray]:
+def _computed(problem: Problem, inputs: Arrays, function: Function) -> dict[str, np.ndarray]:
     """What torch makes of the inputs; _Unfit where it fails."""
     try:
         with _arithmetic(problem):
@@ -852,72 +837,62 @@ def _computed(
     return {name: value.detach().numpy() for name, value in results.items()}
 
 
-def _reference(problem: Problem, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _reference(problem: Problem, inputs: Arrays) -> dict[str, np.ndarray]:
     return _computed(problem, inputs, train_step)
 
 
 def _compare(
-    problem: Problem,
-    double: Problem,
-    inputs: Mapping[str, np.ndarray],
-    got: Mapping[str, np.ndarray],
-    single: Mapping[str, np.ndarray],
-    exact: Mapping[str, np.ndarray],
-    where: Where,
-    floor: float,
+    problems: Problems, inputs: Arrays, results: Results[Arrays], where: Where, floor: float
 ) -> list[Comparison]:
+    problem, got, exact = problems[0], results.got, results.exact
     found: list[Comparison] = []
     # Below this a gradient is rounding only (that of a bias before batch norm is 0 in truth).
     total = sum(float(np.sum(exact[f"gradient.{s.name}"] ** 2)) for s in problem.parameter_slots)
     floor *= total**0.5
     for slot in problem.parameter_slots:
-        key = f"gradient.{slot.name}"
-        found += compare_members(
-            slot, "gradient of ", got[key], single[key], exact[key], where, floor
-        )
+        mine = _at(results, f"gradient.{slot.name}")
+        found += compare_members(slot, "gradient of ", mine, where, floor)
     # The optimizer on its own: from the graph's gradients, since a rounding error in a gradient
     # near zero may turn an adaptive step around.
     given = [got[f"gradient.{slot.name}"] for slot in problem.parameter_slots]
     slots = {slot.name: slot for slot in problem.slots}
     for name in (slot.name for slot in problem.parameter_slots if f"written.{slot.name}" in got):
         key = f"written.{name}"
-        found += compare_members(
-            slots[name], key + " of ", got[key], single[key], exact[key], where
-        )
+        found += compare_members(slots[name], key + " of ", _at(results, key), where)
         inputs = {**inputs, f"state.{name}": got[key]}
     flags = zip(problem.over, exact.get("without", ()), strict=True)
     with passing_over([name for names, over in flags if over for name in names]):
-        update32 = _update(problem, inputs, given)
-        update64 = _update(double, inputs, given)
+        update32, update64 = (_update(each, inputs, given) for each in problems)
     shared = {held.name for held in optimizer_tensors(problem) if held.like is None}
     for name, expected in update64.items():
+        # What all parameters share (a rate, a norm) is a sum over many elements: where it hardly
+        # changes, the change is rounding only, so its value is compared.
         before = inputs[f"state.{name}"]
-        moved = got[f"new.{name}"] - before
+        start = np.zeros_like(before) if name in shared else before
+        reached = Results(got[f"new.{name}"], update32[name], expected)
+        moved = reached.map(partial(_since, start))
         if name in slots:
-            found += compare_members(
-                slots[name], "update of ", moved, update32[name] - before, expected - before, where
-            )
+            found += compare_members(slots[name], "update of ", moved, where)
         else:
-            # What all parameters share (a rate, a norm) is a sum over many elements: where it
-            # hardly changes, the change is rounding only, so its value is compared.
-            start = np.zeros_like(before) if name in shared else before
-            reached = got[f"new.{name}"] - start
-            found.append(compare(name, reached, update32[name] - start, expected - start, where))
+            found.append(compare(name, moved, where))
     for slot in problem.slots:
         if slot.kind == "buffer" and not slot.kept:
             key = f"new.{slot.name}"
             # A mean whose true value is 0 (batch norm behind batch norm) is rounding only.
             floor = 0.01 * float(np.sqrt(np.mean(np.square(exact[key], dtype=np.float64))))
-            found += compare_members(
-                slot, "buffer ", got[key], single[key], exact[key], where, floor
-            )
+            found += compare_members(slot, "buffer ", _at(results, key), where, floor)
     for key in got:
         if key == "loss" or key.startswith("output."):
-            found.append(compare(key, got[key], single[key], exact[key], where))
+            found.append(compare(key, _at(results, key), where))
     finite = all(np.isfinite(got[k]).all() for k in got if k.startswith("new."))
     if bool(np.isfinite(got["guard"])) != finite:
         found.append(Comparison("guard", where[0], where[1], where[2], float("inf"), 0.0))
     return found
+
+
+def _since(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    moved: np.ndarray = after - before
+    return moved
 
 
 class _Yardstick:
@@ -932,14 +907,13 @@ class _Yardstick:
 
     def __init__(
         self,
-        problem: Problem,
-        double: Problem,
-        inputs: Mapping[str, np.ndarray],
-        exact: Mapping[str, np.ndarray],
+        problems: Problems,
+        inputs: Arrays,
+        exact: Arrays,
         rng: np.random.Generator,
         function: Function = train_step,
     ) -> None:
-        self._problem, self._double = problem, double
+        self._problems = problems
         self._inputs, self._exact = inputs, exact
         self._function = function
         self._rng = rng
@@ -959,21 +933,21 @@ class _Yardstick:
     def _drawn(self) -> Iterator[bool]:
         for draw in range(ROUNDING_DRAWS):
             size = ROUNDING * ROUNDING_GROWTH**draw
-            moved = _moved_by_rounding(self._problem, self._inputs, self._rng, size)
-            for problem in (self._problem, self._double):
+            moved = _moved_by_rounding(self._problems[0], self._inputs, self._rng, size)
+            for problem in self._problems:
                 try:
                     with rounded_anew(self._rng):
                         shaken = _computed(problem, moved, self._function)
                 except _Unfit:
                     continue
-                for tensor, error in _distances(self._double, shaken, self._exact):
+                for tensor, error in _distances(self._problems[1], shaken, self._exact):
                     if np.isfinite(error):
                         self._worst[tensor] = max(self._worst.get(tensor, 0.0), error)
                 yield True
 
 
 def _moved_by_rounding(
-    problem: Problem, inputs: Mapping[str, np.ndarray], rng: np.random.Generator, size: float
+    problem: Problem, inputs: Arrays, rng: np.random.Generator, size: float
 ) -> dict[str, np.ndarray]:
     """The inputs with parameters, and what is continuous in batch and buffers, moved by ``size``.
 
@@ -995,9 +969,7 @@ def _moved_by_rounding(
     return moved
 
 
-def _distances(
-    double: Problem, shaken: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, float]]:
+def _distances(double: Problem, shaken: Arrays, exact: Arrays) -> Iterator[tuple[str, float]]:
     """How far each gradient, buffer and output is from where it was."""
     nowhere: Where = (0, 0, {})
     for slot in double.slots:
@@ -1005,17 +977,16 @@ def _distances(
         name = f"gradient.{slot.name}" if parameter else f"new.{slot.name}"
         if name in exact:
             kind = "gradient of " if parameter else "buffer "
-            near = shaken[name]
-            for comparison in compare_members(slot, kind, near, near, exact[name], nowhere):
+            near = Results(shaken[name], shaken[name], exact[name])
+            for comparison in compare_members(slot, kind, near, nowhere):
                 yield comparison.tensor, comparison.error
     for name in exact:
         if name == "loss" or name.startswith("output."):
-            yield name, compare(name, shaken[name], shaken[name], exact[name], nowhere).error
+            near = Results(shaken[name], shaken[name], exact[name])
+            yield name, compare(name, near, nowhere).error
 
 
-def _update(
-    problem: Problem, inputs: Mapping[str, np.ndarray], gradients: list[np.ndarray]
-) -> dict[str, np.ndarray]:
+def _update(problem: Problem, inputs: Arrays, gradients: list[np.ndarray]) -> dict[str, np.ndarray]:
     needed = {n: a for n, a in inputs.items() if n.startswith(("state.", "hyper."))}
     tensors = _tensors(problem, needed)
     dtype = problem.parameter_slots[0].dtype

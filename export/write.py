@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -39,21 +39,43 @@ _ROLES = {"new": "state", NEW_BOUNDS: "bounds"}
 GRAPHS = ("train", "infer", "evaluate")
 
 
+@dataclass(frozen=True)
+class Graphs:
+    """The ONNX models of one problem; ``gradients`` serves verification and is not written."""
+
+    train: onnx.ModelProto
+    infer: onnx.ModelProto
+    gradients: onnx.ModelProto
+    evaluate: onnx.ModelProto | None = None
+    in_place: tuple[str, ...] = ()
+    """The state tensors that the train graph may write where they lie."""
+    squeezed: Sequence[Mapping[str, int]] = ()
+    """Sizes of axes at which the step keeps an axis that a ``squeeze()`` drops in torch."""
+    least: Mapping[str, int] = field(default_factory=dict)
+    """The least sizes of axes that need one above 1."""
+    ways: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """The ways that a step can take, in words, by the numbers that ``gradients`` gives."""
+
+    @property
+    def in_evaluation_mode(self) -> dict[str, onnx.ModelProto]:
+        """Those of the graphs that compute in evaluation mode, by name."""
+        found = {"infer": self.infer, "evaluate": self.evaluate}
+        return {name: graph for name, graph in found.items() if graph is not None}
+
+
 def write_artifact(
     problem: Problem,
-    graphs: Mapping[str, onnx.ModelProto],
+    made: Graphs,
     directory: Path,
     least: Mapping[str, int],
     to_train: Mapping[str, int],
-    in_place: Collection[str] = (),
 ) -> Manifest:
     """Write the folder whole or not at all, and load it once as a device would.
 
-    ``graphs``: some of ``GRAPHS``, "train" among them. ``least``: axes' least sizes above 1;
-    ``to_train``: those that a train step needs. ``in_place``: the state tensors that "train" may
-    write where they lie.
+    ``least``: axes' least sizes above 1; ``to_train``: those that a train step needs.
     An artifact that is already there is replaced; a folder with other files is refused.
     """
+    graphs = {"train": made.train, **made.in_evaluation_mode}
     initial = {
         name: tensor.detach().cpu().contiguous().numpy()
         for name, tensor in {
@@ -73,7 +95,7 @@ def write_artifact(
             name: Axis(size, least.get(name, 1), to_train.get(name, 1))
             for name, size in problem.axes.example.items()
         },
-        state=tuple(replace(each, in_place=each.name in in_place) for each in _state(problem)),
+        state=tuple(replace(each, in_place=each.name in made.in_place) for each in _state(problem)),
         optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
         graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},
         files={name: FileEntry.of(data) for name, data in files.items()},

@@ -463,7 +463,7 @@ _MANY_CHANNELS = 16
 
 @lowers(aten.convolution_backward.default)
 def convolution_backward(
-    g: Graph, out: Any, grad: Value, x: Value, weight: Value, *, settings: Mapping[str, Any]
+    g: Graph, grad: Value, x: Value, weight: Value, *, settings: Mapping[str, Any]
 ) -> tuple[str | None, ...]:
     transposed, wanted = settings["transposed"], settings["output_mask"]
     # A transposed convolution is the input gradient of a plain one, so its own gradients are

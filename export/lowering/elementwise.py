@@ -204,7 +204,7 @@ for _name in (
 
 
 def _test(op_type: str) -> Any:
-    return lambda g, out, a: g.op(op_type, a)
+    return lambda g, a: g.op(op_type, a)
 
 
 lowers(aten.isnan.default)(_test("IsNaN"))
@@ -212,7 +212,7 @@ lowers(aten.isinf.default)(_test("IsInf"))
 
 
 @lowers(aten.relu.default)
-def relu(g: Graph, out: Any, a: Value) -> str:
+def relu(g: Graph, a: Value) -> str:
     # onnxruntime has none for whole numbers.
     return g.op("Relu", a) if a.dtype.is_floating_point else g.op("Max", a, g.scalar(0, a.dtype))
 
@@ -276,7 +276,7 @@ def softplus_backward(
 
 
 @lowers(aten.gelu.default)
-def gelu(g: Graph, out: Any, a: Value, *, approximate: str = "none") -> str:
+def gelu(g: Graph, a: Value, *, approximate: str = "none") -> str:
     return g.op("Gelu", a, approximate=approximate)
 
 
@@ -390,12 +390,12 @@ for _name in ("and", "or", "xor"):
 
 
 @lowers(aten.logical_not.default)
-def logical_not(g: Graph, out: Any, a: Value) -> str:
+def logical_not(g: Graph, a: Value) -> str:
     return g.op("Not", g.cast(a, torch.bool))
 
 
 @lowers(aten.bitwise_not.default)
-def bitwise_not(g: Graph, out: Any, a: Value) -> str:
+def bitwise_not(g: Graph, a: Value) -> str:
     return g.op("Not" if a.dtype == torch.bool else "BitwiseNot", a)
 
 
@@ -420,7 +420,7 @@ lowers(aten.log10.default)(_logarithm(10))
 
 
 @lowers(aten.trunc.default)
-def trunc(g: Graph, out: Any, a: Value) -> str:
+def trunc(g: Graph, a: Value) -> str:
     if not a.dtype.is_floating_point:
         return a.name
     return g.op("Mul", g.op("Floor", g.op("Abs", a)), g.op("Sign", a))
@@ -516,7 +516,7 @@ def to_copy(g: Graph, out: Any, a: Value) -> str:
     aten.contiguous.default,
     aten.positive.default,
 )
-def identity(g: Graph, out: Any, a: Value) -> str:
+def identity(g: Graph, a: Value) -> str:
     return a.name
 
 

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 @lowers(aten.embedding.default)
-def embedding(g: Graph, out: Any, weight: Value, indices: Value) -> str:
+def embedding(g: Graph, weight: Value, indices: Value) -> str:
     g.from_zero(indices)
     return g.op("Gather", weight, indices, axis=0)
 
@@ -67,13 +67,13 @@ def add_rows(g: Graph, data: str, where: str, rows: str, rank: int) -> str:
 
 
 @lowers(aten.index_select.default)
-def index_select(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
+def index_select(g: Graph, a: Value, dim: int, index: Value) -> str:
     g.from_zero(index)
     return g.op("Gather", a, index, axis=dim)
 
 
 @lowers(aten.gather.default)
-def gather(g: Graph, out: Any, a: Value, dim: int, index: Value) -> str:
+def gather(g: Graph, a: Value, dim: int, index: Value) -> str:
     g.from_zero(index)
     return g.op("GatherElements", a, index, axis=dim)
 
@@ -176,9 +176,7 @@ def scatter_value(g: Graph, out: Any, a: Value, dim: int, index: Value, value: A
 
 
 @lowers(aten.index_add.default)
-def index_add(
-    g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1
-) -> str:
+def index_add(g: Graph, a: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> str:
     g.from_zero(index)
     name = source.name if alpha == 1 else g.op("Mul", source, g.scalar(alpha, source.dtype))
     dim = dim % a.rank
@@ -233,7 +231,6 @@ def index(g: Graph, out: Any, a: Value, indices: Sequence[Value | None]) -> str:
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(
     g: Graph,
-    out: Any,
     a: Value,
     indices: Sequence[Value | None],
     values: Value,
@@ -263,19 +260,19 @@ def index_put(
 
 
 @lowers(aten.index_copy.default)
-def index_copy(g: Graph, out: Any, a: Value, dim: int, index: Value, source: Value) -> str:
+def index_copy(g: Graph, a: Value, dim: int, index: Value, source: Value) -> str:
     g.from_zero(index)
-    return index_put(g, out, a, [*[None] * (dim % a.rank), index], source)
+    return index_put(g, a, [*[None] * (dim % a.rank), index], source)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(g: Graph, out: Any, a: Value, dim: int, index: Value, value: Any) -> str:
     name = g.cast(value, out.dtype) if isinstance(value, Value) else g.scalar(value, out.dtype)
-    return index_put(g, out, a, [*[None] * (dim % a.rank), index], Value(name, out.dtype, ()))
+    return index_put(g, a, [*[None] * (dim % a.rank), index], Value(name, out.dtype, ()))
 
 
 @lowers(aten.nonzero.default)
-def nonzero(g: Graph, out: Any, a: Value) -> str:
+def nonzero(g: Graph, a: Value) -> str:
     return g.op("Transpose", g.op("NonZero", a), perm=[1, 0])
 
 
@@ -364,7 +361,7 @@ def slice_tensor(
 
 
 @lowers(aten.flip.default)
-def flip(g: Graph, out: Any, a: Value, dims: Sequence[int]) -> str:
+def flip(g: Graph, a: Value, dims: Sequence[int]) -> str:
     count = len(dims)
     return g.op(
         "Slice",
@@ -377,7 +374,7 @@ def flip(g: Graph, out: Any, a: Value, dims: Sequence[int]) -> str:
 
 
 @lowers(aten.select.int)
-def select(g: Graph, out: Any, a: Value, dim: int, index: Dim) -> str:
+def select(g: Graph, a: Value, dim: int, index: Dim) -> str:
     number = fixed(index)
     if number is not None:
         return g.op("Gather", a, g.scalar(number, torch.int64), axis=dim)
@@ -385,9 +382,7 @@ def select(g: Graph, out: Any, a: Value, dim: int, index: Dim) -> str:
 
 
 @lowers(aten.split_with_sizes.default)
-def split_with_sizes(
-    g: Graph, out: Any, a: Value, sizes: Sequence[Dim], dim: int = 0
-) -> tuple[str, ...]:
+def split_with_sizes(g: Graph, a: Value, sizes: Sequence[Dim], dim: int = 0) -> tuple[str, ...]:
     if len(sizes) == 1:
         return (a.name,)
     axis = dim % a.rank
@@ -400,12 +395,12 @@ def split_with_sizes(
 
 @lowers(aten.split.Tensor)
 def split(g: Graph, out: Any, a: Value, size: Dim, dim: int = 0) -> tuple[str, ...]:
-    return split_with_sizes(g, out, a, [part.shape[dim] for part in out], dim)
+    return split_with_sizes(g, a, [part.shape[dim] for part in out], dim)
 
 
 @lowers(aten.unbind.int)
 def unbind(g: Graph, out: Any, a: Value, dim: int = 0) -> tuple[str, ...]:
-    return tuple(select(g, None, a, dim, index) for index in range(len(out)))
+    return tuple(select(g, a, dim, index) for index in range(len(out)))
 
 
 def embed_in_zeros(
@@ -422,13 +417,13 @@ def embed_in_zeros(
 
 @lowers(aten.slice_backward.default)
 def slice_backward(
-    g: Graph, out: Any, grad: Value, sizes: Sequence[Dim], dim: int, *, settings: Mapping[str, Any]
+    g: Graph, grad: Value, sizes: Sequence[Dim], dim: int, *, settings: Mapping[str, Any]
 ) -> str:
     dim = dim % len(sizes)
     size = sizes[dim]
     start, step = _from_start(settings["start"], size), settings["step"]
     if fixed(step) != 1:
-        return _strided_slice_backward(g, out, grad, sizes, dim, start, step)
+        return _strided_slice_backward(g, grad, sizes, dim, start, step)
     end = size - start - grad.shape[dim]
     held = held_first(g, grad)
     if held is not None:
@@ -439,7 +434,7 @@ def slice_backward(
 
 
 def _strided_slice_backward(
-    g: Graph, out: Any, grad: Value, sizes: Sequence[Dim], dim: int, start: Dim, step: Dim
+    g: Graph, grad: Value, sizes: Sequence[Dim], dim: int, start: Dim, step: Dim
 ) -> str:
     # Interleave with zeros: [.., n, ..] -> [.., n, step, ..] -> [.., n * step, ..], then crop
     # or pad to the slice's place.
@@ -464,9 +459,7 @@ def _strided_slice_backward(
 
 
 @lowers(aten.select_backward.default)
-def select_backward(
-    g: Graph, out: Any, grad: Value, sizes: Sequence[Dim], dim: int, index: Dim
-) -> str:
+def select_backward(g: Graph, grad: Value, sizes: Sequence[Dim], dim: int, index: Dim) -> str:
     dim = dim % len(sizes)
     index = _from_start(index, sizes[dim])
     wide = g.op("Unsqueeze", grad, g.ints([dim]))

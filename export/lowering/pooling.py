@@ -465,9 +465,7 @@ def _axis_by_axis(g: Graph, grad: Value, x: Value, axes: Sequence[_Axis]) -> str
 @lowers(
     aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default
 )
-def max_pool_backward(
-    g: Graph, out: Any, grad: Value, x: Value, *, settings: Mapping[str, Any]
-) -> str:
+def max_pool_backward(g: Graph, grad: Value, x: Value, *, settings: Mapping[str, Any]) -> str:
     w = _windows(max(len(settings["kernel_size"]), 2), settings)
     rank, window, steps, begins, spread = w.rank, w.window, w.steps, w.begins, w.spread
     sizes = [fixed(size) for size in x.shape[-rank:]]
@@ -538,10 +536,10 @@ def _adaptive_max_gradient(g: Graph, grad: Value, x: Value, indices: Value, rank
 
 
 @lowers(aten.adaptive_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(g: Graph, out: Any, grad: Value, x: Value, indices: Value) -> str:
+def adaptive_max_pool2d_backward(g: Graph, grad: Value, x: Value, indices: Value) -> str:
     return _adaptive_max_gradient(g, grad, x, indices, 2)
 
 
 @lowers(aten.adaptive_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(g: Graph, out: Any, grad: Value, x: Value, indices: Value) -> str:
+def adaptive_max_pool3d_backward(g: Graph, grad: Value, x: Value, indices: Value) -> str:
     return _adaptive_max_gradient(g, grad, x, indices, 3)

@@ -173,7 +173,7 @@ def variance(g: Graph, out: Any, a: Value, dims: Any, correction: float | None =
 
 
 def _truth(op_type: str) -> Any:
-    def lower(g: Graph, out: Any, a: Value, dims: Any = None, keepdim: bool = False) -> str:
+    def lower(g: Graph, a: Value, dims: Any = None, keepdim: bool = False) -> str:
         truth = g.cast(g.cast(a, torch.bool), torch.int32)
         reduced = reduce(g, op_type, Value(truth, torch.int32, a.shape), dims, keepdim, torch.int32)
         return g.cast(reduced, torch.bool)
@@ -208,7 +208,7 @@ lowers(aten.argmin.default)(_arg("ArgMin"))
 
 
 def _extreme(arg: str) -> Any:
-    def lower(g: Graph, out: Any, a: Value, dim: int, keepdim: bool = False) -> tuple[str, str]:
+    def lower(g: Graph, a: Value, dim: int, keepdim: bool = False) -> tuple[str, str]:
         known = Value(g.cast(a, torch.int32), torch.int32, a.shape) if _narrow(a) else a
         index = g.op(arg, known, axis=dim, keepdims=1)
         value = g.op("GatherElements", a, index, axis=dim)
@@ -225,15 +225,13 @@ lowers(aten.min.dim)(_extreme("ArgMin"))
 
 
 @lowers(aten.topk.default)
-def topk(g: Graph, out: Any, a: Value, k: Any, *, settings: Mapping[str, Any]) -> tuple[str, ...]:
+def topk(g: Graph, a: Value, k: Any, *, settings: Mapping[str, Any]) -> tuple[str, ...]:
     flags = {key: int(settings[key]) for key in ("largest", "sorted")}
     return g.multi("TopK", a, g.dim(k), outputs=2, axis=settings["dim"], **flags)
 
 
 @lowers(aten.sort.default, aten.sort.stable)
-def sort(
-    g: Graph, out: Any, a: Value, *, dim: int = -1, descending: bool = False
-) -> tuple[str, ...]:
+def sort(g: Graph, a: Value, *, dim: int = -1, descending: bool = False) -> tuple[str, ...]:
     # TopK gives equal values in the order of their indices, either way round: always stable.
     size = g.dim(a.shape[dim])
     return g.multi("TopK", a, size, outputs=2, axis=dim, largest=int(descending), sorted=1)
@@ -299,19 +297,17 @@ def gemm(
 
 
 @lowers(aten.mm.default)
-def mm(g: Graph, out: Any, a: Value, b: Value) -> str:
+def mm(g: Graph, a: Value, b: Value) -> str:
     return gemm(g, a, b)
 
 
 @lowers(aten.addmm.default)
-def addmm(
-    g: Graph, out: Any, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
-) -> str:
+def addmm(g: Graph, bias: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1) -> str:
     return gemm(g, a, b, bias, alpha=alpha, beta=beta)
 
 
 @lowers(aten.bmm.default)
-def bmm(g: Graph, out: Any, a: Value, b: Value) -> str:
+def bmm(g: Graph, a: Value, b: Value) -> str:
     return g.op("MatMul", a, b)
 
 
@@ -327,12 +323,12 @@ def baddbmm(
 
 
 @lowers(aten.mv.default)
-def mv(g: Graph, out: Any, a: Value, b: Value) -> str:
+def mv(g: Graph, a: Value, b: Value) -> str:
     # As a column: onnxruntime 1.31 joins a Transpose into a MatMul with a vector and gets it wrong.
     column = Value(g.op("Unsqueeze", b, g.ints([1])), b.dtype, (*b.shape, 1))
     return g.op("Squeeze", gemm(g, a, column), g.ints([1]))
 
 
 @lowers(aten.dot.default)
-def dot(g: Graph, out: Any, a: Value, b: Value) -> str:
+def dot(g: Graph, a: Value, b: Value) -> str:
     return g.op("MatMul", a, b)

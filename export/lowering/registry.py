@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
@@ -12,13 +12,13 @@ import torch
 from export.lowering.channels import followed
 
 LoweringFunction = Callable[..., Any]
-"""``lower(graph, out, ...) -> str | tuple[str, ...]``.
+"""``lower(g, out, ...) -> str | tuple[str, ...]``, or without ``out``: ``lower(g, ...)``.
 
-``out`` is the operator's fake result (a tensor, or a tuple of them) with dtype and symbolic shape.
-What follows are those of the operator's arguments that the lowering goes by, every tensor as a
-``Value``: by their places, or, behind a ``*``, by torch's names; ``settings`` are all of them by
-torch's names. Returns the name of the ONNX value, or a tuple of names (None for a result that
-nothing may use).
+``g`` is the graph, ``out`` the operator's fake result (a tensor, or a tuple of them) with dtype and
+symbolic shape. What follows are those of the operator's arguments that the lowering goes by, every
+tensor as a ``Value``: by their places, or, behind a ``*``, by torch's names; ``settings`` are all
+of them by torch's names. Returns the name of the ONNX value, or a tuple of names (None for a result
+that nothing may use).
 """
 
 _Function = TypeVar("_Function", bound=LoweringFunction)
@@ -33,11 +33,22 @@ def lowers(*operators: Any) -> Callable[[_Function], _Function]:
         for operator in operators:
             if operator in _TABLE:
                 raise ValueError(f"{operator} has two lowerings")
+            lowering = function if "out" in signature(function).parameters else _of_any(function)
             pointwise = torch.Tag.pointwise in operator.tags
-            _TABLE[operator] = followed(function) if pointwise else function
+            _TABLE[operator] = followed(lowering) if pointwise else lowering
         return function
 
     return register
+
+
+def _of_any(function: LoweringFunction) -> LoweringFunction:
+    """A lowering that its operator's result makes no difference to."""
+
+    @wraps(function)
+    def lower(g: Any, out: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(g, *args, **kwargs)
+
+    return lower
 
 
 def find(operator: Any) -> LoweringFunction | None:
@@ -69,7 +80,8 @@ def arguments(
 
 @cache
 def _parameters(function: LoweringFunction) -> Sequence[Parameter]:
-    return list(signature(function).parameters.values())[2:]
+    _, *others = signature(function).parameters.values()
+    return [each for each in others if each.name != "out"]
 
 
 def operators() -> set[Any]:

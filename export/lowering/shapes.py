@@ -73,19 +73,19 @@ def transpose_order(g: Graph, a: Value, order: Sequence[int]) -> str:
 
 
 @lowers(aten.permute.default)
-def permute(g: Graph, out: Any, a: Value, order: Sequence[int]) -> str:
+def permute(g: Graph, a: Value, order: Sequence[int]) -> str:
     return transpose_order(g, a, order)
 
 
 @lowers(aten.transpose.int)
-def transpose(g: Graph, out: Any, a: Value, first: int, second: int) -> str:
+def transpose(g: Graph, a: Value, first: int, second: int) -> str:
     order = list(range(a.rank))
     order[first], order[second] = order[second], order[first]
     return transpose_order(g, a, order)
 
 
 @lowers(aten.t.default)
-def t(g: Graph, out: Any, a: Value) -> str:
+def t(g: Graph, a: Value) -> str:
     return transpose_order(g, a, list(range(a.rank))[::-1])
 
 
@@ -112,7 +112,7 @@ def stack(g: Graph, out: Any, tensors: Sequence[Value], dim: int = 0) -> str:
 
 
 @lowers(aten.repeat.default)
-def repeat(g: Graph, out: Any, a: Value, repeats: Sequence[Dim]) -> str:
+def repeat(g: Graph, a: Value, repeats: Sequence[Dim]) -> str:
     lead = len(repeats) - a.rank
     name = a.name
     if lead:
@@ -121,7 +121,7 @@ def repeat(g: Graph, out: Any, a: Value, repeats: Sequence[Dim]) -> str:
 
 
 @lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(g: Graph, out: Any, a: Value, pad: Sequence[Dim], value: Scalar = 0) -> str:
+def constant_pad_nd(g: Graph, a: Value, pad: Sequence[Dim], value: Scalar = 0) -> str:
     begins: list[Dim] = [0] * a.rank
     ends: list[Dim] = [0] * a.rank
     for i in range(len(pad) // 2):
@@ -131,7 +131,7 @@ def constant_pad_nd(g: Graph, out: Any, a: Value, pad: Sequence[Dim], value: Sca
 
 
 def _triangle(upper: int) -> Any:
-    def lower(g: Graph, out: Any, a: Value, diagonal: int = 0) -> str:
+    def lower(g: Graph, a: Value, diagonal: int = 0) -> str:
         offset = g.scalar(diagonal, torch.int64)
         if a.dtype == torch.bool:
             number = g.op("Trilu", g.cast(a, torch.float32), offset, upper=upper)

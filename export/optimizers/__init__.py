@@ -3,7 +3,7 @@
 from export.optimizers.combinators import Accumulated, Averaged, Clipped, Scheduled
 from export.optimizers.groups import Group, Groups
 from export.optimizers.protocol import Optimizer, OptimizerUpdate, StateSpec
-from export.optimizers.segmented import Segmented
+from export.optimizers.published import Segmented
 from export.optimizers.traced import (
     ASGD,
     Adadelta,

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,16 @@ from torch import Tensor, nn
 
 from export.axes import Shape
 from export.errors import ExportError, SettingError
+from export.hooks import refuse_changed
 from export.insides import FakeTensorMode
 from export.layout import LayoutSlot
 from export.optimizers import published
+from export.optimizers.combinators import Around
+from export.optimizers.groups import Group, Groups
 from export.optimizers.places import AsksForNumbers, Places, Source, has_axes
 from export.optimizers.protocol import (
     Delegated,
+    Optimizer,
     OptimizerUpdate,
     PerTensor,
     StateSpec,
@@ -39,25 +44,24 @@ from export.rewrites.patch import patched
 # Between ways of torch's that compute the same.
 _SWITCHES = ("capturable", "differentiable", "foreach", "fused")
 _Held = dict[str, Tensor]
-# In place of a learning rate: the one that the class has by default.
-_ITS_OWN: Any = object()
 
 
 class Traced:
     """A ``torch.optim.Optimizer`` with one group of parameters.
 
-    ``kind``: its class; ``lr`` and ``settings`` are the class's own, with its defaults. Its step is
+    ``kind``: its class; all else is what the class takes behind the parameters. Its step is
     recorded as it is written; state that it makes in its first step, and counts of its steps, are
     found by running it. It is then held against itself: ExportError where a step does not follow
     from parameters, gradients, its state and the count of steps, or branches on what only a device
     knows.
     """
 
-    def __init__(self, kind: Any, lr: float = _ITS_OWN, **settings: Any) -> None:
-        given = settings if lr is _ITS_OWN else {"lr": lr, **settings}
+    def __init__(self, kind: Any, *placed: Any, **settings: Any) -> None:
+        _, *names = inspect.signature(kind).parameters
+        given = {**dict(zip(names, placed, strict=False)), **settings}
         require_rate(given.get("lr", 0.0), given.get("weight_decay", 0.0))
         try:
-            made = kind([nn.Parameter(torch.zeros(2, 2))], **given)
+            made = kind([nn.Parameter(torch.zeros(2, 2))], *placed, **settings)
         except ValueError as error:
             raise SettingError(f"{kind.__name__}: {error}") from error
         self._hold(made, made.param_groups[0])
@@ -432,9 +436,9 @@ class _Plan:
 
     def probed(self, path: _Path, count: float, lr: Tensor) -> tuple[Places, list[Any]]:
         """A step after the path's second one, of one tensor a rank, at any count and rate."""
-        values, held = (each[::2] for each in path.after[1])
+        values, held = path.after[1]
         places, _, entered = self.stepped(
-            values, path.gradients[2][::2], self._divided(held), lr, torch.tensor(count)
+            values[::2], path.gradients[2][::2], self._divided(held[::2]), lr, torch.tensor(count)
         )
         return places, entered
 
@@ -629,3 +633,75 @@ SgdW = partial(Traced, published.SgdW)
 def Sgd(lr: float = 0.01, momentum: float = 0.0, **settings: Any) -> Traced:
     """``torch.optim.SGD``, at a rate that torch had as no default for long."""
     return Traced(torch.optim.SGD, lr, momentum=momentum, **settings)
+
+
+def as_optimizer(given: object, model: nn.Module) -> Optimizer:
+    """The given optimizer of ours, or the equal of torch's.
+
+    Raises ExportError for what is neither, naming the one that is meant.
+    """
+    if isinstance(given, torch.optim.Optimizer):
+        return _converted(given, model)
+    if isinstance(given, Around):
+        around: Any = replace(given, optimizer=as_optimizer(given.optimizer, model))
+        return around  # type: ignore[no-any-return]
+    if isinstance(given, type | FunctionType | partial):
+        kind: Any = given.args[0] if isinstance(given, partial) and given.args else given
+        name = getattr(kind, "__name__", type(kind).__name__)
+        torchs = isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+        of = "model.parameters(), " if torchs else ""
+        raise ExportError(f"optimizer is {name} itself, not made", instead=f"{name}({of}lr=...)")
+    if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
+        return given  # type: ignore[return-value]
+    kind = type(given)
+    raise ExportError(
+        f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph",
+        instead="export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "
+        "docs/export/optimizers.md, a torch.optim.Optimizer made of the model's parameters, or an "
+        "export.Optimizer of your own",
+    )
+
+
+def trained_by(given: object, model: nn.Module) -> set[str]:
+    """Names of the parameters that the optimizer moves: of torch's, those that it was given."""
+    names = {n: id(p) for n, p in model.named_parameters() if p.requires_grad}
+    if isinstance(given, Around):
+        return trained_by(given.optimizer, model)
+    if not isinstance(given, torch.optim.Optimizer):
+        return set(names)
+    held = {id(parameter) for group in given.param_groups for parameter in group["params"]}
+    return {name for name, key in names.items() if key in held}
+
+
+def _converted(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
+    names = {id(p): n for n, p in model.named_parameters() if p.requires_grad}
+    ours: list[Optimizer] = []
+    choices: list[list[str]] = []
+    for group in given.param_groups:
+        if "initial_lr" in group:
+            raise ExportError(
+                "a torch scheduler changes this optimizer's learning rate, which an export "
+                "would not see",
+                instead="export.Scheduled(export.AdamW(lr=...), export.schedules.Cosine(...)), or "
+                "Trainer.step(batch, hyper={'lr': ...})",
+            )
+        strange = [p for p in group["params"] if p.requires_grad and id(p) not in names]
+        if strange:
+            raise ExportError(
+                f"optimizer holds a parameter of shape {list(strange[0].shape)} that is none of "
+                "the model's",
+                instead="an optimizer made of this model's parameters",
+            )
+        chosen = [names[id(p)] for p in group["params"] if id(p) in names]
+        if chosen:
+            ours.append(Traced.taken(given, group))
+            choices.append(chosen)
+    refuse_changed(given)
+    if not ours:
+        raise ExportError("optimizer holds no parameter of the model that requires a gradient")
+    rest, *others = ours
+    if not others:
+        return rest
+    # Names, not patterns: each group's are known.
+    groups = [Group(chosen, one) for chosen, one in zip(choices[1:], others, strict=True)]
+    return Groups(rest, *groups)

@@ -128,7 +128,7 @@ def _of_repeat(x: Tensor, factors: list[int]) -> Tensor:
     return x.new_empty([*x.shape[:2], *sizes])
 
 
-def _lower_repeat(g: Graph, out: Any, x: Value, factors: Sequence[int]) -> str:
+def _lower_repeat(g: Graph, x: Value, factors: Sequence[int]) -> str:
     return g.op(
         "Resize",
         x,

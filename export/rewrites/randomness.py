@@ -127,7 +127,7 @@ def _unmixed(g: Graph, seed: Value, step: Value, call: int, size: Sequence[Dim])
 
 
 def _lower_keep_mask(
-    g: Graph, out: Any, seed: Value, step: Value, call: int, size: Sequence[Dim], below: int
+    g: Graph, seed: Value, step: Value, call: int, size: Sequence[Dim], below: int
 ) -> str:
     if below >= 2**32:
         return g.full(size, True, torch.bool)
@@ -151,9 +151,7 @@ def keep_mask(seed: Tensor, step: Tensor, call: int, size: Sequence[int], below:
     return torch.as_tensor(bits < below if below < 2**32 else np.full(bits.shape, True))
 
 
-def _lower_uniform(
-    g: Graph, out: Any, seed: Value, step: Value, call: int, size: Sequence[Dim]
-) -> str:
+def _lower_uniform(g: Graph, seed: Value, step: Value, call: int, size: Sequence[Dim]) -> str:
     bits = _mixed(g, _unmixed(g, seed, step, call, size))
     upper = g.op("Cast", _shifted(g, bits, 32 - UNIFORM_BITS), to=TensorProto.FLOAT)
     drawn = g.op("Mul", upper, g.scalar(float(UNIFORM_UNIT), torch.float32))

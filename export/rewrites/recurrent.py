@@ -137,7 +137,7 @@ def _of_project(weight: Tensor, x: Tensor) -> Tensor:
     return x.new_empty([x.shape[0], weight.shape[0], x.shape[2]])
 
 
-def _lower_project(g: Graph, out: Any, weight: Value, x: Value) -> str:
+def _lower_project(g: Graph, weight: Value, x: Value) -> str:
     return g.op("MatMul", weight, x)
 
 
@@ -159,7 +159,7 @@ _ONNX_ORDER = {"GRU": (1, 0, 2), "LSTM": (0, 3, 1, 2)}
 
 
 def _lower_layer(
-    g: Graph, out: Any, kind: str, x: Value, states: Sequence[Value], weights: Sequence[Value],
+    g: Graph, kind: str, x: Value, states: Sequence[Value], weights: Sequence[Value],
     backwards: bool,
 ) -> list[str]:  # fmt: skip
     operator, _, activation = kind.partition("_")

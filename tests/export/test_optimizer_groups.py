@@ -111,7 +111,7 @@ def test_torchs_optimizer_with_groups_is_taken_over(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_which_of_ours_is_torchs(make: Any, ours: Any) -> None:
-    from export.optimizers.from_torch import as_optimizer
+    from export.optimizers.traced import as_optimizer
 
     model = nn.Linear(3, 2)
     assert as_optimizer(make(list(model.parameters())), model) == ours

@@ -193,3 +193,8 @@ def test_a_rate_of_zero_moves_none_of_many_parameters() -> None:
     start = [torch.full((2, 3), float(at)) for at in range(6)]
     moved = run_ours(Traced(Damped, lr=0.0), start, [[torch.ones(2, 3)] * 6] * 2)
     assert all(map(torch.equal, moved, start))
+
+
+def test_settings_are_taken_by_their_places_as_torch_takes_them() -> None:
+    named = export.Adam(lr=0.1, betas=(0.8, 0.9), eps=1e-6)
+    assert export.Adam(0.1, (0.8, 0.9), 1e-6) == named

@@ -17,6 +17,7 @@ import export
 from export import build, verify
 from export.rounding import rounded_anew
 from export.step import train_step
+from export.write import Graphs
 
 ROWS = 12
 
@@ -31,10 +32,10 @@ def test_labels_and_identities_stay_valid() -> None:
         "id": torch.tensor([3.0, 17.0, 2.0, 5.0]),
         "x": torch.randn(4, 4),
     }
+    axes = {name: {0: "batch"} for name in batch}
     problem = build._problem(
-        model, lambda m, b: m(b["x"]).sum(), batch, export.Sgd(0.1),
-        {name: {0: "batch"} for name in batch}, None, None, "unused", None, {},
-    )  # fmt: skip
+        build.Given(model, lambda m, b: m(b["x"]).sum(), batch, axes, export.Sgd(0.1))
+    )
     state = verify.initial_state(problem, problem.axes.example, rng)
     drawn = verify.draw_batch(problem, problem.axes.example, rng, in_order=True)
     inputs = {**state, **drawn}
@@ -117,7 +118,7 @@ def test_a_wrong_graph_is_refused(
     """Off by 1e-4, or one that onnxruntime stops at."""
     own = build.lower
 
-    def lower(problem: Any, say: Any) -> build.Graphs:
+    def lower(problem: Any, say: Any) -> Graphs:
         graphs = own(problem, say)
         model = getattr(graphs, graph)
         _spoil(model, failing=what == "failing")
@@ -188,10 +189,9 @@ def test_a_kink_within_a_deep_networks_rounding_is_no_difference(
     inputs = {"state.w": np.ones(100, np.float32)}
     exact = reference(problem, inputs, train_step)
     jumped = np.where(np.arange(100) == 7, 2.0, exact["gradient.w"])
-    found = verify.compare(
-        "gradient of w", jumped, exact["gradient.w"], exact["gradient.w"], (0, 1, {})
-    )
-    yardstick = verify._Yardstick(problem, problem, inputs, exact, np.random.default_rng(0))
+    results = verify.Results(jumped, exact["gradient.w"], exact["gradient.w"])
+    found = verify.compare("gradient of w", results, (0, 1, {}))
+    yardstick = verify._Yardstick((problem, problem), inputs, exact, np.random.default_rng(0))
     assert (yardstick.allow([found])[0].excess > 1) == (off == 1e-4)
 
 
@@ -214,10 +214,9 @@ def test_the_loss_of_a_sure_classifier_is_as_exact_as_its_logarithm(off: float) 
     inputs = {"state.w": np.array([[6.3, -0.2, 0.1, -1.0]], np.float32)}
     problems: Any = (single, double)
     exact = verify._computed(problems[1], inputs, loss)
-    found = verify.compare(
-        "loss", exact["loss"] * (1 + off), exact["loss"], exact["loss"], (0, 1, {})
-    )
-    yardstick = verify._Yardstick(*problems, inputs, exact, np.random.default_rng(0), loss)
+    results = verify.Results(exact["loss"] * (1 + off), exact["loss"], exact["loss"])
+    found = verify.compare("loss", results, (0, 1, {}))
+    yardstick = verify._Yardstick(problems, inputs, exact, np.random.default_rng(0), loss)
     assert (yardstick.allow([found])[0].excess > 1) == (off == 1e-2)
 
 

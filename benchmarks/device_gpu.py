@@ -30,7 +30,7 @@ from benchmarks.device.workloads import (
     torch_step,
     workloads,
 )
-from benchmarks.harness import RESULTS, StoredRuns, key_of, markdown_table
+from benchmarks.harness import RESULTS, StoredRuns, markdown_table
 from device_sdk import ProviderError, Trainer
 from device_sdk.runtime.agreement import relative_error
 from device_sdk.runtime.providers import CUDA, KNOWN, Provider, candidates
@@ -59,10 +59,6 @@ class Row:
     work: str
     batch: int
     parity_only: bool
-
-    @property
-    def key(self) -> str:
-        return key_of(asdict(self))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from aggregator.methods.method import Method, rate_at
 from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.attention.fleet import DeviceData, Fleet, Part, export_artifacts, fleet_of
-from benchmarks.channels import HalfChannel
+from benchmarks.channels import HalfChannel, require_sound
+from benchmarks.harness import Artifacts
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.learner import FedAvgLearner
@@ -50,13 +51,13 @@ class _Timed(Learner):
 
 
 def execute(
-    experiment: Experiment, root: Path, artifacts: Path, progress: Callable[[str], None]
+    experiment: Experiment, root: Path, artifacts: Artifacts, progress: Callable[[str], None]
 ) -> Outcome:
     """Train for the experiment's rounds, evaluating on the way.
 
     Args:
         root: the data sets' folder.
-        artifacts: a folder to keep exported artifacts in, for later runs.
+        artifacts: keep what is exported, for later runs.
         progress: called with one line of text after each evaluation.
 
     Raises RuntimeError where a device failed or an update was refused.
@@ -77,8 +78,7 @@ def execute(
     for round_id in range(1, experiment.rounds + 1):
         if simulation is not None:
             simulation.round()
-            if simulation.failures:
-                raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+            require_sound(simulation)
         elif alone is not None:
             told = channel.down(Broadcast(round_id, 0, {}, {"learning_rate": alone.learning_rate}))
             for one in timed:
@@ -113,7 +113,7 @@ def _mixes(experiment: Experiment) -> bool:
     return isinstance(method, AttentionSettings) and method.training.mix
 
 
-def _learners(experiment: Experiment, fleet: Fleet, artifacts: Path) -> list[AnyLearner]:
+def _learners(experiment: Experiment, fleet: Fleet, artifacts: Artifacts) -> list[AnyLearner]:
     weak = round(experiment.weak * len(fleet.devices))
     found: list[AnyLearner] = []
     for index, device in enumerate(fleet.devices):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.datasets.air import CLASSES, FEATURES, load_air, without_features
 from benchmarks.datasets.vmnist import load_vmnist
+from benchmarks.harness import Artifacts
 from device_sdk.artifact.flat_layout import FlatLayout
 from export.build import Exported, export_train_step
 from export.models.attention_meta import base_layout, export_attention
@@ -161,26 +162,27 @@ def fleet_of(data: str, seed: int, root: Path, only: Sequence[str] = ()) -> Flee
 
 
 def export_artifacts(
-    folder: Path, data: str, width: int, key_scale: float, own_bias: float
+    artifacts: Artifacts, data: str, width: int, key_scale: float, own_bias: float
 ) -> tuple[Path, Path]:
     """Folders of the base network's and the meta-network's artifacts, written when missing."""
-    base = folder / f"{data.partition('-')[0]}-{width}"
-    meta = folder / f"{base.name}-meta-{key_scale}-{own_bias}"
-    if not base.exists():
-        if data == "vmnist":
-            export_digit_cnn(base, verify=False)
+    kind = data.partition("-")[0]
+    network: nn.Module
+    if kind == "vmnist":
+        network, example = DigitCnn(), example_digits()
+    else:
+        network = GruClassifier(len(FEATURES), (_HIDDEN, _WIDE)[width], CLASSES)
+        example = example_windows(len(FEATURES))
+
+    def base(folder: Path) -> None:
+        if kind == "vmnist":
+            export_digit_cnn(folder, verify=False)
         else:
             hidden = (_HIDDEN, _WIDE)[width]
-            export_gru_classifier(base, features=len(FEATURES), hidden=hidden, verify=False)
-    if not meta.exists():
-        network: nn.Module
-        if data == "vmnist":
-            network, example = DigitCnn(), example_digits()
-        else:
-            network = GruClassifier(len(FEATURES), (_HIDDEN, _WIDE)[width], CLASSES)
-            example = example_windows(len(FEATURES))
+            export_gru_classifier(folder, features=len(FEATURES), hidden=hidden, verify=False)
+
+    def meta(folder: Path) -> None:
         export_attention(
-            meta,
+            folder,
             network,
             classification,
             example,
@@ -189,4 +191,9 @@ def export_artifacts(
             own_bias=own_bias,
             verify=False,
         )
-    return base, meta
+
+    described = [kind, width]
+    return (
+        artifacts.path(described, base),
+        artifacts.path([*described, "meta", key_scale, own_bias], meta),
+    )

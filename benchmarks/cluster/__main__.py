@@ -28,7 +28,6 @@ from benchmarks.cluster.serving import Setup
 from benchmarks.harness import (
     StoredRuns,
     add_store_options,
-    key_of,
     markdown_table,
     progress_line,
     suite_parser,
@@ -59,10 +58,6 @@ class ConnectionsRun:
     chunks: int = 10
     chunk_bytes: int = 48_000
     downloads: int = 200
-
-    @property
-    def key(self) -> str:
-        return key_of([self.connections, self.chunks, self.chunk_bytes, self.downloads])
 
 
 CONNECTIONS = ConnectionsRun()

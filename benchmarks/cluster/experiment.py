@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from benchmarks.aggregator.fleet import ML1M, Shape
 from benchmarks.aggregator.load import RoundSeen, spread_by_second
 from benchmarks.cluster.processes import Usage, between
 from benchmarks.cluster.serving import Served, Setup, served
-from benchmarks.harness import key_of
 from device_sdk.wire.codec.message import MessageType
 
 TINY = Shape(256, 8, 8, 4)
@@ -35,10 +34,6 @@ class ClusterRun:
     connections: int = 16
     window: int = 4000
     kill: bool = True
-
-    @property
-    def key(self) -> str:
-        return key_of(asdict(self))
 
 
 @dataclass(frozen=True)

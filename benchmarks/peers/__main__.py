@@ -8,14 +8,14 @@ import platform
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import (
     StoredRuns,
-    add_rows,
     add_store_options,
+    chosen,
     data_folder,
-    named,
     progress_line,
     suite_parser,
 )
@@ -52,14 +52,12 @@ through them; --flower-whole measures all 6,040 devices too (4 GB).
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install, measure, print; returns 1 where a framework came to another result."""
     options = _parse(arguments)
-    rows = [row for row in ROWS if row.name in named(options.rows, [row.name for row in ROWS])]
+    rows = chosen(options.rows, ROWS)
     store = StoredRuns[Comparison, Measured](options.results, "peers", Measured)
     found = []
     for comparison in _comparisons(rows, options):
-        measured = store.load(comparison)
-        if measured is None and not options.table_only:
-            measured = _measure(comparison, rows, options)
-            store.save(comparison, measured)
+        make = None if options.table_only else partial(_measure, comparison, rows, options)
+        measured = store.found_or_made(comparison, make)
         if measured is not None:
             found.append((comparison, measured))
     print(table(found, options.devices))
@@ -74,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = suite_parser("peers", _DESCRIPTION, _EPILOG)
-    add_rows(parser)
+    parser.add_argument("--rows", help="names of rows, with semicolons (default: all)")
     add_store_options(parser)
     parser.add_argument("--devices", type=int, default=_WHOLE, help="(default: all 6,040 users)")
     parser.add_argument("--k", type=int, default=32, help="columns of all devices (default: 32)")
@@ -112,8 +110,8 @@ def _comparisons(rows: Sequence[Row], options: argparse.Namespace) -> list[Compa
 
 
 def _measure(comparison: Comparison, rows: Sequence[Row], options: argparse.Namespace) -> Measured:
-    chosen = [row for row in rows if row.name in comparison.rows]
-    install(chosen, options.environments)
+    compared = [row for row in rows if row.name in comparison.rows]
+    install(compared, options.environments)
     split = load_split(data_folder(options.root, "ml-1m"), "ml-1m")
     with tempfile.TemporaryDirectory(prefix="peers-") as folder, ExitStack() as stack:
         path = Path(folder) / "workload.npz"
@@ -122,7 +120,7 @@ def _measure(comparison: Comparison, rows: Sequence[Row], options: argparse.Name
         record(users, split.items, comparison.k, rounds, comparison.seed).save(path)
         show = stack.enter_context(progress_line(f"{comparison.devices:,} devices"))
         peers: dict[str, Peer] = {}
-        for row in chosen:
+        for row in compared:
             show(f"starting {row.name}")
             peers[row.name] = stack.enter_context(started(row, path, options.environments))
         for number in range(rounds):

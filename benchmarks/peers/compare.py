@@ -9,11 +9,11 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness import Answering, key_of, markdown_table
+from benchmarks.harness import Answering, markdown_table
 
 TOLERANCE = 1e-4
 """Of a framework's result, as a share of how far the values moved. Sums of float32 in another order
@@ -29,11 +29,6 @@ class Comparison:
     k: int
     turns: int
     seed: int
-
-    @property
-    def key(self) -> str:
-        """Changes with every setting."""
-        return key_of(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.scatter import initial_items
-from aggregator.simulate.engine import Simulation, device_name
+from aggregator.simulate.engine import device_name
 from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
-from benchmarks.channels import ScatterChannel
 from benchmarks.privacy.attack import CuriousMethod, Sighting, Victim, by_learning, by_size
 from benchmarks.privacy.experiment import Outcome, Run
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
-from benchmarks.scatter.execute import vectors
+from benchmarks.scatter.execute import vectors, virtual_fleet
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
@@ -48,36 +46,30 @@ def execute(
         progress: called with one line of text after each epoch.
     """
     experiment = run.experiment
-    streams = np.random.SeedSequence(experiment.seed).spawn(8)
-    dealing, start, cohorts, fleet, coding, sharing, watching, joining = streams
+    dealing, *_, sharing, watching, joining = np.random.SeedSequence(experiment.seed).spawn(8)
     homes = _shared(split.train, run.users, np.random.default_rng(sharing))
     devices = [[split.train[user] for user in users] for users in homes]
-    columns = mixed_columns(len(devices), experiment.classes, np.random.default_rng(dealing))
-    learners = scatter_fleet(devices, columns, step, fleet, experiment.pool)
     popularity = np.bincount(
         np.concatenate([np.unique(np.concatenate(rows)) for rows in devices]),
         minlength=split.items,
     ).astype(np.float64)
     order = np.random.default_rng(watching).permutation(len(devices))[: _WATCHED[run.users == 1]]
     names = [device_name(device) for device in order]
-    first = initial_items(
-        split.items, experiment.width, experiment.spread, np.random.default_rng(start)
-    )
-    rng = np.random.default_rng(coding)
-    method = CuriousMethod(first, experiment.settings, names, popularity, run.users, rng)
-    channel = ScatterChannel(experiment.codec, rng)
-    sent = [
-        DisguisedLearner(one, run, np.random.default_rng(seed))
-        for one, seed in zip(learners, dealing.spawn(len(learners)), strict=True)
-    ]
-    simulation = Simulation(method, sent, np.random.default_rng(cohorts), channel)
-    for epoch in range(1, experiment.epochs + 1):
-        for _ in simulation.epoch(min(experiment.cohort or len(devices), len(devices))):
-            pass
-        progress(f"epoch {epoch}/{experiment.epochs}")
-    if simulation.failures:
-        raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
 
+    def curious(first: NDArray[np.float32], rng: np.random.Generator) -> CuriousMethod:
+        return CuriousMethod(first, experiment.settings, names, popularity, run.users, rng)
+
+    def disguised(learners: list[ScatterLearner]) -> list[DisguisedLearner]:
+        seeds = dealing.spawn(len(learners))
+        return [
+            DisguisedLearner(one, run, np.random.default_rng(seed))
+            for one, seed in zip(learners, seeds, strict=True)
+        ]
+
+    trained = virtual_fleet(experiment, devices, split.items, step, curious, disguised)
+    method, learners = trained.method, trained.learners
+    for epoch in trained.epochs(experiment):
+        progress(f"epoch {epoch}/{experiment.epochs}")
     victims = [
         _victim(method.seen[name], devices[device], learners[device])
         for name, device in zip(names, order, strict=True)
@@ -85,14 +77,14 @@ def execute(
     firsts = [Victim(one.seen[:1], one.likes, one.pseudo) for one in victims]
     lasts = [Victim(one.seen[-1:], one.likes, one.pseudo) for one in victims]
     weight = experiment.pool.pseudo_weight
-    shown = method.open_round(simulation.rounds + 1)
+    shown = method.open_round(trained.simulation.rounds + 1)
     joined = _joined(run, method, shown, devices, step, joining, order) if run.users == 1 else {}
     found, items = vectors(learners, shown)
     of_users = np.empty_like(found)
     of_users[np.concatenate(homes)] = found
     return Outcome(
         hit_ratio=quality(sampled_ranks(of_users, items, split)).hit_ratio,
-        update_rows=channel.mean_rows,
+        update_rows=trained.channel.mean_rows,
         first_by_size=by_size(firsts, weight),
         first=by_learning(firsts, popularity),
         last=by_learning(lasts, popularity),

@@ -1,4 +1,4 @@
-"""One measured run, as data: what it does, what it found, and the key that it is stored under."""
+"""One measured run, as data: what it does and what it found; and the rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from benchmarks.harness import key_of
+from benchmarks.harness import Row
 from benchmarks.privacy.attack import Judgement
 from benchmarks.scatter.experiment import Experiment, least_squares, preset
-from device_sdk.methods.scatter.contract import LossName
 from device_sdk.methods.scatter.triples import PoolSettings
-
-_REVISION = 1
-"""Part of every key: raise it when attacks or what is measured change."""
 
 DEFAULT = "least squares"
 """The row that the others' accuracy is compared with, seed by seed."""
@@ -47,36 +43,25 @@ class Run:
                 f"{self.noise_multiple}"
             )
 
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        described = [
-            _REVISION,
-            self.experiment.key,
-            self.users,
-            self.disguise,
-            self.noise_multiple,
-        ]
-        return key_of(described)
 
+def _least_squares(change: Callable[[Run], Run]) -> Callable[[int, int], Run]:
+    """All devices at K = 64 unless ``change`` says otherwise; of a seed, and of BPR's epochs."""
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table: what it shows, and how it differs from the default."""
-
-    name: str
-    shows: str
-    change: Callable[[Run], Run]
-    loss: LossName = "bpr"
-
-
-def run_of(row: Row, seed: int, epochs: int) -> Run:
-    """The run of a row: all devices at K = 64 unless it says otherwise; ``epochs`` of BPR's."""
-    if row.loss == "least-squares":
+    def make(seed: int, epochs: int) -> Run:
         base = least_squares("ml-100k", "validation", seed)
-        return row.change(Run(replace(base, every=base.epochs)))
-    base = preset("ml-100k", "validation", seed)
-    return row.change(Run(replace(base, epochs=epochs, every=epochs)))
+        return change(Run(replace(base, every=base.epochs)))
+
+    return make
+
+
+def _bpr(change: Callable[[Run], Run]) -> Callable[[int, int], Run]:
+    """Likewise."""
+
+    def make(seed: int, epochs: int) -> Run:
+        base = preset("ml-100k", "validation", seed)
+        return change(Run(replace(base, epochs=epochs, every=epochs)))
+
+    return make
 
 
 def _pool(pseudo_per_positive: float, weight: float) -> Callable[[Run], Run]:
@@ -106,41 +91,34 @@ def _itself(base: Run) -> Run:
 
 
 ROWS = (
-    Row(DEFAULT, "untouched defaults, no pseudo-items", _itself, "least-squares"),
-    Row(
-        "..., weight 1",
-        "half a pseudo-item a like, of weight 1",
-        _pool(0.5, 1.0),
-        "least-squares",
-    ),
+    Row(DEFAULT, "untouched defaults, no pseudo-items", _least_squares(_itself)),
+    Row("..., weight 1", "half a pseudo-item a like, of weight 1", _least_squares(_pool(0.5, 1.0))),
     Row(
         "..., two a like, weight 1",
         "two pseudo-items a like, of weight 1",
-        _pool(2.0, 1.0),
-        "least-squares",
+        _least_squares(_pool(2.0, 1.0)),
     ),
     Row(
         "..., 20 users a device",
         "48 devices of about 20 users",
-        lambda base: replace(base, users=20),
-        "least-squares",
+        _least_squares(lambda base: replace(base, users=20)),
     ),
-    Row("BPR", "half a pseudo-item a like, of weight 0.1", _itself),
-    Row("BPR, weight 1", "half a pseudo-item a like, of weight 1", _pool(0.5, 1.0)),
-    Row("BPR, 20 users a device", "the same, 48 devices of about 20 users", _shared),
-    Row("BPR, no pseudo-items", "true items and negatives alone", _pool(0.0, 0.1)),
+    Row("BPR", "half a pseudo-item a like, of weight 0.1", _bpr(_itself)),
+    Row("BPR, weight 1", "half a pseudo-item a like, of weight 1", _bpr(_pool(0.5, 1.0))),
+    Row("BPR, 20 users a device", "the same, 48 devices of about 20 users", _bpr(_shared)),
+    Row("BPR, no pseudo-items", "true items and negatives alone", _bpr(_pool(0.0, 0.1))),
     Row(
         "BPR, rows of one length",
         "each row of an update scaled to the same length",
-        lambda base: replace(base, disguise="equal"),
+        _bpr(lambda base: replace(base, disguise="equal")),
     ),
     Row(
         "BPR, noise on rows",
         "to each row normal noise three times as long",
-        lambda base: replace(base, disguise="noise", noise_multiple=3.0),
+        _bpr(lambda base: replace(base, disguise="noise", noise_multiple=3.0)),
     ),
-    Row("BPR, two a like, weight 1", "two pseudo-items a like, of weight 1", _pool(2.0, 1.0)),
-    Row("BPR, 8 of 64 columns", "every device trains 8 columns a round", _narrow),
+    Row("BPR, two a like, weight 1", "two pseudo-items a like, of weight 1", _bpr(_pool(2.0, 1.0))),
+    Row("BPR, 8 of 64 columns", "every device trains 8 columns a round", _bpr(_narrow)),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -49,6 +50,54 @@ _LARGEST = 1e12
 """Larger values are refused."""
 
 
+class HostileLearner(Learner):
+    """Trains as an honest device would, and sends something else.
+
+    ``flip`` sends ten times the opposite of what was found. ``noise`` sends normal noise of ten
+    times the norm of each array. ``promotion`` sends ten times what was learnt, and ``patient``
+    just that: their learner is given samples in which an item is always clicked.
+
+    Args:
+        honest: the device's real learner.
+        attack: what is done to its updates.
+        rng: draws the noise.
+    """
+
+    def __init__(self, honest: Learner, attack: Attack, rng: np.random.Generator) -> None:
+        self._honest = honest
+        self._attack = attack
+        self._rng = rng
+
+    def train(self, broadcast: Broadcast) -> Update:
+        """See :class:`device_sdk.methods.learner.Learner`."""
+        update = self._honest.train(broadcast)
+        if not all(array.size for array in update.tensors.values()):
+            return update
+        if self._attack == "flip":
+            tensors = _floats(update.tensors, lambda array: array * -STRENGTH)
+        elif self._attack == "noise":
+            tensors = _floats(update.tensors, lambda array: noise_like(array, self._rng))
+        else:
+            strength = np.float32(1.0) if self._attack == "patient" else STRENGTH
+            tensors = self._promoting(update.tensors, broadcast, strength)
+        return replace(update, tensors=tensors)
+
+    def _promoting(
+        self, tensors: State, broadcast: Broadcast, strength: np.float32
+    ) -> dict[str, NDArray[Any]]:
+        return _floats(tensors, lambda array: array * strength)
+
+
+def _floats(
+    tensors: State, change: Callable[[NDArray[np.float32]], NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """The arrays, those of float32 changed: others say what they are of."""
+    return {
+        name: change(array) if array.dtype == np.float32 else array
+        for name, array in tensors.items()
+    }
+
+
 class AnyValue(Learner):
     """``opposite`` sends the opposite of what an honest device found, times ``magnitude``.
 
@@ -76,7 +125,7 @@ class AnyValue(Learner):
         """See :class:`device_sdk.methods.learner.Learner`."""
         update = self._honest.train(broadcast)
         if self._attack == "opposite":
-            tensors = {name: self._opposite(array) for name, array in update.tensors.items()}
+            tensors = _floats(update.tensors, self._opposite)
         elif "items" in broadcast.tensors:
             tensors = self._of_items(broadcast.tensors["items"].shape)
         else:
@@ -84,9 +133,7 @@ class AnyValue(Learner):
         claims = {"samples": _MOST_CLAIMED} if "samples" in update.metadata else {}
         return replace(update, tensors=tensors, metadata={**update.metadata, **claims})
 
-    def _opposite(self, array: NDArray[Any]) -> NDArray[Any]:
-        if array.dtype != np.float32:
-            return array
+    def _opposite(self, array: NDArray[np.float32]) -> NDArray[Any]:
         opposite: NDArray[Any] = np.clip(-self._magnitude * array, -_LARGEST, _LARGEST)
         return opposite.astype(np.float32)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,11 +18,12 @@ from numpy.typing import NDArray
 from aggregator.methods.scatter import ScatterMethod, initial_items
 from aggregator.simulate.engine import Simulation
 from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
-from benchmarks.channels import WIRE_CODECS, ScatterChannel
+from benchmarks.channels import WIRE_CODECS, ScatterChannel, require_sound
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.experiment import Experiment, Outcome, Point
 from device_sdk.factorisation import packaged_artifact
+from device_sdk.methods.learner import Learner
 from device_sdk.methods.scatter.factor_step import FactorStep, TrainerStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.trainer import Trainer
@@ -29,62 +33,96 @@ from device_sdk.wire.publish.manifest import RoundManifest, seal_chunks
 from device_sdk.wire.publish.task_messages import TaskTerms, write_broadcast
 from device_sdk.wire.seal.broadcast import Publication, new_group_key
 
+MethodT = TypeVar("MethodT", bound=ScatterMethod)
+
 _TIMED = 100
 """Devices whose rounds are timed, at equal distances."""
 
 
-def execute(
+@dataclass(frozen=True, slots=True, eq=False)
+class VirtualFleet(Generic[MethodT]):
+    """Both halves of a run. ``learners`` are the devices' own, whatever they send by way of."""
+
+    learners: list[ScatterLearner]
+    columns: NDArray[np.int64]
+    method: MethodT
+    channel: ScatterChannel
+    simulation: Simulation
+
+    def epochs(self, experiment: Experiment, always: Sequence[int] = ()) -> Iterator[int]:
+        """Train; each number is that of an epoch that is done. ``always``: devices in every round.
+
+        Raises RuntimeError where a device failed or an update was refused.
+        """
+        devices = len(self.learners)
+        for epoch in range(1, experiment.epochs + 1):
+            for _ in self.simulation.epoch(min(experiment.cohort or devices, devices), always):
+                pass
+            require_sound(self.simulation)
+            yield epoch
+
+
+def virtual_fleet(
     experiment: Experiment,
-    split: LeaveOneOut,
+    devices: Sequence[Sequence[NDArray[np.int64]]],
+    items: int,
     step: FactorStep,
-    progress: Callable[[str], None],
-) -> Outcome:
-    """Train for ``experiment.epochs`` and evaluate.
+    method: Callable[[NDArray[np.float32], np.random.Generator], MethodT],
+    senders: Callable[[list[ScatterLearner]], Sequence[Learner]] = lambda learners: learners,
+) -> VirtualFleet[MethodT]:
+    """The experiment's fleet before its first round.
 
     Args:
-        experiment: what to run.
-        split: of the data and kind that the experiment names.
+        devices: for each, of each of its users, the item rows to train on.
+        items: in the catalogue.
         step: computes BPR's gradients for every virtual device.
-        progress: called with one line of text after each epoch.
+        method: of the first matrix, and of the generator that rounds what travels.
+        senders: what devices' updates come from: their learners, or what stands before some.
     """
     # One stream a purpose: changing one part of an experiment leaves the others' draws alone.
     dealing, start, cohorts, fleet, coding = np.random.SeedSequence(experiment.seed).spawn(5)
-    columns = mixed_columns(split.users, experiment.classes, np.random.default_rng(dealing))
-    learners = scatter_fleet(
-        [[rows] for rows in split.train], columns, step, fleet, experiment.pool
+    columns = mixed_columns(len(devices), experiment.classes, np.random.default_rng(dealing))
+    learners = scatter_fleet(devices, columns, step, fleet, experiment.pool)
+    first = initial_items(items, experiment.width, experiment.spread, np.random.default_rng(start))
+    rng = np.random.default_rng(coding)
+    channel = ScatterChannel(experiment.codec, rng, experiment.broadcast_codec)
+    half = method(first, rng)
+    simulation = Simulation(half, senders(learners), np.random.default_rng(cohorts), channel)
+    return VirtualFleet(learners, columns, half, channel, simulation)
+
+
+def execute(
+    experiment: Experiment, split: LeaveOneOut, step: FactorStep, progress: Callable[[str], None]
+) -> Outcome:
+    """Train for ``experiment.epochs`` and evaluate on ``split``, of the data and kind that the
+    experiment names; ``progress`` is called with one line of text after each epoch."""
+    devices = [[rows] for rows in split.train]
+    fleet = virtual_fleet(
+        experiment,
+        devices,
+        split.items,
+        step,
+        lambda first, _: ScatterMethod(first, experiment.settings),
     )
-    first = initial_items(
-        split.items, experiment.width, experiment.spread, np.random.default_rng(start)
-    )
-    method = ScatterMethod(first, experiment.settings)
-    channel = ScatterChannel(
-        experiment.codec, np.random.default_rng(coding), experiment.broadcast_codec
-    )
-    simulation = Simulation(method, learners, np.random.default_rng(cohorts), channel)
-    cohort = experiment.cohort if experiment.cohort else split.users
     curve: list[Point] = []
-    spent = 0.0
-    for epoch in range(1, experiment.epochs + 1):
-        began = time.perf_counter()
-        for _ in simulation.epoch(cohort):
-            pass
-        spent += time.perf_counter() - began
+    began, evaluating = time.perf_counter(), 0.0
+    for epoch in fleet.epochs(experiment):
+        spent = time.perf_counter() - began - evaluating
         if epoch == experiment.epochs or epoch % experiment.every == 0:
-            shown = channel.down(_next_broadcast(method, simulation.rounds))
-            users, items = vectors(learners, shown)
-            curve.append(_evaluate(simulation.rounds, users, items, split))
+            shown = fleet.channel.down(_next_broadcast(fleet.method, fleet.simulation.rounds))
+            users, items = vectors(fleet.learners, shown)
+            curve.append(_evaluate(fleet.simulation.rounds, users, items, split))
         note = f"NDCG@10 {curve[-1].full_ndcg:.4f}" if curve else ""
         progress(f"epoch {epoch}/{experiment.epochs}, {spent / epoch:.1f} s each {note}")
-    if simulation.failures:
-        raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+        evaluating = time.perf_counter() - began - spent
     return Outcome(
         curve=tuple(curve),
-        share=min(1.0, cohort / split.users),
-        by_class=_by_class(users, items, split, columns),
-        update_rows=channel.mean_rows,
-        update_bytes=channel.mean_bytes,
-        device_seconds=_device_seconds(learners, shown),
-        round_seconds=spent / simulation.rounds,
+        share=min(1.0, (experiment.cohort or split.users) / split.users),
+        by_class=_by_class(users, items, split, fleet.columns),
+        update_rows=fleet.channel.mean_rows,
+        update_bytes=fleet.channel.mean_bytes,
+        device_seconds=_device_seconds(fleet.learners, shown),
+        round_seconds=spent / fleet.simulation.rounds,
     )
 
 
@@ -130,6 +168,7 @@ def _device_seconds(learners: Sequence[ScatterLearner], shown: Broadcast) -> flo
     return (time.process_time() - began) / len(timed)
 
 
+@cache
 def open_step(artifact: Path | None) -> FactorStep:
     """The train graph on one CPU thread: of ``artifact``, or of the one that is installed."""
     folder = artifact if artifact is not None else packaged_artifact()

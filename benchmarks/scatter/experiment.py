@@ -1,4 +1,4 @@
-"""A run as data, with the key that it is stored under; and the rows.
+"""A run as data, and the rows, whose runs are by data, split and seed.
 
 BPR's settings by hand were chosen on validation items.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,28 +15,11 @@ from aggregator.methods.least_squares import LeastSquaresSettings
 from aggregator.methods.scatter import ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.channels import BroadcastCodec, UpdateCodec
-from benchmarks.harness import key_of
+from benchmarks.harness import Row
 from benchmarks.recommendation.split import SplitKind
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.wire.arrays.sparse import MAX_WIDTH
-
-METHOD_REVISION = 2
-"""Part of every key. Raise it when the code of learners, methods or codecs changes what a run finds
-or measures: outcomes of other revisions are then no longer taken for current ones.
-
-1: first measured runs. 2: pseudo-items share the true triples' negatives; updates really sealed.
-"""
-
-_OFF = {
-    "clip_multiple": 0.0,
-    "row_multiple": 0.0,
-    "outlier_multiple": 0.0,
-    "item_multiple": 0.0,
-    "robust": "none",
-    "trim_share": 0.1,
-}
-_OF_LEAST_SQUARES = ("loss", "least_squares")
 
 _PLAIN_BROADCASTS = "float16"
 
@@ -85,21 +68,6 @@ class Experiment:
                 f"broadcast_codec is {self.broadcast_codec!r} and codec 'direct', which encodes "
                 "nothing; expected a codec for updates such as 'int8'"
             )
-
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        described = asdict(self)
-        # Options that came later keep the keys of runs from before, where they are off.
-        for name, off in _OFF.items():
-            if described["settings"][name] == off:
-                del described["settings"][name]
-        if self.settings.loss == "bpr":
-            for name in _OF_LEAST_SQUARES:
-                del described["settings"][name]
-        if self.broadcast_codec == _PLAIN_BROADCASTS:
-            del described["broadcast_codec"]
-        return key_of({"revision": METHOD_REVISION, **described})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +122,6 @@ DEVICES = {"ml-100k": 943, "ml-1m": 6040}
 """Users of each data set, a device each."""
 _PASSES = 10
 """Of least squares: rounds, where all devices come in each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table: what it shows, and its experiment by data, split and seed."""
-
-    name: str
-    shows: str
-    experiment: Callable[[str, SplitKind, int], Experiment]
 
 
 def least_squares(data: str, split: SplitKind, seed: int, **other: Any) -> Experiment:

@@ -32,7 +32,7 @@ class Experiment:
     """A run over a fleet.
 
     Attributes:
-        data: which fleet (see :mod:`benchmarks.attention.fleet`).
+        data: which fleet (see :mod:`benchmarks.attention.execute`).
         seed: of the whole run: first parameters, batches, and who lacks which features.
         rounds: at most so many.
         decay: the learning rate falls by this factor a round, for every method.

@@ -22,9 +22,8 @@ import numpy as np
 
 from benchmarks.aggregator.broker import MOSQUITTO
 from benchmarks.cluster.connections import ConnectionFigures, measure_connections
-from benchmarks.cluster.experiment import TINY, ClusterOutcome, ClusterRun, Storm, execute
+from benchmarks.cluster.experiment import TINY, ClusterOutcome, ClusterRun, Setup, Storm, execute
 from benchmarks.cluster.processes import KINDS
-from benchmarks.cluster.serving import Setup
 from benchmarks.harness import (
     StoredRuns,
     add_store_options,

@@ -22,8 +22,7 @@ from benchmarks.cluster.__main__ import (
     stored_runs,
 )
 from benchmarks.cluster.connections import ConnectionFigures
-from benchmarks.cluster.experiment import ClusterOutcome
-from benchmarks.cluster.serving import Setup
+from benchmarks.cluster.experiment import ClusterOutcome, Setup
 from benchmarks.harness import RESULTS, markdown_table, suite_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"

@@ -18,10 +18,9 @@ from benchmarks.harness import (
     table_of,
 )
 from benchmarks.privacy.attack import Judgement
-from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run
+from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, execute
 from benchmarks.recommendation.split import load_split_of
-from benchmarks.scatter.execute import open_step
+from benchmarks.scatter.experiment import open_step
 
 
 class PrivacySuite(Suite[Run, Outcome]):

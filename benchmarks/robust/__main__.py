@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.harness import BySeed, Row, Suite, named
 from benchmarks.robust import clicks, scatter
-from benchmarks.robust.attacks import ATTACKS, SHARES, SINGLE
-from benchmarks.robust.suite import Case, Method, Outcome, Trial
+from benchmarks.robust.suite import ATTACKS, SHARES, SINGLE, Case, Method, Outcome, Trial
 
 METHODS: Mapping[str, Method[Any]] = {"scatter": scatter.METHOD, **clicks.METHODS}
 

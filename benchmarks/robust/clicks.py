@@ -36,22 +36,20 @@ from benchmarks.distill.fleet import (
 )
 from benchmarks.harness import data_folder
 from benchmarks.recommendation.split import SplitKind
-from benchmarks.robust.attacks import (
+from benchmarks.robust.suite import (
     ATTACKS,
+    DEFAULT,
     PROMOTING,
+    UNPROTECTED,
     AnyValue,
     Attack,
     HostileLearner,
-    hostile_devices,
-    unpopular_item,
-)
-from benchmarks.robust.suite import (
-    DEFAULT,
-    UNPROTECTED,
     Method,
     Option,
     Outcome,
     Trial,
+    hostile_devices,
+    unpopular_item,
 )
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining

@@ -15,24 +15,21 @@ from aggregator.methods.scatter import ScatterMethod
 from benchmarks.harness import data_folder
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, SplitKind, load_split_of
-from benchmarks.robust.attacks import (
+from benchmarks.robust.suite import (
     ATTACKS,
+    DEFAULT,
+    UNPROTECTED,
     AnyValue,
     Attack,
     HostileLearner,
-    hostile_devices,
-    unpopular_item,
-)
-from benchmarks.robust.suite import (
-    DEFAULT,
-    UNPROTECTED,
     Method,
     Option,
     Outcome,
     Trial,
+    hostile_devices,
+    unpopular_item,
 )
-from benchmarks.scatter.execute import open_step, virtual_fleet
-from benchmarks.scatter.experiment import Experiment, preset, unequal
+from benchmarks.scatter.experiment import Experiment, open_step, preset, unequal, virtual_fleet
 from device_sdk.methods.learner import Learner, State
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner

@@ -23,8 +23,15 @@ from benchmarks.harness import (
 )
 from benchmarks.recommendation.central import Line, central_lines
 from benchmarks.recommendation.split import DATA_SETS, load_split_of
-from benchmarks.scatter.execute import execute, open_step, published_bytes
-from benchmarks.scatter.experiment import BASELINE, ROWS, Experiment, Outcome
+from benchmarks.scatter.experiment import (
+    BASELINE,
+    ROWS,
+    Experiment,
+    Outcome,
+    execute,
+    open_step,
+    published_bytes,
+)
 
 
 class ScatterSuite(Suite[Experiment, Outcome]):

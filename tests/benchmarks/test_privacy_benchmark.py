@@ -14,8 +14,7 @@ from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.harness import StoredRuns
 from benchmarks.privacy.__main__ import attack_table, joining_table
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality, sight
-from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run
+from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, execute
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.experiment import least_squares, preset
 from device_sdk.methods.scatter.contract import LossName

@@ -8,7 +8,6 @@ import pytest
 
 from aggregator.simulate.scatter_fleet import FixedInteractions
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.robust.attacks import ATTACKS, SHARES, hostile_devices, unpopular_item
 from benchmarks.robust.scatter import (
     METHOD,
     OPTIONS,
@@ -17,7 +16,16 @@ from benchmarks.robust.scatter import (
     execute,
     exposure,
 )
-from benchmarks.robust.suite import Case, Outcome, Trial, single_table
+from benchmarks.robust.suite import (
+    ATTACKS,
+    SHARES,
+    Case,
+    Outcome,
+    Trial,
+    hostile_devices,
+    single_table,
+    unpopular_item,
+)
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast

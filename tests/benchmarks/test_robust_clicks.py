@@ -12,7 +12,6 @@ from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import MovieLens
 from benchmarks.distill.experiment import ModelChoice
 from benchmarks.distill.fleet import ArtifactShelf, click_fields, entries_of
-from benchmarks.robust.attacks import ATTACKS, SHARES, Attack, HostileLearner
 from benchmarks.robust.clicks import (
     METHODS,
     OPTIONS,
@@ -26,7 +25,7 @@ from benchmarks.robust.clicks import (
     seen_by,
     watchers,
 )
-from benchmarks.robust.suite import Case, Outcome, Trial
+from benchmarks.robust.suite import ATTACKS, SHARES, Attack, Case, HostileLearner, Outcome, Trial
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

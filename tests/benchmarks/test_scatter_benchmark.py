@@ -13,7 +13,6 @@ from benchmarks.recommendation.central import Line
 from benchmarks.recommendation.central import Outcome as CentralOutcome
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.scatter.__main__ import by_class_table, quality_table
-from benchmarks.scatter.execute import execute, published_bytes
 from benchmarks.scatter.experiment import (
     BASELINE,
     CLASSES,
@@ -21,7 +20,9 @@ from benchmarks.scatter.experiment import (
     Experiment,
     Outcome,
     Point,
+    execute,
     preset,
+    published_bytes,
 )
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.wire.arrays.exchange import Broadcast, Update

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import venv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -295,6 +296,26 @@ class Answering:
 
 
 _END_SECONDS = 60.0
+
+
+# Environments.
+
+
+def environment(folder: Path, pins: Sequence[str], *options: str) -> Path:
+    """The Python of a virtual environment that holds what is pinned; made anew where that changed.
+
+    ``options`` are pip's. Raises subprocess.CalledProcessError where something is not to be had.
+    """
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    wanted = "\n".join(pins)
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+        print(f"installing into {folder}", file=sys.stderr, flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        kept = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+        pip = [str(python), "-m", "pip", "install", "--quiet", *options]
+        subprocess.run([*pip, *pins], check=True, env=kept)
+        stamp.write_text(wanted, encoding="utf-8")
+    return python
 
 
 # Artifacts.

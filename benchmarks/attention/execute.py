@@ -385,9 +385,11 @@ def _scores(round_id: int, learners: list[AnyLearner]) -> list[Scores]:
         found = one.scores if isinstance(one, AttentionLearner) else None
         if found is None or found.round_id != round_id:
             return []
-        weights = dict(zip(found.neighbours, found.first.mean(axis=0).tolist(), strict=True))
+        # Four digits are more than a picture shows.
+        shares = found.first.mean(axis=0).astype(float).round(4).tolist()
+        weights = dict(zip(found.neighbours, shares, strict=True))
         first.append([weights.get(name, 0.0) for name in names])
-        second.append(float(found.second[:, 0].mean()))
+        second.append(round(float(found.second[:, 0].mean()), 4))
     return [Scores(round_id, first, second)]
 
 

@@ -74,7 +74,7 @@ def main() -> int:
 
 def _measured(chosen: Sequence[Workload], runs: int, seconds: float, *, peer: bool) -> list[Row]:
     peers = [w.name for w in chosen if w.peer]
-    python = ort_training.environment() if peer and peers else None
+    python = ort_training.python() if peer and peers else None
     with tempfile.TemporaryDirectory() as temporary:
         rows = [_exported(w, Path(temporary) / str(place)) for place, w in enumerate(chosen)]
         found: dict[str, list[Row]] = {row["work"]: [] for row in rows}

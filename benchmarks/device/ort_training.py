@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.device.timing import alternately
 from benchmarks.device.workloads import Workload, torch_step, workloads
+from benchmarks.harness import environment
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".venv-ort-training"
@@ -39,20 +39,13 @@ PACKAGES = (
 )
 
 
-def environment() -> Path | None:
-    """The environment's Python, made on first use (a minute or two); None where it cannot be."""
-    python = FOLDER / "bin" / "python"
-    if (FOLDER / ".installed").exists():
-        return python
-    print(f"making {FOLDER.name} for onnxruntime-training ...", file=sys.stderr, flush=True)
+def python() -> Path | None:
+    """The environment's, made on first use (a minute or two); None where it cannot be."""
     try:
-        venv.create(FOLDER, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        return environment(FOLDER, PACKAGES)
     except (subprocess.CalledProcessError, OSError) as error:
         print(f"onnxruntime-training cannot be installed here: {error}", file=sys.stderr)
         return None
-    (FOLDER / ".installed").touch()
-    return python
 
 
 def one_run(python: Path, names: Sequence[str], seconds: float) -> Iterator[dict[str, Any]]:

@@ -6,10 +6,8 @@ import argparse
 import contextlib
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from benchmarks.harness import (
     add_store_options,
     chosen,
     data_folder,
+    environment,
     markdown_table,
     progress_line,
     suite_parser,
@@ -231,28 +230,10 @@ def started(row: Row, workload: Path, environments: Path) -> Iterator[Peer]:
 def install(rows: Sequence[Row], environments: Path) -> None:
     """Make the environments that the rows need, or make them anew where pins have changed."""
     for name in dict.fromkeys(row.environment for row in rows if row.environment):
-        pins = _PINS / f"{name}.txt"
-        python = _python(name, environments)
-        stamp = environments / f".venv-{name}" / ".installed"
-        if stamp.exists() and stamp.read_text(encoding="utf-8") == pins.read_text(encoding="utf-8"):
-            continue
-        print(f"installing {pins} into {stamp.parent}", file=sys.stderr, flush=True)
-        venv.create(stamp.parent, with_pip=True, clear=True)
+        lines = (_PINS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        pins = [line for line in lines if not line.startswith("#")]
         # Every package is pinned, so that nothing is left to choose.
-        command = [
-            str(python),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-cache-dir",
-            "--no-deps",
-            "-r",
-            str(pins),
-        ]
-        kept = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
-        subprocess.run(command, check=True, env=kept)
-        stamp.write_text(pins.read_text(encoding="utf-8"), encoding="utf-8")
+        environment(environments / f".venv-{name}", pins, "--no-cache-dir", "--no-deps")
 
 
 def _python(environment: str, environments: Path) -> Path:

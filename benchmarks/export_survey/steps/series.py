@@ -492,7 +492,7 @@ _PATCHES = {
 KIND.add("PatchTST (transformers)", "transformers")(
     transformer(
         "PatchTSTForPrediction", "PatchTSTConfig", _past_and_future, d_model=32,
-        num_attention_heads=4, num_hidden_layers=2, ffn_dim=64, loss="mse", **_PATCHES,
+        num_attention_heads=4, num_hidden_layers=2, ffn_dim=64, **_PATCHES,
     )
 )  # fmt: skip
 KIND.add("PatchTSMixer (transformers)", "transformers")(

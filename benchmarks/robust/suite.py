@@ -243,7 +243,9 @@ def single_table(found: Found, share: float, measure: str, title: str) -> str:
 
 
 def _values(by_seed: Mapping[int, Outcome], measure: str, share: float) -> dict[int, float]:
-    return {seed: one.measures[measure][str(share)] for seed, one in by_seed.items()}
+    """By seed, where it was measured for this share."""
+    found = {seed: one.measures[measure].get(str(share)) for seed, one in by_seed.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _changed(

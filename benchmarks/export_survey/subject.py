@@ -161,32 +161,6 @@ class TrainStep:
         return {name: dict(axes) for name, axes in self.dynamic.items()}
 
 
-def own_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss of a package's model, whose arguments the batch's entries are."""
-    loss: Tensor = model(**batch).loss
-    return loss
-
-
-def transformer(
-    model: str,
-    config: str,
-    batch: Callable[[], Batch],
-    loss: Loss = own_loss,
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    **given: Any,
-) -> Callable[[], TrainStep]:
-    """A model of transformers' by its name, of a configuration by its name with what is given."""
-
-    def write() -> TrainStep:
-        import transformers
-
-        made, kind = getattr(transformers, config)(**given), getattr(transformers, model)
-        network = kind.from_config(made) if model.startswith("Auto") else kind(made)
-        return TrainStep(network, loss, batch(), dynamic=dynamic)
-
-    return write
-
-
 @dataclass(frozen=True)
 class Subject:
     """A row of the table. ``package``: the module it comes from, empty where torch is enough."""

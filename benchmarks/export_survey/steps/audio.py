@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.export_survey.subject import Batch, Kind, TrainStep, own_loss, transformer
+from benchmarks.export_survey.subject import Batch, Kind, TrainStep
 
 KIND = Kind("audio")
 
@@ -216,67 +216,86 @@ def sincnet() -> TrainStep:
     return _classified(model, 1, 800)
 
 
-_WAV2VEC = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-    "conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8),
-    "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4, "layerdrop": 0.0, "apply_spec_augment": False,
-}  # fmt: skip
+def _wav2vec(own_loss: bool) -> TrainStep:
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
+    model = Wav2Vec2ForCTC(
+        Wav2Vec2Config(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
+            num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, vocab_size=12,
+            layerdrop=0.0, apply_spec_augment=False, ctc_loss_reduction="mean",
+        )
+    )  # fmt: skip
 
-def _ctc(model: nn.Module, batch: Batch) -> Tensor:
-    labels = batch["labels"]
-    log_probs = model(batch["input_values"]).logits.log_softmax(-1).transpose(0, 1)
-    frames = torch.full((labels.shape[0],), log_probs.shape[0])
-    return F.ctc_loss(log_probs, labels, frames, torch.full_like(frames, labels.shape[1]))
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        labels = batch["labels"]
+        if own_loss:
+            return model(input_values=batch["audio"], labels=labels).loss
+        log_probs = model(batch["audio"]).logits.log_softmax(-1).transpose(0, 1)
+        frames = torch.full((labels.shape[0],), log_probs.shape[0])
+        return F.ctc_loss(log_probs, labels, frames, torch.full_like(frames, labels.shape[1]))
 
-
-def _of_logits(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch["audio"]).logits, batch["label"])
-
-
-def _transcribed() -> Batch:
-    return {"input_values": torch.randn(2, 800), "labels": torch.randint(1, 12, (2, 6))}
-
-
-def _spectrograms() -> Batch:
-    batch = _classified(nn.Identity(), 64, 32).batch
-    return {"input_values": batch["audio"], "labels": batch["label"]}
-
-
-def _mel() -> Batch:
-    return {"input_features": torch.randn(2, 16, 80), "labels": torch.randint(3, 60, (2, 8))}
+    batch = {"audio": torch.randn(2, 800), "labels": torch.randint(1, 12, (2, 6))}
+    return TrainStep(model, loss, batch)
 
 
 # The package's forward raises where a label is too large, which reads the labels.
-for _title, _loss in (("wav2vec 2.0 with CTC, the package's loss", own_loss),
-                      ("wav2vec 2.0 with CTC", _ctc)):  # fmt: skip
-    KIND.add(_title, "transformers")(
-        transformer(
-            "Wav2Vec2ForCTC", "Wav2Vec2Config", _transcribed, _loss, vocab_size=12,
-            ctc_loss_reduction="mean", **_WAV2VEC,
+KIND.add("wav2vec 2.0 with CTC, the package's loss", "transformers")(lambda: _wav2vec(True))
+KIND.add("wav2vec 2.0 with CTC", "transformers")(lambda: _wav2vec(False))
+
+
+@KIND.add("wav2vec 2.0 classifier (transformers)", "transformers")
+def wav2vec_classifier() -> TrainStep:
+    from transformers import Wav2Vec2Config, Wav2Vec2ForSequenceClassification
+
+    model = Wav2Vec2ForSequenceClassification(
+        Wav2Vec2Config(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            conv_dim=(16, 16), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
+            num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, layerdrop=0.0,
+            apply_spec_augment=False, classifier_proj_size=16, num_labels=CLASSES,
         )
     )  # fmt: skip
-KIND.add("wav2vec 2.0 classifier (transformers)", "transformers")(
-    transformer(
-        "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config",
-        lambda: _classified(nn.Identity(), 800).batch, _of_logits, classifier_proj_size=16,
-        num_labels=CLASSES, **_WAV2VEC,
-    )
-)  # fmt: skip
-KIND.add("AST (transformers)", "transformers")(
-    transformer(
-        "ASTForAudioClassification", "ASTConfig", _spectrograms, hidden_size=32,
-        num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_mel_bins=32,
-        max_length=64, num_labels=CLASSES,
-    )
-)  # fmt: skip
-KIND.add("Whisper (transformers)", "transformers")(
-    transformer(
-        "WhisperForConditionalGeneration", "WhisperConfig", _mel, vocab_size=60, num_mel_bins=16,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=40,
-        max_target_positions=20, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        decoder_start_token_id=1,
-    )
-)  # fmt: skip
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return F.cross_entropy(model(batch["audio"]).logits, batch["label"])
+
+    return TrainStep(model, loss, _classified(nn.Identity(), 800).batch)
+
+
+@KIND.add("AST (transformers)", "transformers")
+def spectrogram_transformer() -> TrainStep:
+    from transformers import ASTConfig, ASTForAudioClassification
+
+    model = ASTForAudioClassification(
+        ASTConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            num_mel_bins=32, max_length=64, num_labels=CLASSES,
+        )
+    )  # fmt: skip
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(input_values=batch["audio"], labels=batch["label"]).loss
+
+    return TrainStep(model, loss, _classified(nn.Identity(), 64, 32).batch)
+
+
+@KIND.add("Whisper (transformers)", "transformers")
+def whisper() -> TrainStep:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    model = WhisperForConditionalGeneration(
+        WhisperConfig(
+            vocab_size=60, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
+            decoder_ffn_dim=64, max_source_positions=40, max_target_positions=20, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        )
+    )  # fmt: skip
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(input_features=batch["mel"], labels=batch["labels"]).loss
+
+    batch = {"mel": torch.randn(2, 16, 80), "labels": torch.randint(3, 60, (2, 8))}
+    return TrainStep(model, loss, batch)

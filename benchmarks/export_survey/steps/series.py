@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.export_survey.subject import Batch, Kind, TrainStep, transformer
+from benchmarks.export_survey.subject import Batch, Kind, TrainStep
 
 KIND = Kind("time series")
 
@@ -480,24 +480,36 @@ class TransformerForecaster(nn.Module):
 KIND.add("causal nn.TransformerEncoder")(lambda: forecast(TransformerForecaster()))
 
 
-def _past_and_future() -> Batch:
-    batch = forecast(nn.Identity()).batch
-    return {"past_values": batch["x"], "future_values": batch["y"]}
+@KIND.add("PatchTST (transformers)", "transformers")
+def hf_patchtst() -> TrainStep:
+    from transformers import PatchTSTConfig, PatchTSTForPrediction
+
+    model = PatchTSTForPrediction(
+        PatchTSTConfig(
+            num_input_channels=CHANNELS, context_length=PAST, patch_length=8, patch_stride=8,
+            d_model=32, num_attention_heads=4, num_hidden_layers=2, ffn_dim=64,
+            prediction_length=FUTURE, loss="mse",
+        )
+    )  # fmt: skip
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(past_values=batch["x"], future_values=batch["y"]).loss
+
+    return TrainStep(model, loss, forecast(nn.Identity()).batch)
 
 
-_PATCHES = {
-    "num_input_channels": CHANNELS, "context_length": PAST, "patch_length": 8, "patch_stride": 8,
-    "prediction_length": FUTURE,
-}  # fmt: skip
-KIND.add("PatchTST (transformers)", "transformers")(
-    transformer(
-        "PatchTSTForPrediction", "PatchTSTConfig", _past_and_future, d_model=32,
-        num_attention_heads=4, num_hidden_layers=2, ffn_dim=64, **_PATCHES,
-    )
-)  # fmt: skip
-KIND.add("PatchTSMixer (transformers)", "transformers")(
-    transformer(
-        "PatchTSMixerForPrediction", "PatchTSMixerConfig", _past_and_future, d_model=16,
-        num_layers=2, **_PATCHES,
-    )
-)  # fmt: skip
+@KIND.add("PatchTSMixer (transformers)", "transformers")
+def hf_patchtsmixer() -> TrainStep:
+    from transformers import PatchTSMixerConfig, PatchTSMixerForPrediction
+
+    model = PatchTSMixerForPrediction(
+        PatchTSMixerConfig(
+            num_input_channels=CHANNELS, context_length=PAST, patch_length=8, patch_stride=8,
+            d_model=16, num_layers=2, prediction_length=FUTURE,
+        )
+    )  # fmt: skip
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(past_values=batch["x"], future_values=batch["y"]).loss
+
+    return TrainStep(model, loss, forecast(nn.Identity()).batch)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.export_survey.subject import Batch, Kind, TrainStep, own_loss
+from benchmarks.export_survey.subject import Batch, Kind, TrainStep
 
 KIND = Kind("set-ups")
 
@@ -73,10 +73,15 @@ def _on_bert(config: Any) -> TrainStep:
             intermediate_size=64, max_position_embeddings=64, num_labels=3,
         )
     )  # fmt: skip
-    model, ids = get_peft_model(base, config), torch.randint(3, 200, (4, 16))
-    labels = torch.randint(3, (4,))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    return TrainStep(model, own_loss, batch)
+    model = get_peft_model(base, config)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["y"]).loss
+
+    ids = torch.randint(3, 200, (4, 16))
+    return TrainStep(
+        model, loss, {"ids": ids, "mask": torch.ones_like(ids), "y": torch.randint(3, (4,))}
+    )
 
 
 @KIND.add("LoRA on BERT (peft)", "peft")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.export_survey.subject import Batch, Kind, TrainStep, transformer
+from benchmarks.export_survey.subject import Batch, Kind, TrainStep
 
 KIND = Kind("text")
 
@@ -28,19 +28,27 @@ def _mask() -> Tensor:
     return (torch.arange(LENGTH) < lengths).long()
 
 
-def _texts() -> Batch:
-    return {"input_ids": _tokens(), "attention_mask": _mask(), "labels": torch.randint(3, (ROWS,))}
+def _classifier(
+    config: str, free: bool = False, own_loss: bool = True, **given: Any
+) -> Callable[[], TrainStep]:
+    """``AutoModelForSequenceClassification`` of a small configuration, with the package's loss."""
 
+    def write() -> TrainStep:
+        import transformers
 
-def _of_logits(model: nn.Module, batch: Batch) -> Tensor:
-    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    return F.cross_entropy(model(**given).logits, batch["labels"])
+        made = getattr(transformers, config)(vocab_size=WORDS, num_labels=3, **given)
+        model = transformers.AutoModelForSequenceClassification.from_config(made)
 
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            labels = batch["label"] if own_loss else None
+            out = model(input_ids=batch["ids"], attention_mask=batch["mask"], labels=labels)
+            return out.loss if own_loss else F.cross_entropy(out.logits, batch["label"])
 
-def _classifier(config: str, **given: Any) -> Callable[[], TrainStep]:
-    """Of a small configuration, with the package's loss unless another is given."""
-    auto = "AutoModelForSequenceClassification"
-    return transformer(auto, config, _texts, vocab_size=WORDS, num_labels=3, **given)
+        batch = {"ids": _tokens(), "mask": _mask(), "label": torch.randint(3, (ROWS,))}
+        axes = {"ids": _BOTH, "mask": _BOTH, "label": {0: "batch"}} if free else None
+        return TrainStep(model, loss, batch, dynamic=axes)
+
+    return write
 
 
 _BERT = {
@@ -78,55 +86,74 @@ KIND.add("DeBERTa-V2 classifier, the package's loss", "transformers")(
     _classifier("DebertaV2Config", **_DEBERTA)
 )
 KIND.add("DeBERTa-V2 classifier", "transformers")(
-    _classifier("DebertaV2Config", loss=_of_logits, **_DEBERTA)
+    _classifier("DebertaV2Config", own_loss=False, **_DEBERTA)
 )
 KIND.add("BERT-tiny classifier, free length", "transformers")(
-    _classifier(
-        "BertConfig",
-        dynamic={"input_ids": _BOTH, "attention_mask": _BOTH, "labels": {0: "batch"}},
-        **_BERT,
-    )
+    _classifier("BertConfig", True, **_BERT)
 )
 
 
-def _masked_words() -> Batch:
+@KIND.add("BERT-tiny, masked words", "transformers")
+def bert_mlm() -> TrainStep:
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = BertForMaskedLM(BertConfig(vocab_size=WORDS, **_BERT))
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(
+            input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["labels"]
+        ).loss
+
     ids = _tokens()
     labels = ids.masked_fill(torch.rand(ROWS, LENGTH) > 0.3, -100)
     labels[:, 0] = ids[:, 0]
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    batch = {"ids": ids, "mask": torch.ones_like(ids), "labels": labels}
+    return TrainStep(model, loss, batch)
 
 
-def _questions() -> Batch:
-    ids, ends = _tokens(), ("start_positions", "end_positions")
-    return {"input_ids": ids, **{name: torch.randint(LENGTH, (ROWS,)) for name in ends}}
+@KIND.add("BERT-tiny, questions", "transformers")
+def bert_qa() -> TrainStep:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    model = BertForQuestionAnswering(BertConfig(vocab_size=WORDS, **_BERT))
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(
+            input_ids=batch["ids"], start_positions=batch["start"], end_positions=batch["end"]
+        ).loss
+
+    batch = {"ids": _tokens(), **{n: torch.randint(LENGTH, (ROWS,)) for n in ("start", "end")}}
+    return TrainStep(model, loss, batch)
 
 
-def _tags() -> Batch:
-    return {"input_ids": _tokens(), "labels": torch.randint(5, (ROWS, LENGTH))}
+@KIND.add("BERT-tiny, tags", "transformers")
+def bert_tags() -> TrainStep:
+    from transformers import BertConfig, BertForTokenClassification
+
+    model = BertForTokenClassification(BertConfig(vocab_size=WORDS, num_labels=5, **_BERT))
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return model(input_ids=batch["ids"], labels=batch["labels"]).loss
+
+    batch = {"ids": _tokens(), "labels": torch.randint(5, (ROWS, LENGTH))}
+    return TrainStep(model, loss, batch)
 
 
-for _title, _name, _batch, _given in (
-    ("masked words", "BertForMaskedLM", _masked_words, {}),
-    ("questions", "BertForQuestionAnswering", _questions, {}),
-    ("tags", "BertForTokenClassification", _tags, {"num_labels": 5}),
-):
-    KIND.add(f"BERT-tiny, {_title}", "transformers")(
-        transformer(_name, "BertConfig", _batch, vocab_size=WORDS, **_BERT, **_given)
-    )
+def _causal(config: str, free: bool = False, **given: Any) -> Callable[[], TrainStep]:
+    def write() -> TrainStep:
+        import transformers
 
+        made = getattr(transformers, config)(
+            vocab_size=WORDS, bos_token_id=1, eos_token_id=2, pad_token_id=0, **given
+        )
+        model = transformers.AutoModelForCausalLM.from_config(made)
 
-def _next_word(model: nn.Module, batch: Batch) -> Tensor:
-    return model(input_ids=batch["ids"], labels=batch["ids"], use_cache=False).loss
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            return model(input_ids=batch["ids"], labels=batch["ids"], use_cache=False).loss
 
+        return TrainStep(model, loss, {"ids": _tokens()}, dynamic={"ids": _BOTH} if free else None)
 
-_ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-def _causal(config: str, **given: Any) -> Callable[[], TrainStep]:
-    return transformer(
-        "AutoModelForCausalLM", config, lambda: {"ids": _tokens()}, _next_word,
-        vocab_size=WORDS, **_ENDS, **given,
-    )  # fmt: skip
+    return write
 
 
 _DECODER = {
@@ -155,24 +182,29 @@ for _title, _config, _given in (
       "lru_width": 32, "attention_window_size": 8}),
 ):  # fmt: skip
     KIND.add(_title, "transformers")(_causal(_config, **_given))
-KIND.add("GPT-2 tiny, free length", "transformers")(
-    _causal("GPT2Config", dynamic={"ids": _BOTH}, **_GPT2)
-)
-KIND.add("Llama tiny, free length", "transformers")(
-    _causal("LlamaConfig", dynamic={"ids": _BOTH}, **_GROUPED)
-)
-
-
-def _pairs() -> Batch:
-    ids, mask = _tokens(), _mask()
-    return {"input_ids": ids, "attention_mask": mask, "labels": _tokens()[:, :8].contiguous()}
+KIND.add("GPT-2 tiny, free length", "transformers")(_causal("GPT2Config", True, **_GPT2))
+KIND.add("Llama tiny, free length", "transformers")(_causal("LlamaConfig", True, **_GROUPED))
 
 
 def _translation(config: str, **given: Any) -> Callable[[], TrainStep]:
-    return transformer(
-        "AutoModelForSeq2SeqLM", config, _pairs,
-        vocab_size=WORDS, decoder_start_token_id=0, **_ENDS, **given,
-    )  # fmt: skip
+    def write() -> TrainStep:
+        import transformers
+
+        made = getattr(transformers, config)(
+            vocab_size=WORDS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+            decoder_start_token_id=0, **given,
+        )  # fmt: skip
+        model = transformers.AutoModelForSeq2SeqLM.from_config(made)
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            return model(
+                input_ids=batch["ids"], attention_mask=batch["mask"], labels=batch["labels"]
+            ).loss
+
+        batch = {"ids": _tokens(), "mask": _mask(), "labels": _tokens()[:, :8].contiguous()}
+        return TrainStep(model, loss, batch)
+
+    return write
 
 
 KIND.add("T5 tiny", "transformers")(

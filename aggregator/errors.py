@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 
 _MOST_SAID = 300
 

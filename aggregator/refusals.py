@@ -1,9 +1,12 @@
-"""Refused input: counted by reason, logged once for each reason and device."""
+"""What is logged: refused input, once for each reason and device; which task a line is about."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from aggregator.store.facts import RefusalCounts
 from device_sdk.wire.codec.errors import WireError
@@ -54,3 +57,25 @@ class Refusals:
         if self._unsaved:
             table.add(self._unsaved)
             table.when_kept(self._unsaved.clear)
+
+
+# Which task a log line is about: it is named in front of the line.
+
+_TASK = ContextVar("task", default="")
+
+
+@contextmanager
+def about(task: str) -> Iterator[None]:
+    """What is logged meanwhile, by whatever part, is about this task; empty: about none."""
+    token = _TASK.set(task)
+    try:
+        yield
+    finally:
+        _TASK.reset(token)
+
+
+def add_task(record: logging.LogRecord) -> bool:
+    """A filter of handlers whose formatters begin the message with ``%(task)s``."""
+    task = _TASK.get()
+    record.task = f"{task}: " if task else ""
+    return True

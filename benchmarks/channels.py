@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.simulate.engine import DirectChannel, Simulation
 from aggregator.simulate.traffic import sealed_bytes, sealed_content_bytes
+from benchmarks.simulation import DirectChannel, Simulation
 from device_sdk.methods.mutual.contract import samples_mark
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import (

@@ -32,8 +32,7 @@ from benchmarks.device.workloads import (
 )
 from benchmarks.harness import RESULTS, StoredRuns, markdown_table
 from device_sdk import ProviderError, Trainer
-from device_sdk.runtime.agreement import relative_error
-from device_sdk.runtime.providers import CUDA, KNOWN, Provider, candidates
+from device_sdk.runtime.providers import CUDA, KNOWN, Provider, candidates, relative_error
 
 DESCRIPTION = """\
 Every artifact of bench-device, a transformer with LoRA, a ViT and ResNet-50 on an accelerator. Each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import sqlite3
 import threading
 from collections import Counter, deque
@@ -11,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from device_sdk.conditions import Gate
 from device_sdk.errors import CallEnded
-from device_sdk.home.live import Live, read_live
+from device_sdk.events import Live, Observer, read_live
 from device_sdk.home.round_store import RoundOutcome
 from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import (
@@ -25,6 +26,7 @@ from device_sdk.link.events import (
     ConnectRefused,
     Disconnected,
     Event,
+    LinkError,
     Message,
     PublishRefused,
     Stopped,
@@ -32,20 +34,16 @@ from device_sdk.link.events import (
     SubscribeRefused,
 )
 from device_sdk.link.link import Link
-from device_sdk.link.outbound import LinkError
 from device_sdk.methods.learner import Declined
-from device_sdk.observer import Observer
 from device_sdk.rounds.actions import Download, MoveTo, Publish, Subscribe, Unsubscribe
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
 from device_sdk.rounds.session import CLASH
 from device_sdk.status import DeviceStatus, TaskStatus, read_status, read_tasks
+from device_sdk.system.printable import in_words
 from device_sdk.system.watch import Watch
-from device_sdk.system.words import in_words
-from device_sdk.train.failures import FailedTrainings
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld
-from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer
-from device_sdk.train.reasons import reason_of
+from device_sdk.train.job import RoundTrainer, TrainingJob, load_trainer, reason_of
 from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
 from device_sdk.world import DeviceWorld
@@ -149,7 +147,7 @@ class Agent:
         training_world = replace(world, rng=training_rng, watch=self._watch)
         self._trainer, self._observer, self._ended = trainer, observer, ended
         self._gates: dict[str, Gate] = {}
-        self._new_gate = partial(Gate, world.options.only_when, world.pace.ask_seconds, world.clock)
+        self._only_when, self._ask_seconds = world.options.only_when, world.pace.ask_seconds
         self._rounds = world.home.rounds
         self._trainer_of = cache(
             lambda task, cohort, method: load_trainer(training_world.of_task(task, cohort), method)
@@ -183,15 +181,9 @@ class Agent:
         empty for none."""
         self._thread = threading.Thread(target=self._run, name="tessera-device", daemon=True)
 
-    @property
     def broker(self) -> str:
         """The one that it is at, or tries to reach; without user and password."""
         return str(self._membership.broker(self.participant.cell.here))
-
-    @property
-    def connected(self) -> bool:
-        """Whether the broker has accepted the connection."""
-        return self._link.connected
 
     @property
     def is_here(self) -> bool:
@@ -239,9 +231,7 @@ class Agent:
             else:
                 self._pause_seconds = _FIRST_PAUSE_SECONDS
             if self._observer is not None:
-                self._observer.look(
-                    self.live(), str(self._membership.broker(self.participant.cell.here))
-                )
+                self._observer.look(self.live(), self.broker)
         self._downloads.stop()
         if self._observer is not None:
             self._observer.stopped()
@@ -314,7 +304,7 @@ class Agent:
                 self.problem = ""
                 self.participant.connected(True, limits.maximum_packet_bytes)
             case Disconnected(reason, detail, _, code):
-                self.problem = f"no connection to {self.broker} ({reason}): {detail}"
+                self.problem = f"no connection to {self.broker()} ({reason}): {detail}"
                 if code == TAKEN_OVER:
                     if self._taken_over_seconds == -math.inf:
                         _log.warning("%s: %s", detail, CLASH)
@@ -325,7 +315,7 @@ class Agent:
                 self.participant.connected(False)
                 self._look_at_way()
             case ConnectRefused(_, detail):
-                self.problem = f"{self.broker} refused the connection: {detail}"
+                self.problem = f"{self.broker()} refused the connection: {detail}"
                 self.participant.connected(False)
                 self._look_at_way()
             case SubscribeRefused(topic_filter, _, detail):
@@ -345,9 +335,11 @@ class Agent:
         """Whether to train now. A round that the app keeps back until it is too late ends here."""
         job = round_.question or round_.job
         assert job is not None
-        if job.manifest.threshold == 0:
+        if self._only_when is None or job.manifest.threshold == 0:
             return True
-        gate = self._gates.setdefault(round_.task, self._new_gate())
+        gate = self._gates.get(round_.task)
+        if gate is None:
+            gate = self._gates[round_.task] = Gate(self._only_when, self._ask_seconds, self._clock)
         if gate.opens_for(job):
             round_.kept_back = ""
             return True
@@ -375,7 +367,7 @@ class Agent:
             for name in rounds
         }
         return Live(
-            self.connected,
+            self._link.connected,
             participant.sessions.is_open,
             {name: each.round for name, each in manifests.items() if each is not None},
             self._clash() or self.problem or participant.problem,
@@ -456,6 +448,45 @@ class Agent:
         """The round, for people."""
         several = len(self.participant.rounds) > 1
         return f"round {job.manifest.round}{f' of {round_.task}' * several}"
+
+
+# Trainings that fail round after round: told in full once, then in short.
+
+_NUMBERS = re.compile(r"[-+]?\b(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)\b")
+
+
+class _Failure(NamedTuple):
+    round: str
+    detail: str
+
+    def is_like(self, detail: str) -> bool:
+        """Whether the words are the same; numbers in them, such as a loss, do not count."""
+        return _NUMBERS.sub("", self.detail) == _NUMBERS.sub("", detail)
+
+
+class FailedTrainings:
+    """Of each task whose last training failed, the first of the failures that were all alike."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, _Failure] = {}
+
+    def note(self, task: str, round_: str, detail: str, reason: Reason) -> None:
+        """A training failed: log it. ``round_``: which one, for people."""
+        first = self._first.get(task)
+        if first is not None and first.is_like(detail):
+            _log.warning("%s ended as %s did: %s", round_, first.round, reason.value)
+            return
+        _log.warning("%s ended without an update: %s", round_, detail)
+        self._first[task] = _Failure(round_, detail)
+
+    def forget(self, task: str) -> None:
+        """A training went well."""
+        self._first.pop(task, None)
+
+    def problem(self, task: str) -> str:
+        """For people; empty where the last training went well."""
+        first = self._first.get(task)
+        return "" if first is None else f"{first.round}: {first.detail}"
 
 
 # Learning in the background: an agent is made at each start, for an agent runs once.
@@ -562,7 +593,7 @@ class Background:
             return status
         return replace(
             status,
-            broker=agent.broker,
+            broker=agent.broker(),
             time_unix_seconds=agent.participant.sessions.time.unix_seconds(),
             sent_bytes=agent.participant.sender.sent_bytes,
             refused=agent.participant.refusals.counts(),

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 
 _POWER_SUPPLY = Path("/sys/class/power_supply")
 _PMSET, _PMSET_SECONDS = "/usr/bin/pmset", 5.0
@@ -114,7 +114,7 @@ class Gate:
     """
 
     def __init__(
-        self, only_when: Callable[[], bool] | None, ask_seconds: float, clock: Callable[[], float]
+        self, only_when: Callable[[], bool], ask_seconds: float, clock: Callable[[], float]
     ) -> None:
         self._only_when = only_when
         self._ask_seconds = ask_seconds
@@ -127,8 +127,6 @@ class Gate:
 
     def opens_for(self, work: object) -> bool:
         """Whether ``work`` may begin now; the same answer until it is time to ask again."""
-        if self._only_when is None:
-            return True
         now = self._clock()
         if work is self._waits_for and now < self.next_seconds:
             return False

@@ -21,22 +21,21 @@ from device_sdk.events import (
     ConnectedEvent,
     EventName,
     ModelEvent,
+    Observer,
     ProblemEvent,
     RoundEvent,
 )
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.forecaster import Forecaster
-from device_sdk.home.forget import forget
-from device_sdk.home.home import Home
+from device_sdk.home.home import Home, forget
 from device_sdk.link.broker_url import BrokerWay, TlsFiles
 from device_sdk.link.settings import LinkSettings
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.local_model import LocalModel, local_model
-from device_sdk.observer import Observer
 from device_sdk.recommender import Recommender
 from device_sdk.status import DeviceStatus, TaskStatus, reason_against
 from device_sdk.system.clock import Clock, awake_clock
-from device_sdk.system.process import ForkedError, Owner
+from device_sdk.system.lock import ForkedError, Owner
 from device_sdk.wire.codec.message import require_name
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 

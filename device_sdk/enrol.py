@@ -46,8 +46,7 @@ from device_sdk.wire.seal.announcement import (
 )
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
 from device_sdk.wire.seal.enrolment import Enrolled, EnrolmentAttempt, require_current
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode, parse_code
-from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES
+from device_sdk.wire.seal.enrolment_message import MAILBOX_BYTES, EnrolmentCode, parse_code
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keys import draw
 

@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.artifact.parts import Port
-from device_sdk.artifact.shapes import DTYPES, resolve
+from device_sdk.artifact.parts import DTYPES, Port, resolve
 from device_sdk.local_data import LocalData
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 from device_sdk.trial import PASSED, TrialLimits, Untried, begin, end, say, supervised
 from device_sdk.wire.publish.report import Reason
 
@@ -480,8 +479,8 @@ def main() -> None:
     limits, (out, folder) = begin()
     from device_sdk.methods.learner import Declined
     from device_sdk.methods.local_steps import train_epochs
+    from device_sdk.train.job import reason_of
     from device_sdk.train.noting import NotingTrainer
-    from device_sdk.train.reasons import reason_of
     from device_sdk.wire.arrays.tensors import Codec, encode_tensors
 
     say("opening its train graph", limits.seconds)

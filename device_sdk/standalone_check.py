@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact import ArtifactError, Port
 from device_sdk.artifact.onnx_reader import read_onnx
-from device_sdk.artifact.shapes import resolve
+from device_sdk.artifact.parts import resolve
 from device_sdk.errors import GraphRunError
 from device_sdk.trainer import Trainer
 

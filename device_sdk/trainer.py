@@ -14,37 +14,43 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.load import CheckedGraph, load_artifact, load_initial
+from device_sdk.artifact.load import CheckedGraph, load_artifact, load_initial, with_constants
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.artifact.parts import Port
+from device_sdk.artifact.parts import DTYPES, Port, axes_of, resolve
 from device_sdk.artifact.safetensors import Array
-from device_sdk.artifact.shapes import DTYPES, axes_of, resolve
 from device_sdk.errors import (
     CheckpointError,
     NonFiniteStep,
     ProviderError,
     StateError,
 )
-from device_sdk.runtime.agreement import STEPS, compare, relative_error
 from device_sdk.runtime.batch import BatchChecker, BatchMemories
-from device_sdk.runtime.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from device_sdk.runtime.predictor import Predictor
-from device_sdk.runtime.providers import CPU, Provider, Providers, passed_over
+from device_sdk.runtime.providers import (
+    CPU,
+    STEPS,
+    Provider,
+    Providers,
+    compare,
+    passed_over,
+    relative_error,
+)
 from device_sdk.runtime.session import Calls, SessionSettings, make_session, open_session
 from device_sdk.runtime.state import (
+    Checkpoint,
     Members,
     StateBanks,
     WriteGate,
     check_tensor,
     device_memory,
     initial_state,
+    load_checkpoint,
     new_sizes,
+    save_checkpoint,
 )
-from device_sdk.runtime.step import StepRunner, StepScalars
+from device_sdk.runtime.step import Predictor, StepRunner, StepScalars
 from device_sdk.system.clock import Clock, MonotonicClock
-from device_sdk.system.process import Owner
+from device_sdk.system.lock import Owner
 from device_sdk.system.watch import Watch
 
 if TYPE_CHECKING:  # device_sdk.runtime loads it, or says what is missing

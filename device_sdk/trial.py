@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.fields import Declared, Within
-from device_sdk.system.process import OwnedHandle
+from device_sdk.system.lock import OwnedHandle
 from device_sdk.wire.publish.report import Reason
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def _tells_of_memory(text: str) -> bool:
 
 def example_batch(manifest: Manifest, graph: str) -> Mapping[str, NDArray[Any]]:
     """Zeros where integers are asked for, ones elsewhere, of the sizes of its export."""
-    from device_sdk.artifact.shapes import DTYPES, resolve
+    from device_sdk.artifact.parts import DTYPES, resolve
 
     return {
         port.of: np.full(

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from device_sdk import Device, EnrolmentFailed, LocalData, TrainingOptions
 from device_sdk.local_data import DataSource
 from device_sdk.system.clock import Clock

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 import onnx
@@ -320,21 +321,19 @@ def _problem(
     for found in beyond:
         trial = Trial(trial.used | found.used, trial.unchanged - found.changed)
     shapes = {n: axes.shape(f"state.{n}", trained[n].shape) for n in trained}
-    passed = passes(chosen, shapes)
     over = together(shapes, [found.without for found in beyond])
-    chosen = counted(chosen, shapes, over)
-    parameters, chosen = _laid_out(chosen, trained, trial.used, axes)
+    parameters, counting = _laid_out(counted(chosen, shapes, over), trained, trial.used, axes)
     unused = {name: value for name, value in trained.items() if name not in trial.used}
     others = lay_out_buffers(
         {**buffers, **unused}, axes, trial.unchanged, _frozen(model, trial.used)
     )
     return replace(
         problem,
-        optimizer=chosen,
+        optimizer=counting,
         slots=(*parameters, *others),
         unused=tuple(unused),
         written=trial.written,
-        passes=passed,
+        passes=cache(partial(passes, chosen, shapes)),
         over=over,
         branches=bool(beyond),
     )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +18,6 @@ Hooks = Mapping[str, tuple[Callable[[Tensor], Tensor | None], ...]]
 """By the name of a parameter, what is called with its gradient, and may give another."""
 
 _TORCH = str(Path(torch.__file__).parent)
-_PYTHON = sysconfig.get_path("stdlib")
 
 
 def hooks_of(model: nn.Module, trained: Collection[str]) -> Hooks:
@@ -133,16 +130,16 @@ def _run_inside(
 
 
 def refuse_changed(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ExportError for one of torch's optimizers that does more than torch wrote.
+    """Raise ExportError for an optimizer that does more than its class says.
 
-    By hooks, or by a method or function of it that was replaced.
+    By hooks, or by a method that was replaced.
     """
     for when, hooks in _step_hooks(optimizer):
         for hook in hooks.values():
             raise _not_seen(f"has a hook ({_named(hook)}) that runs {when} each step")
-    for name, function in _parts(optimizer):
-        if not _is_torchs(function):
-            raise _not_seen(f"has another {name} than torch's ({_named(function)})")
+    for name, function in vars(optimizer).items():
+        if callable(getattr(type(optimizer), name, None)) and not _is_torchs(function):
+            raise _not_seen(f"has another {name} than its class ({_named(function)})")
 
 
 def _not_seen(what: str) -> ExportError:
@@ -161,33 +158,14 @@ def _step_hooks(optimizer: Any) -> Iterator[tuple[str, Mapping[int, Any]]]:
     yield "after", everywhere._global_optimizer_post_hooks
 
 
-def _parts(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
-    """The methods and functions that a step of it may run, by name."""
-    kind = type(optimizer)
-    for name, value in vars(optimizer).items():
-        if callable(getattr(kind, name, None)):
-            yield name, value
-    owners: list[Any] = [each for each in kind.__mro__ if each is not object]
-    owners += [sys.modules[each.__module__] for each in owners]
-    for owner in owners:
-        for name, value in vars(owner).items():
-            if isinstance(value, FunctionType):
-                yield f"{owner.__name__}.{name}", value
-
-
 def _is_torchs(function: Any) -> bool:
-    """Whether torch wrote it, with all that it is wrapped in, or has it of Python."""
+    """Whether torch put it there, with all that it is wrapped in: what counts steps, say."""
     while function is not None:
         code = getattr(getattr(function, "__func__", function), "__code__", None)
-        if code is None or not _is_of_torch_or_python(code.co_filename):
+        if code is None or not code.co_filename.startswith(_TORCH):
             return False
         function = getattr(function, "__wrapped__", None)
     return True
-
-
-def _is_of_torch_or_python(file: str) -> bool:
-    of_python = file.startswith(_PYTHON) and "site-packages" not in file
-    return of_python or file.startswith(_TORCH) or Path(file).stem == "typing_extensions"
 
 
 def _named(function: Any) -> str:

@@ -479,7 +479,8 @@ _ASKING = ("COMPARE_OP", "TO_BOOL", "CACHE")
 
 def _tries(frame: FrameType) -> bool:
     """Whether what a frame runs stands between ``try`` and what handles its exceptions."""
-    code, at = dis.Bytecode(frame.f_code), frame.f_lasti
+    code: Any = dis.Bytecode(frame.f_code)  # typeshed knows no exception_entries
+    at = frame.f_lasti
     named = [(each.offset, each.opname) for each in code if each.opname != "CACHE"]
     while True:
         handler = next((e.target for e in code.exception_entries if e.start <= at < e.end), None)

@@ -65,7 +65,7 @@ class Problem:
     """Names of the parameters that the loss has no gradient for, which stay as they are."""
     written: frozenset[str] = frozenset()
     """Names of the trained parameters that the loss itself writes into before the optimizer."""
-    passes: Mapping[str, bool | None] = field(default_factory=dict)
+    passes: Callable[[], Mapping[str, bool | None]] = dict
     """Whether the optimizer passes over each parameter, as ``optimizers.passing.passes`` says."""
     over: tuple[frozenset[str], ...] = ()
     """The parameters that the optimizer passes over together, and counts the steps of."""
@@ -318,7 +318,8 @@ def train_step(
             instead="a step that always does the same",
         )
     without = set(leaves) - reached
-    apart = {name for name in without if problem.passes.get(name) is False}
+    passed = problem.passes() if without else {}
+    apart = {name for name in without if passed.get(name) is False}
     counted = {name for names in problem.over if names <= apart for name in names}
     if questions and reached and apart != counted:
         raise NotAsTried(without=apart)
@@ -329,7 +330,7 @@ def train_step(
         direction = _direction(problem, inputs, losses, gradients)
         with passing_over(without):
             found = _finish(problem, inputs, direction, outputs, buffers)
-    kept_back = {name for name in without if problem.passes.get(name) is None}
+    kept_back = {name for name in without if passed.get(name) is None}
     if questions and without and (kept_back or not reached):
         _say_refused(questions, kept_back if reached else without, bool(reached))
         found["guard"] = torch.full_like(found["guard"], torch.nan)

@@ -22,8 +22,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
-from device_sdk.artifact.constants import with_constants
-from device_sdk.artifact.load import CheckedGraph
+from device_sdk.artifact.load import CheckedGraph, with_constants
 from device_sdk.artifact.onnx_reader import read_onnx
 from export.arguments import changed
 from export.errors import ExportError

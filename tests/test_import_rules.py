@@ -162,18 +162,16 @@ RULES = (
             | {"device_sdk.rounds"}
         ),
     ),
-    _server("methods", "patience tables", banned=_OUTSIDE_A_METHOD),
-    Rule("aggregator/evaluation", frozenset({"aggregator.evaluation", "numpy"} | _CONTRACT)),
+    _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
+    Rule("aggregator/evaluation.py", frozenset({"numpy"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
-    _server("task", "evaluation methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
+    _server("task", "evaluation guard methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
     _server("keys", "clock home refusals store"),
-    _server("rounds", "evaluation keys methods refusals shared store task task_log"),
+    _server("rounds", "evaluation guard keys methods refusals shared store task"),
     _server("publish", "shared store task"),
     Rule(
-        "aggregator/models",
-        frozenset(
-            {f"aggregator.{name}" for name in ("errors", "methods", "models", "store", "task")}
-        )
+        "aggregator/models.py",
+        frozenset({f"aggregator.{name}" for name in ("errors", "methods", "store", "task")})
         | _CONTRACT
         | _SOLVE
         | {"numpy", _CHECK},
@@ -185,8 +183,7 @@ RULES = (
     ),
     _server(
         "cluster",
-        "clock evaluation home keys methods publish refusals rounds serve shared store task "
-        "task_log",
+        "clock evaluation guard home keys methods publish refusals rounds serve shared store task",
         libraries="ray",
     ),
     Rule(

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow, Labels
-from aggregator.store.tasks import FIRST, TaskRow
+from aggregator.store.rows import DeviceRow, Labels, TaskRow
+from aggregator.store.tasks import FIRST
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task, parse_task, read_task
-from device_sdk.wire.publish.standing import require_labels
+from device_sdk.system.printable import printable
+from device_sdk.wire.publish.task_messages import require_labels
+
+CLASH_SHOWN_SECONDS = 86_400
+"""For so long it is shown that two machines had one device's identity."""
+_DIGITS = 12
+_MOST_NAMED = 8
+
+
+# Devices as tables and lines name them.
+
+
+def short_id(row: DeviceRow) -> str:
+    """The first digits of a device's id, by which commands know it."""
+    return row.device_id.hex()[:_DIGITS]
+
+
+def called(row: DeviceRow) -> str:
+    """Its name, or the first digits of its id."""
+    return printable(row.name) if row.name else short_id(row)
+
+
+def called_all(rows: Sequence[DeviceRow]) -> str:
+    """Such as "hall-1, 3f2a11c09b72 and 4 more"."""
+    more = len(rows) - _MOST_NAMED
+    named = ", ".join(map(called, rows[:_MOST_NAMED]))
+    return f"{named} and {more} more" if more > 0 else named
+
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"([0-9]{1,6})([smhd])")
@@ -36,6 +64,17 @@ def home_of(arguments: argparse.Namespace) -> AggregatorHome:
     """The home, with its store where it is."""
     home = AggregatorHome(arguments.home)
     return AggregatorHome(home.folder, home.named_store()) if home.store_identity.exists() else home
+
+
+@contextmanager
+def opened(arguments: argparse.Namespace) -> Iterator[tuple[AggregatorHome, Store]]:
+    """The home and its store, which is closed behind it. Raises AggregatorError."""
+    home = home_of(arguments)
+    store = home.open_store()
+    try:
+        yield home, store
+    finally:
+        store.database.close()
 
 
 def elsewhere(home: AggregatorHome) -> str:

@@ -11,23 +11,22 @@ from contextlib import suppress
 from tabulate import tabulate
 
 from aggregator.cli.arguments import (
+    CLASH_SHOWN_SECONDS,
     add_home,
     add_labels,
     add_task,
     device_name,
     device_of,
-    home_of,
     label,
     labels_of,
+    opened,
+    short_id,
     tasks_of,
 )
-from aggregator.cli.shown import CLASH_SHOWN_SECONDS, short_id
 from aggregator.errors import AggregatorError
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import LastParticipation
-from aggregator.store.tasks import TaskRow
-from aggregator.task.selector import served_selector
+from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
+from aggregator.task.file import served_selector
 from device_sdk.system.printable import ago, printable
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode
@@ -76,8 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _change(arguments)
     if arguments.name is not None:
         raise AggregatorError("--name goes with label ID")
-    store = home_of(arguments).open_store()
-    try:
+    with opened(arguments) as (_, store):
         chosen = {row.name for row in tasks_of(store, arguments)}
         tasks = [_Task(store, row) for row in store.tasks.all()]
         seen_unix, clashes = store.devices.seen(), store.devices.clashes()
@@ -88,8 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
             for row in store.devices.all()
         ]
         tried = store.tokens.tried_by_strangers()
-    finally:
-        store.database.close()
     wanted = dict(arguments.label).items()
     seen = [each for each in devices if wanted <= each.labels.items()]
     if arguments.task is not None:
@@ -131,16 +127,12 @@ def _change(arguments: argparse.Namespace) -> int:
         raise AggregatorError(str(error)) from None
     if not pairs and arguments.name is None:
         raise AggregatorError("say what to change: NAME=VALUE, NAME= to take it away, or --name")
-    store = home_of(arguments).open_store()
-    try:
-        with store.database.transaction():
-            row = device_of(store, rest[0])
-            labels = labels_of(pairs, row.labels)
-            store.devices.set_labels(row.device_id, labels)
-            if arguments.name is not None:
-                store.devices.set_name(row.device_id, arguments.name)
-    finally:
-        store.database.close()
+    with opened(arguments) as (_, store), store.database.transaction():
+        row = device_of(store, rest[0])
+        labels = labels_of(pairs, row.labels)
+        store.devices.set_labels(row.device_id, labels)
+        if arguments.name is not None:
+            store.devices.set_name(row.device_id, arguments.name)
     name = row.name if arguments.name is None else arguments.name
     called = f" is named {printable(name)} and" if name else ""
     print(f"{row.device_id.hex()}{called} has {_told(labels) or 'no labels'}")

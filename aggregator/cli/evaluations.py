@@ -10,17 +10,16 @@ from tabulate import tabulate
 from aggregator.cli.arguments import (
     add_home,
     add_task,
-    home_of,
+    opened,
     ranking_of,
     task_file_of,
     task_of,
 )
-from aggregator.evaluation.figures import FLEET, Figure
-from aggregator.evaluation.words import as_json, figure_name, part_name, shown
+from aggregator.evaluation import FLEET, Figure, as_json, figure_name, part_name, shown
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.tasks import TaskRow
+from aggregator.store.rows import TaskRow
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
@@ -49,16 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    home = home_of(arguments)
-    store = home.open_store()
-    try:
+    with opened(arguments) as (home, store):
         row = task_of(store, arguments)
         name, own = row.name or "", store.task(row.number)
         found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
         best = own.versions.best(ranking)
         none_yet = "" if found or ranking is None else _none_yet(home, store, row)
-    finally:
-        store.database.close()
     if arguments.json:
         listed = [_as_json(each) for each in found]
         by = None if ranking is None else ranking.metric

@@ -13,8 +13,8 @@ from aggregator.cli.arguments import (
     device_name,
     device_of,
     duration_seconds,
-    home_of,
     labels_of,
+    opened,
 )
 from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
@@ -77,7 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is not None and arguments.count != 1:
         raise AggregatorError("--name goes with one code: leave out --count, or use --label")
     labels = labels_of(arguments.label, {})
-    store = home_of(arguments).open_store()
+    with opened(arguments) as (_, store):
+        text = _invite(arguments, store, labels)
+    if arguments.out is None:
+        print(text, end="")
+    return 0
+
+
+def _invite(arguments: argparse.Namespace, store: Store, labels: dict[str, str]) -> str:
+    """The codes, a line each, which are in the store then."""
     now = int(time.time())
     _require_keys_of(now, store)
     replaced = None
@@ -100,10 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         if out is not None:
             out.unlink()
         raise
-    store.database.close()
-    if out is None:
-        print(text, end="")
-    return 0
+    return text
 
 
 def _require_keys_of(now_unix_seconds: int, store: Store) -> None:

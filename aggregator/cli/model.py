@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from aggregator.cli.arguments import add_home, add_task, home_of, task_file_of, task_of
+from aggregator.cli.arguments import add_home, add_task, opened, task_file_of, task_of
 from aggregator.errors import AggregatorError
-from aggregator.models.files import Format, model_files
+from aggregator.models import Format, model_files
 from aggregator.task.warm_start import item_ids
 from device_sdk.system.command_line import add_out
 from device_sdk.system.files import write_atomically
@@ -45,16 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    home = home_of(arguments)
-    store = home.open_store()
-    try:
+    with opened(arguments) as (home, store):
         of = task_of(store, arguments)
         task, own = task_file_of(home, store, of), store.task(of.number)
         row = own.versions.named(arguments.version, task.ranking)
         model = own.versions.model(row.version)
         ids = item_ids(own, row.items)
-    finally:
-        store.database.close()
     out: Path = arguments.out
     form: Format = arguments.format or ("onnx" if out.suffix == ".onnx" else "safetensors")
     for part, data in model_files(form, task, row, model, ids).items():

@@ -8,10 +8,11 @@ import time
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, home_of, ranking_of, task_of
+from aggregator.cli.arguments import add_home, add_task, opened, ranking_of, task_of
 from aggregator.cli.rollback import Rollback
 from aggregator.errors import AggregatorError
-from aggregator.store.versions import VersionRow, Versions
+from aggregator.store.rows import VersionRow
+from aggregator.store.versions import Versions
 from device_sdk.system.command_line import natural
 from device_sdk.system.printable import ago, printable
 
@@ -41,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    home = home_of(arguments)
-    store = home.open_store()
-    try:
+    with opened(arguments) as (home, store):
         task = task_of(store, arguments)
         own = store.task(task.number)
         versions = own.versions
@@ -54,8 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         rows = versions.all() if arguments.all else versions.kept()
         ranking, rollback = ranking_of(home, store, task), Rollback.of(own)
         best = versions.best(ranking)
-    finally:
-        store.database.close()
     if arguments.json:
         print(json.dumps([_as_json(row, best, rollback) for row in rows], indent=2))
         return 0

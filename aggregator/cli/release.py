@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
+from aggregator.cli.arguments import add_home, add_task, opened, tasks_of
 from aggregator.errors import AggregatorError
-from aggregator.rounds.hold import held, let_go
+from aggregator.rounds.machine import held, let_go
 from aggregator.store import TaskStore
 
 DESCRIPTION = """\
@@ -32,10 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = home_of(arguments).open_store()
-    chosen, several = tasks_of(store, arguments), len(store.tasks.all()) > 1
-    said = {row.name or "": _release(store.task(row.number)) for row in chosen}
-    store.database.close()
+    with opened(arguments) as (_, store):
+        chosen, several = tasks_of(store, arguments), len(store.tasks.all()) > 1
+        said = {row.name or "": _release(store.task(row.number)) for row in chosen}
     if not any(said.values()):
         raise AggregatorError("no round is held")
     for name, line in said.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from aggregator.cli.arguments import add_home, device_of, home_of
+from aggregator.cli.arguments import add_home, device_of, opened
 from aggregator.keys.registry import revoke
 
 DESCRIPTION = """\
@@ -27,10 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    store = home_of(arguments).open_store()
-    device = device_of(store, arguments.id)
-    with store.database.transaction():
+    with opened(arguments) as (_, store), store.database.transaction():
+        device = device_of(store, arguments.id)
         done = revoke(store, device.device_id, int(time.time()))
-    store.database.close()
     print(f"{device.device_id.hex()} {'is revoked' if done else 'was revoked before'}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from aggregator.cli.arguments import add_home, add_task, home_of, served_task_of, task_of
+from aggregator.cli.arguments import add_home, add_task, opened, served_task_of, task_of
 from aggregator.cli.task import go_back
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
@@ -68,16 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    home = home_of(arguments)
-    store = home.open_store()
-    try:
+    with opened(arguments) as (home, store):
         own = store.task(task_of(store, arguments).number)
         if arguments.cancel:
             print(_cancel(own))
         else:
             _ask(home, own, arguments.to)
-    finally:
-        store.database.close()
     return 0
 
 
@@ -110,7 +106,7 @@ def _cancel(store: TaskStore) -> str:
         if seen.version is None and seen.dropped is None:
             raise AggregatorError("no rollback waits for its turn")
         if store.versions.awaited() is None and seen.version is not None:
-            tasks.set_request(store.number, None)
+            tasks.change(store.number, request=None)
         store.versions.ask_for(None)
     if seen.version is None:
         return f"task {task.name} no longer says that {seen.dropped}"

@@ -6,12 +6,12 @@ import argparse
 import os
 import time
 
-from aggregator.cli.arguments import add_home, add_lives, duration_seconds, home_of, lives_of
+from aggregator.cli.arguments import add_home, add_lives, duration_seconds, lives_of, opened
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import Lives, rotate_keys, rotate_root
 from aggregator.store import Store
-from device_sdk.wire.seal.authority import SERIAL_LIMIT
+from device_sdk.wire.seal.descriptor import SERIAL_LIMIT
 
 DESCRIPTION = """\
 rotate keys   makes a new delegate, and new signing and HPKE keys under a new descriptor. The root
@@ -54,20 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    home = home_of(arguments)
     if arguments.what == "group":
         _refuse_lives(arguments)
     if arguments.what != "keys" and arguments.after is not None:
         raise AggregatorError("--after is for rotate keys: leave it out")
     lives = lives_of(arguments, arguments.grace)
-    store = home.open_store()
-    if arguments.what == "group":
-        with store.database.transaction():
+    with opened(arguments) as (home, store):
+        if arguments.what == "group":
             store.facts.rotation_due = True
-        print("the next round is published under a new group key")
-    else:
-        _rotate(arguments.what, home, store, lives, arguments.after)
-    store.database.close()
+            print("the next round is published under a new group key")
+        else:
+            _rotate(arguments.what, home, store, lives, arguments.after)
     return 0
 
 

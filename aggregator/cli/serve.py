@@ -16,8 +16,8 @@ import numpy as np
 
 from aggregator.cli.arguments import add_home, elsewhere, home_of
 from aggregator.errors import AggregatorError
-from aggregator.home import AggregatorHome, serve_lock
-from aggregator.serve.alone import serve_alone
+from aggregator.home import serve_lock
+from aggregator.serve.alone import Hooks, serve_alone
 from aggregator.serve.assembly import World
 from aggregator.serve.live import LiveView, PlainView, View
 from aggregator.serve.metrics import Snapshot, serve_metrics
@@ -27,6 +27,7 @@ from device_sdk.system.clock import awake_clock
 
 # Python's garbage collector in a process that serves: less often, and past what stays for good.
 
+_LOG = logging.getLogger(__name__)
 _YOUNG_OBJECTS = 20_000
 
 
@@ -93,22 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
         for name in ("local", "address", "standby"):
             if getattr(arguments, name):
                 raise AggregatorError(f"--{name} goes with --cluster ray")
-        return _run_alone(arguments)
-    return _run_cluster(arguments)
-
-
-def _run_cluster(arguments: argparse.Namespace) -> int:
-    from aggregator.cluster.joined_ray import JoinedRay
-    from aggregator.cluster.ray_runtime import RayRuntime
-    from aggregator.cluster.serve import coordinate
-
-    home = home_of(arguments)
     if arguments.standby and arguments.address is None:
         raise AggregatorError("--standby goes with --address: what --local runs ends with it")
+    home = home_of(arguments)
     live = sys.stdout.isatty() and not arguments.plain
     view: View = LiveView() if live else PlainView(time.monotonic)
     stopping = _stop_on_signals()
     with ExitStack() as stack:
+        if arguments.cluster is None:
+            stack.enter_context(serve_lock(home))
         task = read_task(arguments.task or home.task_file)
         if arguments.address is not None and home.store_url is None:
             raise AggregatorError(
@@ -117,55 +111,31 @@ def _run_cluster(arguments: argparse.Namespace) -> int:
                 "store --move (see docs/store.md)"
             )
         stack.enter_context(view)
-        _tell_elsewhere(home)
+        if note := elsewhere(home):
+            _LOG.warning("%s", note)
         world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
+        hooks = Hooks(view.round_event, view.show, _Ready(stack, task))
+        if arguments.cluster is None:
+            serve_alone(home, task, world, stopping.is_set, hooks)
+        else:
+            from aggregator.cluster.joined_ray import JoinedRay
+            from aggregator.cluster.ray_runtime import RayRuntime
+            from aggregator.cluster.serve import coordinate
 
-        workers = len(task.fleet.cluster.slots())
-        cores = max(os.cpu_count() or 1, workers)
-        joined = JoinedRay(arguments.address, cores, log_to_driver=True)
-        stack.callback(joined.leave)
-        coordinate(
-            home,
-            task,
-            world,
-            lambda posts: RayRuntime(posts, joined),
-            stopping.is_set,
-            standby=arguments.standby,
-            join=joined.join,
-            on_round=view.round_event,
-            on_turn=view.show,
-            on_ready=_Ready(stack, task),
-        )
-    logging.getLogger(__name__).info("stopped")
-    return 0
-
-
-def _tell_elsewhere(home: AggregatorHome) -> None:
-    if note := elsewhere(home):
-        logging.getLogger(__name__).warning("%s", note)
-
-
-def _run_alone(arguments: argparse.Namespace) -> int:
-    home = home_of(arguments)
-    live = sys.stdout.isatty() and not arguments.plain
-    view: View = LiveView() if live else PlainView(time.monotonic)
-    stopping = _stop_on_signals()
-    with ExitStack() as stack:
-        stack.enter_context(serve_lock(home))
-        task = read_task(arguments.task or home.task_file)
-        stack.enter_context(view)
-        world = World(awake_clock, time.time, np.random.default_rng(), os.urandom)
-        _tell_elsewhere(home)
-        serve_alone(
-            home,
-            task,
-            world,
-            stopping.is_set,
-            on_round=view.round_event,
-            on_turn=view.show,
-            on_ready=_Ready(stack, task),
-        )
-    logging.getLogger(__name__).info("stopped")
+            cores = max(os.cpu_count() or 1, len(task.fleet.cluster.slots()))
+            joined = JoinedRay(arguments.address, cores, log_to_driver=True)
+            stack.callback(joined.leave)
+            coordinate(
+                home,
+                task,
+                world,
+                lambda posts: RayRuntime(posts, joined),
+                stopping.is_set,
+                standby=arguments.standby,
+                join=joined.join,
+                hooks=hooks,
+            )
+    _LOG.info("stopped")
     return 0
 
 

@@ -6,30 +6,138 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, add_task, home_of, tasks_of
+from aggregator.cli.arguments import (
+    CLASH_SHOWN_SECONDS,
+    add_home,
+    add_task,
+    called,
+    called_all,
+    home_of,
+    tasks_of,
+)
 from aggregator.cli.broker import move_lines
 from aggregator.cli.rollback import Rollback
-from aggregator.cli.shown import CLASH_SHOWN_SECONDS, called, called_all
-from aggregator.cli.waiting_round import WaitingRound
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.words import as_json, in_a_line
+from aggregator.evaluation import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
+from aggregator.rounds.attendance import Attendance, KnownHabits
 from aggregator.serve.reach import Reach, read_reach
 from aggregator.store import Store, TaskStore
-from aggregator.store.devices import DeviceRow
 from aggregator.store.reports import KEPT_ROUNDS
-from aggregator.store.rounds import RoundRow
-from aggregator.store.tasks import TaskRow
-from aggregator.task.file import served_round
-from aggregator.task.selector import served_selector
+from aggregator.store.rows import DeviceRow, RoundRow, TaskRow
+from aggregator.task.file import RoundSettings, Selector, served_round, served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
+
+# What makes the open round last: whom it waits for, and when it closes.
+
+
+@dataclass(frozen=True)
+class WaitingRound:
+    """An open round at one moment, by the rule that ``serve`` closes it by.
+
+    Attributes:
+        awaited: devices that it waits for.
+        passed_over: devices that it selected, that were not heard of, and that it waits for no
+            longer, or never did.
+        updates: that a version would be made of now.
+        quorum: that one needs.
+        closes_seconds: from now, when it closes if nothing more comes.
+        left_seconds: from now, when it closes at the latest.
+    """
+
+    row: RoundRow
+    awaited: list[DeviceRow]
+    passed_over: list[DeviceRow]
+    updates: int
+    quorum: int
+    closes_seconds: float
+    left_seconds: float
+
+    @classmethod
+    def look(
+        cls,
+        store: TaskStore,
+        row: RoundRow,
+        registry: Registry,
+        selector: Selector,
+        settings: RoundSettings,
+        now: float,
+    ) -> WaitingRound:
+        """``now``: Unix seconds."""
+        task = store.fleet.tasks.find(store.number).name or ""
+        habits = KnownHabits(store.habits)
+        attendance = Attendance(habits, settings, store.fleet.devices.seen_among)
+        attendance.resume(store, row, set(registry.selected(task, row, selector.admits)))
+        updates = store.log.waiting() + store.shares.summed()
+        elapsed = max(0.0, now - row.opened_unix_seconds)
+        attendance.look(row, elapsed)
+        closes = attendance.closes_seconds(elapsed, lambda: updates >= settings.quorum)
+        awaited = attendance.waited_for(elapsed)
+        if closes >= row.length_seconds and updates < settings.quorum:
+            awaited = awaited or sorted(attendance.missing)  # any of them would do
+        passed_over = sorted(attendance.missing - set(awaited))
+        return cls(
+            row,
+            _known(registry, awaited),
+            _known(registry, passed_over),
+            updates,
+            settings.quorum,
+            max(0.0, closes - elapsed),
+            max(0.0, row.length_seconds - elapsed),
+        )
+
+    def lines(self, seen: Mapping[bytes, int], now: float) -> Iterator[str]:
+        """In words; ``seen``: when devices were seen last, Unix seconds."""
+        if self.awaited:
+            of = f"{len(self.awaited)} of {self.row.expected} devices"
+            yield f"waits        for {of}: {_called(self.awaited, seen, now)}"
+        if self.passed_over:
+            yield (
+                f"passes over  {len(self.passed_over)} that sent no update of late or have had "
+                f"their time, though one would count: {_called(self.passed_over, seen, now)}"
+            )
+        if self.updates < self.quorum:
+            yield (
+                f"closes       in {span(self.left_seconds)}: {self.updates} of the "
+                f"{self.quorum} updates have come that make a version"
+            )
+        else:
+            yield (
+                f"closes       when they have come, in {span(self.closes_seconds)} without them, "
+                f"in {span(self.left_seconds)} at the latest"
+            )
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "round": self.row.round,
+            "waits_for": _listed(self.awaited),
+            "passes_over": _listed(self.passed_over),
+            "updates": self.updates,
+            "quorum": self.quorum,
+            "closes_in_seconds": self.closes_seconds,
+            "deadline_in_seconds": self.left_seconds,
+        }
+
+
+def _called(devices: list[DeviceRow], seen: Mapping[bytes, int], now: float) -> str:
+    """Those that were not heard of for the longest time first, and since when."""
+    ordered = sorted(devices, key=lambda each: (seen.get(each.device_id, 0), each.device_id))
+    longest, shortest = (seen.get(each.device_id) for each in (ordered[0], ordered[-1]))
+    since = f"last heard of {ago(longest, now)}"
+    if ago(longest, now) != ago(shortest, now):
+        since = f"last heard of {ago(longest, now)} to {ago(shortest, now)}"
+    if longest is None:
+        since = since.replace("last heard of never", "never heard of")
+    return f"{called_all(ordered)} ({since})"
+
 
 DESCRIPTION = """\
 Shows each task's version and last rounds, how these ended on the devices, why and on which ones,

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from aggregator.cli.arguments import add_home, home_of
+from aggregator.cli.arguments import add_home, home_of, opened
 from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.home import AggregatorHome, is_served
-from aggregator.publish.packets import largest_packet, packet_lines
+from aggregator.publish.publisher import largest_packet, packet_lines
 from aggregator.rounds.evaluator import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import Store
-from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.store.rows import TaskRow
+from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import rehearsed, require_harmless
 from aggregator.task.check import NEXT_ROUND, changes, put_in, taken_in, without_fleet
 from aggregator.task.file import (
@@ -142,11 +143,8 @@ def run(arguments: argparse.Namespace) -> int:
     home = home_of(arguments)
     if action == "check" and arguments.name is not None and not home.is_made:
         return _told([partial(_without_home, home, arguments)], arguments)
-    store = home.open_store()
-    try:
+    with opened(arguments) as (home, store):
         return _ACTIONS[action](home, store, arguments)
-    finally:
-        store.database.close()
 
 
 def _refuse_options(arguments: argparse.Namespace, action: str) -> None:
@@ -246,7 +244,7 @@ def _require_new(store: Store, first: str, name: str) -> TaskRow | None:
 def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
     with store.database.transaction():
         row = _row(store, arguments.name)
-        store.tasks.set_state(row.number, "paused")
+        store.tasks.change(row.number, state="paused")
     latest = store.task(row.number).rounds.latest()
     ends = ""
     if latest and latest[0].unfinished:
@@ -258,7 +256,7 @@ def _pause(home: AggregatorHome, store: Store, arguments: argparse.Namespace) ->
 def _resume(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -> int:
     with store.database.transaction():
         row = _row(store, arguments.name)
-        store.tasks.set_state(row.number, "active")
+        store.tasks.change(row.number, state="active")
     print(f"task {row.name} opens rounds")
     return 0
 
@@ -270,8 +268,8 @@ def _retire(home: AggregatorHome, store: Store, arguments: argparse.Namespace) -
             f"{row.file} has the fleet's tables: its task can be paused or replaced, not retired"
         )
     with store.database.transaction():
-        store.tasks.set_state(row.number, "retiring")
-        store.tasks.set_problem(row.number, None)
+        store.tasks.change(row.number, state="retiring")
+        store.tasks.change(row.number, problem=None)
     _tell(
         home,
         store,
@@ -340,8 +338,8 @@ def _ask(home: AggregatorHome, store: Store, row: TaskRow, request: ReplaceReque
         _row(store, str(row.name))  # another command may have retired it meanwhile
         if request.back_to is not None:
             store.task(row.number).versions.ask_for(None)  # what was asked for last counts
-        store.tasks.set_request(row.number, request.write())
-        store.tasks.set_problem(row.number, None)
+        store.tasks.change(row.number, request=request.write())
+        store.tasks.change(row.number, problem=None)
     latest = store.task(row.number).rounds.latest()
     # A round that rests, with nobody in it, need not end first.
     open_round = bool(latest and latest[0].unfinished and latest[0].threshold)
@@ -482,7 +480,9 @@ class _Check:
         task = parse_task(taken_in(file), file.with_name(f"{name}.toml"), first.fleet, file)
         buildable(self.store, task)
         require_room(len(rows))
-        return self._looked_at(file, task) | {"next": f"task add {task.name} --from {file}"}
+        return _looked_at(file, task, self.arguments, self.packets) | {
+            "next": f"task add {task.name} --from {file}"
+        }
 
     def served(self, row: TaskRow) -> dict[str, Any]:
         """A file of the home, which serve takes up as far as it can."""
@@ -493,7 +493,7 @@ class _Check:
         buildable(self.store, task)
         if task.catalogue is not None:
             read_continued_catalogue(task.catalogue, stored)
-        said = self._looked_at(path, task)
+        said = _looked_at(path, task, self.arguments, self.packets)
         if row.served is None:
             return said
         found = changes(
@@ -521,14 +521,11 @@ class _Check:
             if self.arguments.warm_start is not None:
                 raise  # as task replace would
             replacement["problem"] = str(error)
-        return self._looked_at(file, new) | {
+        return _looked_at(file, new, self.arguments, self.packets) | {
             "changes": [asdict(each) for each in found],
             "replacement": replacement,
             "next": f"task replace {row.name} --from {file}",
         }
-
-    def _looked_at(self, path: Path, task: Task) -> dict[str, Any]:
-        return _looked_at(path, task, self.arguments, self.packets)
 
 
 def _require_harmless(task: Task, step_seconds: float) -> None:

@@ -12,24 +12,27 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aggregator.cluster.marks import StoredMarks, life_of_cluster
 from aggregator.cluster.orders import Orders, Post, ServedTask, material
-from aggregator.cluster.worker import WorkerStatus, client_name, placement_in
+from aggregator.cluster.worker import (
+    StoredMarks,
+    WorkerStatus,
+    client_name,
+    life_of_cluster,
+    placement_in,
+)
 from aggregator.errors import AggregatorError, MethodFault
+from aggregator.guard import GuardedMethod
 from aggregator.home import AggregatorHome
-from aggregator.methods.guard import GuardedMethod
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.attendance import Attendance, CommittedAttendance
 from aggregator.serve.assembly import Whole
-from aggregator.serve.broker_links import BrokerLinks, Hears
-from aggregator.serve.cell_links import links_to
+from aggregator.serve.broker_links import BrokerLinks, Hears, links_to
 from aggregator.serve.metrics import Snapshot
 from aggregator.serve.service import Parts
 from aggregator.shared import Shared
 from aggregator.store import Store, TaskStore
-from aggregator.store.checkpoints import unpack_state
-from aggregator.store.cluster import ShareRow
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow, ShareRow
+from aggregator.store.versions import unpack_state
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import RoundSettings, SharedSettings

@@ -10,14 +10,13 @@ import numpy as np
 
 from aggregator.cluster.orders import ServedTask
 from aggregator.errors import MethodFault
-from aggregator.methods.guard import GuardedBinding, GuardedMethod
-from aggregator.rounds.hold import hold_failed
-from aggregator.rounds.round_times import RoundTimes
+from aggregator.guard import GuardedBinding, GuardedMethod
+from aggregator.rounds.attendance import RoundTimes
+from aggregator.rounds.machine import hold_failed
 from aggregator.shared import TaskShared
-from aggregator.store.checkpoints import pack_state, unpack_state
-from aggregator.store.cluster import RoundOver, ShareRow
-from aggregator.store.rounds import RoundRow
-from aggregator.store.update_log import LoggedUpdate
+from aggregator.store.cluster import RoundOver
+from aggregator.store.rows import LoggedUpdate, RoundRow, ShareRow
+from aggregator.store.versions import pack_state, unpack_state
 from aggregator.task.cluster import WorkerSlot
 from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Update

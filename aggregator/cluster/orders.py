@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.store import Store, open_database
 from aggregator.task.cluster import Cluster, WorkerSlot
 from aggregator.task.file import SharedSettings, Task
@@ -17,7 +17,7 @@ from device_sdk.artifact.load import checked_initial
 from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE
 from device_sdk.link.broker_url import BrokerWay
 from device_sdk.system.version import __version__
-from device_sdk.wire.publish.artifact_bundle import unpack_artifact
+from device_sdk.wire.publish.content import unpack_artifact
 from device_sdk.wire.seal.descriptor import read_descriptor, root_of
 from device_sdk.wire.seal.keyring import HandshakeKeys, Keyring, handshake_keys
 from device_sdk.wire.seal.keys import KeyKind, read_key, signing_key

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.cluster.joined_ray import JoinedRay, first_line
+from aggregator.cluster.joined_ray import JoinedRay, first_line, require_private_folder
 from aggregator.cluster.orders import KeyMaterial, Orders, Post, ServedTask
-from aggregator.cluster.ray_guard import require_private_folder
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.errors import AggregatorError
 from aggregator.serve.assembly import World
-from aggregator.store.cluster import Deposed, ShareRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import ShareRow
 from device_sdk.system.clock import awake_clock
 
 _LOG = logging.getLogger(__name__)

@@ -7,23 +7,22 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from aggregator.cluster.coordinator import Coordinating, Crew, Runtime, posts
 from aggregator.cluster.orders import Post
-from aggregator.errors import AggregatorError, StoreAway
+from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome, is_served
 from aggregator.keys.folder import read_serving_keys
-from aggregator.rounds.machine import RoundEvent
 from aggregator.rounds.replacement import buildable
-from aggregator.serve.alone import run_service
+from aggregator.serve.alone import NO_HOOKS, Hooks, ServiceLives
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.reach import Reaching
 from aggregator.serve.service import Service
-from aggregator.serve.successor import BrokerMoved
 from aggregator.store import STORE_FAILURES, Store
-from aggregator.store.cluster import Deposed, LeaseRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import LeaseRow
 from aggregator.store.tasks import FIRST
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_continued_catalogue, read_task
@@ -198,9 +197,7 @@ def coordinate(
     *,
     standby: bool = False,
     join: Callable[[], bool] = lambda: True,
-    on_round: Callable[[RoundEvent], None] | None = None,
-    on_turn: Callable[[Service], None] = lambda service: None,
-    on_ready: Callable[[Service], None] = lambda service: None,
+    hooks: Hooks = NO_HOOKS,
 ) -> None:
     """Run a fleet with workers until ``stopping()``.
 
@@ -232,91 +229,63 @@ def coordinate(
             return
         stack.callback(store.database.close)
         store.database.guard = lambda: lease.require(store)
-        coordination = _Coordination(home, task, world, store, lease, reach, stopping, start)
-        while not stopping():
-            coordination.one_life(on_round, on_turn, on_ready)
+
+        def waits(problem: str) -> bool:
+            lease.alive()
+            return reach.waits(problem)
+
+        store.database.waits = waits
+        _Coordination(home, task, world, store, reach, stopping, hooks, lease, start).run()
 
 
 @dataclass
-class _Coordination:
-    """A coordinator that has the lease: lives of a service, one after another where the store went
-    away in the midst of something, with the same workers."""
+class _Coordination(ServiceLives):
+    """Those of a coordinator that has the lease, with the same workers."""
 
-    home: AggregatorHome
-    task: Task
-    world: World
-    store: Store
     lease: Lease
-    reach: Reaching
-    stopping: Callable[[], bool]
     start: Callable[[list[Post]], Runtime]
     runtime: Runtime | None = None
+    crew: Crew | None = None
 
-    def __post_init__(self) -> None:
-        def waits(problem: str) -> bool:
-            self.lease.alive()
-            return self.reach.waits(problem)
+    def make(self) -> Service:
+        cluster, fleet = self.task.fleet.cluster, self.task.fleet
+        role = Coordinating(cluster)
+        parts = assemble(self.home, self.store, self.task, self.world, role=role)
 
-        self.store.database.waits = waits
+        def where() -> list[Post]:
+            return posts(self.home, self.store, cluster, fleet, parts.move.ways)
 
-    def one_life(
-        self,
-        on_round: Callable[[RoundEvent], None] | None,
-        on_turn: Callable[[Service], None],
-        on_ready: Callable[[Service], None],
-    ) -> None:
-        """Until we are asked to end, the store went away, or the fleet moves to another broker;
-        ``task`` is then the first one as it was served, which may have been replaced. Raises
-        Deposed, AggregatorError."""
-        service: Service | None = None
-        try:
-            cluster = self.task.fleet.cluster
-            role = Coordinating(cluster)
-            parts = assemble(self.home, self.store, self.task, self.world, role=role)
-            fleet, ways = self.task.fleet, parts.move.ways
+        if self.runtime is None:
+            self.runtime = self.start(where())
+        else:
+            self.runtime.post(where())
+        role.fetch = self.runtime.shares
+        self.crew = Crew(self.runtime, self.home, parts, where)
+        return Service(parts, self.hooks.on_round, self.crew.complete)
 
-            def where() -> list[Post]:
-                return posts(self.home, self.store, cluster, fleet, ways)
+    def turn(self, service: Service) -> None:
+        self.lease.alive()
+        assert self.crew is not None
+        self.crew.tend()
+        super().turn(service)
 
-            if self.runtime is None:
-                self.runtime = self.start(where())
-            else:
-                self.runtime.post(where())
-            role.fetch = self.runtime.shares
-            crew = Crew(self.runtime, self.home, parts, where)
-            service = Service(parts, on_round, crew.complete)
+    def end(self, service: Service) -> None:
+        self._end_workers()
+        service.stop()
 
-            def tend(service: Service) -> None:
-                self.lease.alive()
-                crew.tend()
-                on_turn(service)
+    def end_without_store(self) -> None:
+        self._end_workers()
 
-            try:
-                run_service(service, self.reach, self.stopping, tend, on_ready)
-            except BrokerMoved:
-                _LOG.info("the fleet's broker is to be another one, or two: connecting anew")
-                service.end()
-                self.task = service.first_task
-                return
-            self.runtime.stop()
-            service.stop()
-        except StoreAway as error:
-            self.reach.waits(str(error))
-            if service is not None:
-                service.abandon()
-                self.task = service.first_task
-            if self.stopping() and self.runtime is not None:
-                self.runtime.stop()
-        except Deposed:
+    def fail(self, service: Service | None, error: BaseException) -> None:
+        if isinstance(error, Deposed):
             if service is not None:
                 service.abandon()
             if self.runtime is not None:
                 self.runtime.leave()
-            raise
-        except BaseException:
-            if self.runtime is not None:
-                self.runtime.stop()
-            if service is not None:
-                with suppress(*STORE_FAILURES):
-                    service.stop()
-            raise
+            return
+        self._end_workers()
+        super().fail(service, error)
+
+    def _end_workers(self) -> None:
+        if self.runtime is not None:
+            self.runtime.stop()

@@ -14,26 +14,22 @@ from dataclasses import dataclass, replace
 
 from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
-from aggregator.cluster.marks import StoredMarks
 from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
 from aggregator.errors import StoreAway
 from aggregator.keys.registry import HeldRegistry, revoke
-from aggregator.refusals import Refusals
+from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator, option_name
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
-from aggregator.serve.assembly import LINK_SETTINGS, Bounds, World
-from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears
-from aggregator.serve.cell_links import links_to
+from aggregator.serve.assembly import Bounds, World
+from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears, links_to
 from aggregator.serve.outgoing import Outgoing
-from aggregator.serve.placements import Placements
-from aggregator.serve.standings import Standings
+from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared, TaskShared
 from aggregator.store import STORE_FAILURES, Store
-from aggregator.store.cluster import Deposed, RoundOver
+from aggregator.store.cluster import Deposed, GrantedCounters, RoundOver
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import Task
-from aggregator.task_log import about
 from device_sdk.link.events import (
     Connected,
     ConnectRefused,
@@ -43,15 +39,75 @@ from device_sdk.link.events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.link.settings import LinkSettings
 from device_sdk.system.version import __version__
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.chunks import Reassembler
 from device_sdk.wire.publish.topics import Topics
+from device_sdk.wire.seal.announcement import Presence, new_presence
 from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey
+from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.handshake import MAX_OPEN_BYTES
+from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import SHARDS, Placement, shard_of
 from device_sdk.wire.seal.session_table import SessionTable
+
+# A life that outlasts its processes: what was granted in it is in the store before it is told.
+
+
+class StoredMarks(FreshnessMarks):
+    """Marks that other processes see: :meth:`save` comes before any answer leaves."""
+
+    def __init__(self, incarnation: bytes, granted: GrantedCounters) -> None:
+        super().__init__(incarnation)
+        self._granted = granted
+        self._unsaved: dict[bytes, int] = {}
+
+    def learn(self, senders: Sequence[bytes]) -> None:
+        """Read at once what is known of senders who are about to ask."""
+        unknown = [each for each in senders if each not in self._highest]
+        known = self._granted.of_each(unknown)
+        for sender in unknown:
+            self._highest[sender] = known.get(sender, 0)
+
+    def is_new(self, sender: bytes, freshness: Freshness) -> bool:
+        """Whether no process has answered this counter, or a higher one, as far as is known: a
+        grant of this moment elsewhere is found by :meth:`save`."""
+        if sender not in self._highest and (known := self._granted.of(sender)):
+            self._highest[sender] = known
+        return super().is_new(sender, freshness)
+
+    def raise_to(self, sender: bytes, freshness: Freshness) -> None:
+        super().raise_to(sender, freshness)
+        self._unsaved[sender] = freshness.counter
+
+    def forget(self, sender: bytes) -> None:
+        super().forget(sender)
+        self._unsaved.pop(sender, None)
+
+    def save(self) -> set[bytes]:
+        """Write down what was granted, in a transaction; the senders whom another process answered
+        first: they must get no answer from this one."""
+        refused = self._granted.grant(dict(sorted(self._unsaved.items())))
+        self._granted.when_kept(self._unsaved.clear)
+        for sender in refused:
+            self._highest.pop(sender, None)
+        return refused
+
+
+def life_of_cluster(store: Store, now_unix_seconds: int, random_bytes: RandomBytes) -> Presence:
+    """The life that the cluster's processes go on with, or a new one where the home was served
+    otherwise, or restored, since; in a transaction."""
+    facts = store.facts
+    last, incarnation = facts.started_unix_seconds, facts.cluster_life
+    if incarnation is not None and last is not None and facts.cluster_started == last:
+        return Presence(incarnation, last)
+    started = now_unix_seconds if last is None else max(now_unix_seconds, last + 1)
+    presence = new_presence(started, random_bytes)
+    facts.started_unix_seconds = facts.cluster_started = started
+    facts.cluster_life = presence.incarnation
+    store.granted.clear()
+    return presence
+
 
 _LOG = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.05
@@ -148,12 +204,9 @@ class Worker:
     commit.
     """
 
-    def __init__(
-        self, post: Post, world: World, link_settings: LinkSettings = LINK_SETTINGS
-    ) -> None:
+    def __init__(self, post: Post, world: World) -> None:
         """Raises AggregatorError where its store cannot be used."""
         self._post, self._store, self._world = post, post.open_store(), world
-        self._link_settings = link_settings
         self._mail: queue.SimpleQueue[tuple[int, Orders]] = queue.SimpleQueue()
         self._ordered: tuple[int, Orders] | None = None  # not followed yet
         self._revision = -1
@@ -220,9 +273,7 @@ class Worker:
             self._epoch = self._store.workers.start(
                 slot.number, slot.cell.name, f"{len(slot.shards())} of {SHARDS}", __version__
             )
-        self._parts = WorkerParts(
-            self._post, self._store, self._world, self._link_settings, self._epoch, orders
-        )
+        self._parts = WorkerParts(self._post, self._store, self._world, self._epoch, orders)
         self._parts.take(orders)
         self._revision = revision
         self._parts.link.start()
@@ -264,7 +315,6 @@ class WorkerParts:
         post: Post,
         store: Store,
         world: World,
-        link_settings: LinkSettings,
         epoch: int,
         orders: Orders,
     ) -> None:
@@ -325,7 +375,7 @@ class WorkerParts:
             filters = tuple(shared.topics.up_filter(shard) for shard in slot.shards())
             hears = Hears(filters, NEWCOMER_LIMIT, qos=0, fleet=False, client=client)
         ends = [(way, hears) for way in post.ways]
-        self.link = links_to(shared, link_settings, world.rng.spawn(3), ends)
+        self.link = links_to(shared, world.link, world.rng.spawn(3), ends)
         self._outgoing = Outgoing(self.link, store.retained)
         self._opened: list[tuple[bytes, Answer]] = []
         # Of devices that are not known here: by the handle of their topic, in the order they came.

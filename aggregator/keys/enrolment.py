@@ -10,11 +10,10 @@ from aggregator.keys.folder import current_descriptor
 from aggregator.keys.registry import Registry
 from aggregator.refusals import Refusals
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow, TokenRow
+from aggregator.store.rows import DeviceRow, TokenRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.enrolment import CodeUse, EnrolmentDesk, EnrolmentOutcome, Token
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
-from device_sdk.wire.seal.enrolment_message import EnrolRefusal, Grant
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode, EnrolRefusal, Grant, new_code
 from device_sdk.wire.seal.keys import RandomBytes
 from device_sdk.wire.seal.placement import Placement, own_placement
 
@@ -39,6 +38,7 @@ class EnrolmentAnswer:
     message: bytes
 
 
+@dataclass(frozen=True)
 class Enrolment:
     """Judges requests by the :class:`EnrolmentDesk` and commits what it decides.
 
@@ -46,33 +46,23 @@ class Enrolment:
     where the device of an id belongs; the desk goes by the same.
     """
 
-    def __init__(
-        self,
-        desk: EnrolmentDesk,
-        store: Store,
-        registry: Registry,
-        refusals: Refusals,
-        unix_clock: Callable[[], float],
-        first_round: Callable[[], int],
-        placement_of: Callable[[bytes], Placement] = own_placement,
-    ) -> None:
-        self._desk = desk
-        self._store = store
-        self._registry = registry
-        self._refusals = refusals
-        self._unix_clock = unix_clock
-        self._first_round = first_round
-        self._placement_of = placement_of
+    desk: EnrolmentDesk
+    store: Store
+    registry: Registry
+    refusals: Refusals
+    unix_clock: Callable[[], float]
+    first_round: Callable[[], int]
+    placement_of: Callable[[bytes], Placement] = own_placement
 
     def answer(self, message: bytes) -> EnrolmentAnswer:
         """The answer, after all it says is durable.
 
         Raises ``WireError`` where none is due: ``unknown-token``, or the desk's reasons.
         """
-        row = self._store.tokens.find(self._desk.read_head(message).token_id)
+        row = self.store.tokens.find(self.desk.read_head(message).token_id)
         if row is None:
             raise WireError("unknown-token", "no such enrolment code was made here")
-        outcome = self._desk.answer(message, self._token(row))
+        outcome = self.desk.answer(message, self._token(row))
         if outcome.joined and outcome.token.binding is not None:
             self._join(row, outcome.token.binding)
         elif outcome.refusal is not None:
@@ -81,9 +71,9 @@ class Enrolment:
 
     def _token(self, row: TokenRow) -> Token:
         binding = None
-        device = None if row.device_id is None else self._store.devices.find(row.device_id)
+        device = None if row.device_id is None else self.store.devices.find(row.device_id)
         if device is not None:
-            placement = self._placement_of(device.device_id)
+            placement = self.placement_of(device.device_id)
             grant = Grant(
                 device.device_id,
                 device.handle,
@@ -96,7 +86,7 @@ class Enrolment:
         return Token(row.token_id, row.secret, row.expires_unix_seconds, binding)
 
     def _join(self, token: TokenRow, binding: CodeUse) -> None:
-        now_unix_seconds = int(self._unix_clock())
+        now_unix_seconds = int(self.unix_clock())
         grant = binding.grant
         device = DeviceRow(
             device_id=grant.device_id,
@@ -106,21 +96,21 @@ class Enrolment:
             shard=grant.shard,
             token_id=token.token_id,
             enrolled_unix_seconds=now_unix_seconds,
-            first_round=self._first_round(),
+            first_round=self.first_round(),
             labels=token.labels,
             name=token.name,
         )
-        with self._store.database.transaction():
-            self._store.devices.add(device)
-            self._store.tokens.bind(token.token_id, device.device_id)
-        self._registry.add(device)
+        with self.store.database.transaction():
+            self.store.devices.add(device)
+            self.store.tokens.bind(token.token_id, device.device_id)
+        self.registry.add(device)
         _LOG.info("enrolled %s", device.device_id.hex())
 
     def _note(self, row: TokenRow, outcome: EnrolmentOutcome, refusal: EnrolRefusal) -> None:
-        self._refusals.note_reason(refusal.value, row.device_id or b"")
+        self.refusals.note_reason(refusal.value, row.device_id or b"")
         if refusal is EnrolRefusal.CODE_USED:
             # The operator has to see this: the code leaked, or went to two devices.
-            self._store.tokens.note_stranger(row.token_id, outcome.identity)
+            self.store.tokens.note_stranger(row.token_id, outcome.identity)
             _LOG.warning(
                 "the code of %s was tried by another key, %s...",
                 "nobody" if row.device_id is None else row.device_id.hex(),

@@ -8,6 +8,8 @@ them are committed, and erased before those rows go; what a crash leaves over is
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,23 +18,27 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from aggregator.clock import moment_of
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
-from aggregator.store.devices import IssuedDescriptor
+from aggregator.store.rows import IssuedDescriptor
 from device_sdk.system.files import flush_folder
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
-from device_sdk.wire.seal.authority import (
+from device_sdk.wire.seal.broadcast import MOST_KEYS, GroupKey, new_group_key
+from device_sdk.wire.seal.descriptor import (
     Delegation,
+    Descriptor,
     Succession,
     extend_line,
     make_delegation,
+    make_descriptor,
     make_succession,
+    read_descriptor,
+    root_of,
 )
-from device_sdk.wire.seal.broadcast import new_group_key
-from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
-from device_sdk.wire.seal.keyring import ServingKeys, serving_keys
+from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import (
     KeyKind,
     RandomBytes,
@@ -45,6 +51,162 @@ from device_sdk.wire.seal.keys import (
 )
 
 _DAY_SECONDS = 86_400
+
+
+_LOG = logging.getLogger(__name__)
+_WARN_DAYS = 30
+# Shares of a descriptor's life that are left when it is renewed.
+_LEFT_BETWEEN_ROUNDS = 1 / 3
+_LEFT_AT_MOST = 1 / 6
+
+
+# The keys in force while serving: renewed in time, and read again when somebody changed them.
+
+
+class FleetKeys:
+    """Serving keys and group keys. ``watch`` what must be told of another keyring.
+
+    The descriptor is renewed, for ``descriptor_seconds`` each time, for as long as the root key's
+    delegation allows; in its last month there is a warning in the log once a day. Raises
+    AggregatorError where there is no descriptor to serve under.
+    """
+
+    def __init__(
+        self,
+        home: AggregatorHome,
+        store: Store,
+        clock: Callable[[], float],
+        unix_clock: Callable[[], float],
+        random_bytes: RandomBytes,
+        descriptor_seconds: int,
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._clock, self._unix_clock = clock, unix_clock
+        self._random_bytes = random_bytes
+        self._descriptor_seconds = descriptor_seconds
+        self._watchers: list[Callable[[Keyring[ServingKeys]], None]] = []
+        # By the monotonic clock: a calendar that was ahead for a while silences nothing.
+        self._next_warning_seconds = self._next_try_seconds = -math.inf
+        self._cannot_renew = ""
+        self._grace_ends_unix = math.inf
+        tidy_keys(home, store, int(unix_clock()))
+        self._serving = self._read()
+        self._group_keys = store.secrets.group_keys()
+        self.tend(between_rounds=True)
+        if self._left_seconds() <= 0:
+            raise AggregatorError(
+                "the descriptor has expired by this machine's clock: set that right or, if it is "
+                "right, run tessera-aggregator rotate keys"
+            )
+
+    @property
+    def keyring(self) -> Keyring[ServingKeys]:
+        return Keyring(self._serving)
+
+    def current(self) -> ServingKeys:
+        return self._serving[-1]
+
+    def descriptors(self) -> list[Descriptor]:
+        """Those that are honoured, the one in force last."""
+        return [each.descriptor for each in self._serving]
+
+    def group_keys(self) -> tuple[GroupKey, ...]:
+        """What a session's reply tells."""
+        return self._group_keys[-MOST_KEYS:]
+
+    @property
+    def problem(self) -> str:
+        """Why devices refuse this aggregator, or will soon, for people; empty: they do not."""
+        ends = self.current().descriptor.delegation.expires_unix_seconds
+        left = ends - self._unix_clock()
+        if left >= _WARN_DAYS * _DAY_SECONDS:
+            return self._cannot_renew
+        return (
+            f"the root key's delegation {'ends' if left > 0 else 'has ended'} at "
+            f"{moment_of(ends)}, and devices refuse this aggregator from then on: run "
+            "tessera-aggregator rotate keys (it needs keys/root.key)"
+        )
+
+    def watch(self, replace_keyring: Callable[[Keyring[ServingKeys]], None]) -> None:
+        self._watchers.append(replace_keyring)
+
+    def refresh(self) -> bool:
+        """Read the store again; whether another descriptor is in force."""
+        self._group_keys = self._store.secrets.group_keys()
+        newest = self._store.secrets.descriptors()[-1].serial
+        if newest == self.current().descriptor.serial:
+            return False
+        self._replace(self._read())
+        return True
+
+    def tend(self, *, between_rounds: bool) -> bool:
+        """Do what is due: erase keys whose grace is over, renew the descriptor, warn.
+
+        A device that takes up a new descriptor in the middle of a round may have to leave that
+        round out, so it is renewed early between two rounds, and late within one. Returns whether
+        another descriptor is in force.
+        """
+        before = self.current().descriptor.serial
+        now = self._unix_clock()
+        if now >= self._grace_ends_unix:
+            tidy_keys(self._home, self._store, int(now))
+            self._replace(self._read())
+        self._warn()
+        share = _LEFT_BETWEEN_ROUNDS if between_rounds else _LEFT_AT_MOST
+        held = self.current().descriptor
+        could_hold_longer = held.expires_unix_seconds < held.delegation.expires_unix_seconds
+        ends_soon = self._left_seconds() <= share * self._descriptor_seconds
+        # By a clock that was ahead: its keys would be used for longer than was meant.
+        of_the_future = held.issued_unix_seconds > now + _DAY_SECONDS
+        if of_the_future or (could_hold_longer and ends_soon):
+            self._renew(now)
+        return self.current().descriptor.serial != before
+
+    def _renew(self, now_unix_seconds: float) -> None:
+        if self._clock() < self._next_try_seconds:
+            return
+        try:
+            renewed = renew_descriptor(
+                self._home,
+                self._store,
+                int(now_unix_seconds),
+                self._random_bytes,
+                self._descriptor_seconds,
+            )
+        except AggregatorError as error:
+            # Serving goes on under the old one while it holds: there is time to put this right.
+            self._cannot_renew = f"the descriptor cannot be renewed: {error}"
+            _LOG.error("%s", self._cannot_renew)
+            self._next_try_seconds = self._next_warning_seconds = self._clock() + _DAY_SECONDS
+            return
+        _LOG.info(
+            "the descriptor was renewed; the next holds for %.1f days",
+            (renewed.expires_unix_seconds - now_unix_seconds) / _DAY_SECONDS,
+        )
+        self._replace(self._read())
+
+    def _left_seconds(self) -> float:
+        return self.current().descriptor.expires_unix_seconds - self._unix_clock()
+
+    def _warn(self) -> None:
+        now = self._clock()
+        if self.problem and now >= self._next_warning_seconds:
+            self._next_warning_seconds = now + _DAY_SECONDS
+            _LOG.warning("%s", self.problem)
+
+    def _replace(self, serving: list[ServingKeys]) -> None:
+        self._serving, self._cannot_renew = serving, ""
+        for replace_keyring in self._watchers:
+            replace_keyring(self.keyring)
+
+    def _read(self) -> list[ServingKeys]:
+        ends = [each.honoured_until_unix_seconds for each in self._store.secrets.descriptors()]
+        # Of the next keys to be erased, those included that are honoured no more.
+        self._grace_ends_unix = min((end for end in ends if end is not None), default=math.inf)
+        return read_serving_keys(self._home, self._store, self._unix_clock)
+
+
 _HOUR_SECONDS = 3600
 # A delegation's serials: one for each hour of seven years.
 _SERIALS = 1 << 16
@@ -98,9 +260,8 @@ def initialise(
     seed = generate(KeyKind.ED25519, random_bytes)
     write_key(home.root_key, KeyKind.ED25519, seed)
     first = _first_serial(0, now_unix_seconds)
-    mandate = _delegate(home, signing_key(seed), (), first, now_unix_seconds, lives, random_bytes)
-    expires = now_unix_seconds + lives.descriptor_seconds
-    descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)
+    maker = _Maker(home, now_unix_seconds, random_bytes, lives)
+    descriptor = maker.delegated(signing_key(seed), (), first)
     with store.database.transaction():
         store.facts.generation = now_unix_seconds
         store.facts.root_fingerprint = descriptor.root_fingerprint
@@ -141,7 +302,8 @@ def renew_descriptor(
                 "(it needs keys/root.key)"
             ) from None
         mandate = _Mandate(delegate, delegation, current.successions)
-        descriptor = _issue_keys(home, mandate, serial, now_unix_seconds, expires, random_bytes)
+        maker = _Maker(home, now_unix_seconds, random_bytes, USUAL_LIVES)
+        descriptor = maker.issued(mandate, serial, expires)
         until = _grace_ends(current, now_unix_seconds, USUAL_LIVES)
         store.secrets.issue(serial, descriptor.message, until)
     return descriptor
@@ -163,7 +325,8 @@ def rotate_keys(
     """
     with store.database.transaction():
         root = _read_root(home, store)
-        descriptor = _rotate(home, store, root, None, now_unix_seconds, random_bytes, lives, after)
+        maker = _Maker(home, now_unix_seconds, random_bytes, lives)
+        descriptor = maker.rotated(store, root, after=after)
         store.facts.keys_problem = None
     tidy_keys(home, store, now_unix_seconds)
     return descriptor
@@ -187,7 +350,8 @@ def rotate_root(
         write_key(home.next_root_key, KeyKind.ED25519, seed)
         new = signing_key(seed)
         succession = make_succession(old, new.public_key().public_bytes_raw())
-        descriptor = _rotate(home, store, new, succession, now_unix_seconds, random_bytes, lives)
+        maker = _Maker(home, now_unix_seconds, random_bytes, lives)
+        descriptor = maker.rotated(store, new, succession)
         store.facts.root_fingerprint = descriptor.root_fingerprint
     tidy_keys(home, store, now_unix_seconds)
     return descriptor
@@ -243,76 +407,70 @@ def current_descriptor(store: Store) -> Descriptor:
         raise AggregatorError(f"the descriptor in force is damaged: {error}") from None
 
 
-def _rotate(
-    home: AggregatorHome,
-    store: Store,
-    root: Ed25519PrivateKey,
-    succession: Succession | None,
-    now_unix_seconds: int,
-    random_bytes: RandomBytes,
-    lives: Lives,
-    after: int = 0,
-) -> Descriptor:
-    current = current_descriptor(store)
-    successions, last = current.successions, current.delegation.last_serial
-    until = _grace_ends(current, now_unix_seconds, lives)
-    if succession is not None:
-        successions = extend_line(successions, succession)
-    first = _first_serial(max(last, after), now_unix_seconds)
-    mandate = _delegate(home, root, successions, first, now_unix_seconds, lives, random_bytes)
-    expires = now_unix_seconds + lives.descriptor_seconds
-    descriptor = _issue_keys(home, mandate, first, now_unix_seconds, expires, random_bytes)
-    store.secrets.issue(first, descriptor.message, until)
-    return descriptor
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes keys of one moment, and writes them into the home."""
 
+    home: AggregatorHome
+    now_unix_seconds: int
+    random_bytes: RandomBytes
+    lives: Lives
 
-def _delegate(
-    home: AggregatorHome,
-    root: Ed25519PrivateKey,
-    successions: Sequence[Succession],
-    first_serial: int,
-    now_unix_seconds: int,
-    lives: Lives,
-    random_bytes: RandomBytes,
-) -> _Mandate:
-    seed = generate(KeyKind.ED25519, random_bytes)
-    delegate = signing_key(seed)
-    delegation = make_delegation(
-        root,
-        delegate.public_key().public_bytes_raw(),
-        first_serial,
-        first_serial + _SERIALS - 1,
-        now_unix_seconds + lives.delegation_seconds,
-    )
-    _write_anew(home.delegate_key(first_serial), KeyKind.ED25519, seed)
-    return _Mandate(delegate, delegation, tuple(successions))
+    def rotated(
+        self,
+        store: Store,
+        root: Ed25519PrivateKey,
+        succession: Succession | None = None,
+        after: int = 0,
+    ) -> Descriptor:
+        """A descriptor of another delegate's, which is in force then."""
+        current = current_descriptor(store)
+        successions, last = current.successions, current.delegation.last_serial
+        until = _grace_ends(current, self.now_unix_seconds, self.lives)
+        if succession is not None:
+            successions = extend_line(successions, succession)
+        first = _first_serial(max(last, after), self.now_unix_seconds)
+        descriptor = self.delegated(root, successions, first)
+        store.secrets.issue(first, descriptor.message, until)
+        return descriptor
 
+    def delegated(
+        self, root: Ed25519PrivateKey, successions: Sequence[Succession], first_serial: int
+    ) -> Descriptor:
+        """The first descriptor of a new delegate's."""
+        seed = generate(KeyKind.ED25519, self.random_bytes)
+        delegate = signing_key(seed)
+        delegation = make_delegation(
+            root,
+            delegate.public_key().public_bytes_raw(),
+            first_serial,
+            first_serial + _SERIALS - 1,
+            self.now_unix_seconds + self.lives.delegation_seconds,
+        )
+        _write_anew(self.home.delegate_key(first_serial), KeyKind.ED25519, seed)
+        mandate = _Mandate(delegate, delegation, tuple(successions))
+        expires = self.now_unix_seconds + self.lives.descriptor_seconds
+        return self.issued(mandate, first_serial, expires)
 
-def _issue_keys(
-    home: AggregatorHome,
-    mandate: _Mandate,
-    serial: int,
-    issued_unix_seconds: int,
-    expires_unix_seconds: int,
-    random_bytes: RandomBytes,
-) -> Descriptor:
-    signing_seed = generate(KeyKind.ED25519, random_bytes)
-    sessions_seed = generate(KeyKind.ED25519, random_bytes)
-    hpke_seed = generate(KeyKind.HPKE, random_bytes)
-    _write_anew(home.signing_key(serial), KeyKind.ED25519, signing_seed)
-    _write_anew(home.sessions_key(serial), KeyKind.ED25519, sessions_seed)
-    _write_anew(home.hpke_key(serial), KeyKind.HPKE, hpke_seed)
-    return make_descriptor(
-        mandate.delegate,
-        mandate.delegation,
-        serial,
-        issued_unix_seconds,
-        expires_unix_seconds,
-        signing_key(signing_seed).public_key().public_bytes_raw(),
-        signing_key(sessions_seed).public_key().public_bytes_raw(),
-        hpke.public_bytes(hpke_seed),
-        mandate.successions,
-    )
+    def issued(self, mandate: _Mandate, serial: int, expires_unix_seconds: int) -> Descriptor:
+        """A descriptor with keys of its own."""
+        signing_seed = generate(KeyKind.ED25519, self.random_bytes)
+        sessions_seed = generate(KeyKind.ED25519, self.random_bytes)
+        hpke_seed = generate(KeyKind.HPKE, self.random_bytes)
+        _write_anew(self.home.signing_key(serial), KeyKind.ED25519, signing_seed)
+        _write_anew(self.home.sessions_key(serial), KeyKind.ED25519, sessions_seed)
+        _write_anew(self.home.hpke_key(serial), KeyKind.HPKE, hpke_seed)
+        return make_descriptor(
+            mandate.delegate,
+            mandate.delegation,
+            serial,
+            self.now_unix_seconds,
+            expires_unix_seconds,
+            signing_key(signing_seed).public_key().public_bytes_raw(),
+            signing_key(sessions_seed).public_key().public_bytes_raw(),
+            hpke.public_bytes(hpke_seed),
+            mandate.successions,
+        )
 
 
 def _write_anew(path: Path, kind: KeyKind, seed: bytes) -> None:

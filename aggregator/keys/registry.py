@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow, Devices, Labels
-from aggregator.store.rounds import RoundRow
+from aggregator.store.devices import Devices
+from aggregator.store.rows import DeviceRow, Labels, RoundRow
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import selected
 from device_sdk.wire.publish.topics import UpTopic

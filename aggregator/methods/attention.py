@@ -6,15 +6,19 @@ any mixing, FedAvg are settings of it. docs/methods/attention.md has the formula
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans, MeanShift, estimate_bandwidth
+from threadpoolctl import threadpool_limits
 
 from aggregator.methods.bounds import UpdateBounds
-from aggregator.methods.clustering import ClusterSettings, assign_clusters
 from aggregator.methods.method import (
     LOSSES,
     Binding,
@@ -24,7 +28,6 @@ from aggregator.methods.method import (
     Said,
     rate_at,
 )
-from aggregator.methods.mixtures import AggregatorMixer, DeviceModels, MixtureSettings
 from aggregator.methods.robust import LastUpdates
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
@@ -39,6 +42,352 @@ from device_sdk.methods.attention.contract import (
 from device_sdk.methods.state import Entry, RestoreError, Schema
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, halved
+
+# The devices' last models, and the mixtures of them that the aggregator makes by itself.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceModels:
+    """The last models of n devices, in the order in which these were first heard of.
+
+    ``senders``: names. ``vectors`` float32 [n, p]: in the widest layout, zero where a model has
+    nothing. ``widths``, ``samples`` int64 [n]: the model's layout, and its training samples.
+    ``asks`` bool [n]: the device leaves mixing to the aggregator.
+    """
+
+    senders: tuple[str, ...]
+    vectors: NDArray[np.float32]
+    widths: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    asks: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.senders)
+
+    @property
+    def sender_bytes(self) -> NDArray[np.uint8]:
+        """The names as uint8 [n, 16]."""
+        raw = bytes.fromhex("".join(self.senders))
+        return np.frombuffer(raw, dtype=np.uint8).reshape(len(self), 16).copy()
+
+    @classmethod
+    def of(cls, updates: Iterable[Update], layouts: Sequence[FlatLayout]) -> DeviceModels:
+        """What these say; ``layouts`` are of all widths, the narrowest first."""
+        each = list(updates)
+        said = [update.metadata for update in each]
+        places = [layout.places_in(layouts[-1]) for layout in layouts]
+        vectors = np.zeros((len(each), layouts[-1].size), dtype=np.float32)
+        for vector, update in zip(vectors, each, strict=True):
+            vector[places[int(update.metadata["width"])]] = update.tensors["vector"]
+        return cls(
+            tuple(update.sender for update in each),
+            vectors,
+            np.asarray([one["width"] for one in said], dtype=np.int64),
+            np.asarray([one["samples"] for one in said], dtype=np.int64),
+            np.asarray([one["mixture"] for one in said], dtype=np.bool_),
+        )
+
+
+Numbers = NDArray[Any]
+Rule = Literal["sketches", "fedamp"]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSettings(Declared):
+    """How the aggregator mixes for a device that does not mix by itself.
+
+    Attributes:
+        rule: ``sketches`` is the device's two layers with the identity in the place of what a
+            device learns; ``fedamp`` is FedAMP's attention (Huang et al. 2021, Personalized
+            cross-silo federated learning on non-IID data, eq. 5 and section 3.2).
+        sharpness: ``sketches`` weighs by exp(-this / 2 * the sketches' mean squared distance).
+        own_bias: ``sketches`` gives (the neighbours' mixture, w_g) the shares softmax([this, 0]).
+        amp_rate: alpha / sigma of FedAMP, the weight of a neighbour at distance 0.
+        amp_sigma: sigma of FedAMP, as a multiple of the mean squared distance between the
+            cluster's devices (the scale of parameters means nothing by itself).
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    rule: Rule = "sketches"
+    sharpness: Annotated[float, Within(0, 1e6, above=True)] = 4.0
+    own_bias: Annotated[float, Within(-100, 100)] = 0.0
+    amp_rate: Annotated[float, Within(0, 1e6, above=True)] = 0.5
+    amp_sigma: Annotated[float, Within(0, 1e6, above=True)] = 0.5
+
+
+@dataclass(frozen=True)
+class AggregatorMixer:
+    """Mixes for one device at a time, out of what the aggregator holds in a round.
+
+    Args:
+        models: the known devices', in the widest layout.
+        layouts: of all widths, the narrowest first.
+        shared: w_g, float32 [p] of the widest layout.
+        sketches: in units of their cluster's length, float32 [n, g, d].
+        own_weight: see :class:`~device_sdk.methods.attention.contract.AttentionTraining`.
+    """
+
+    models: DeviceModels
+    layouts: Sequence[FlatLayout]
+    shared: Numbers
+    sketches: Numbers
+    settings: MixtureSettings
+    own_weight: float = 0.0
+
+    @cached_property
+    def places(self) -> list[NDArray[Any]]:
+        """Of each layout's parameters among those of the widest."""
+        return [layout.places_in(self.layouts[-1]) for layout in self.layouts]
+
+    def mixture(self, row: int, cluster: NDArray[np.int64]) -> NDArray[np.float32]:
+        """What the device in ``row`` is to start from, float32 [p] in its own layout.
+
+        ``cluster``: the rows of its cluster, its own among them. Alone it gets the global model.
+        """
+        models = self.models
+        places = self.places[models.widths[row]]
+        peers = cluster[cluster != row]
+        if len(peers) == 0:
+            return np.asarray(self.shared[places], dtype=np.float32)
+        vectors = np.stack([self._seen_by(row, int(peer)) for peer in peers])
+        own = models.vectors[row][places]
+        if self.settings.rule == "fedamp":
+            weights = self._amp_weights(row, cluster)
+            mixed = weights @ vectors + (1 - weights.sum()) * own
+            return np.asarray(mixed, dtype=np.float32)
+        weights = sketch_weights(
+            self.sketches[row], self.sketches[peers], self.settings.sharpness, self.own_weight
+        )
+        heard = weights @ np.concatenate([vectors, own[None]])
+        share = 1 / (1 + math.exp(-self.settings.own_bias))
+        mixed = share * heard + (1 - share) * self.shared[places]
+        return np.asarray(mixed, dtype=np.float32)
+
+    def _amp_weights(self, row: int, cluster: NDArray[np.int64]) -> Numbers:
+        """Distances are over the block that all widths have."""
+        common = self.models.vectors[cluster][:, self.places[0]].astype(np.float64)
+        mine = self.models.vectors[row][self.places[0]]
+        squared = ((common - mine) ** 2).sum(axis=1)[cluster != row]
+        # Mean over all pairs: twice the variance, without the zeros of each with itself.
+        spread = 2 * ((common - common.mean(axis=0)) ** 2).sum(axis=1).mean()
+        scale = spread * len(cluster) / (len(cluster) - 1)
+        return amp_weights(squared, self.settings, float(scale))
+
+    def _seen_by(self, row: int, peer: int) -> Numbers:
+        """A peer's model in the layout of the device in ``row``, whose own fills what it lacks."""
+        models = self.models
+        whole = models.vectors[row].copy()
+        places = self.places[models.widths[peer]]
+        whole[places] = models.vectors[peer][places]
+        found: Numbers = whole[self.places[models.widths[row]]]
+        return found
+
+
+def sketch_weights(
+    query: Numbers, sketches: Numbers, sharpness: float, own_weight: float = 0.0
+) -> Numbers:
+    """Weights of n neighbours and the own network, [n + 1], which sum to 1.
+
+    ``query`` [g, d], ``sketches`` [n, g, d], n at least 1; ``own_weight`` in units of the favourite
+    neighbour's. They are those with which a device's attention starts at this ``key_scale``.
+    """
+    scores = -sharpness / 2 * ((sketches - query) ** 2).sum(axis=2).mean(axis=1)
+    weights = np.append(np.exp(scores - scores.max()), own_weight)
+    shares: Numbers = weights / weights.sum()
+    return shares
+
+
+def amp_weights(squared: Numbers, settings: MixtureSettings, scale: float) -> Numbers:
+    """FedAMP's weights xi of n neighbours at these squared distances, [n]; the own weight is what
+    is left to 1.
+
+    ``scale``: mean squared distance between the cluster's devices.
+    """
+    sigma = settings.amp_sigma * max(scale, 1e-12)
+    weights = settings.amp_rate * np.exp(-squared / sigma)
+    total = float(weights.sum())
+    return weights / total if total > 1 else weights
+
+
+Labels = NDArray[np.int64]
+Points = NDArray[np.float64]
+Algorithm = Literal["k-means", "mean-shift"]
+
+# More clusters than this times the fewest possible: then members are spread evenly instead.
+_MOST_TIMES = 2
+# With scikit-learn's usual 0.3 a fleet of six groups would become one.
+_NEAREST = 0.2
+
+
+# Groups of devices with similar models, no larger than a device can download.
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings(Declared):
+    """How devices are put into clusters (papers/fedamn, section 3.1, the server's function 2).
+
+    Attributes:
+        algorithm: ``k-means`` makes as few clusters as the byte cap allows, one where it can;
+            ``mean-shift`` finds their number by itself and splits what exceeds the cap.
+        most_bytes: of what one device may have to download a round; 0 for no cap.
+        hysteresis: clusters stay as they are unless new ones would lower the squared distances to
+            the centres by more than this share.
+
+    Raises ValueError, naming the setting, for a value outside its range.
+    """
+
+    algorithm: Algorithm = "k-means"
+    most_bytes: Annotated[int, Within(0)] = 0
+    hysteresis: Annotated[float, Within(0)] = 0.2
+
+
+def assign_clusters(
+    points: Points, previous: Labels, most_members: int, settings: ClusterSettings
+) -> Labels:
+    """A cluster for each point, int64 [n], numbered from 0 without gaps.
+
+    Args:
+        points: float64 [n, d].
+        previous: last round's clusters, int64 [n], -1 for points that are new.
+        most_members: no cluster is larger.
+        settings: of the task.
+
+    The same arguments give the same clusters. Numbers follow the previous ones where members do.
+    Raises ValueError where ``most_members`` is below 1 or lengths differ.
+    """
+    if most_members < 1:
+        raise ValueError(f"a cluster of at most {most_members} members cannot hold a device")
+    if points.ndim != 2 or previous.shape != (len(points),):
+        raise ValueError(f"{len(previous)} previous clusters for points {points.shape}")
+    if len(points) == 0:
+        return np.empty(0, dtype=np.int64)
+    if settings.algorithm == "k-means" and len(points) <= most_members:
+        return np.zeros(len(points), dtype=np.int64)
+    stay = _stay(points, previous, most_members)
+    # One thread: the order of sums, and so the last bits, depend on their number.
+    with threadpool_limits(1):
+        fresh = _fresh(points, stay, most_members, settings)
+    if stay is not None and _spread(points, stay) <= (1 + settings.hysteresis) * _spread(
+        points, fresh
+    ):
+        return _numbered(stay, previous)
+    return _numbered(fresh, previous)
+
+
+def _fresh(
+    points: Points, stay: Labels | None, most_members: int, settings: ClusterSettings
+) -> Labels:
+    if settings.algorithm == "mean-shift":
+        return _mean_shift(points, most_members)
+    least = -(-len(points) // most_members)
+    for count in range(least, min(_MOST_TIMES * least, len(points)) + 1):
+        labels = _k_means(points, count, stay)
+        if np.bincount(labels).max() <= most_members:
+            return labels
+    return _even(points, _centres(points, labels), most_members)
+
+
+def _k_means(points: Points, count: int, stay: Labels | None) -> Labels:
+    """From the previous centres where their number fits, else from many random starts."""
+    count = min(count, len(np.unique(points, axis=0)))
+    warm = stay is not None and stay.max() + 1 == count
+    start = _centres(points, stay) if warm and stay is not None else "k-means++"
+    found = KMeans(count, init=start, n_init=1 if warm else 10, random_state=0).fit(points)
+    return _dense(found.labels_.astype(np.int64))
+
+
+def _mean_shift(points: Points, most_members: int) -> Labels:
+    # The nearest points tell how wide a group is, and a kernel of twice that holds a whole one.
+    width = 2 * float(estimate_bandwidth(points, quantile=_NEAREST))
+    if width <= 0:
+        labels = np.zeros(len(points), dtype=np.int64)
+    else:
+        labels = _dense(MeanShift(bandwidth=width).fit(points).labels_.astype(np.int64))
+    found = labels.copy()
+    for label in range(labels.max() + 1):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) > most_members:
+            count = -(-len(rows) // most_members)
+            parts = _k_means(points[rows], count, None)
+            even = _even(points[rows], _centres(points[rows], parts), most_members)
+            found[rows] = np.where(even == 0, label, found.max() + even)
+    return _dense(found)
+
+
+def _stay(points: Points, previous: Labels, most_members: int) -> Labels | None:
+    """The previous clusters, new points with the nearest that has room; None where none is left."""
+    known = previous >= 0
+    if not known.any():
+        return None
+    labels = np.where(known, _renumbered(previous), -1)
+    sizes = np.bincount(labels[known])
+    if sizes.max() > most_members:
+        return None
+    centres = _centres(points[known], labels[known])
+    for row in np.flatnonzero(~known):
+        far = _squared(points[row][None], centres)[0]
+        far[sizes >= most_members] = np.inf
+        if not np.isfinite(far).any():
+            return None
+        labels[row] = int(far.argmin())
+        sizes[labels[row]] += 1
+    return labels
+
+
+def _even(points: Points, centres: Points, most_members: int) -> Labels:
+    """The assignment to centres of least cost under which none has too many members."""
+    # Of identical points k-means makes fewer centres than it was asked for.
+    centres = np.resize(
+        centres, (max(len(centres), -(-len(points) // most_members)), centres.shape[1])
+    )
+    cost = np.repeat(_squared(points, centres), most_members, axis=1)
+    rows, slots = linear_sum_assignment(cost)
+    labels = np.empty(len(points), dtype=np.int64)
+    labels[rows] = slots // most_members
+    return _dense(labels)
+
+
+def _numbered(labels: Labels, previous: Labels) -> Labels:
+    """Numbers so that as many members as possible keep their cluster's number."""
+    known = previous >= 0
+    if not known.any():
+        return labels
+    before = _renumbered(previous)
+    size = int(max(labels.max(), before[known].max())) + 1
+    shared = np.zeros((size, size))
+    np.add.at(shared, (labels[known], before[known]), 1)
+    new, old = linear_sum_assignment(-shared)
+    number = np.empty(size, dtype=np.int64)
+    number[new] = old
+    return _dense(number[labels])
+
+
+def _renumbered(previous: Labels) -> Labels:
+    """Without gaps; -1 stays."""
+    found = np.full(len(previous), -1, dtype=np.int64)
+    known = previous >= 0
+    found[known] = _dense(previous[known])
+    return found
+
+
+def _dense(labels: Labels) -> Labels:
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+
+
+def _centres(points: Points, labels: Labels) -> Points:
+    return np.stack([points[labels == label].mean(axis=0) for label in range(labels.max() + 1)])
+
+
+def _squared(points: Points, centres: Points) -> Points:
+    gaps = points[:, None, :] - centres[None]
+    found: Points = (gaps * gaps).sum(axis=2)
+    return found
+
+
+def _spread(points: Points, labels: Labels) -> float:
+    return float(((points - _centres(points, labels)[labels]) ** 2).sum())
+
 
 # What a task file may choose about attention.
 
@@ -158,12 +507,7 @@ def cluster_points(raw: Floats) -> NDArray[np.float64]:
 
 
 def attachments_of(
-    models: DeviceModels,
-    clusters: NDArray[np.int64],
-    layouts: Sequence[FlatLayout],
-    shared: Floats,
-    sketches: Floats,
-    settings: AttentionSettings,
+    mixer: AggregatorMixer, clusters: NDArray[np.int64], settings: AttentionSettings
 ) -> tuple[dict[str, Attachment], dict[str, tuple[str, ...]]]:
     """The attachments by name, and the cohorts that may read them, as their members' names.
 
@@ -171,19 +515,10 @@ def attachments_of(
     none where layer 2 alone takes part, which needs no neighbour.
     ``mixture.SENDER``: for that device alone, of each that leaves mixing to the aggregator.
 
-    Args:
-        models: the n known devices'.
-        clusters: theirs, int64 [n].
-        layouts: of all widths, the narrowest first.
-        shared: w_g, float32 [p] of the widest layout.
-        sketches: in units of their cluster's length, float32 [n, g, d].
+    ``clusters``: the mixer's n devices', int64 [n].
     """
-    training = settings.training
+    training, models = settings.training, mixer.models
     handed_on = halved if settings.half else np.asarray
-    places = [layout.places_in(layouts[-1]) for layout in layouts]
-    mixer = AggregatorMixer(
-        models, layouts, shared, sketches, settings.mixture, training.own_weight
-    )
     attachments: dict[str, Attachment] = {}
     cohorts: dict[str, tuple[str, ...]] = {}
     for cluster in range(int(clusters.max()) + 1 if len(models) else 0):
@@ -191,7 +526,7 @@ def attachments_of(
         cohorts[f"cluster.{cluster}"] = tuple(models.senders[row] for row in rows)
         fetchers = [r for r in rows if not (training.aggregator_mixes or models.asks[r])]
         for row in rows if fetchers and training.layers != "second" else ():
-            vector = models.vectors[row][places[models.widths[row]]]
+            vector = models.vectors[row][mixer.places[models.widths[row]]]
             attachments[VECTOR + models.senders[row]] = Attachment(
                 {"vector": handed_on(vector)}, f"cluster.{cluster}"
             )
@@ -272,9 +607,9 @@ class AttentionMethod(ModelMethod):
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
         if training.mix and round_id > training.warm_up_rounds:
-            attachments, cohorts = attachments_of(
-                models, self._clusters, self._layouts, self._model, sketched, self._settings
-            )
+            chosen, seen = self._settings, (models, self._layouts, self._model, sketched)
+            mixer = AggregatorMixer(*seen, chosen.mixture, training.own_weight)
+            attachments, cohorts = attachments_of(mixer, self._clusters, chosen)
         return Broadcast(
             round_id=round_id,
             version=self._version,

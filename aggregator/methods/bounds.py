@@ -9,17 +9,306 @@ of n, whatever it sends and claims, and no other device is handed more of it tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import struct
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.limits import FleetScale
-from aggregator.methods.sums import Additive
-from device_sdk.methods.state import COUNT, Schema, State, part, prefixed, unpack
+from aggregator.methods.sums import Additive, RefusedShare
+from device_sdk.methods.state import (
+    COUNT,
+    Entry,
+    RestoreError,
+    Schema,
+    State,
+    part,
+    prefixed,
+    unpack,
+)
 from device_sdk.wire.arrays.exchange import Scalar, Update
+
+Floats = NDArray[np.float64]
+Squares = NDArray[np.float32] | NDArray[np.float64]
+
+_SHORT = 4096
+"""Values of a row whose float32 sum is good to four digits: limits are multiples of what is
+usual."""
+
+
+def clip_factor(values: NDArray[Any], limit: float) -> float:
+    """The factor, at most 1, that brings the Euclidean norm of ``values`` down to ``limit``.
+
+    ``limit`` 0 means no limit. The norm is taken in float64: squares of finite float32 values
+    cannot overflow there.
+    """
+    if limit == 0 or values.size == 0:
+        return 1.0
+    norm = euclidean_norm(values)
+    return 1.0 if norm <= limit else limit / norm
+
+
+def euclidean_norm(values: NDArray[Any]) -> float:
+    """The norm of all of ``values``, taken in float64."""
+    flat = values.reshape(-1).astype(np.float64)
+    return math.sqrt(float(flat @ flat))
+
+
+class Measured(NamedTuple):
+    """How large an update [rows, columns] is. ``norm`` is Euclidean, over all values.
+
+    A row's size is its root mean square: comparable whatever the number of columns. Of the rows
+    ``median_row`` is the lower of two in the middle; both are 0 without rows.
+    """
+
+    norm: float
+    median_row: float
+    largest_row: float
+    columns: int
+    squares: Squares
+    """Sums of squares [rows]."""
+
+    @property
+    def rows(self) -> Floats:
+        sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
+        return sizes
+
+
+def measured(values: NDArray[np.float32]) -> Measured:
+    """How large ``values`` [rows, columns] are.
+
+    Squares are summed in float32, which holds those of a million values as large as may be
+    accepted; where rows are long, in float64, which keeps the small ones.
+    """
+    return measured_each(values, [len(values)])[0]
+
+
+def measured_each(values: NDArray[np.float32], counts: Sequence[int]) -> list[Measured]:
+    """As :func:`measured` has them, updates of as many columns whose ``values`` are one behind the
+    other; ``counts`` of their rows. What is found of one is the same bits beside any others."""
+    columns = values.shape[1]
+    if columns <= _SHORT:
+        squares: Squares = np.einsum("ij,ij->i", values, values)
+    else:
+        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
+    ends = list(accumulate(counts))
+    ordered = squares.copy()
+    for count, end in zip(counts, ends, strict=True):
+        ordered[end - count : end].sort()
+    # Every update passes here: numpy is called for those that have rows together.
+    some = [(count, end) for count, end in zip(counts, ends, strict=True) if count]
+    width = max(1, columns)
+    sizes: Iterator[tuple[float, float, float]] = iter(())
+    if some:
+        norms = np.sqrt(
+            np.add.reduceat(squares.astype(np.float64), [end - count for count, end in some])
+        )
+        middle = ordered[[end - count + (count - 1) // 2 for count, end in some]]
+        last = ordered[[end - 1 for _, end in some]]
+        medians, largest = (np.sqrt(each.astype(np.float64) / width) for each in (middle, last))
+        sizes = zip(norms.tolist(), medians.tolist(), largest.tolist(), strict=True)
+    return [
+        Measured(*(next(sizes) if count else _NO_SIZES), columns, squares[end - count : end])
+        for count, end in zip(counts, ends, strict=True)
+    ]
+
+
+_NO_SIZES = (0.0, 0.0, 0.0)
+
+
+def bounded_rows(
+    values: NDArray[np.float32], sizes: Floats, limit: float | Floats
+) -> tuple[NDArray[np.float32], int]:
+    """``values`` [rows, columns] with rows above ``limit`` scaled down to it, and how many were.
+
+    ``sizes`` are the rows', as :class:`Measured` has them or by another measure, [rows]; ``limit``
+    is one for all rows or one for each.
+    """
+    large = sizes > limit
+    count = int(np.count_nonzero(large))
+    if not count:
+        return values, 0
+    scale = np.ones(len(sizes), dtype=np.float32)
+    scale[large] = (np.broadcast_to(limit, sizes.shape)[large] / sizes[large]).astype(np.float32)
+    return values * scale[:, None], count
+
+
+# What is usual in a fleet: medians over a few devices, each of which has one voice.
+
+LEAST_VOICES = 3
+"""Voices of which one that lies cannot choose the median."""
+MOST_VOICES = 256
+_NAME_BYTES = 16
+
+Voice = tuple[float, ...]
+
+
+class Voices(Additive):
+    """A few measures of an update, of 256 devices heard of lately.
+
+    Of a round's devices those 256 have a voice whose ids, hashed with the round's number, come
+    first: whatever the order, and on however many shards they are heard. Where a round has fewer,
+    the voices of earlier rounds stay beside its own, the latest first. The aggregator draws the
+    ids, so nobody chooses to be among the first, and each round's are others.
+
+    Args:
+        measures: how many numbers an update is described by.
+
+    Of two updates of one device in a round the larger counts. Those without a sender are named by
+    what they say. A round that is given up leaves no trace: the next absorbs its updates again.
+    """
+
+    FRESH = True
+
+    def __init__(self, measures: int) -> None:
+        self._measures = measures
+        self._settled: dict[bytes, Voice] = {}  # the latest first
+        self.begin(0)
+
+    def begin(self, round_id: int) -> None:
+        """A round begins; forget what came since the last one that settled."""
+        self._round = round_id
+        self._salt = round_id.to_bytes(8, "little")
+        self._order: list[tuple[bytes, bytes]] = []  # rising: each voice's place, and its name
+        self._recent: dict[bytes, Voice] = {}
+
+    @property
+    def settled(self) -> Mapping[bytes, Voice]:
+        """What was known when the round opened, by the voices' names."""
+        return self._settled
+
+    @property
+    def together(self) -> dict[bytes, Voice]:
+        """This round's voices first, in the order of their places, then earlier ones."""
+        found = {name: self._recent[name] for _, name in self._order}
+        for name, values in self._settled.items():
+            if len(found) == MOST_VOICES:
+                break
+            found.setdefault(name, values)
+        return found
+
+    def note(self, sender: str, values: Sequence[float]) -> None:
+        """Take note of an accepted update: finite values, one a measure, none below 0."""
+        self._hear(bytes.fromhex(sender) if sender else _nameless(values), tuple(values))
+
+    def settle(self) -> None:
+        self._settled = self.together
+        self.begin(self._round)
+
+    def _hear(self, name: bytes, values: Voice) -> None:
+        recent, order = self._recent, self._order
+        if name in recent:
+            recent[name] = max(recent[name], values)
+            return
+        place = blake2b(name + self._salt, digest_size=8).digest(), name
+        if len(order) == MOST_VOICES and place > order[-1]:
+            return
+        insort(order, place)
+        recent[name] = values
+        if len(order) > MOST_VOICES:
+            del recent[order.pop()[1]]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """``settled.names`` uint8 [voices, 16] and ``settled.values`` float64 [voices, measures],
+        the latest first; of the open round likewise ``recent.*``, and its number, ``round``."""
+        settled = prefixed("settled.", _packed(self._settled, self._measures))
+        return settled | prefixed("recent.", self._recent_state()) | self._round_state()
+
+    def share(self) -> dict[str, NDArray[Any]]:
+        """``names`` and ``values`` of the round's voices, and ``round``."""
+        return self._recent_state() | self._round_state()
+
+    def _recent_state(self) -> dict[str, NDArray[Any]]:
+        return _packed({name: self._recent[name] for _, name in self._order}, self._measures)
+
+    def _round_state(self) -> dict[str, NDArray[Any]]:
+        return {"round": np.asarray(self._round, dtype=np.int64)}
+
+    def restored(self, state: State) -> Self:
+        """See :class:`~device_sdk.methods.state.Stateful`."""
+        found = type(self)(self._measures)
+        if not state:
+            return found
+        own = {n: a for n, a in state.items() if "." not in n}
+        found._settled = _unpacked(part("settled.", state), self._measures)
+        found.begin(int(unpack({"round": COUNT}, own)["round"]))
+        for name, values in _unpacked(part("recent.", state), self._measures).items():
+            found._hear(name, values)
+        return found
+
+    def _read(self, share: State) -> dict[str, Any]:
+        own = dict(share)
+        number = unpack({"round": COUNT}, {n: own.pop(n) for n in ("round",) if n in own})["round"]
+        if number > self._round:
+            raise RefusedShare(f"the share is of round {number}, and this one is {self._round}")
+        return {"voices": _unpacked(own, self._measures)}
+
+    def _add(self, found: Mapping[str, Any]) -> None:
+        for name, values in found["voices"].items():
+            self._hear(name, values)
+
+
+def _nameless(values: Sequence[float]) -> bytes:
+    packed = struct.pack(f"<{len(values)}d", *values)
+    return blake2b(packed, digest_size=_NAME_BYTES).digest()
+
+
+def _packed(voices: Mapping[bytes, Voice], measures: int) -> dict[str, NDArray[Any]]:
+    names = np.frombuffer(b"".join(voices), dtype=np.uint8).reshape(len(voices), _NAME_BYTES)
+    values = np.asarray(list(voices.values()), dtype=np.float64).reshape(len(voices), measures)
+    return {"names": names.copy(), "values": values}
+
+
+def _unpacked(state: State, measures: int) -> dict[bytes, Voice]:
+    schema = {
+        "names": Entry(np.uint8, ("voices", _NAME_BYTES)),
+        "values": Entry(np.float64, ("voices", measures), least=0),
+    }
+    found = unpack(schema, state)
+    names = [name.tobytes() for name in found["names"]]
+    if len(set(names)) < len(names) or len(names) > MOST_VOICES:
+        raise RestoreError(f"'names' are expected to be at most {MOST_VOICES}, and to differ")
+    return dict(zip(names, map(tuple, found["values"].tolist()), strict=True))
+
+
+class FleetScale(Voices):
+    """Medians of a few measures of an update, over the fleet's :class:`Voices`.
+
+    They stay as they are for a whole round, that of its opening. Values are noted as they came,
+    before anything was scaled down.
+    """
+
+    @property
+    def known(self) -> bool:
+        """Whether there are voices enough for a median that no single device chooses."""
+        return self._count >= LEAST_VOICES
+
+    def median(self, measure: int) -> float:
+        """Of one measure, the lower of two in the middle; 0 where nothing is known."""
+        return self._medians[measure]
+
+    def begin(self, round_id: int) -> None:
+        super().begin(round_id)
+        self._judge_by(self._settled)
+
+    def look_again(self) -> None:
+        self._judge_by(self.together)
+
+    def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
+        self._count = len(voices)
+        measures = zip(*voices.values(), strict=True)
+        columns: list[list[float]] = [sorted(column) for column in measures]
+        middle = (self._count - 1) // 2
+        self._medians = [column[middle] for column in columns] or [0.0] * self._measures
+
+
+# The stage that every method gets.
 
 Array = NDArray[Any]
 _Sizes = dict[str, tuple[float, float]]

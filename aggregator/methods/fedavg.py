@@ -15,13 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.limits import (
-    MOST_MEDIANS,
-    UpdateLimits,
-    clip_factor,
-    euclidean_norm,
-    measured,
-)
+from aggregator.methods.bounds import clip_factor, euclidean_norm, measured
 from aggregator.methods.method import (
     LOSSES,
     Arrays,
@@ -33,7 +27,15 @@ from aggregator.methods.method import (
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
+from aggregator.methods.summing import (
+    MOST_MEDIANS,
+    Judged,
+    Limits,
+    Sized,
+    SummingMethod,
+    UpdateLimits,
+    finite,
+)
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Declared, Within
@@ -69,9 +71,9 @@ class FedAvgSettings(Declared):
             no limit.
         clip_multiple: likewise for more than so many times the fleet's median norm, and so for the
             buffers, by themselves; 0 for no limit. See
-            :class:`~aggregator.methods.limits.FleetScale`.
+            :class:`~aggregator.methods.bounds.FleetScale`.
         outlier_multiple: an update more than so many times as large as the running median counts
-            for nothing; see :class:`~aggregator.methods.limits.Outliers`. 0: none does.
+            for nothing; see :class:`~aggregator.methods.summing.Outliers`. 0: none does.
         robust, trim_share: how a coordinate's values become one; see
             :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
             in memory until it closes, and count every device alike, whatever samples it claims.
@@ -139,10 +141,9 @@ class FedAvgMethod(SummingMethod):
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
         self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
+        multiples = chosen.clip_multiple, 0.0, chosen.outlier_multiple
         self._limits = UpdateLimits(
-            chosen.clip_norm,
-            chosen.clip_multiple,
-            outlier_multiple=chosen.outlier_multiple,
+            Limits(chosen.clip_norm, *multiples),
             length=euclidean_norm(self._model[: self._trained]),
             others=2,
         )

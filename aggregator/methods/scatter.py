@@ -15,13 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
-from aggregator.methods.limits import (
-    UpdateLimits,
-    bounded_rows,
-    euclidean_norm,
-    measured_each,
-)
+from aggregator.methods.bounds import bounded_rows, euclidean_norm, measured_each
 from aggregator.methods.method import (
     Arrays,
     Binding,
@@ -38,9 +32,15 @@ from aggregator.methods.robust import (
     TrimShare,
     touched_means,
 )
-from aggregator.methods.scatter_loss import BprLoss, RoundSum, ScatterLoss
+from aggregator.methods.scatter_loss import (
+    BprLoss,
+    LeastSquaresLoss,
+    LeastSquaresSettings,
+    RoundSum,
+    ScatterLoss,
+)
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.summing import Judged, Sized, SummingMethod, finite
+from aggregator.methods.summing import Judged, Limits, Sized, SummingMethod, UpdateLimits, finite
 from aggregator.methods.sums import Additive, FixedPointSum
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
@@ -145,10 +145,10 @@ class ScatterSettings(Declared):
             devices' user_learning_rate as well, so that both sides of the product settle together.
         clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
         clip_multiple: likewise for more than so many times the fleet's median norm; 0 for no limit.
-            See :class:`~aggregator.methods.limits.FleetScale`.
+            See :class:`~aggregator.methods.bounds.FleetScale`.
         row_multiple: likewise for each row of an update, against the fleet's median row.
         outlier_multiple: 3, say: an update so far out of line counts as one of no rows; 0: none
-            does. See :class:`~aggregator.methods.limits.Outliers`.
+            does. See :class:`~aggregator.methods.summing.Outliers`.
         item_multiple: 1.25, say: an item's vector longer than so many medians of those touched as
             often is scaled down; 0: no limit. See
             :class:`ItemNorms`.
@@ -232,11 +232,9 @@ class ScatterMethod(SummingMethod):
         self._touches = (
             ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         )
+        multiples = chosen.clip_multiple, chosen.row_multiple, chosen.outlier_multiple
         self._limits = UpdateLimits(
-            chosen.clip_norm,
-            chosen.clip_multiple,
-            chosen.row_multiple,
-            chosen.outlier_multiple,
+            Limits(chosen.clip_norm, *multiples),
             length=euclidean_norm(items),
             others=self._loss.MEASURES,
         )

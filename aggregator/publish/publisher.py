@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,15 +13,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.shared import TaskShared
 from aggregator.store import TaskStore
-from aggregator.store.publications import (
-    PACKET_HEAD_BYTES,
-    AttachmentBook,
-    CohortKey,
-    PublishedContent,
-    SealedContent,
-)
-from aggregator.store.rounds import RoundRow
+from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent, SealedContent
+from aggregator.store.publications import PACKET_HEAD_BYTES
+from aggregator.store.rows import RoundRow
 from aggregator.task.artifacts import ArtifactContent
+from device_sdk.link.broker_url import BrokerWay
+from device_sdk.link.events import Connected, ConnectRefused, Disconnected
+from device_sdk.link.link import Link
+from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 from device_sdk.wire.codec.message import encode
@@ -38,10 +37,180 @@ from device_sdk.wire.publish.task_messages import (
     write_attachment,
     write_broadcast,
 )
-from device_sdk.wire.publish.topics import ChunkTopic, ManifestTopic, Topics
+from device_sdk.wire.publish.topics import (
+    ChunkTopic,
+    DescriptorTopic,
+    ManifestTopic,
+    PresenceTopic,
+    SuccessorTopic,
+    TasksTopic,
+    Topics,
+)
+from device_sdk.wire.seal.announcement import Presence, ServedTasks, Successor, announce
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
 from device_sdk.wire.seal.keyring import ServingKeys
 from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.session import MAX_MESSAGE_BYTES
+
+# What the aggregator tells everybody at all times: descriptor, tasks and presence, and where the
+# fleet moves to.
+
+
+class Announcements:
+    """``names`` gives task and cohort of each task that is served, ``keys`` the serving keys of the
+    descriptor in force; ``successor``: the broker that the fleet moves to, if any."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        life: Presence,
+        names: Callable[[], Iterable[tuple[str, str]]],
+        keys: Callable[[], ServingKeys],
+        successor: Successor | None = None,
+    ) -> None:
+        self._topics = topics
+        self._life = life
+        self._names = names
+        self._keys = keys
+        self._successor = successor
+        self._served = ServedTasks(life.incarnation, 0, tuple(sorted(names())))
+
+    def standing(self) -> list[tuple[str, bytes]]:
+        """Topics and messages of all of them."""
+        descriptor = self._keys().descriptor.message
+        found = [(self._topics.write(DescriptorTopic()), descriptor), self.tasks(), self.presence()]
+        if self._successor is not None:
+            found.append(self._word_of_successor(self._successor))
+        return found
+
+    def _word_of_successor(self, successor: Successor) -> tuple[str, bytes]:
+        keys = self._keys()
+        message = announce(successor, keys.descriptor, keys.signing)
+        return self._topics.write(SuccessorTopic()), message
+
+    def tasks(self) -> tuple[str, bytes]:
+        """Topic and message of the tasks served: sent before the presence, on which devices act."""
+        self.names_changed()
+        keys = self._keys()
+        message = announce(self._served, keys.descriptor, keys.signing)
+        return self._topics.write(TasksTopic()), message
+
+    def names_changed(self) -> bool:
+        """Look again which tasks are served; whether they are others."""
+        names = tuple(sorted(self._names()))
+        if names == self._served.names:
+            return False
+        before = self._served
+        self._served = ServedTasks(before.incarnation, before.revision + 1, names)
+        return True
+
+    def presence(self) -> tuple[str, bytes]:
+        keys = self._keys()
+        message = announce(self._life, keys.descriptor, keys.signing)
+        return self._topics.write(PresenceTopic()), message
+
+
+_NAME_BYTES = 34
+"""Of a chunk, in what names all of them."""
+_BESIDE_NAMES_BYTES = 640
+_ANOTHER_TRY = ("no-connack", "version")
+"""Why a connection ended that is made again at once, as one of an older MQTT."""
+
+
+# What a broker's largest packet makes of a task's messages, asked before any round.
+
+
+class Unasked(AggregatorError):
+    """A broker that cannot be asked; it says why."""
+
+
+def largest_packet(
+    way: BrokerWay,
+    proxy: str | None,
+    rng: np.random.Generator,
+    clock: Callable[[], float],
+    seconds: float = 3.0,
+) -> int | None:
+    """What the broker says when it accepts a connection; None: it names no limit.
+
+    ``clock``: monotonic seconds. Raises Unasked where it cannot be asked within so many
+    ``seconds``.
+    """
+    settings = replace(LinkSettings(), proxy=proxy, connect_timeout_seconds=seconds)
+    try:
+        link = Link(way, rng=rng, clock=clock, settings=settings)
+    except ValueError as error:
+        raise Unasked(str(error)) from None
+    until, problem = clock() + seconds, f"no answer within {seconds:g} s"
+    link.start()
+    try:
+        while (left := until - clock()) > 0:
+            for event in link.events(timeout_seconds=left):
+                if isinstance(event, Connected):
+                    return event.limits.maximum_packet_bytes
+                if isinstance(event, ConnectRefused):
+                    raise Unasked(event.detail)
+                if isinstance(event, Disconnected):
+                    problem = event.detail
+                    if event.reason not in _ANOTHER_TRY:
+                        raise Unasked(problem)
+        raise Unasked(problem)
+    finally:
+        link.stop()
+
+
+def packet_words(packet_bytes: int | None, sizes: Mapping[str, int]) -> str:
+    """How a task's messages go through a broker that takes such packets; None: any of ours.
+
+    ``sizes``: in bytes, of ``broadcast`` and ``update`` and of what else is published. Raises
+    PacketsTooSmall where one of them cannot.
+    """
+    room = Room(packet_bytes)
+    chunk = room.chunk_bytes
+    for what, size in sizes.items():
+        if what != "update":
+            names = -(-size // chunk) * _NAME_BYTES + _BESIDE_NAMES_BYTES
+            room.require(f"the task's {what}", [("", bytes(names))])
+    most = MAX_MESSAGE_BYTES if packet_bytes is None else min(packet_bytes, MAX_MESSAGE_BYTES)
+    down, up = sizes.get("broadcast", 0), sizes.get("update", 0)
+    takes = (
+        "names no largest packet"
+        if packet_bytes is None
+        else f"takes packets of at most {packet_bytes:,} bytes"
+    )
+    told = [f"contents go down in chunks of at most {chunk:,} bytes"]
+    told += [f"a round's {down:,} in {_count(down, chunk, 'chunk')}"] if down else []
+    told += [f"an update's {up:,} up in {_count(up, most, 'message')}"] if up else []
+    return f"{takes}: {', '.join(told)}"
+
+
+def _count(size: int, most: int, what: str) -> str:
+    count = -(-size // most)
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def packet_lines(
+    ways: Sequence[BrokerWay],
+    sizes: Mapping[str, int],
+    ask: Callable[[BrokerWay], int | None],
+    known: int | None,
+) -> list[str]:
+    """For people, of each broker that devices may be at. ``known``: what serve has found.
+
+    Raises PacketsTooSmall as :func:`packet_words` does.
+    """
+    lines = []
+    for way in ways:
+        try:
+            lines.append(f"the broker {way} {packet_words(ask(way), sizes)}")
+        except Unasked as error:
+            found = "" if known is None else f"; as serve found it, it {packet_words(known, sizes)}"
+            lines.append(
+                f"not checked: the largest packet that the broker {way} takes ({error}); it must "
+                f"be {LEAST_PACKET_BYTES:,} bytes at least{found}"
+            )
+    return lines
+
 
 # How what is published is cut so that the broker takes it.
 
@@ -127,7 +296,7 @@ class Attachments:
 
         Raises ValueError for arrays that the codec cannot carry.
         """
-        book = self.store.attachments.load()
+        book = self.store.facts.attachments
         if book is None:
             if not broadcast.attachments:
                 return SealedOffer()
@@ -155,7 +324,7 @@ class Attachments:
             offers.append(OfferedAttachment(name, content_id, known.size, attachment.cohort))
         for gone in book.sealed.keys() - sealed.keys():
             self.store.publications.replace(ATTACHMENT_PART + gone, [])
-        self.store.attachments.save(AttachmentBook(book.secret, cohorts, sealed))
+        self.store.facts.attachments = AttachmentBook(book.secret, cohorts, sealed)
         wrapped = {
             name: wrap_cohort_key(cohort.key, members[name].values(), self.task, name, broadcast_id)
             for name, cohort in cohorts.items()

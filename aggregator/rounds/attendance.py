@@ -4,14 +4,167 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 
 import numpy as np
 
-from aggregator.rounds.habits import KnownHabits
 from aggregator.store import TaskStore
-from aggregator.store.rounds import RoundRow
+from aggregator.store.reports import Habits
+from aggregator.store.rows import Habit, RoundRow
 from aggregator.task.file import RoundSettings
+
+_MOST_KEPT = 256
+
+
+# How long ago rounds opened, by the monotonic clock.
+
+
+class RoundTimes:
+    """A calendar that is set while a round is open makes it no longer, or shorter, nor an update
+    of it later. It is asked once for each round, when the round is first asked for: as it opens,
+    or how long it had been open already when this process came. So a figure for a round that saw
+    a restart goes by the calendar up to there.
+
+    ``clock``: monotonic seconds; ``unix_clock``: the time that is signed.
+    """
+
+    def __init__(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        self._clock, self._unix_clock = clock, unix_clock
+        self._opened_seconds: dict[int, float] = {}
+
+    def since_opening_seconds(self, row: RoundRow) -> float:
+        """How long ago it opened."""
+        now = self._clock()
+        if row.round in self._opened_seconds:
+            return now - self._opened_seconds[row.round]
+        passed = max(0.0, self._unix_clock() - row.opened_unix_seconds)
+        self._opened_seconds[row.round] = now - passed
+        if len(self._opened_seconds) > _MOST_KEPT:
+            del self._opened_seconds[min(self._opened_seconds)]
+        return passed
+
+    def late_seconds(self, row: RoundRow) -> float | None:
+        """How long after a closed round's opening an update comes now that it would have counted
+        if it had lasted to its deadline; None where that is over."""
+        seconds = self.since_opening_seconds(row)
+        return seconds if seconds <= row.length_seconds else None
+
+
+_FADES = 0.75
+"""What is left of a longest time with each update that comes sooner."""
+_PATIENCE = 2
+"""Rounds in a row that wait for a device in vain, before the next do not wait for it."""
+_RAREST = 1 << 20
+_UNKNOWN = Habit()
+
+
+# For how long a round waits for each device: by when the device's own updates come.
+#
+# No other device's times count, so nobody is shut out for being slow, and nobody can have others
+# shut out: a round waits for an update for as long as updates of this device take. Whoever sent
+# none in the last rounds is not waited for; what comes all the same counts, as long as the round is
+# open. An update that comes too late for a round that ended early, and would have been in time for
+# its deadline, is waited for again from then on.
+
+
+def with_update(habit: Habit, seconds: float) -> Habit:
+    """An update of the device came ``seconds`` after the opening of a round that it counted in, or
+    would have counted in if the round had not ended early."""
+    longest = 0.0 if habit.seconds is None else habit.seconds
+    if not _FADES * longest <= seconds <= longest:
+        longest = max(seconds, _FADES * longest)
+    return Habit(longest)
+
+
+def without_update(habit: Habit, *, lives: bool) -> Habit:
+    """A round waited for the device in vain: it said so itself (``lives``), or nothing.
+
+    Of a device of which no update ever came one silence is enough.
+    """
+    missed = habit.missed + max(1, habit.missed)
+    if habit.seconds is None and not lives:
+        missed = max(missed, _PATIENCE)
+    return Habit(habit.seconds, min(missed, _RAREST), lives)
+
+
+def is_waited_for(habit: Habit, round_number: int) -> bool:
+    """Whether a round waits for the device.
+
+    One that lives and sends no update may be too slow for rounds that others end: every second
+    round waits for it, then every fourth, every eighth, so that all such devices are waited for in
+    the same rounds.
+    """
+    if habit.missed < _PATIENCE:
+        return True
+    return habit.lives and round_number % habit.missed == 0
+
+
+class KnownHabits:
+    """Those of a task's devices, in memory; in the store, where there is one, as of the end of the
+    last round."""
+
+    def __init__(self, store: Habits | None) -> None:
+        self._store = store
+        self._of = {} if store is None else store.all()
+        self._changed: set[bytes] = set()
+
+    def of(self, device_id: bytes) -> Habit:
+        return self._of.get(device_id, _UNKNOWN)
+
+    def is_likely(self, device_id: bytes) -> bool:
+        """Whether an update of the device is to be expected, whatever the round."""
+        return self.of(device_id).missed < _PATIENCE
+
+    def wait_seconds(
+        self, device_id: bytes, round_number: int, settings: RoundSettings, most_seconds: float
+    ) -> float:
+        """How long after its opening a round waits for the device, or after the device has become
+        free for it; ``most_seconds``: the round's length. 0: not at all."""
+        habit = self.of(device_id)
+        if not is_waited_for(habit, round_number):
+            return 0.0
+        if habit.seconds is None:
+            return most_seconds
+        usual = max(settings.least_deadline_seconds, settings.deadline_margin * habit.seconds)
+        return min(most_seconds, usual)
+
+    def heard(
+        self, device_id: bytes, seconds: float | None, round_number: int | None = None
+    ) -> None:
+        """The device had its verdict in a round, or came late for one (``round_number`` None):
+        ``seconds`` after the round's opening with an update, or with none."""
+        before = self.of(device_id)
+        if seconds is not None:
+            found = with_update(before, seconds)
+        elif round_number is not None and is_waited_for(before, round_number):
+            found = without_update(before, lives=True)
+        else:
+            found = before._replace(lives=True)
+        if found != before:
+            self._of[device_id] = found
+            self._changed.add(device_id)
+
+    def save(self, in_vain: Collection[bytes], is_here: Callable[[bytes], object]) -> None:
+        """Write down what changed since the last time, and whom a round waited for ``in_vain``;
+        inside the transaction that closes it. ``is_here``: whether a device was not revoked."""
+        silent = {each: without_update(self.of(each), lives=False) for each in in_vain}
+
+        def kept() -> None:
+            self._of.update(silent)
+            self._changed.clear()
+
+        if self._store is None:
+            kept()
+            return
+        found = {each: self.of(each) for each in self._changed} | silent
+        self._store.put({each: habit for each, habit in found.items() if is_here(each)})
+        self._store.forget(each for each in self._changed if not is_here(each))
+        self._store.when_kept(kept)
+
+    def drop(self, device_id: bytes) -> None:
+        """A device that was revoked."""
+        if self._of.pop(device_id, None) is not None:
+            self._changed.add(device_id)
 
 
 class Attendance:

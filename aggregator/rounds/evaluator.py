@@ -8,12 +8,19 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from aggregator.evaluation.figures import FLEET, DeviceReport, Figure, summarise
-from aggregator.evaluation.stopping import Evaluated, stalled_since
-from aggregator.evaluation.words import figure_name, in_a_line, typical_name
+from aggregator.evaluation import (
+    FLEET,
+    DeviceReport,
+    Evaluated,
+    Figure,
+    figure_name,
+    in_a_line,
+    stalled_since,
+    summarise,
+    typical_name,
+)
 from aggregator.store import TaskStore
-from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import DeviceEvaluation, RoundRow
 from aggregator.task.evaluation import EvaluationSettings, named
 from device_sdk.evaluation.report import read_evaluations
 from device_sdk.wire.codec.errors import WireError
@@ -173,7 +180,7 @@ class Evaluator:
 
 def _metrics(figures: Iterable[Figure]) -> dict[str, float]:
     """The fleet's, by name; and of those that versions are compared by where there are enough
-    devices (:attr:`~aggregator.evaluation.figures.Figure.typical`)."""
+    devices (:attr:`~aggregator.evaluation.Figure.typical`)."""
     found: dict[str, float] = {}
     for each in figures:
         if each.part != FLEET:

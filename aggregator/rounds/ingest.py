@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from aggregator.methods.guard import GuardedBinding
-from aggregator.refusals import Refusals
+from aggregator.guard import GuardedBinding
+from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator
 from aggregator.shared import TaskShared
-from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.participations import LastParticipation
-from aggregator.store.reports import KEPT_ROUNDS, StoredReport
-from aggregator.store.rounds import RoundRow
-from aggregator.store.update_log import NOTED, LoggedUpdate, StoredVerdict
-from aggregator.task_log import about
+from aggregator.store.reports import KEPT_ROUNDS
+from aggregator.store.rows import (
+    NOTED,
+    DeviceEvaluation,
+    LastParticipation,
+    LoggedUpdate,
+    RoundRow,
+    StoredReport,
+    StoredVerdict,
+)
 from device_sdk.wire.arrays import exchange
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode, encode

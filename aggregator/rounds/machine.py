@@ -11,17 +11,72 @@ from typing import Protocol
 from aggregator.errors import MethodFault, PacketsTooSmall
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.attendance import Attendance, asked_share
+from aggregator.rounds.attendance import Attendance, RoundTimes, asked_share
 from aggregator.rounds.evaluator import Evaluator
-from aggregator.rounds.round_times import RoundTimes
 from aggregator.shared import TaskShared
 from aggregator.store import STORE_FAILURES, TaskStore
-from aggregator.store.rounds import RoundRow
-from aggregator.task.file import RoundSettings
+from aggregator.store.rows import RoundRow
+from aggregator.task.file import RoundSettings, Task
+from device_sdk.system.printable import in_words
 from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.publish.manifest import EVERYONE
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.seal.keys import draw
+
+_LOG = logging.getLogger(__name__)
+
+
+# A task is held: its rounds stand still until somebody has looked, and nothing committed is lost.
+#
+# Where a round is open or being closed it is that round that is held; else it is the next one.
+
+
+def hold(store: TaskStore, why: str) -> None:
+    """Hold the task, and say why; inside a transaction."""
+    latest = store.rounds.latest()
+    if latest and latest[0].unfinished:
+        store.rounds.hold(latest[0].round, why)
+    else:
+        store.facts.unpublished = why
+
+
+def hold_failed(store: TaskStore, task: Task, error: Exception) -> None:
+    """Hold the task for what failed in its affairs, in its method's code above all; inside a
+    transaction. The log has the traceback."""
+    what = str(error) if isinstance(error, MethodFault) else in_words(error)
+    why = (
+        f"{what}. Nothing that was committed is lost. Mend or change the package that offers the "
+        f"method {task.binding.method_name!r} and restart serve, which tries it again; or replace "
+        "the task"
+    )
+    _LOG.error("the task is held, and no other: %s", why, exc_info=error)
+    hold(store, why)
+    store.facts.failed = True
+
+
+def held(store: TaskStore) -> str | None:
+    """Why the task is held; None where it is not."""
+    latest = store.rounds.latest()
+    return store.facts.unpublished or (latest[0].held if latest else None)
+
+
+def let_go(store: TaskStore) -> int:
+    """Let it go on, without what is in quarantine; inside a transaction. How many updates those
+    were."""
+    latest = store.rounds.latest()
+    store.facts.unpublished, store.facts.failed = None, False
+    if latest:
+        store.rounds.hold(latest[0].round, None)
+    return store.log.drop_quarantined()
+
+
+def try_again(store: TaskStore) -> None:
+    """A life begins, perhaps of a program that was mended: what failed may succeed now. All else
+    that holds a task is the operator's to judge, and holds on."""
+    if store.facts.failed and not store.log.quarantined():
+        with store.database.transaction():
+            let_go(store)
+
 
 HARM = frozenset(
     each.value
@@ -94,7 +149,6 @@ def _fell_silent(store: TaskStore, row: RoundRow, missing: Collection[bytes]) ->
     return len(gone)
 
 
-_LOG = logging.getLogger(__name__)
 _REST_SECONDS = 10 * 365 * 86_400
 _MOST_DRAWS = 64
 _DRAWN_DEVICES = 20_000
@@ -472,9 +526,15 @@ class RoundMachine:
         # Where nobody came, what was wrong was hardly all of the devices.
         in_vain = self._attendance.in_vain(self.elapsed_seconds) if self.arrived else []
         with self._store.database.transaction():
-            self._store.rounds.close(
-                row.round, now, self.elapsed_seconds, made, participants, summary.metrics
+            ended = replace(
+                row,
+                closed_unix_seconds=now,
+                took_seconds=self.elapsed_seconds,
+                next_version=made,
+                participants=participants,
+                metrics=summary.metrics,
             )
+            self._store.rounds.close(ended)
             self._attendance.habits.save(in_vain, self._registry.by_id)
             found = self._evaluator.round_closes(
                 row,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.guard import GuardedBinding, GuardedMethod
+from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Arrays, ModelMismatch
 from aggregator.store import Store, TaskStore
-from aggregator.store.checkpoints import MethodCheckpoint
+from aggregator.store.versions import MethodCheckpoint
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import ReplaceRequest
@@ -63,7 +63,7 @@ def plan(
     """Make the new method, and give it what fits. Raises AggregatorError; changes nothing.
 
     ``names``: task and cohort, as devices know it. ``warm_start``: as of
-    :class:`~aggregator.task.request.Request`.
+    :class:`~aggregator.task.request.ReplaceRequest`.
     """
     if (new.name, new.cohort) != names:
         raise AggregatorError(
@@ -126,10 +126,10 @@ def commit(store: TaskStore, replacement: Replacement, now_unix_seconds: int) ->
         before = tasks.find(store.number).served
         if before is not None:
             facts.keep_file(replacement.method.version, before)
-        tasks.set_unwritten(store.number, task.text)
-        tasks.set_served(store.number, task.text)
-        tasks.set_request(store.number, None)
-        tasks.set_problem(store.number, None)
+        tasks.change(store.number, unwritten=task.text)
+        tasks.change(store.number, served=task.text)
+        tasks.change(store.number, request=None)
+        tasks.change(store.number, problem=None)
     return dropped
 
 

@@ -1,10 +1,12 @@
-"""A serve without a cluster, from its start to its end."""
+"""A service's lives, from the start of a serve to its end; and a serve without a cluster."""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from aggregator.errors import AggregatorError, StoreAway
 from aggregator.home import AggregatorHome
@@ -32,22 +34,115 @@ def begin_alone(store: Store) -> None:
                 )
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What is called while a fleet is served: of what happens to rounds, in each turn, and with a
+    service that was made, before it connects."""
+
+    on_round: Callable[[RoundEvent], None] | None = None
+    on_turn: Callable[[Service], None] = lambda service: None
+    on_ready: Callable[[Service], None] = lambda service: None
+
+
+@dataclass
+class ServiceLives(ABC):
+    """A service's lives, one after another, until ``stopping()``.
+
+    A store that is away is waited for. Where it goes in the midst of something, all that is in
+    memory is dropped and made anew from what the store has then, as after a crash: whatever was
+    half done, and wherever that was, there is one way back, and what was receipted is not lost.
+    Another life begins too where the fleet moves to another broker.
+
+    ``task``: the first one, as it is served: it may be replaced.
+    """
+
+    home: AggregatorHome
+    task: Task
+    world: World
+    store: Store
+    reach: Reaching
+    stopping: Callable[[], bool]
+    hooks: Hooks
+
+    @abstractmethod
+    def make(self) -> Service:
+        """The service of a life. Raises AggregatorError."""
+
+    @abstractmethod
+    def end(self, service: Service) -> None:
+        """It was asked to end."""
+
+    def end_without_store(self) -> None:
+        """Likewise, while the store is away."""
+        _LOG.warning("it ends without its store: what is not committed comes again")
+
+    def fail(self, service: Service | None, error: BaseException) -> None:
+        """A life ends with an error."""
+        if service is not None:
+            with suppress(*STORE_FAILURES):
+                service.stop()
+
+    def turn(self, service: Service) -> None:
+        """Called often."""
+        self.reach.look()
+        self.hooks.on_turn(service)
+
+    def run(self) -> None:
+        """Raises AggregatorError."""
+        while not self.stopping():
+            self._one_life()
+
+    def _one_life(self) -> None:
+        service: Service | None = None
+        try:
+            service = self.make()
+            try:
+                self._work(service)
+            except BrokerMoved:
+                _LOG.info("the fleet's broker is to be another one, or two: connecting anew")
+                service.end()
+            else:
+                self.end(service)
+        except StoreAway as error:
+            self.reach.waits(str(error))
+            if service is not None:
+                service.abandon()
+            if self.stopping():
+                self.end_without_store()
+        except BaseException as error:
+            self.fail(service, error)
+            raise
+        if service is not None:
+            self.task = service.first_task
+
+    def _work(self, service: Service) -> None:
+        self.hooks.on_ready(service)
+        self.reach.serve(service.link)
+        service.link.start()
+        service.run(self.stopping, lambda: self.turn(service))
+
+
+class _Alone(ServiceLives):
+    def make(self) -> Service:
+        begin_alone(self.store)
+        parts = assemble(self.home, self.store, self.task, self.world)
+        return Service(parts, self.hooks.on_round)
+
+    def end(self, service: Service) -> None:
+        service.end()
+
+
+NO_HOOKS = Hooks()
+
+
 def serve_alone(
     home: AggregatorHome,
     task: Task,
     world: World,
     stopping: Callable[[], bool],
-    *,
-    on_round: Callable[[RoundEvent], None] | None = None,
-    on_turn: Callable[[Service], None] = lambda service: None,
-    on_ready: Callable[[Service], None] = lambda service: None,
+    hooks: Hooks = NO_HOOKS,
 ) -> None:
-    """Run a fleet until ``stopping()``. Raises AggregatorError.
-
-    A store that is away is waited for. Where it goes in the midst of something, all that is in
-    memory is dropped and made anew from what the store has then, as after a crash: whatever was
-    half done, and wherever that was, there is one way back, and what was receipted is not lost.
-    """
+    """Run a fleet until ``stopping()``. Raises AggregatorError."""
     reach = Reaching(home.live_file, world.unix_clock, world.sleep, stopping)
     try:
         store = reach.await_store(home.open_store)
@@ -55,67 +150,8 @@ def serve_alone(
             return
         store.database.waits = reach.waits
         try:
-            while not stopping():
-                task = _one_life(
-                    home, store, task, world, stopping, reach, on_round, on_turn, on_ready
-                )
+            _Alone(home, task, world, store, reach, stopping, hooks).run()
         finally:
             store.database.close()
     finally:
         reach.close()
-
-
-def _one_life(
-    home: AggregatorHome,
-    store: Store,
-    task: Task,
-    world: World,
-    stopping: Callable[[], bool],
-    reach: Reaching,
-    on_round: Callable[[RoundEvent], None] | None,
-    on_turn: Callable[[Service], None],
-    on_ready: Callable[[Service], None],
-) -> Task:
-    """Until we are asked to end, the store went away in the midst of something, or the fleet moves
-    to another broker; the first task as it is served then, which may have been replaced."""
-    service: Service | None = None
-    try:
-        begin_alone(store)
-        service = Service(assemble(home, store, task, world), on_round)
-        try:
-            run_service(service, reach, stopping, on_turn, on_ready)
-        except BrokerMoved:
-            _LOG.info("the fleet's broker is to be another one, or two: connecting anew")
-        service.end()
-    except StoreAway as error:
-        reach.waits(str(error))
-        if service is not None:
-            service.abandon()
-        if stopping():
-            _LOG.warning("it ends without its store: what is not committed comes again")
-    except BaseException:
-        if service is not None:
-            with suppress(*STORE_FAILURES):
-                service.stop()
-        raise
-    return task if service is None else service.first_task
-
-
-def run_service(
-    service: Service,
-    reach: Reaching,
-    stopping: Callable[[], bool],
-    on_turn: Callable[[Service], None],
-    on_ready: Callable[[Service], None],
-) -> None:
-    """Connect, and work."""
-    link = service.link
-
-    def turn() -> None:
-        reach.look()
-        on_turn(service)
-
-    on_ready(service)
-    reach.serve(link)
-    link.start()
-    service.run(stopping, turn)

@@ -16,26 +16,21 @@ from aggregator.clock import steady_clock
 from aggregator.home import AggregatorHome
 from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.fence import Fence
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.keys.registry import Registry
 from aggregator.publish.mirror import ChunkMirror
-from aggregator.publish.publisher import Publisher
-from aggregator.publish.standing import Announcements
+from aggregator.publish.publisher import Announcements, Publisher
 from aggregator.refusals import Refusals
-from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.attendance import Attendance
+from aggregator.rounds.aggregation import Aggregation, VersionKeeper
+from aggregator.rounds.attendance import Attendance, KnownHabits
 from aggregator.rounds.evaluator import Evaluator, option_name, taken_for_one
-from aggregator.rounds.habits import KnownHabits
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
-from aggregator.rounds.version_keeper import VersionKeeper
-from aggregator.serve.broker_links import BrokerLinks, Hears
-from aggregator.serve.cell_links import links_to
+from aggregator.serve.broker_links import BrokerLinks, Hears, links_to
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
-from aggregator.serve.placements import PlacementOf, Placements
 from aggregator.serve.service import Parts
-from aggregator.serve.standings import Standings
+from aggregator.serve.standings import PlacementOf, Placements, Standings
 from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Uplink
@@ -72,14 +67,15 @@ LINK_SETTINGS = LinkSettings(
 
 @dataclass(frozen=True)
 class World:
-    """Time and chance. ``clock``: monotonic seconds; ``unix_clock``: this machine's calendar, Unix
-    seconds, which may jump."""
+    """Time and chance, and how long links wait. ``clock``: monotonic seconds; ``unix_clock``: this
+    machine's calendar, Unix seconds, which may jump."""
 
     clock: Callable[[], float]
     unix_clock: Callable[[], float]
     rng: np.random.Generator
     random_bytes: RandomBytes = os.urandom
     sleep: Callable[[float], None] = time.sleep
+    link: LinkSettings = LINK_SETTINGS
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,6 @@ def assemble(
     store: Store,
     task: Task,
     world: World,
-    link_settings: LinkSettings = LINK_SETTINGS,
     role: Whole | None = None,
 ) -> Parts:
     """All parts, resumed from the store; the link is not started. Raises AggregatorError.
@@ -207,7 +202,7 @@ def assemble(
 
     reassembler, repeats = Reassembler(clock), Repeats(clock)
     inbox = Inbox(shared.refusals, repeats)
-    board = TaskBoard(home, store, settings, make, inbox, unix_clock)
+    board = TaskBoard(home, shared, make, inbox)
     board.begin(task)
     enrolment = Enrolment(
         desk,
@@ -230,7 +225,7 @@ def assemble(
         place = str(home.folder / Path(place).expanduser())
     mirror = ChunkMirror(place, clock) if place else None
     watch = WatchMove(store, settings.broker.way, unix_clock)
-    link = role.links(shared, link_settings, link_rngs, watch.ways)
+    link = role.links(shared, world.link, link_rngs, watch.ways)
     return Parts(
         **vars(shared),
         link=link,

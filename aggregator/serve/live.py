@@ -16,12 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from aggregator.evaluation.words import in_a_line
+from aggregator.evaluation import in_a_line
+from aggregator.refusals import about, add_task
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundHeld, RoundOpened
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.service import Service
-from aggregator.store.rounds import RoundRow
-from aggregator.task_log import about, add_task
+from aggregator.store.rows import RoundRow
 from device_sdk.system.printable import PrintableFormatter, printable, size, span
 
 _LOG = logging.getLogger("aggregator")

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.words import part_name
+from aggregator.evaluation import part_name
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
 
 

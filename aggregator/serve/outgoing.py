@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aggregator.publish.mirror import ChunkMirror, is_chunk
-from aggregator.serve.broker_links import BrokerLinks
-from aggregator.serve.cell_links import Deliveries
+from aggregator.serve.broker_links import BrokerLinks, Deliveries
 from aggregator.store.publications import Retained
-from device_sdk.link.events import Delivery, Outcome
-from device_sdk.link.outbound import LinkError
+from device_sdk.link.events import Delivery, LinkError, Outcome
 
 _LOG = logging.getLogger(__name__)
 _SILENT_SECONDS = 4.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aggregator.errors import StoreUnreached
-from device_sdk.system.live_file import LiveFile, read_live_file
+from device_sdk.system.lock import LiveFile, read_live_file
 from device_sdk.system.printable import span
 
 _LOG = logging.getLogger(__name__)

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from aggregator.clock import SteadyClock
 from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.keys.registry import revoke
-from aggregator.publish.standing import Announcements
+from aggregator.publish.publisher import Announcements
 from aggregator.rounds.ingest import Inbox, Settled
 from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
 from aggregator.serve.outgoing import Outgoing
-from aggregator.serve.placements import Placements
-from aggregator.serve.standings import Standings
+from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink

@@ -4,7 +4,7 @@ wishes change."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,19 +12,20 @@ from typing import Protocol
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.home import AggregatorHome
 from aggregator.publish.publisher import Publisher
+from aggregator.refusals import about
 from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.hold import held, hold_failed, try_again
 from aggregator.rounds.ingest import Inbox, Ingest
-from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.machine import RoundMachine, held, hold_failed, try_again
 from aggregator.rounds.replacement import replace_task
 from aggregator.serve.housekeeping import Upkeep, file_stamp
-from aggregator.store import STORE_FAILURES, Store, TaskStore
+from aggregator.shared import Shared
+from aggregator.store import STORE_FAILURES, TaskStore
 from aggregator.store.cluster import Deposed
-from aggregator.store.tasks import FIRST, TaskRow, require_room
+from aggregator.store.rows import TaskRow
+from aggregator.store.tasks import FIRST, require_room
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import (
     FLEET_TABLES,
-    SharedSettings,
     Task,
     parse_task,
     read_continued_catalogue,
@@ -32,7 +33,6 @@ from aggregator.task.file import (
     served_cohort,
 )
 from aggregator.task.request import ReplaceRequest, file_digest, write_task_files
-from aggregator.task_log import about
 from device_sdk.wire.codec.message import encode
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def claim(store: TaskStore, task: Task) -> None:
     missing = task.catalogue is not None and store.facts.catalogue is None
     if stored is None or missing:
         with store.database.transaction():
-            store.fleet.tasks.set_name(store.number, task.name)
+            store.fleet.tasks.change(store.number, name=task.name)
             store.facts.label = label
             if task.catalogue is not None:
                 found = read_continued_catalogue(task.catalogue, store)
@@ -127,18 +127,13 @@ class TaskBoard:
     def __init__(
         self,
         home: AggregatorHome,
-        store: Store,
-        fleet: SharedSettings,
+        shared: Shared,
         make: MakeTask,
         inbox: Inbox,
-        unix_clock: Callable[[], float],
     ) -> None:
-        self._home = home
-        self._store = store
-        self._fleet = fleet
-        self._make = make
-        self._inbox = inbox
-        self._unix_clock = unix_clock
+        self._home, self._make, self._inbox = home, make, inbox
+        self._store, self._fleet = shared.store, shared.settings
+        self._unix_clock = shared.unix_clock
         self._parts: dict[int, TaskParts] = {}
         self._absent: dict[int, str] = {}
         self._unwritable = ""
@@ -259,7 +254,7 @@ class TaskBoard:
         changed = self._reload(parts)
         if refused is not None and self._store.tasks.find(number).problem is None:
             with self._store.database.transaction():
-                self._store.tasks.set_problem(number, refused)  # the operator is to see it still
+                self._store.tasks.change(number, problem=refused)  # the operator is to see it still
         return changed
 
     def look_at_files(self) -> bool:
@@ -348,12 +343,12 @@ class TaskBoard:
             with self._store.database.transaction():
                 names = str(row.name), served_cohort(row.served or "")
                 replace_task(store, names, task, request, int(self._unix_clock()))
-                self._store.tasks.set_problem(row.number, problem)  # who waits sees both at once
+                self._store.tasks.change(row.number, problem=problem)  # who waits sees both at once
                 made = self._made(store, task)
         except (AggregatorError, MethodFault) as error:
             served = "" if parts is not None else "it is not served, and "
             with self._store.database.transaction():
-                self._store.tasks.set_request(row.number, None)
+                self._store.tasks.change(row.number, request=None)
                 self._say(row.number, f"{served}it was not replaced: {error}")
             return False
         self._write_files()
@@ -432,8 +427,8 @@ class TaskBoard:
             self._store.tasks.erase(row.number)
             store.facts.clear()
             store.facts.own_generation = generation
-            self._store.tasks.set_served(row.number, None)
-            self._store.tasks.set_state(row.number, "retired")
+            self._store.tasks.change(row.number, served=None)
+            self._store.tasks.change(row.number, state="retired")
         self._several = len(self._store.tasks.all()) > 1
         self._serve()
         _LOG.info("the task is retired")
@@ -467,9 +462,9 @@ class TaskBoard:
                     version = self._store.task(number).checkpoints.get("version")
                     next_version = 0 if version is None else version.version + 1
                     self._store.task(number).facts.keep_file(next_version, row.served)
-                self._store.tasks.set_served(number, task.text)
-                self._store.tasks.set_problem(number, problem)
-                self._store.tasks.set_file(number, file)
+                self._store.tasks.change(number, served=task.text)
+                self._store.tasks.change(number, problem=problem)
+                self._store.tasks.change(number, file=file)
         if problem is not None:
             with about(task.name):
                 _LOG.warning("%s", problem)
@@ -479,4 +474,4 @@ class TaskBoard:
         with about(row.name or ""):
             _LOG.error("%s", problem)
         with self._store.database.transaction():
-            self._store.tasks.set_problem(number, problem)
+            self._store.tasks.change(number, problem=problem)

@@ -12,7 +12,7 @@ from aggregator.keys.enrolment import Enrolment
 from aggregator.keys.registry import credential
 from aggregator.rounds.ingest import Repeats
 from aggregator.shared import Shared
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import MessageType

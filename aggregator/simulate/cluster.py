@@ -16,7 +16,7 @@ from typing import Any
 
 from aggregator.cluster.joined_ray import JoinedRay
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import DeviceReport
+from aggregator.evaluation import DeviceReport
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.traffic import PublishedRound
 

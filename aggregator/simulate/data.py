@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.interactions import Interactions, InteractionsError, read_interactions
 from device_sdk.local_data import LocalData
 from device_sdk.system.printable import printable

@@ -10,17 +10,18 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import DeviceReport
+from aggregator.evaluation import DeviceReport
 from aggregator.rounds.evaluator import option_name
 from aggregator.simulate.data import (
     DataError,
@@ -33,13 +34,12 @@ from aggregator.simulate.data import (
     require_known,
     require_samples,
 )
-from aggregator.simulate.engine import groups, most_in_a_group, train_many, with_wanted
 from aggregator.simulate.fleet import StreamPurpose, VirtualFleet, stream
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task, read_catalogue_file
 from device_sdk.artifact import Manifest, read_manifest
 from device_sdk.errors import DeviceError
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import Declined, Learner, LearnerError, LearnerParts, Where
 from device_sdk.methods.scatter.contract import encode_scatter_update
@@ -49,8 +49,7 @@ from device_sdk.methods.state import State
 from device_sdk.tables.text import Reading
 from device_sdk.train.arrays import evaluate_received
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation, RoundEvaluation
-from device_sdk.train.job import learner_class
-from device_sdk.train.reasons import reason_of
+from device_sdk.train.job import learner_class, reason_of
 from device_sdk.train.scatter import ScatterTrainer, factor_step
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update, encode_update
@@ -129,6 +128,72 @@ _FAILURES = (LearnerError, Declined, DeviceError, WireError, ValueError, MemoryE
 _KEPT_BYTES = 256 << 20
 """Of scatter learners that stay as they are from round to round, their triples prepared."""
 _RECEIPTS = 8
+GROUP_BYTES = 256 << 20
+"""Of what the devices that train in one call may send: a round is never in memory whole."""
+_MOST_IN_A_GROUP = 1024
+T = TypeVar("T")
+
+
+class FixedInteractions:
+    """Interactions that never change; see ``LocalPositives`` of the scatter learner."""
+
+    def __init__(self, positives: Sequence[Rows]) -> None:
+        self._positives = tuple(positives)
+
+    def positives(self) -> Sequence[Rows]:
+        """Per local user the item rows, as given."""
+        return self._positives
+
+
+def most_in_a_group(broadcast: Broadcast) -> int:
+    """How many devices may train in one call, each update being no larger than the broadcast."""
+    size = sum(array.size * 4 for array in broadcast.tensors.values())
+    return max(1, min(_MOST_IN_A_GROUP, GROUP_BYTES // max(1, size)))
+
+
+def groups(devices: Iterable[T], most: int) -> Iterator[list[T]]:
+    """The devices in their order, at most so many together."""
+    left = iter(devices)
+    while group := list(islice(left, most)):
+        yield group
+
+
+def train_many(
+    learners: Sequence[Learner], broadcast: Broadcast
+) -> Sequence[Update | LearnerError]:
+    """The learners' updates in their order; those of one class train in one call."""
+    found: dict[int, Update | LearnerError] = {}
+    kinds: dict[type[Learner], list[int]] = {}
+    for place, learner in enumerate(learners):
+        kinds.setdefault(type(learner), []).append(place)
+    for kind, places in kinds.items():
+        trained = kind.train_many([learners[place] for place in places], broadcast)
+        found.update(zip(places, trained, strict=True))
+    return [found[place] for place in range(len(learners))]
+
+
+def with_wanted(
+    broadcast: Broadcast,
+    opened: Broadcast,
+    name: str,
+    learner: Learner,
+    fetch: Callable[[Attachment], Attachment],
+) -> Broadcast:
+    """The broadcast with those attachments of ``opened`` that the device may read and wants.
+
+    Raises LearnerError as ``learner.wants`` does.
+    """
+    readable: Mapping[str, Attachment] = {
+        key: attachment
+        for key, attachment in opened.attachments.items()
+        if not attachment.cohort or name in opened.cohorts[attachment.cohort]
+    }
+    sizes = {
+        key: sum(array.nbytes for array in attachment.tensors.values())
+        for key, attachment in readable.items()
+    }
+    offer = replace(broadcast, offered=sizes)
+    return replace(offer, attachments={key: fetch(readable[key]) for key in learner.wants(offer)})
 
 
 class Chosen(NamedTuple):
@@ -251,7 +316,7 @@ class _Streams:
 
 
 def device_id(device: int) -> bytes:
-    """16 bytes; in hexadecimal it is :func:`aggregator.simulate.engine.device_name`."""
+    """16 bytes; in hexadecimal it is an id as messages name it."""
     return device.to_bytes(16, "big")
 
 
@@ -302,16 +367,6 @@ class _Prepared:
         """As on a real device, which declines where the catalogue knows none of its items."""
         items = self.known.items
         return self.chosen.trains and not 0 < items.recorded == items.unknown
-
-
-class _FixedRows:
-    """Interactions that never change; see ``LocalPositives`` of the scatter learner."""
-
-    def __init__(self, rows: Sequence[Any]) -> None:
-        self._rows = rows
-
-    def positives(self) -> Sequence[Any]:
-        return self._rows
 
 
 class ScatterDevices(VirtualDevices):
@@ -417,7 +472,7 @@ class ScatterDevices(VirtualDevices):
             self._room += _kept_bytes(kept.triples)
             return kept
         rows, held, items = self._data(device)
-        learner = ScatterLearner(_FixedRows(rows), self._step, 1, np.random.default_rng(0))
+        learner = ScatterLearner(FixedInteractions(rows), self._step, 1, np.random.default_rng(0))
         state = self._states.get(device)
         if state is not None:
             learner.restore(state)
@@ -446,6 +501,15 @@ def _refuse_other_classes(fleet: VirtualFleet, name: str, otherwise: str) -> Non
 
 
 # Methods on arrays: one device after another, for all of them share a trainer an artifact.
+
+
+class _ReadRound(NamedTuple):
+    """A round, as a device reads it. ``opened``: what it may fetch."""
+
+    published: PublishedRound
+    terms: TaskTerms
+    broadcast: Broadcast
+    opened: Broadcast
 
 
 class ArrayDevices(VirtualDevices):
@@ -478,27 +542,18 @@ class ArrayDevices(VirtualDevices):
         self._trainers: dict[Path, Trainer] = {}
 
     def round(self, published: PublishedRound, chosen: Sequence[Chosen]) -> Iterator[DeviceAnswer]:
-        terms, broadcast = published.read()
-        opened = published.offered()
+        read = _ReadRound(published, *published.read(), published.offered())
         for each in chosen:
             fetched = [0]
             try:
-                yield self._answer(published, terms, broadcast, opened, each, fetched)
+                yield self._answer(read, each, fetched)
             except DataError:
                 raise
             except _FAILURES as error:
                 yield _failed(each.device, error, fetched[0])
 
-    def _answer(
-        self,
-        published: PublishedRound,
-        terms: TaskTerms,
-        broadcast: Broadcast,
-        opened: Broadcast,
-        chosen: Chosen,
-        fetched: list[int],
-    ) -> DeviceAnswer:
-        device = chosen.device
+    def _answer(self, read: _ReadRound, chosen: Chosen, fetched: list[int]) -> DeviceAnswer:
+        (published, terms, broadcast, opened), device = read, chosen.device
         data = arrays_of(self._entries, device)
         samples = data.samples
         streams = _Streams(self._fleet.seed, published.manifest.round, device)

@@ -149,6 +149,7 @@ class _OfItems:
         return Finding(case, "fails", "", detail)
 
 
+@dataclass
 class Rehearsal:
     """A task, each case in a fleet of two, beside the ``usual`` one.
 
@@ -157,49 +158,45 @@ class Rehearsal:
     Raises AggregatorError, and ValueError where the artifacts do not suit the method.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        artifacts: tuple[ArtifactContent, ...],
-        usual: Case,
-        devices: Callable[[_Settings], VirtualDevices],
-        speeds: Speeds,
-        notes: Notes,
-        sizes: dict[str, int],
-        items: int = 0,
-    ) -> None:
-        self._task, self._artifacts, self._notes, self._items = task, artifacts, notes, items
-        self._sizes = sizes
-        self._brought = [usual.data] * _MOST_CASES
-        self._cases = 0
-        fleet = VirtualFleet(_MOST_CASES, 0, speeds)
-        self._devices = devices(_Settings(task, "", fleet, brought=self._brought))
-        self._terms = terms_of(task, artifacts)
-        self._rounds = _ROUNDS + int(getattr(training_of(task), "warm_up_rounds", 0))
-        self._number = 0
+    task: Task
+    artifacts: tuple[ArtifactContent, ...]
+    usual: Case
+    devices: Callable[[_Settings], VirtualDevices]
+    speeds: Speeds
+    notes: Notes
+    sizes: dict[str, int]
+    items: int = 0
+
+    def __post_init__(self) -> None:
+        self._brought = [self.usual.data] * _MOST_CASES
+        self._cases = self._number = 0
+        fleet = VirtualFleet(_MOST_CASES, 0, self.speeds)
+        self._devices = self.devices(_Settings(self.task, "", fleet, brought=self._brought))
+        self._terms = terms_of(self.task, self.artifacts)
+        self._rounds = _ROUNDS + int(getattr(training_of(self.task), "warm_up_rounds", 0))
 
     def train(self, case: Case) -> Finding:
         """Some rounds of one case; the usual one comes first."""
         method, place = self._method(), self._cases
         self._brought[place] = case.data
         self._cases += 1
-        self._notes.begin(method)
+        self.notes.begin(method)
         most = MORE_TIMES * self._rounds if case.usual else self._rounds
         for played in range(1, most + 1):
             found = self._round(method, case, place)
             if found is not None:
                 return found
-            if played >= self._rounds and self._notes.moved(method):
+            if played >= self._rounds and self.notes.moved(method):
                 break
-        return self._notes.finding(case, method, played)
+        return self.notes.finding(case, method, played)
 
     def _method(self) -> Method:
         rng = np.random.default_rng(0)
-        artifacts = [each.artifact for each in self._artifacts]
-        method = self._task.binding.build(self._items, rng, artifacts)
-        begun = self._task.warm_start
-        if begun is not None and begun.file is not None and not self._items:
-            begun.begin(method, None, self._task.ranking, ())
+        artifacts = [each.artifact for each in self.artifacts]
+        method = self.task.binding.build(self.items, rng, artifacts)
+        begun = self.task.warm_start
+        if begun is not None and begun.file is not None and not self.items:
+            begun.begin(method, None, self.task.ranking, ())
         return method
 
     def _round(self, method: Method, case: Case, place: int) -> Finding | None:
@@ -208,16 +205,16 @@ class Rehearsal:
         opened = method.open_round(self._number)
         rng = np.random.default_rng(self._number)
         try:
-            published = publish(self._task, self._terms, opened, EVERYONE, 60.0, rng)
+            published = publish(self.task, self._terms, opened, EVERYONE, rng)
         except ValueError as error:
             return Finding(case, "fails", "not-finite", f"the model cannot be sent: {error}")
         self._note_size("broadcast", published.plaintext)
         verdicts = {}
         # The case's own first: what it is like must not go by what its partner made of the trainer.
         for each in sorted({_PARTNER, place}, reverse=True):
-            self._notes.of_own(each == place)
+            self.notes.of_own(each == place)
             (answer,) = self._devices.round(published, [Chosen(each)])
-            self._notes.of_own(False)
+            self.notes.of_own(False)
             if not answer.body:
                 if each != place:
                     continue
@@ -226,7 +223,7 @@ class Rehearsal:
             self._note_size("update", answer.body)
             name = device_id(each).hex()
             try:
-                update = self._task.binding.decode(answer.body, self._number, self._items, name)
+                update = self.task.binding.decode(answer.body, self._number, self.items, name)
                 method.check(update)
             except WireError as error:
                 if each != place:
@@ -242,7 +239,7 @@ class Rehearsal:
         return None
 
     def _note_size(self, what: str, content: bytes) -> None:
-        self._sizes[what] = max(self._sizes.get(what, 0), len(content))
+        self.sizes[what] = max(self.sizes.get(what, 0), len(content))
 
 
 def main() -> None:

@@ -8,11 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import DeviceReport
+from aggregator.evaluation import DeviceReport
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
-from aggregator.simulate.record import FINISHED, STOPPED_EARLY, Asked, Recorder
-from aggregator.simulate.settings import changed_task, read_change
+from aggregator.simulate.record import (
+    FINISHED,
+    STOPPED_EARLY,
+    Asked,
+    Recorder,
+    changed_task,
+    read_change,
+)
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.file import Task
@@ -167,13 +173,14 @@ def prepare(arguments: argparse.Namespace, clock: Clock) -> Simulated:
         failures=failures,
         pace_seconds=arguments.pace,
         changes=changes,
+        classes=speeds.classes,
     )
     fleet = VirtualFleet(arguments.devices, first, speeds, failures, arguments.pace)
     return Simulated(
         task,
         DeviceSettings(task, arguments.data, fleet, reading_of(arguments)),
         asked,
-        Recorder(arguments.name or task.name, task, asked, speeds, arguments.out, clock),
+        Recorder(arguments.name or task.name, task, asked, arguments.out, clock),
         _maker(arguments),
         clock,
     )

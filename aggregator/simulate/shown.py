@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from aggregator.evaluation.words import shown
+from aggregator.evaluation import shown
 from aggregator.simulate.record import SimulationRecord
 from device_sdk.system.printable import printable
 

@@ -10,30 +10,33 @@ import hashlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, NamedTuple
 
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import DeviceReport, Figure, summarise
-from aggregator.evaluation.stopping import Evaluated, stalled_since
-from aggregator.evaluation.words import figure_name
+from aggregator.evaluation import (
+    DeviceReport,
+    Evaluated,
+    Figure,
+    figure_name,
+    stalled_since,
+    summarise,
+)
 from aggregator.methods.method import RoundSummary
-from aggregator.rounds.attendance import Attendance, asked_share
-from aggregator.rounds.habits import KnownHabits
+from aggregator.rounds.attendance import Attendance, KnownHabits, asked_share
 from aggregator.simulate.devices import (
+    GROUP_BYTES,
     Chosen,
     DeviceAnswer,
     DeviceSettings,
     VirtualDevices,
     device_id,
 )
-from aggregator.simulate.engine import GROUP_BYTES
 from aggregator.simulate.fleet import Fate, StreamPurpose, stream
 from aggregator.simulate.traffic import PublishedRound, publish, terms_of, update_bytes
-from aggregator.store.habits import Habit
 from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import read_catalogue_file
 from device_sdk.evaluation.report import read_evaluations
@@ -82,22 +85,6 @@ class PlayedRound:
     figures: tuple[Figure, ...]
     processor_seconds: float
     failure: str = ""
-
-
-class _NoStore:
-    """Of habits that end with the run."""
-
-    def all(self) -> dict[bytes, Habit]:
-        return {}
-
-    def put(self, found: Mapping[bytes, Habit]) -> None:
-        pass
-
-    def forget(self, device_ids: Iterable[bytes]) -> None:
-        pass
-
-    def when_kept(self, then: Callable[[], object]) -> None:
-        then()
 
 
 class _Came(NamedTuple):
@@ -156,7 +143,7 @@ class TaskSimulation:
             task.warm_start.begin(self.method, None, task.ranking, ids)
         self._number = 0
         self._clock_seconds = 0.0
-        self._attendance = Attendance(KnownHabits(_NoStore()), task.round)
+        self._attendance = Attendance(KnownHabits(None), task.round)
         self._carried: list[Update] = []
         """Updates of rounds without quorum, which the next one begins with."""
         self._said: dict[int, tuple[str, bytes]] = {}
@@ -296,8 +283,7 @@ class TaskSimulation:
         threshold = min(EVERYONE, int(asked_share(settings, sum(likely)) * 2**64))
         rng = stream(self._fleet.seed, StreamPurpose.PUBLISH, number)
         try:
-            deadline = settings.deadline_seconds
-            return publish(self._task, self._terms, opened, threshold, deadline, rng)
+            return publish(self._task, self._terms, opened, threshold, rng)
         except ValueError as error:
             raise AggregatorError(f"round {number}: the model cannot be sent: {error}") from None
 

@@ -111,7 +111,6 @@ def publish(
     terms: TaskTerms,
     opened: Broadcast,
     threshold: int,
-    deadline_seconds: float,
     rng: np.random.Generator,
 ) -> PublishedRound:
     """The round as the aggregator would publish it. ``rng`` draws the sampling seed, and rounds
@@ -132,7 +131,7 @@ def publish(
         key_epoch=1,
         sampling_seed=seed,
         threshold=threshold,
-        deadline_unix_seconds=int(deadline_seconds),
+        deadline_unix_seconds=int(task.round.deadline_seconds),
         opened_unix_seconds=0,
         codec=task.broadcast_codec,
         length=len(plaintext),

@@ -8,22 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aggregator.errors import OutcomeUnknown, StoreError
-from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.cluster import GrantedCounters, Leases, Shares, Workers
 from aggregator.store.database import STORE_FAILURES, Database
 from aggregator.store.devices import Devices, Secrets, Tokens
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.facts import Facts, RefusalCounts, TaskFacts
-from aggregator.store.habits import Habits, Late
-from aggregator.store.participations import Participations
-from aggregator.store.publications import AttachmentBooks, Contents, Publications, Retained
-from aggregator.store.reports import Reports
+from aggregator.store.publications import Contents, Publications, Retained
+from aggregator.store.reports import Habits, Late, Participations, Reports
 from aggregator.store.roles import OWNER, WORKER
-from aggregator.store.rounds import Rounds
+from aggregator.store.rounds import Rounds, UpdateLog
 from aggregator.store.sqlite import SQLiteDatabase
 from aggregator.store.tasks import FIRST, Tasks
-from aggregator.store.update_log import UpdateLog
-from aggregator.store.versions import Versions
+from aggregator.store.versions import Checkpoints, Versions
 
 if TYPE_CHECKING:
     from aggregator.store.postgres import PostgresDatabase
@@ -101,7 +97,6 @@ class TaskStore:
         self.versions = Versions(database, number, self.facts)
         self.evaluations = Evaluations(database, number)
         self.publications = Publications(database, number)
-        self.attachments = AttachmentBooks(self.facts)
 
 
 def create_database(

@@ -4,11 +4,11 @@ summed up of a round, and which opens were granted."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Table, TableOfTask
+from aggregator.store.rows import LeaseRow, ShareRow, WorkerRow
 
 
 class Deposed(AggregatorError):
@@ -20,16 +20,6 @@ class RoundOver(Exception):
 
 
 # The coordinator's lease.
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """Who coordinates. ``term`` rises each time that another process takes over."""
-
-    holder: str
-    term: int
-    until_unix_seconds: float
-    program: str
 
 
 _MOST_SECONDS = 60.0
@@ -44,8 +34,7 @@ class Leases(Table):
     """
 
     def find(self) -> LeaseRow | None:
-        row = self._database.row("SELECT holder, term, until_unix, program FROM lease")
-        return None if row is None else LeaseRow(*row)
+        return self._find(LeaseRow, "lease")
 
     def is_held(self) -> bool:
         """Whether somebody coordinates at present."""
@@ -66,7 +55,7 @@ class Leases(Table):
                 return None
             term = 1 if row is None else row.term + 1
             until = self._database.now() + seconds
-            self._database.insert("lease", 1, holder, term, until, program, replace=True)
+            self._put("lease", LeaseRow(holder, term, until, program), one=1)
         return term
 
     def _runs(self, row: LeaseRow) -> bool:
@@ -76,8 +65,7 @@ class Leases(Table):
         """Hold it for ``seconds`` from now. Raises Deposed."""
         with self._database.transaction():
             self.require(term)
-            until = self._database.now() + seconds
-            self._database.execute("UPDATE lease SET until_unix = ?", (until,))
+            self._change("lease", {"until_unix": self._database.now() + seconds})
 
     def require(self, term: int) -> None:
         """Inside a transaction, up to whose end nobody else takes it. Raises Deposed."""
@@ -98,20 +86,6 @@ class Leases(Table):
 # Workers, by their slots.
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The process that holds a slot, or held it last. ``shards``: what it listens to, in words;
-    ``connected``: whether it hears its cell's broker."""
-
-    slot: int
-    epoch: int
-    cell: str
-    shards: str
-    program: str
-    heartbeat_unix_seconds: float
-    connected: bool
-
-
 class Workers(Table):
     """Table ``workers``. A slot's row stays when nobody holds it: its epochs only ever rise."""
 
@@ -126,9 +100,7 @@ class Workers(Table):
                 "connected = 0",
                 (slot, cell, shards, program, self._database.now()),
             )
-            row = self._database.row("SELECT epoch FROM workers WHERE slot = ?", (slot,))
-        assert row is not None
-        return int(row[0])
+            return int(self._value("epoch", "workers", slot=slot))
 
     def depose(self) -> None:
         """Nobody holds a slot from now on."""
@@ -146,23 +118,13 @@ class Workers(Table):
 
     def beat(self, slot: int, *, connected: bool) -> None:
         """It lives."""
-        self._database.execute(
-            "UPDATE workers SET heartbeat_unix = ?, connected = ? WHERE slot = ?",
-            (self._database.now(), int(connected), slot),
-        )
+        now = self._database.now()
+        to = {"heartbeat_unix": now, "connected": int(connected)}
+        self._change("workers", to, slot=slot)
 
     def all(self) -> list[WorkerRow]:
         """By slot."""
-        query = (
-            "SELECT slot, epoch, cell, shards, program, heartbeat_unix, connected FROM workers "
-            "ORDER BY slot"
-        )
-        return [
-            WorkerRow(slot, epoch, cell, shards, program, heartbeat, bool(connected))
-            for slot, epoch, cell, shards, program, heartbeat, connected in self._database.rows(
-                query
-            )
-        ]
+        return list(self._all(WorkerRow, "workers", "ORDER BY slot"))
 
 
 # What each worker has of a round.
@@ -175,50 +137,15 @@ class Counts(NamedTuple):
     heard: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShareRow:
-    """What a slot has committed of a round.
-
-    Attributes:
-        epoch, commits: of whom it is, and its how-manieth: who has the same pair has the same
-            ``state``.
-        state: the method's share as ``pack_state`` writes it; None where bodies are kept.
-    """
-
-    round: int
-    slot: int
-    epoch: int
-    commits: int
-    counted: int
-    heard: int
-    state: bytes | None
-
-
-_SHARE = "round, slot, epoch, commits, counted, heard, state"
-
-
 class Shares(TableOfTask):
     """A task's rows of the table ``shares``."""
 
     def put(self, row: ShareRow) -> None:
         """In the place of the slot's row of this round; inside a transaction."""
-        self._database.insert(
-            "shares",
-            self._task,
-            row.round,
-            row.slot,
-            row.epoch,
-            row.commits,
-            row.counted,
-            row.heard,
-            row.state,
-            replace=True,
-        )
+        self._put("shares", row)
 
     def find(self, round_number: int, slot: int) -> ShareRow | None:
-        query = f"SELECT {_SHARE} FROM shares WHERE task = ? AND round = ? AND slot = ?"
-        row = self._database.row(query, (self._task, round_number, slot))
-        return None if row is None else ShareRow(*row)
+        return self._find(ShareRow, "shares", round=round_number, slot=slot)
 
     def sums(self) -> list[ShareRow]:
         """All that have a state and are part of no version yet, by round and slot; without it."""
@@ -230,10 +157,7 @@ class Shares(TableOfTask):
 
     def state(self, row: ShareRow) -> bytes:
         """What one of :meth:`sums` has."""
-        query = "SELECT state FROM shares WHERE task = ? AND round = ? AND slot = ?"
-        found = self._database.row(query, (self._task, row.round, row.slot))
-        assert found is not None
-        return bytes(found[0])
+        return bytes(self._value("state", "shares", round=row.round, slot=row.slot))
 
     def counts(self, round_number: int) -> Counts:
         row = self._database.row(
@@ -245,15 +169,11 @@ class Shares(TableOfTask):
 
     def summed(self) -> int:
         """Updates that are in sums, and in no version yet."""
-        row = self._database.row(
-            "SELECT coalesce(sum(counted), 0) FROM shares WHERE task = ? AND state IS NOT NULL",
-            (self._task,),
-        )
-        return 0 if row is None else int(row[0])
+        return int(self._value("sum(counted)", "shares", "AND state IS NOT NULL") or 0)
 
     def clear(self) -> None:
         """They are part of a version."""
-        self._database.execute("DELETE FROM shares WHERE task = ?", (self._task,))
+        self._delete("shares")
 
 
 # Counters of the opens that were granted in this life, whichever worker did.
@@ -266,8 +186,7 @@ class GrantedCounters(Table):
 
     def of(self, sender: bytes) -> int:
         """The highest that was granted to a sender; 0 for none."""
-        row = self._database.row("SELECT counter FROM freshness WHERE sender = ?", (sender,))
-        return 0 if row is None else int.from_bytes(row[0], "big")
+        return int.from_bytes(self._value("counter", "freshness", sender=sender) or b"", "big")
 
     def of_each(self, senders: Sequence[bytes]) -> dict[bytes, int]:
         """The highest that was granted to each; those without one are left out."""
@@ -295,4 +214,4 @@ class GrantedCounters(Table):
 
     def clear(self) -> None:
         """Another life begins."""
-        self._database.execute("DELETE FROM freshness")
+        self._delete("freshness")

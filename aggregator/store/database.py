@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from aggregator.errors import StoreError
-from aggregator.store.schema import or_replace
+from aggregator.store.schema import Row, columns_of, or_replace
 
 STORE_FAILURES = (sqlite3.Error, StoreError, OSError)
 """What a disk or a connection does: full or gone, say. It is no fault of what was to be written."""
@@ -94,11 +94,12 @@ class Database(ABC):
     def execute_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """Run one statement for each of many rows, as :meth:`execute` does."""
 
-    def insert(self, table: str, *values: Any, replace: bool = False) -> None:
-        """Add a row of all the table's columns, in their order; ``replace``: one of that key."""
-        places = ", ".join("?" * len(values))
+    def insert(self, table: str, row: Mapping[str, Any], *, replace: bool = False) -> None:
+        """Add a row, by column; ``replace``: in the place of one of its key."""
+        places = ", ".join("?" * len(row))
         end = f" {or_replace(table)}" if replace else ""
-        self.execute(f"INSERT INTO {table} VALUES ({places}){end}", values)
+        sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places}){end}"
+        self.execute(sql, list(row.values()))
 
     def to_any(self, value: int | float | str | bytes) -> Any:
         """A value for a column of type ``ANY``."""
@@ -159,16 +160,80 @@ class Database(ABC):
 
 
 class Table:
-    """What asks and writes one table, or two that go together, in the database that all share."""
+    """What asks and writes one table, or some that go together, in the database that all share.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    ``fixed``: columns that have these values in all rows that are asked for or written.
+    """
+
+    def __init__(self, database: Database, **fixed: Any) -> None:
+        self._database, self._fixed = database, fixed
         self.when_kept = database.when_kept
+
+    def _all(
+        self, kind: type[Row], table: str, tail: str = "", /, *values: Any, **equal: Any
+    ) -> Iterator[Row]:
+        """The rows in which columns are ``equal`` to these. ``tail``: further conditions, each
+        behind an AND, order and limit, and their ``values``."""
+        columns = columns_of(kind)
+        where, given = self._where(equal)
+        sql = f"SELECT {', '.join(columns.names)} FROM {table} {where} {tail}"
+        yield from map(columns.read, self._database.rows(sql, [*given, *values]))
+
+    def _find(
+        self, kind: type[Row], table: str, tail: str = "", /, *values: Any, **equal: Any
+    ) -> Row | None:
+        """The first of them; None for none."""
+        return next(self._all(kind, table, f"{tail} LIMIT 1", *values, **equal), None)
+
+    def _among(
+        self, kind: type[Row], table: str, name: str, values: Sequence[Any]
+    ) -> Iterator[Row]:
+        """The rows in which a column has one of these values, in no order."""
+        columns = columns_of(kind)
+        sql = f"SELECT {', '.join(columns.names)} FROM {table} WHERE {name}"
+        yield from map(columns.read, self._database.rows_in(sql, values))
+
+    def _value(self, what: str, table: str, tail: str = "", /, *values: Any, **equal: Any) -> Any:
+        """``what`` of them: a column or a sum; None without rows."""
+        where, given = self._where(equal)
+        row = self._database.row(f"SELECT {what} FROM {table} {where} {tail}", [*given, *values])
+        return None if row is None else row[0]
+
+    def _count(self, table: str, tail: str = "", /, *values: Any, **equal: Any) -> int:
+        return int(self._value("count(*)", table, tail, *values, **equal))
+
+    def _put(self, table: str, row: Any, /, *, replace: bool = True, **more: Any) -> None:
+        """Write a row, with ``more`` columns; in the place of one of its key, if any."""
+        values = {**self._fixed, **columns_of(type(row)).write(row), **more}
+        self._database.insert(table, values, replace=replace)
+
+    def _change(self, table: str, to: Mapping[str, Any], tail: str = "", /, **equal: Any) -> int:
+        """Set these columns in the rows that :meth:`_all` has; how many those were."""
+        where, given = self._where(equal)
+        sql = f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in to)} {where} {tail}"
+        return self._database.execute(sql, [*to.values(), *given])
+
+    def _delete(self, table: str, tail: str = "", /, *values: Any, **equal: Any) -> int:
+        """Likewise."""
+        where, given = self._where(equal)
+        return self._database.execute(f"DELETE FROM {table} {where} {tail}", [*given, *values])
+
+    def _where(self, equal: Mapping[str, Any]) -> tuple[str, list[Any]]:
+        every = {**self._fixed, **equal}
+        said = " AND ".join(f"{name} = ?" for name in every) or "TRUE"
+        return f"WHERE {said}", list(every.values())
 
 
 class TableOfTask(Table):
     """One task's rows of such a table."""
 
     def __init__(self, database: Database, task: int) -> None:
-        super().__init__(database)
+        super().__init__(database, task=task)
         self._task = task
+
+    def _by_device(self, kind: type[Row], table: str) -> dict[bytes, Row]:
+        """What is known of each device, by its id."""
+        columns = columns_of(kind)
+        sql = f"SELECT device_id, {', '.join(columns.names)} FROM {table} WHERE task = ?"
+        found = self._database.rows(sql, (self._task,))
+        return {device_id: columns.read(rest) for device_id, *rest in found}

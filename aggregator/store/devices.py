@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
 
 from aggregator.store.database import Table
-from aggregator.store.schema import or_replace
+from aggregator.store.rows import DeviceRow, IssuedDescriptor, Labels, TokenRow
+from aggregator.store.schema import or_replace, packed
 from device_sdk.wire.seal.broadcast import GroupKey
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 
 STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix IS NOT NULL)"
 """Of a statement whose third value is a device: what it told may wait while it is revoked."""
@@ -21,61 +19,27 @@ STAYS = "NOT EXISTS (SELECT 1 FROM devices WHERE device_id = ?3 AND revoked_unix
 _KEPT_CHANGES = 10_000
 """Who looks less often than that reads the table anew."""
 
-Labels = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """One identity, its fields the table's columns. ``first_round``: it takes part in the rounds
-    that opened as the ``first_round``-th or later, counted over all tasks. ``labels``: what tasks
-    choose by."""
-
-    device_id: bytes
-    identity: bytes
-    handle: bytes
-    admission_key: bytes
-    shard: int
-    token_id: bytes
-    enrolled_unix_seconds: int
-    first_round: int
-    revoked_unix_seconds: int | None = None
-    labels: Labels = field(default_factory=dict)
-    name: str | None = None
-
-    def __repr__(self) -> str:
-        return f"DeviceRow(device_id={self.device_id.hex()}, ...)"
-
 
 class Devices(Table):
     def add(self, row: DeviceRow) -> None:
-        values = {each.name: getattr(row, each.name) for each in fields(row)}
-        values["labels"] = _packed(row.labels)
-        self._database.insert("devices", *values.values())
+        self._put("devices", row, replace=False)
         with self._database.transaction():
             self._changed(row.device_id)
             # Not with each change: workers note some, and may delete none.
-            self._database.execute(
-                "DELETE FROM device_changes WHERE revision <= ?",
-                (self.revision() - _KEPT_CHANGES,),
-            )
+            self._delete("device_changes", "AND revision <= ?", self.revision() - _KEPT_CHANGES)
 
     def all(self) -> Iterator[DeviceRow]:
         """Every device, revoked ones too, in the order of enrolment."""
-        for row in self._database.rows("SELECT * FROM devices ORDER BY enrolled_unix, device_id"):
-            yield _device(row)
+        return self._all(DeviceRow, "devices", "ORDER BY enrolled_unix, device_id")
 
     def find(self, device_id: bytes) -> DeviceRow | None:
-        row = self._database.row("SELECT * FROM devices WHERE device_id = ?", (device_id,))
-        return None if row is None else _device(row)
+        return self._find(DeviceRow, "devices", device_id=device_id)
 
     def revoke(self, device_id: bytes, now_unix_seconds: int) -> bool:
         """Revoke, and delete its admission key and what it reported; whether it was not revoked
         before."""
-        changed = self._database.execute(
-            "UPDATE devices SET revoked_unix = ?, admission_key = ? "
-            "WHERE device_id = ? AND revoked_unix IS NULL",
-            (now_unix_seconds, bytes(32), device_id),
-        )
+        to = {"revoked_unix": now_unix_seconds, "admission_key": bytes(32)}
+        changed = self._change("devices", to, "AND revoked_unix IS NULL", device_id=device_id)
         if changed:
             self._changed(device_id)
             self.forget_told(device_id)
@@ -84,22 +48,17 @@ class Devices(Table):
     def forget_told(self, device_id: bytes) -> None:
         """Delete what a device reported, in all tasks."""
         for table in ("reports", "device_evaluations"):
-            self._database.execute(f"DELETE FROM {table} WHERE device_id = ?", (device_id,))
-        self._database.execute(
-            "UPDATE participations SET report = NULL, width = NULL WHERE device_id = ?",
-            (device_id,),
-        )
+            self._delete(table, device_id=device_id)
+        self._change("participations", {"report": None, "width": None}, device_id=device_id)
 
     def set_labels(self, device_id: bytes, labels: Labels) -> None:
         """Replace a device's labels."""
-        self._database.execute(
-            "UPDATE devices SET labels = ? WHERE device_id = ?", (_packed(labels), device_id)
-        )
+        self._change("devices", {"labels": packed(labels)}, device_id=device_id)
         self._changed(device_id)
 
     def set_name(self, device_id: bytes, name: str | None) -> None:
         """Name a device, or no longer (None)."""
-        self._database.execute("UPDATE devices SET name = ? WHERE device_id = ?", (name, device_id))
+        self._change("devices", {"name": name}, device_id=device_id)
 
     def note_seen(self, seen: Mapping[bytes, int]) -> None:
         """When devices proved that they are there, in Unix seconds; of each the latest stays."""
@@ -131,18 +90,15 @@ class Devices(Table):
 
     def find_each(self, device_ids: Sequence[bytes]) -> Iterator[DeviceRow]:
         """Those of these that there are, in no order."""
-        for row in self._database.rows_in("SELECT * FROM devices WHERE device_id", device_ids):
-            yield _device(row)
+        return self._among(DeviceRow, "devices", "device_id", device_ids)
 
     def by_handles(self, handles: Sequence[bytes]) -> Iterator[DeviceRow]:
         """Those whose topics these are, in no order."""
-        for row in self._database.rows_in("SELECT * FROM devices WHERE handle", handles):
-            yield _device(row)
+        return self._among(DeviceRow, "devices", "handle", handles)
 
     def revision(self) -> int:
         """Rises with each change of the table but for names."""
-        row = self._database.row("SELECT coalesce(max(revision), 0) FROM device_changes")
-        return 0 if row is None else int(row[0])
+        return int(self._value("max(revision)", "device_changes") or 0)
 
     def changed_since(self, revision: int) -> list[bytes] | None:
         """Ids of the devices that were changed after a revision; None where that is too long ago to
@@ -155,52 +111,11 @@ class Devices(Table):
 
     def _changed(self, device_id: bytes) -> None:
         with self._database.transaction():
-            revision = self.revision() + 1
-            self._database.insert("device_changes", revision, device_id)
-
-
-def _packed(labels: Labels) -> str:
-    return json.dumps(dict(labels), sort_keys=True)
-
-
-def _device(row: tuple[Any, ...]) -> DeviceRow:
-    values = list(row)
-    values[_LABELS] = _unpacked(values[_LABELS])
-    return DeviceRow(*values)
-
-
-def _unpacked(labels: str) -> Labels:
-    found: Labels = {} if labels == "{}" else json.loads(labels)
-    return found
-
-
-_LABELS = [each.name for each in fields(DeviceRow)].index("labels")
+            row = {"revision": self.revision() + 1, "device_id": device_id}
+            self._database.insert("device_changes", row)
 
 
 # Enrolment codes.
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """One code. ``last_stranger``: the key of the latest other identity that tried to use it."""
-
-    token_id: bytes
-    secret: bytes
-    expires_unix_seconds: int
-    replaces: bytes | None
-    device_id: bytes | None
-    strangers: int
-    last_stranger: bytes | None
-    name: str | None = None
-    labels: Labels = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"TokenRow(token_id={self.token_id.hex()}, ...)"
-
-
-_COLUMNS = (
-    "token_id, secret, expires_unix, replaces, device_id, strangers, last_stranger, name, labels"
-)
 
 
 class Tokens(Table):
@@ -214,29 +129,14 @@ class Tokens(Table):
         labels: Labels = MappingProxyType({}),
     ) -> None:
         """A code; whoever uses it is called ``name``, and has these labels."""
-        self._database.execute(
-            "INSERT INTO tokens (token_id, secret, created_unix, expires_unix, replaces, name, "
-            "labels) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                code.token_id,
-                code.secret,
-                created_unix,
-                expires_unix,
-                replaces,
-                name,
-                _packed(labels),
-            ),
-        )
+        row = TokenRow(code.token_id, code.secret, expires_unix, replaces, name=name, labels=labels)
+        self._put("tokens", row, replace=False, created_unix=created_unix)
 
     def find(self, token_id: bytes) -> TokenRow | None:
-        query = f"SELECT {_COLUMNS} FROM tokens WHERE token_id = ?"
-        row = self._database.row(query, (token_id,))
-        return None if row is None else _token(row)
+        return self._find(TokenRow, "tokens", token_id=token_id)
 
     def bind(self, token_id: bytes, device_id: bytes) -> None:
-        self._database.execute(
-            "UPDATE tokens SET device_id = ? WHERE token_id = ?", (device_id, token_id)
-        )
+        self._change("tokens", {"device_id": device_id}, token_id=token_id)
 
     def note_stranger(self, token_id: bytes, identity: bytes) -> None:
         """Another key tried to use a code that is bound."""
@@ -247,33 +147,15 @@ class Tokens(Table):
 
     def tried_by_strangers(self) -> list[TokenRow]:
         """Codes that somebody else tried to use too: leaked, or handed out twice."""
-        query = f"SELECT {_COLUMNS} FROM tokens WHERE strangers > 0"
-        return [_token(row) for row in self._database.rows(query)]
+        return list(self._all(TokenRow, "tokens", "AND strangers > 0"))
 
     def unused(self, now_unix_seconds: int) -> int:
         """How many codes can still be used."""
-        row = self._database.row(
-            "SELECT count(*) FROM tokens WHERE device_id IS NULL AND expires_unix > ?",
-            (now_unix_seconds,),
-        )
-        return 0 if row is None else int(row[0])
-
-
-def _token(row: tuple[Any, ...]) -> TokenRow:
-    values = [*row[:-1], _unpacked(row[-1])]
-    return TokenRow(*values)
+        still = "AND device_id IS NULL AND expires_unix > ?"
+        return self._count("tokens", still, now_unix_seconds)
 
 
 # Descriptors that were issued, and group keys by epoch.
-
-
-@dataclass(frozen=True, slots=True)
-class IssuedDescriptor:
-    """A descriptor, and until when its keys are honoured (None: it is the current one)."""
-
-    serial: int
-    message: bytes
-    honoured_until_unix_seconds: int | None
 
 
 class Secrets(Table):
@@ -281,8 +163,7 @@ class Secrets(Table):
 
     def descriptors(self) -> list[IssuedDescriptor]:
         """All that were issued, the current one last."""
-        query = "SELECT serial, message, honoured_until_unix FROM descriptors ORDER BY serial"
-        return [IssuedDescriptor(*row) for row in self._database.rows(query)]
+        return list(self._all(IssuedDescriptor, "descriptors", "ORDER BY serial"))
 
     def issue(self, serial: int, message: bytes, retire_others_at_unix_seconds: int) -> None:
         """Make this descriptor the current one; no other is honoured longer than said."""
@@ -291,19 +172,18 @@ class Secrets(Table):
             "THEN honoured_until_unix ELSE ?1 END",
             (retire_others_at_unix_seconds,),
         )
-        self._database.insert("descriptors", serial, message, None)
+        self._put("descriptors", IssuedDescriptor(serial, message, None), replace=False)
 
     def forget(self, serial: int) -> None:
         """A descriptor whose keys are erased."""
-        self._database.execute("DELETE FROM descriptors WHERE serial = ?", (serial,))
+        self._delete("descriptors", serial=serial)
 
     def group_keys(self) -> tuple[GroupKey, ...]:
         """Keys that sessions are told, epochs rising; the last one is used for what comes next."""
-        query = "SELECT epoch, key FROM group_keys ORDER BY epoch"
-        return tuple(GroupKey(epoch, key) for epoch, key in self._database.rows(query))
+        return tuple(self._all(GroupKey, "group_keys", "ORDER BY epoch"))
 
     def add_group_key(self, key: GroupKey) -> None:
-        self._database.insert("group_keys", key.epoch, key.key)
+        self._put("group_keys", key, replace=False)
 
     def drop_group_keys(self, epochs: Iterable[int]) -> None:
         """Forget keys under which nothing is published any more."""

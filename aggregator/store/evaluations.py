@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
 
-from aggregator.evaluation.figures import Figure
-from aggregator.evaluation.stopping import Evaluated
+from aggregator.evaluation import Evaluated, Figure
 from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
+from aggregator.store.rows import DeviceEvaluation
 from aggregator.store.schema import or_replace
 from device_sdk.evaluation.report import STAGES, Stage
 
-_FIGURE = (
-    "stage, metric, part, devices, samples, capped, value, error_bound, median, deciles, typical"
-)
 _AT_ONCE = 1000  # of at most 4 KiB each
-
-
-class DeviceEvaluation(NamedTuple):
-    """What one device said of a version. ``report``: as ``device_sdk.evaluation.report`` writes."""
-
-    device_id: bytes
-    part: str
-    report: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,49 +40,23 @@ class Evaluations(TableOfTask):
 
     def said(self, version: int) -> Iterator[DeviceEvaluation]:
         """One at a time, by device."""
-        query = (
-            "SELECT device_id, part, report FROM device_evaluations "
-            "WHERE task = ? AND version = ? AND device_id > ? ORDER BY device_id LIMIT ?"
-        )
         last = b""
-        while page := list(self._database.rows(query, (self._task, version, last, _AT_ONCE))):
-            for row in page:
-                yield DeviceEvaluation(*row)
-            last = page[-1][0]
+        page = "AND device_id > ? ORDER BY device_id LIMIT ?"
+        while found := list(
+            self._all(DeviceEvaluation, "device_evaluations", page, last, _AT_ONCE, version=version)
+        ):
+            yield from found
+            last = found[-1].device_id
 
     def forget(self, before_version: int) -> int:
         """Delete what devices said of versions before this one; how many."""
-        return self._database.execute(
-            "DELETE FROM device_evaluations WHERE task = ? AND version < ?",
-            (self._task, before_version),
-        )
+        return self._delete("device_evaluations", "AND version < ?", before_version)
 
     def put(self, version: int, round_number: int, figures: Sequence[Figure]) -> None:
         """A version's figures, in the place of those that it had; inside a transaction."""
-        self._database.execute(
-            "DELETE FROM figures WHERE task = ? AND version = ?", (self._task, version)
-        )
-        self._database.execute_many(
-            f"INSERT INTO figures (task, version, round, {_FIGURE}) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                (
-                    self._task,
-                    version,
-                    round_number,
-                    each.stage,
-                    each.metric,
-                    each.part,
-                    each.devices,
-                    each.samples,
-                    each.capped,
-                    *map(_or_null, (each.value, each.error_bound, each.median)),
-                    json.dumps(each.deciles),
-                    _or_null(each.typical),
-                )
-                for each in figures
-            ),
-        )
+        self._delete("figures", version=version)
+        for each in figures:
+            self._put("figures", each, version=version, round=round_number)
 
     def latest(self, most: int = 1) -> list[EvaluatedVersion]:
         """The newest versions that have figures, the newest first."""
@@ -115,36 +75,8 @@ class Evaluations(TableOfTask):
         return [Evaluated(*row) for row in self._database.rows(query, (self._task, stage, metric))]
 
     def _of(self, version: int) -> EvaluatedVersion:
-        query = (
-            f"SELECT round, {_FIGURE} FROM figures WHERE task = ? AND version = ? "
-            "ORDER BY metric, part"
+        number = self._value("round", "figures", version=version)
+        found = self._all(Figure, "figures", "ORDER BY metric, part", version=version)
+        return EvaluatedVersion(
+            version, number, tuple(sorted(found, key=lambda each: STAGES.index(each.stage)))
         )
-        rows = list(self._database.rows(query, (self._task, version)))
-        figures = [_figure(values) for _, *values in rows]
-        figures.sort(key=lambda each: STAGES.index(each.stage))
-        return EvaluatedVersion(version, rows[0][0], tuple(figures))
-
-
-def _figure(values: Sequence[object]) -> Figure:
-    stage, metric, part, devices, samples, capped, value, bound, median, deciles, typical = values
-    return Figure(
-        cast("Stage", stage),
-        cast("str", metric),
-        cast("str", part),
-        cast("int", devices),
-        cast("float", samples),
-        cast("int", capped),
-        _number(value),
-        _number(bound),
-        _number(median),
-        tuple(json.loads(cast("str", deciles))),
-        _number(typical),
-    )
-
-
-def _or_null(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _number(value: object) -> float:
-    return math.nan if value is None else cast("float", value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING
-from typing import Any, Generic, TypeVar, cast
+from dataclasses import MISSING, dataclass, field, is_dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Database, Table
+from device_sdk.fields import plain, read
+from device_sdk.wire.codec import cbor
 
 Value = TypeVar("Value")
 
@@ -17,23 +18,75 @@ _FILE_BEFORE = "file before version "
 """What the name of a replaced task file begins with, in ``task_facts``."""
 
 
-class Named(Table, ABC):
-    """Named values, each an attribute of its own."""
+@dataclass(frozen=True)
+class PublishedContent:
+    """An artifact or a catalogue at the broker. ``tasks``: the numbers of those that use it;
+    ``epoch``: of the group key that it is sealed under; ``sealed_as``: what else the sealing
+    depends on."""
 
-    @abstractmethod
+    tasks: tuple[int, ...]
+    epoch: int
+    sealed_as: str
+
+
+@dataclass(frozen=True)
+class PublishedContents:
+    """All of them, by content id in hexadecimal."""
+
+    by_id: Mapping[str, PublishedContent] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CohortKey:
+    """A cohort's key (32 bytes), and the members and key epoch that it was drawn for."""
+
+    key: bytes = field(repr=False)
+    drawn_for: str
+
+
+@dataclass(frozen=True)
+class SealedContent:
+    """A content's plaintext bytes, and what says under which keys it is sealed."""
+
+    size: int
+    sealed_under: str
+
+
+@dataclass(frozen=True)
+class AttachmentBook:
+    """Which attachments are sealed, under which keys: what does not change is not sealed again.
+
+    ``secret``: 32 bytes from which content ids are derived, drawn once. ``cohorts`` by name,
+    ``sealed`` by content id in hexadecimal.
+    """
+
+    secret: bytes = field(repr=False)
+    cohorts: Mapping[str, CohortKey] = field(default_factory=dict)
+    sealed: Mapping[str, SealedContent] = field(default_factory=dict)
+
+
+class Named(Table):
+    """Named values, each an attribute of its own. ``TABLE`` has them."""
+
+    TABLE: ClassVar[str]
+
     def get(self, name: str) -> Any:
         """What is stored under a name, or None."""
+        stored = self._value("value", self.TABLE, name=name)
+        return None if stored is None else self._database.from_any(stored)
 
-    @abstractmethod
     def put(self, name: str, value: Any) -> None:
         """Store it."""
+        row = {**self._fixed, "name": name, "value": self._database.to_any(value)}
+        self._database.insert(self.TABLE, row, replace=True)
 
 
 class Fact(Generic[Value]):
     """A named value as an attribute of a :class:`Named`, read and written where it is used.
 
     An empty text is none. Where there is none it is ``default``; without one, reading it raises
-    AggregatorError. ``name``: in the database, where it is not the attribute's.
+    AggregatorError. A record is stored as CBOR. ``name``: in the database, where it is not the
+    attribute's.
     """
 
     def __init__(self, kind: type[Any], default: Any = MISSING, name: str = "") -> None:
@@ -44,6 +97,8 @@ class Fact(Generic[Value]):
 
     def __get__(self, facts: Named, owner: type[Named]) -> Value:
         found = facts.get(self._name)
+        if is_dataclass(self._kind) and found:
+            return cast("Value", read(self._kind, cbor.decode(found, limit_bytes=len(found))))
         stored = int if self._kind is bool else self._kind  # SQLite has no truth values
         if isinstance(found, stored) and found != "":
             return cast("Value", self._kind(found))
@@ -52,11 +107,16 @@ class Fact(Generic[Value]):
         return cast("Value", self._default)
 
     def __set__(self, facts: Named, value: Value) -> None:
-        facts.put(self._name, "" if value is None else self._kind(value))
+        if is_dataclass(self._kind) and value is not None:
+            facts.put(self._name, cbor.encode(plain(value)))
+        else:
+            facts.put(self._name, "" if value is None else self._kind(value))
 
 
 class Facts(Named):
-    """What the fleet has once: table ``facts``."""
+    """What the fleet has once."""
+
+    TABLE = "facts"
 
     generation = Fact[int](int)
     """Unix time of ``init`` or of the last restore from a backup; no task's is lower."""
@@ -80,7 +140,7 @@ class Facts(Named):
     """The move to another broker that was asked for last; see ``aggregator.serve.successor``."""
     packet_bytes = Fact[int | None](int, None)
     """The largest packet that the brokers took at the last connection; None: any of ours."""
-    contents = Fact[str](str, "")
+    contents = Fact[PublishedContents](PublishedContents, PublishedContents())
     """Which artifacts and catalogues are published, for which tasks; see ``Contents``."""
     started_unix_seconds = Fact[int | None](int, None, "started")
     """When the last life of this home began, as its presence said; None before the first."""
@@ -94,16 +154,11 @@ class Facts(Named):
     served_seconds = Fact[float](float, 0.0)
     """How long ``serve`` has run in this home, in all: a clock that no calendar can turn."""
 
-    def get(self, name: str) -> Any:
-        row = self._database.row("SELECT value FROM facts WHERE name = ?", (name,))
-        return None if row is None else self._database.from_any(row[0])
-
-    def put(self, name: str, value: Any) -> None:
-        self._database.insert("facts", name, self._database.to_any(value), replace=True)
-
 
 class TaskFacts(Named):
-    """What each task has for itself: its rows of the table ``task_facts``."""
+    """What each task has for itself."""
+
+    TABLE = "task_facts"
 
     label = Fact[str | None](str, None, "task")
     """The task and method that the stored state belongs to; None before the first ``serve``."""
@@ -111,8 +166,8 @@ class TaskFacts(Named):
     """The method's settings that the stored version was made with."""
     catalogue = Fact[bytes | None](bytes, None)
     """The catalogue's content as last used."""
-    attachments = Fact[str](str, "")
-    """Which attachments are sealed, under which keys; see ``AttachmentBooks``."""
+    attachments = Fact[AttachmentBook | None](AttachmentBook, None)
+    """None before the first."""
     unpublished = Fact[str | None](str, None)
     """Why the next round could not be published, or what the last one sent out did harm, so that
     none opens before the operator looked; None: nothing stands in its way."""
@@ -139,9 +194,8 @@ class TaskFacts(Named):
     """When it was made or replaced, in Unix time."""
 
     def __init__(self, database: Database, task: int, fleet: Facts) -> None:
-        super().__init__(database)
-        self._task = task
-        self._fleet = fleet
+        super().__init__(database, task=task)
+        self._task, self._fleet = task, fleet
 
     @property
     def generation(self) -> int:
@@ -165,16 +219,7 @@ class TaskFacts(Named):
 
     def clear(self) -> None:
         """Forget all of them."""
-        self._database.execute("DELETE FROM task_facts WHERE task = ?", (self._task,))
-
-    def get(self, name: str) -> Any:
-        query = "SELECT value FROM task_facts WHERE task = ? AND name = ?"
-        row = self._database.row(query, (self._task, name))
-        return None if row is None else self._database.from_any(row[0])
-
-    def put(self, name: str, value: Any) -> None:
-        stored = self._database.to_any(value)
-        self._database.insert("task_facts", self._task, name, stored, replace=True)
+        self._delete(self.TABLE)
 
 
 # How often what was refused, since the beginning.

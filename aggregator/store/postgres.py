@@ -26,8 +26,8 @@ from aggregator.store.database import (
     Database,
 )
 from aggregator.store.roles import OWNER, Rights
-from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, TABLES, require_version
-from device_sdk.system.process import Owner
+from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, TABLES, require_version
+from device_sdk.system.lock import Owner
 
 try:
     import psycopg
@@ -93,6 +93,8 @@ class _WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     waits: Callable[[float], bool] = staticmethod(lambda seconds: True)
     """Asked a few times a second, with how long the server has been silent: whether to wait on."""
+    server: Mapping[str, str]
+    """The server's settings, of those that matter here."""
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         """As psycopg's, through which all waiting goes. Raises OperationalError, with the
@@ -221,7 +223,7 @@ class PostgresDatabase(Database):
         self._has_told = True
         return True
 
-    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _connect(self) -> _WatchedConnection:
         connection = _WatchedConnection.connect(
             **self._settings,
             autocommit=True,
@@ -239,15 +241,15 @@ class PostgresDatabase(Database):
                 "SELECT name, setting, source FROM pg_settings WHERE name = ANY($1)",
                 (list(_SETTINGS),),
             ).fetchall()
-            self._server_settings = {name: setting for name, setting, _ in found}
+            connection.server = {name: setting for name, setting, _ in found}
             meant = {name for name, _, source in found if source in _MEANT_FOR_US}
             script = [f"LISTEN {_CHANNEL}", "SET jit = off"]
             # Durable when it ends, whatever others of this server's users do without.
-            if self._server_settings["synchronous_commit"] == "off":
+            if connection.server["synchronous_commit"] == "off":
                 script.append("SET synchronous_commit = on")
             if _LOCK_TIMEOUT not in meant:
                 script.append(f"SET {_LOCK_TIMEOUT} = '{_LOCK_SECONDS}s'")
-            silent_seconds = int(self._server_settings[_IDLE_TIMEOUT]) / 1000
+            silent_seconds = int(connection.server[_IDLE_TIMEOUT]) / 1000
             if _IDLE_TIMEOUT not in meant:
                 silent_seconds = self._may_be_silent_seconds
                 script.append(f"SET {_IDLE_TIMEOUT} = '{silent_seconds}s'")
@@ -268,14 +270,14 @@ class PostgresDatabase(Database):
                 f"{self.where} is version {version // 10_000}; PostgreSQL {OLDEST_SERVER} or newer "
                 "is needed"
             )
-        if self._server_settings["fsync"] != "on":
+        if self._session.server["fsync"] != "on":
             raise AggregatorError(
                 f"{self.where} runs with fsync = off: what it commits may be lost with its "
                 "machine's power. Set fsync = on there"
             )
-        if self._server_settings["server_encoding"] != "UTF8":
+        if self._session.server["server_encoding"] != "UTF8":
             raise AggregatorError(
-                f"{self.where} holds text as {self._server_settings['server_encoding']}: make the "
+                f"{self.where} holds text as {self._session.server['server_encoding']}: make the "
                 "database with ENCODING 'UTF8'"
             )
 
@@ -287,7 +289,7 @@ class PostgresDatabase(Database):
                     f"{self.where} is not empty: each fleet has a database of its own, made with "
                     "CREATE DATABASE. Where a move into it did not come to its end, drop it first"
                 )
-            for statement in (SCHEMA + FIRST_TASK).split(";\n"):
+            for statement in SCHEMA:
                 self._connection.execute(_definition(statement))
             for table, shape in TABLES.items():
                 # What is sealed or learnt does not get smaller, and trying costs time.

@@ -1,13 +1,12 @@
-"""What was published and is still wanted: messages, contents, and the attachments of broadcasts."""
+"""What was published and is still wanted: messages, and contents."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from aggregator.store.database import Database, Table, TableOfTask
-from aggregator.store.facts import Facts, TaskFacts
+from aggregator.store.facts import Facts, PublishedContent, PublishedContents
 from aggregator.store.schema import or_replace
 
 PACKET_HEAD_BYTES = 10
@@ -35,10 +34,7 @@ class Publications(TableOfTask):
     def replace(self, part: str, messages: Sequence[tuple[str, bytes]]) -> None:
         """The messages of a part, in order of sending; what it had before is to be cleared."""
         self._replaced.add(part)
-        self._database.execute(
-            "UPDATE publications SET message = NULL WHERE task = ? AND part = ?",
-            (self._task, part),
-        )
+        self._change("publications", {"message": None}, part=part)
         self._database.execute_many(
             f"INSERT INTO publications VALUES (?, ?, ?, ?, ?) {or_replace('publications')}",
             [
@@ -58,9 +54,7 @@ class Publications(TableOfTask):
     def withdraw(self) -> None:
         """All of it is to be cleared."""
         self._replaced.clear()
-        self._database.execute(
-            "UPDATE publications SET message = NULL WHERE task = ?", (self._task,)
-        )
+        self._change("publications", {"message": None})
 
 
 class Retained(Table):
@@ -75,18 +69,14 @@ class Retained(Table):
 
     def message(self, topic: str) -> bytes | None:
         """The message of a topic; None when it is to be cleared, or was."""
-        query = "SELECT message FROM publications WHERE topic = ?"
-        row = self._database.row(query, (topic,))
-        return None if row is None else row[0]
+        found: bytes | None = self._value("message", "publications", topic=topic)
+        return found
 
     def largest_bytes(self) -> int:
         """Of the packets that they make, about."""
-        query = (
-            "SELECT coalesce(max(length(message) + length(topic)), 0) FROM publications "
-            "WHERE message IS NOT NULL"
-        )
-        row = self._database.row(query)
-        return 0 if row is None else int(row[0]) + PACKET_HEAD_BYTES
+        largest = "max(length(message) + length(topic))"
+        found = self._value(largest, "publications", "AND message IS NOT NULL")
+        return 0 if found is None else int(found) + PACKET_HEAD_BYTES
 
     def superseded(self) -> list[str]:
         """Topics that still hold what is out of date."""
@@ -109,16 +99,6 @@ _FLEET = 0
 _CONTENT_PART = "content."
 
 
-@dataclass(frozen=True)
-class PublishedContent:
-    """One of them. ``tasks``: the numbers of those that use it; ``epoch``: of the group key that it
-    is sealed under; ``sealed_as``: what else the sealing depends on."""
-
-    tasks: tuple[int, ...]
-    epoch: int
-    sealed_as: str
-
-
 class Contents:
     """All of them, by content id in hexadecimal; to be changed inside a transaction."""
 
@@ -129,11 +109,7 @@ class Contents:
 
     def all(self) -> dict[str, PublishedContent]:
         """What is published."""
-        values = json.loads(self._facts.contents or "{}")
-        return {
-            name: PublishedContent(tuple(tasks), *sealed)
-            for name, (tasks, *sealed) in values.items()
-        }
+        return dict(self._facts.contents.by_id)
 
     def used_by(self, task: int) -> set[bytes]:
         """Ids of what a task uses."""
@@ -159,62 +135,4 @@ class Contents:
         self._save(kept)
 
     def _save(self, contents: Mapping[str, PublishedContent]) -> None:
-        values = {name: [each.tasks, each.epoch, each.sealed_as] for name, each in contents.items()}
-        self._facts.contents = json.dumps(values)
-
-
-# Which attachments are sealed, under which keys: what does not change is not sealed again.
-
-
-@dataclass(frozen=True)
-class CohortKey:
-    """A cohort's key (32 bytes), and the members and key epoch that it was drawn for."""
-
-    key: bytes = field(repr=False)
-    drawn_for: str
-
-
-@dataclass(frozen=True)
-class SealedContent:
-    """A content's plaintext bytes, and what says under which keys it is sealed."""
-
-    size: int
-    sealed_under: str
-
-
-@dataclass(frozen=True)
-class AttachmentBook:
-    """``secret``: 32 bytes from which content ids are derived, drawn once.
-
-    ``cohorts`` by name, ``sealed`` by content id in hexadecimal.
-    """
-
-    secret: bytes = field(repr=False)
-    cohorts: Mapping[str, CohortKey] = field(default_factory=dict)
-    sealed: Mapping[str, SealedContent] = field(default_factory=dict)
-
-
-class AttachmentBooks:
-    """A task's one book, as a fact of the task."""
-
-    def __init__(self, facts: TaskFacts) -> None:
-        self._facts = facts
-
-    def load(self) -> AttachmentBook | None:
-        """The book; None before the first attachment."""
-        if not self._facts.attachments:
-            return None
-        values = json.loads(self._facts.attachments)
-        cohorts = {
-            name: CohortKey(bytes.fromhex(key), drawn_for)
-            for name, (key, drawn_for) in values["cohorts"].items()
-        }
-        sealed = {name: SealedContent(*each) for name, each in values["sealed"].items()}
-        return AttachmentBook(bytes.fromhex(values["secret"]), cohorts, sealed)
-
-    def save(self, book: AttachmentBook) -> None:
-        """Replace the book; inside a transaction."""
-        cohorts = {name: (each.key.hex(), each.drawn_for) for name, each in book.cohorts.items()}
-        sealed = {name: (each.size, each.sealed_under) for name, each in book.sealed.items()}
-        values = {"secret": book.secret.hex(), "cohorts": cohorts, "sealed": sealed}
-        self._facts.attachments = json.dumps(values)
+        self._facts.contents = PublishedContents(contents)

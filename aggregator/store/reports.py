@@ -2,48 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from aggregator.store.database import TableOfTask
 from aggregator.store.devices import STAYS
-from device_sdk.wire.publish.report import Report
+from aggregator.store.rows import Habit, LastParticipation, StoredReport
+
+# What each device did last in each task.
+
+
+_TOLD = ", ".join(
+    f"{name} = CASE WHEN excluded.round >= coalesce(participations.round, 0) "
+    f"THEN excluded.{name} ELSE participations.{name} END"
+    for name in ("told_unix", "round", "report")
+)
+
+
+class Participations(TableOfTask):
+    """A task's rows of the table ``participations``."""
+
+    def all(self) -> dict[bytes, LastParticipation]:
+        """By the device's id."""
+        return self._by_device(LastParticipation, "participations")
+
+    def note(self, seen: Mapping[bytes, LastParticipation]) -> None:
+        """What devices did, by their ids, beside what is known of them: of each the newer update
+        and the newer round."""
+        # One statement for both: two take twice the time, and each update comes by here.
+        self._database.execute_many(
+            f"INSERT INTO participations VALUES ({self._task}, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (task, device_id) DO UPDATE SET counted_unix = "
+            "coalesce(excluded.counted_unix, participations.counted_unix), width = CASE WHEN "
+            "excluded.counted_unix IS NULL THEN participations.width ELSE excluded.width END, "
+            f"{_TOLD}",
+            [(device_id, *seen[device_id]) for device_id in sorted(seen)],
+        )
+
+
+# When devices' updates come in a task.
+
+
+class Habits(TableOfTask):
+    """A task's rows of the table ``habits``."""
+
+    def all(self) -> dict[bytes, Habit]:
+        """By the device's id."""
+        return self._by_device(Habit, "habits")
+
+    def put(self, found: Mapping[bytes, Habit]) -> None:
+        """In the place of what was known of these devices; inside a transaction."""
+        self._database.execute_many(
+            f"INSERT INTO habits VALUES ({self._task}, ?, ?, ?, ?) "
+            "ON CONFLICT (task, device_id) DO UPDATE SET seconds = excluded.seconds, "
+            "missed = excluded.missed, lives = excluded.lives",
+            [
+                (device_id, habit.seconds, habit.missed, int(habit.lives))
+                for device_id, habit in sorted(found.items())
+            ],
+        )
+
+    def forget(self, device_ids: Iterable[bytes]) -> None:
+        """Of these devices, which were revoked."""
+        self._database.execute_many(
+            "DELETE FROM habits WHERE task = ? AND device_id = ?",
+            [(self._task, each) for each in device_ids],
+        )
+
+
+class Late(TableOfTask):
+    """A task's rows of the table ``late_arrivals``: what workers heard too late for its round, and
+    the coordinator has not taken yet; of each device the longest time."""
+
+    def add(self, came: Mapping[bytes, float | None]) -> None:
+        """Seconds after the round opened, by device; None: it said that there is no update."""
+        with self._database.transaction(shared=True):
+            self._database.execute_many(
+                f"INSERT INTO late_arrivals VALUES ({self._task}, ?, ?) "
+                "ON CONFLICT (task, device_id) DO UPDATE SET seconds = CASE "
+                "WHEN excluded.seconds > coalesce(late_arrivals.seconds, -1) "
+                "THEN excluded.seconds ELSE late_arrivals.seconds END",
+                sorted(came.items()),
+            )
+
+    def take(self) -> dict[bytes, float | None]:
+        """All of them, which are gone then."""
+        query = "SELECT device_id, seconds FROM late_arrivals WHERE task = ?"
+        found = dict(self._database.rows(query, (self._task,)))
+        if found:
+            with self._database.transaction():
+                self._database.execute_many(
+                    "DELETE FROM late_arrivals WHERE task = ? AND device_id = ?",
+                    [(self._task, device_id) for device_id in sorted(found)],
+                )
+        return found
+
 
 KEPT_ROUNDS = 10
-"""Of each task; each device's newest outcome stays in ``participations.py``."""
-
-
-class StoredReport(NamedTuple):
-    """A tuple, as SQLite takes it. Details are None where the app keeps them to itself. What the
-    device found out about the model is not among it: that is kept for less long, in
-    ``evaluations.py``."""
-
-    generation: int
-    round: int
-    device_id: bytes
-    outcome: str
-    reason: str
-    sdk: str | None
-    runtime: str | None
-    platform: str | None
-    option: str | None
-    seconds: float | None
-    received_bytes: int | None
-    items: int | None = None
-    unknown_items: int | None = None
-
-    @classmethod
-    def of(cls, generation: int, number: int, device_id: bytes, report: Report) -> StoredReport:
-        """What a device told of one round."""
-        told = report.details
-        details: tuple[Any, ...] = (None,) * 8
-        if told is not None:
-            details = (told.sdk, told.runtime, told.platform, told.option, told.seconds)
-            known = told.items
-            details += (told.received_bytes,)
-            details += (None, None) if known is None else (known.recorded, known.unknown)
-        head = (generation, number, device_id, report.outcome.value, report.reason)
-        return cls._make((*head, *details))
+"""Of each task; each device's newest outcome stays among :class:`Participations`."""
 
 
 class OutcomeCount(NamedTuple):
@@ -88,12 +144,8 @@ class Reports(TableOfTask):
         )
 
     def has(self, generation: int, number: int, device_id: bytes) -> bool:
-        query = (
-            "SELECT 1 FROM reports "
-            "WHERE task = ? AND generation = ? AND round = ? AND device_id = ?"
-        )
-        values = (self._task, generation, number, device_id)
-        return self._database.row(query, values) is not None
+        of = {"generation": generation, "round": number, "device_id": device_id}
+        return self._count("reports", **of) > 0
 
     def outcomes(self) -> list[OutcomeCount]:
         """Of all rounds kept, the newest first."""
@@ -138,6 +190,4 @@ class Reports(TableOfTask):
 
     def keep_last(self, newest: int) -> None:
         """Forget all but the last rounds, of which ``newest`` is the newest."""
-        self._database.execute(
-            "DELETE FROM reports WHERE task = ? AND round <= ?", (self._task, newest - KEPT_ROUNDS)
-        )
+        self._delete("reports", "AND round <= ?", newest - KEPT_ROUNDS)

@@ -2,113 +2,145 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from aggregator.store.database import TableOfTask
+from aggregator.store.rows import LoggedUpdate, RoundRow, StoredVerdict
 
-_COLUMNS = (
-    "round, generation, version, opened_unix, deadline_unix, seed, threshold, expected, items, "
-    "closed_unix, next_version, participants, metrics, held, forgotten, opening, "
-    "took_seconds"
-)
+# Accepted updates that are not part of a version yet, and the verdict on every update.
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRow:
-    """One round. ``closed_unix_seconds`` None: open. ``next_version`` None: the quorum was missed.
-    Closed, with ``participants`` None: nothing enters any more, and its version is being made.
+_BODIES_AT_ONCE = 64  # of two megabytes each, they still fit into memory
 
-    ``held``: why the round may not close before the operator looked. ``forgotten``: its verdicts
-    were deleted. ``opening``: the how-manieth round of any task it was to open. ``took_seconds``:
-    how long it lasted, see :class:`~aggregator.rounds.round_times.RoundTimes`; None where it was
-    given up, too.
+
+class UpdateLog(TableOfTask):
+    """A task's rows of the tables ``updates`` and ``verdicts``.
+
+    Their statements name the task's number themselves: rows need not be written out again.
     """
 
-    round: int
-    generation: int
-    version: int
-    opened_unix_seconds: float
-    deadline_unix_seconds: float
-    seed: bytes
-    threshold: int
-    expected: int
-    items: int
-    closed_unix_seconds: float | None = None
-    next_version: int | None = None
-    participants: int | None = None
-    metrics: Mapping[str, float] | None = None
-    held: str | None = None
-    forgotten: bool = False
-    opening: int = 0
-    took_seconds: float | None = None
+    def append(self, updates: Sequence[LoggedUpdate], verdicts: Sequence[StoredVerdict]) -> None:
+        """A group of updates; inside a transaction."""
+        self._database.execute_many(
+            "INSERT INTO updates (task, seq, round, device_id, arrived_seconds, body) "
+            f"VALUES ({self._task}, ?, ?, ?, ?, ?)",
+            updates,
+        )
+        self._database.execute_many(
+            "INSERT INTO verdicts (task, generation, round, device_id, body_sha256, reason, "
+            f"seconds) VALUES ({self._task}, ?, ?, ?, ?, ?, ?)",
+            verdicts,
+        )
 
-    @property
-    def length_seconds(self) -> float:
-        """How long it collects at most."""
-        return self.deadline_unix_seconds - self.opened_unix_seconds
+    def verdict(self, generation: int, round_number: int, device_id: bytes) -> StoredVerdict | None:
+        of = {"generation": generation, "round": round_number, "device_id": device_id}
+        return self._find(StoredVerdict, "verdicts", **of)
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether it is open, or being closed."""
-        return self.participants is None
+    def judged(self, generation: int, round_number: int) -> Iterator[bytes]:
+        query = "SELECT device_id FROM verdicts WHERE task = ? AND generation = ? AND round = ?"
+        for row in self._database.rows(query, (self._task, generation, round_number)):
+            yield row[0]
+
+    def heard(self, generation: int, round_number: int) -> int:
+        """How many devices had a verdict."""
+        return self._count("verdicts", generation=generation, round=round_number)
+
+    def came(
+        self, generation: int, round_number: int, device_ids: Sequence[bytes] | None = None
+    ) -> Iterator[tuple[bytes, float | None]]:
+        """The devices (of these, where they are named) that have a verdict in a round, with the
+        seconds after its opening at which an update came that was counted; None: none was."""
+        query = (
+            "SELECT device_id, CASE WHEN reason IS NULL THEN seconds END FROM verdicts "
+            f"WHERE task = {self._task} AND generation = {generation} AND round = {round_number}"
+        )
+        if device_ids is None:
+            yield from self._database.rows(query)
+        else:
+            yield from self._database.rows_in(f"{query} AND device_id", device_ids)
+
+    def counted(self, generation: int, round_number: int) -> int:
+        """How many were."""
+        of = {"generation": generation, "round": round_number}
+        return self._count("verdicts", "AND reason IS NULL", **of)
+
+    def median_seconds(self, generation: int, round_number: int) -> float:
+        """After the round opened, of the updates counted; 0 without any."""
+        count = self.counted(generation, round_number)
+        row = self._database.row(
+            "SELECT avg(seconds) FROM (SELECT seconds FROM verdicts WHERE task = ? "
+            "AND generation = ? AND round = ? AND reason IS NULL ORDER BY seconds "
+            "LIMIT ? OFFSET ?) AS middle",
+            (self._task, generation, round_number, 2 - count % 2, max(0, count - 1) // 2),
+        )
+        return 0.0 if row is None or row[0] is None else float(row[0])
+
+    def after(self, seq: int) -> Iterator[LoggedUpdate]:
+        """Updates to absorb, in order of their commits; quarantined ones are left out."""
+        page = "AND seq > ? AND quarantined IS NULL ORDER BY seq LIMIT ?"
+        while found := list(self._all(LoggedUpdate, "updates", page, seq, _BODIES_AT_ONCE)):
+            yield from found
+            seq = found[-1].seq
+
+    def by_device(self) -> Iterator[LoggedUpdate]:
+        """As :meth:`after` has all of them, in an order that does not tell who took them in: by
+        round and device."""
+        last = (0, b"")
+        page = (
+            "AND quarantined IS NULL AND (round, device_id) > (?, ?) "
+            "ORDER BY round, device_id LIMIT 256"
+        )
+        while found := list(self._all(LoggedUpdate, "updates", page, *last)):
+            yield from found
+            last = (found[-1].round, found[-1].device_id)
+
+    def waiting(self) -> int:
+        """Updates to absorb."""
+        return self._count("updates", "AND quarantined IS NULL")
+
+    def last_seq(self) -> int:
+        """The highest number in the log; 0 when it is empty."""
+        return int(self._value("max(seq)", "updates") or 0)
+
+    def quarantine(self, update: LoggedUpdate, generation: int, why: str) -> None:
+        """Leave an update out of every sum, and refuse it for good; its body stays for a look."""
+        self._change("updates", {"quarantined": why}, seq=update.seq)
+        of = {"generation": generation, "round": update.round, "device_id": update.device_id}
+        self._change("verdicts", {"reason": "quarantined"}, **of)
+
+    def quarantined(self) -> list[tuple[int, bytes, str]]:
+        """(round, device id, why) of updates in quarantine."""
+        query = (
+            "SELECT round, device_id, quarantined FROM updates "
+            "WHERE task = ? AND quarantined IS NOT NULL"
+        )
+        return [(row[0], row[1], row[2]) for row in self._database.rows(query, (self._task,))]
+
+    def drop_quarantined(self) -> int:
+        """Delete the bodies in quarantine; their number."""
+        return self._delete("updates", "AND quarantined IS NOT NULL")
+
+    def clear(self) -> None:
+        """Forget the log: its updates are part of a version."""
+        self._delete("updates")
 
 
 class Rounds(TableOfTask):
     """A task's rows of the table ``rounds``."""
 
     def add(self, row: RoundRow) -> None:
-        self._database.execute(
-            "INSERT INTO rounds (task, round, generation, version, opened_unix, deadline_unix, "
-            "seed, threshold, expected, items, opening) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                self._task,
-                row.round,
-                row.generation,
-                row.version,
-                row.opened_unix_seconds,
-                row.deadline_unix_seconds,
-                row.seed,
-                row.threshold.to_bytes(8, "little"),
-                row.expected,
-                row.items,
-                row.opening,
-            ),
-        )
+        self._put("rounds", row, replace=False)
 
-    def close(
-        self,
-        number: int,
-        closed_unix_seconds: float,
-        took_seconds: float,
-        next_version: int | None,
-        participants: int,
-        metrics: Mapping[str, float],
-    ) -> None:
-        """The round ended."""
-        self._database.execute(
-            "UPDATE rounds SET closed_unix = ?, took_seconds = ?, next_version = ?, "
-            "participants = ?, metrics = ?, held = NULL WHERE task = ? AND round = ?",
-            (
-                closed_unix_seconds,
-                took_seconds,
-                next_version,
-                participants,
-                json.dumps(dict(metrics), sort_keys=True),
-                self._task,
-                number,
-            ),
-        )
+    def close(self, row: RoundRow) -> None:
+        """The round ended, and so it did."""
+        self._put("rounds", replace(row, held=None))
 
     def end_entry(self, number: int, closed_unix_seconds: float) -> None:
         """Nothing enters any more: the first half of :meth:`close`, where others take updates in.
         To be done in a transaction of its own."""
-        self._database.execute(
-            "UPDATE rounds SET closed_unix = ? WHERE task = ? AND round = ? "
-            "AND closed_unix IS NULL",
-            (closed_unix_seconds, self._task, number),
-        )
+        to = {"closed_unix": closed_unix_seconds}
+        self._change("rounds", to, "AND closed_unix IS NULL", round=number)
 
     def is_open(self, number: int) -> bool:
         """Whether updates may enter; inside a transaction, up to whose end that stays so."""
@@ -118,36 +150,24 @@ class Rounds(TableOfTask):
 
     def give_up(self, number: int, closed_unix_seconds: float) -> None:
         """Close an open round without a version; its updates stay in the log."""
-        self._database.execute(
-            "UPDATE rounds SET closed_unix = ?, participants = 0, metrics = '{}', held = NULL "
-            "WHERE task = ? AND round = ?",
-            (closed_unix_seconds, self._task, number),
-        )
+        to = {"closed_unix": closed_unix_seconds, "participants": 0, "metrics": "{}", "held": None}
+        self._change("rounds", to, round=number)
 
     def hold(self, number: int, why: str | None) -> None:
         """Keep a round from closing, or let it go (None)."""
-        self._database.execute(
-            "UPDATE rounds SET held = ? WHERE task = ? AND round = ?", (why, self._task, number)
-        )
+        self._change("rounds", {"held": why}, round=number)
 
     def find(self, number: int) -> RoundRow | None:
-        query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? AND round = ?"
-        return _row(self._database.row(query, (self._task, number)))
+        return self._find(RoundRow, "rounds", round=number)
 
     def played(self, since_version: int) -> int:
         """How many rounds opened, of this version and later ones, that somebody could take part in:
         not those that rest."""
-        row = self._database.row(
-            "SELECT count(*) FROM rounds WHERE task = ? AND version >= ? AND threshold != ?",
-            (self._task, since_version, bytes(8)),
-        )
-        return 0 if row is None else int(row[0])
+        return self._count("rounds", "AND version >= ? AND threshold != ?", since_version, bytes(8))
 
     def latest(self, count: int = 1) -> list[RoundRow]:
         """The newest rounds, newest first."""
-        query = f"SELECT {_COLUMNS} FROM rounds WHERE task = ? ORDER BY round DESC LIMIT ?"
-        found = (_row(row) for row in self._database.rows(query, (self._task, count)))
-        return [row for row in found if row is not None]
+        return list(self._all(RoundRow, "rounds", "ORDER BY round DESC LIMIT ?", count))
 
     def forget_verdicts(self, served_seconds: float, kept_seconds: float) -> int:
         """Drop the verdicts of rounds that closed long ago; the number of rounds.
@@ -156,11 +176,8 @@ class Rounds(TableOfTask):
         ``serve`` has run in this home, in all. A round's age is what has been served since a call
         of this method first saw it closed.
         """
-        self._database.execute(
-            "UPDATE rounds SET closed_served_seconds = ? WHERE task = ? AND forgotten = 0 "
-            "AND closed_unix IS NOT NULL AND closed_served_seconds IS NULL",
-            (served_seconds, self._task),
-        )
+        closed = "AND closed_unix IS NOT NULL AND closed_served_seconds IS NULL"
+        self._change("rounds", {"closed_served_seconds": served_seconds}, closed, forgotten=0)
         query = (
             "SELECT task, generation, round FROM rounds WHERE task = ? AND forgotten = 0 "
             "AND closed_served_seconds <= ?"
@@ -170,13 +187,3 @@ class Rounds(TableOfTask):
         self._database.execute_many(f"DELETE FROM verdicts {where}", old)
         self._database.execute_many(f"UPDATE rounds SET forgotten = 1 {where}", old)
         return len(old)
-
-
-def _row(values: tuple[object, ...] | None) -> RoundRow | None:
-    if values is None:
-        return None
-    fields = list(values)
-    fields[6] = int.from_bytes(bytes(fields[6]), "little")  # type: ignore[call-overload]
-    fields[12] = None if fields[12] is None else json.loads(str(fields[12]))
-    fields[14] = bool(fields[14])
-    return RoundRow(*fields)  # type: ignore[arg-type]

@@ -1,286 +1,258 @@
-"""The tables, in one text for every engine, and the version that they are of."""
+"""The tables, made from the classes of their rows, and the version that they are of."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from aggregator.errors import AggregatorError
+from aggregator.evaluation import Figure
+from aggregator.store.rows import (
+    U64,
+    DeviceEvaluation,
+    DeviceRow,
+    Habit,
+    IssuedDescriptor,
+    LastParticipation,
+    LeaseRow,
+    LoggedUpdate,
+    RoundRow,
+    ShareRow,
+    StoredCheckpoint,
+    StoredReport,
+    StoredVerdict,
+    TaskRow,
+    TokenRow,
+    VersionRow,
+    WorkerRow,
+)
+from device_sdk.fields import default_of
+from device_sdk.wire.seal.broadcast import GroupKey
 
-# The tables, in SQLite's words; ``postgres`` has a word of its own for each type. A change of them
-# after a release is a new version, and begins at ``require_version``.
+# Rows are written and read as they are declared.
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns(Generic[Row]):
+    """How the rows of a class are read and written.
+
+    Each field is the column of its name, a time in Unix seconds that of its name without the unit;
+    ``metadata={"column": ...}`` names another one, or an expression, which is read alone. Truth
+    values are stored as 0 and 1, maps and tuples as JSON, a number that is not defined as
+    NULL.
+    """
+
+    kind: type[Row]
+    names: tuple[str, ...]
+    readers: tuple[tuple[int, Callable[[Any], Any]], ...]
+    """Of the places that are not read as they are stored."""
+    written: tuple[tuple[str, str, Any], ...]
+    """Field, column and type of what is no expression."""
+
+    def read(self, stored: Sequence[Any]) -> Row:
+        if self.readers:
+            stored = list(stored)
+            for place, reader in self.readers:
+                stored[place] = reader(stored[place])
+        return self.kind(*stored)
+
+    def write(self, row: Row) -> dict[str, Any]:
+        return {name: _stored(getattr(row, own), hint) for own, name, hint in self.written}
+
+
+def columns_of(kind: type[Row]) -> _Columns[Row]:
+    """Of a dataclass, or a named tuple."""
+    return cast(_Columns[Row], _columns_of(cast(Any, kind)))
+
+
+@cache
+def _columns_of(kind: Any) -> _Columns[Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    if is_dataclass(kind):
+        named = {each.name: each.metadata.get("column") for each in fields(kind)}
+    else:
+        named = dict.fromkeys(hints)
+    names = {own: name or _column_of(own) for own, name in named.items()}
+    read = [(place, _reader(hints[own])) for place, own in enumerate(names)]
+    return _Columns(
+        kind,
+        tuple(names.values()),
+        tuple((place, each) for place, each in read if each is not None),
+        tuple((own, name, hints[own]) for own, name in names.items() if name.isidentifier()),
+    )
+
+
+def _column_of(own: str) -> str:
+    return own.removesuffix("_seconds") if own.endswith("_unix_seconds") else own
+
+
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
+    if hint is float:
+        return lambda stored: math.nan if stored is None else stored
+    if hint is bool:
+        return bool
+    if hint == U64:
+        return lambda stored: int.from_bytes(stored, "little")
+    parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    if any(get_origin(each) is tuple for each in parts):
+        return lambda stored: tuple(json.loads(stored))
+    if any(get_origin(each) is Mapping for each in parts):
+        return _map
+    return None
+
+
+def _map(stored: str | None) -> Any:
+    if stored == "{}":
+        return {}  # of most devices
+    return None if stored is None else json.loads(stored)
+
+
+def _stored(value: Any, hint: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, (Mapping, tuple)):
+        return packed(value)
+    return value.to_bytes(8, "little") if hint == U64 else value
+
+
+def packed(value: Mapping[str, Any] | tuple[Any, ...]) -> str:
+    """As a map or a tuple is stored."""
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True)
+
+
+# In SQLite's words; ``postgres`` has a word of its own for each type. A change of the tables after
+# a release is a new version, and begins at ``require_version``.
 
 SCHEMA_VERSION = 1
-
-SCHEMA = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
-CREATE TABLE descriptors (
-    serial INTEGER PRIMARY KEY,
-    message BLOB NOT NULL,
-    honoured_until_unix INTEGER          -- NULL: the current one
-) STRICT;
-CREATE TABLE group_keys (epoch INTEGER PRIMARY KEY, key BLOB NOT NULL) STRICT;
-CREATE TABLE tokens (
-    token_id BLOB PRIMARY KEY,
-    secret BLOB NOT NULL,
-    created_unix INTEGER NOT NULL,
-    expires_unix INTEGER NOT NULL,
-    replaces BLOB,
-    device_id BLOB,                      -- who used it
-    strangers INTEGER NOT NULL DEFAULT 0,
-    last_stranger BLOB,                  -- the key of the latest stranger who tried to
-    name TEXT,                           -- of the device that will use it
-    labels TEXT NOT NULL DEFAULT '{}'    -- JSON: likewise
-) STRICT;
-CREATE TABLE devices (
-    device_id BLOB PRIMARY KEY,
-    identity BLOB NOT NULL,
-    handle BLOB NOT NULL UNIQUE,
-    admission_key BLOB NOT NULL,         -- zeros once it is revoked
-    shard INTEGER NOT NULL,
-    token_id BLOB NOT NULL,
-    enrolled_unix INTEGER NOT NULL,
-    first_round INTEGER NOT NULL,        -- takes part from this opening on, see rounds.opening
-    revoked_unix INTEGER,
-    labels TEXT NOT NULL DEFAULT '{}',   -- JSON: what tasks choose their devices by
-    name TEXT                            -- the operator's
-) STRICT;
-CREATE TABLE tasks (
-    task INTEGER PRIMARY KEY,            -- 1: the first, whose file has the fleet's tables
-    name TEXT UNIQUE,                    -- NULL: the first one, before it was served
-    state TEXT NOT NULL,                 -- 'active', 'paused', 'retiring' or 'retired'
-    file TEXT NOT NULL,                  -- the task file, relative to the home
-    served TEXT,                         -- the file's text that the state belongs to
-    unwritten TEXT,                      -- what the file is to hold, until it does
-    request TEXT,                        -- JSON: what the operator wants it replaced by
-    problem TEXT                         -- why it is not served, or not as the file says
-) STRICT;
-CREATE TABLE task_facts (
-    task INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    value ANY NOT NULL,
-    PRIMARY KEY (task, name)
-) STRICT;
-CREATE TABLE rounds (
-    task INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    generation INTEGER NOT NULL,
-    version INTEGER NOT NULL,            -- what its broadcast carries
-    opened_unix REAL NOT NULL,
-    deadline_unix REAL NOT NULL,
-    seed BLOB NOT NULL,
-    threshold BLOB NOT NULL,             -- 8 bytes little-endian: SQLite has no unsigned integers
-    expected INTEGER NOT NULL,
-    items INTEGER NOT NULL,
-    closed_unix REAL,                    -- NULL: open
-    took_seconds REAL,                   -- by the monotonic clock; NULL: open, or given up
-    next_version INTEGER,                -- NULL when the quorum was missed
-    participants INTEGER,
-    metrics TEXT,                        -- JSON
-    held TEXT,                           -- why the round may not close
-    forgotten INTEGER NOT NULL DEFAULT 0,
-    closed_served_seconds REAL,          -- how long serve had run, in all, when it was seen closed
-    opening INTEGER NOT NULL,            -- the how-manieth round of any task it was to open
-    PRIMARY KEY (task, round)
-) STRICT;
-CREATE INDEX remembered ON rounds (task, round) WHERE forgotten = 0;
-CREATE TABLE updates (                   -- the log: what is not part of a version yet
-    task INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    arrived_seconds REAL NOT NULL,
-    quarantined TEXT,                    -- why it could not be absorbed
-    body BLOB NOT NULL,
-    PRIMARY KEY (task, seq)
-) STRICT;
-CREATE TABLE verdicts (
-    task INTEGER NOT NULL,
-    generation INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    body_sha256 BLOB NOT NULL,
-    reason TEXT,                         -- NULL: counted; 'noted': a report alone; else refused
-    seconds REAL NOT NULL DEFAULT 0,     -- after the round opened
-    PRIMARY KEY (task, generation, round, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE reports (                   -- of the last rounds, see Reports
-    task INTEGER NOT NULL,
-    generation INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    outcome TEXT NOT NULL,
-    reason TEXT NOT NULL,                -- empty where it trained
-    sdk TEXT,                            -- NULL, like what follows, where the app keeps it
-    runtime TEXT,
-    platform TEXT,
-    option TEXT,                         -- columns or artifact that was trained
-    seconds REAL,
-    received_bytes INTEGER,
-    items INTEGER,                       -- recorded on the device, each once; NULL: no catalogue
-    unknown_items INTEGER,               -- of them, to the task's catalogue
-    PRIMARY KEY (task, generation, round, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE participations (            -- each device's newest, in each task
-    task INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    counted_unix INTEGER,                -- of its newest update that was counted
-    width INTEGER,                       -- of that one; NULL: it had no columns
-    told_unix INTEGER,                   -- when it told last how a round ended
-    round INTEGER,                       -- which one
-    report BLOB,                         -- as it came, without evaluation; NULL: revoked since
-    PRIMARY KEY (task, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE habits (                    -- when devices' updates come, see Habit
-    task INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    seconds REAL,                        -- after a round opened; NULL: none came yet
-    missed INTEGER NOT NULL,
-    lives INTEGER NOT NULL,
-    PRIMARY KEY (task, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE sightings (                 -- when a device proved last that it was there
-    device_id BLOB PRIMARY KEY,
-    seen_unix INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE TABLE clashes (                   -- when two machines had one device's identity, last
-    device_id BLOB PRIMARY KEY,
-    seen_unix INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-CREATE TABLE checkpoints (
-    task INTEGER NOT NULL,
-    kind TEXT NOT NULL,                  -- 'version', or 'partial' within an open round
-    round INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    state BLOB NOT NULL,
-    PRIMARY KEY (task, kind)
-) STRICT;
-CREATE TABLE publications (
-    topic TEXT PRIMARY KEY,
-    task INTEGER NOT NULL,
-    part TEXT NOT NULL,                  -- 'attachment.ID', 'content.ID' or 'round'
-    place INTEGER NOT NULL,              -- the order of sending
-    message BLOB                         -- NULL: to be cleared from the broker
-) STRICT;
-CREATE TABLE versions (
-    task INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    round INTEGER NOT NULL,              -- that made it; 0: the first one
-    closed_unix REAL NOT NULL,
-    devices INTEGER NOT NULL,
-    artifact TEXT NOT NULL,              -- of its parameters, hexadecimal; empty: none
-    origin TEXT NOT NULL,                -- of one that no round made
-    bytes INTEGER NOT NULL,              -- of the model; 0: the method keeps none
-    metrics TEXT NOT NULL,               -- JSON
-    pinned INTEGER NOT NULL DEFAULT 0,
-    awaited INTEGER NOT NULL DEFAULT 0,  -- to become the next version
-    model BLOB,                          -- safetensors; NULL: dropped
-    items INTEGER NOT NULL,              -- of the catalogue, that it has vectors of
-    PRIMARY KEY (task, version)
-) STRICT;
-CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1;
-CREATE TABLE device_evaluations (        -- until their version is followed by another
-    task INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    part TEXT NOT NULL,                  -- its capacity class; empty: none named
-    report BLOB NOT NULL,
-    PRIMARY KEY (task, version, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE figures (
-    task INTEGER NOT NULL,
-    version INTEGER NOT NULL,
-    stage TEXT NOT NULL,
-    metric TEXT NOT NULL,
-    part TEXT NOT NULL,                  -- empty: the fleet
-    round INTEGER NOT NULL,              -- the last one that evaluated the version
-    devices INTEGER NOT NULL,
-    samples REAL NOT NULL,
-    capped INTEGER NOT NULL,
-    value REAL,                          -- NULL: the statistics do not define it, here and below
-    error_bound REAL,
-    median REAL,
-    deciles TEXT NOT NULL,               -- JSON
-    typical REAL,
-    PRIMARY KEY (task, version, stage, metric, part)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE refusals (reason TEXT PRIMARY KEY, count INTEGER NOT NULL) STRICT;
-CREATE TABLE lease (
-    one INTEGER PRIMARY KEY,             -- 1
-    holder TEXT NOT NULL,                -- who coordinates the cluster
-    term INTEGER NOT NULL,
-    until_unix REAL NOT NULL,            -- by the store's clock
-    program TEXT NOT NULL                -- its version
-) STRICT;
-CREATE TABLE workers (
-    slot INTEGER PRIMARY KEY,
-    epoch INTEGER NOT NULL,              -- rises with each start
-    cell TEXT NOT NULL,
-    shards TEXT NOT NULL,                -- in words
-    program TEXT NOT NULL,
-    heartbeat_unix REAL NOT NULL,
-    connected INTEGER NOT NULL DEFAULT 0 -- to its cell's broker
-) STRICT;
-CREATE TABLE shares (                    -- what workers have of rounds that are in no version yet
-    task INTEGER NOT NULL,
-    round INTEGER NOT NULL,
-    slot INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,
-    commits INTEGER NOT NULL,
-    counted INTEGER NOT NULL,
-    heard INTEGER NOT NULL,
-    state BLOB,                          -- NULL: bodies are kept
-    PRIMARY KEY (task, round, slot)
-) STRICT;
-CREATE TABLE late_arrivals (             -- that workers heard, for the coordinator
-    task INTEGER NOT NULL,
-    device_id BLOB NOT NULL,
-    seconds REAL,                        -- after its round opened; NULL: it has no update
-    PRIMARY KEY (task, device_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE freshness (                 -- opens granted in a cluster's life
-    sender BLOB PRIMARY KEY,
-    counter BLOB NOT NULL                -- 8 bytes, most significant first
-) STRICT, WITHOUT ROWID;
-CREATE TABLE device_changes (            -- of the table devices, newest last
-    revision INTEGER PRIMARY KEY,
-    device_id BLOB NOT NULL
-) STRICT;
-"""
-FIRST_TASK = """
-INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')
-"""
+_TYPES = {int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table: the declared type of each column, in their order, and the columns of its key."""
+    """A table: the declared type of each column, in their order, and the columns of its key.
+
+    ``rest``: what stands behind a column's type. ``has_rowid``: of SQLite.
+    """
 
     columns: Mapping[str, str]
     key: tuple[str, ...]
+    rest: Mapping[str, str]
+    has_rowid: bool
+
+    def definition(self, name: str) -> str:
+        """The statement that makes it."""
+        columns = [f"{each} {kind}{self.rest[each]}" for each, kind in self.columns.items()]
+        ends = "STRICT" if self.has_rowid else "STRICT, WITHOUT ROWID"
+        inside = ", ".join([*columns, f"PRIMARY KEY ({', '.join(self.key)})"])
+        return f"CREATE TABLE {name} ({inside}) {ends}"
 
 
-def _shapes() -> dict[str, Shape]:
-    shapes = {}
-    for name, inner in re.findall(
-        r"^CREATE TABLE (\w+) \((.*?)\) STRICT", re.sub(r" *--.*", "", SCHEMA), re.S | re.M
-    ):
-        parts = [part.strip() for part in re.split(r",(?![^(]*\))", inner)]
-        columns = {
-            part.split()[0]: part.split()[1] for part in parts if "PRIMARY KEY (" not in part
-        }
-        key = [part.split()[0] for part in parts if part.endswith("PRIMARY KEY")]
-        for part in parts:
-            if part.startswith("PRIMARY KEY ("):
-                key = re.findall(r"\w+", part)[2:]
-        shapes[name] = Shape(columns, tuple(key))
-    return shapes
+def _table(key: str, *parts: type[Any] | str, has_rowid: bool = True) -> Shape:
+    """Of the columns of classes of rows, and such as ``name TEXT, value REAL NULL``; those named in
+    ``key`` are its key."""
+    types: dict[str, str] = {}
+    rest: dict[str, str] = {}
+    for part in parts:
+        if isinstance(part, str):
+            for said in part.split(", "):
+                name, types[name], *more = said.split(" ", 2)
+                rest[name] = {"": " NOT NULL", "NULL": ""}.get(" ".join(more), f" {' '.join(more)}")
+            continue
+        defaults = _defaults(part)
+        for own, name, hint in columns_of(part).written:
+            types[name], nullable = _type(hint)
+            rest[name] = "" if nullable else f" NOT NULL{_default(defaults.get(own))}"
+    return Shape(types, tuple(key.split()), rest, has_rowid)
 
 
-TABLES = _shapes()
-"""Each table of the schema, by its name."""
+def _of_task(key: str, *parts: type[Any] | str, has_rowid: bool = True) -> Shape:
+    return _table(f"task {key}", "task INTEGER", *parts, has_rowid=has_rowid)
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    if not is_dataclass(kind):
+        return dict(kind._field_defaults)
+    given = {each.name: default_of(each) for each in fields(kind)}
+    return {name: each for name, each in given.items() if each is not MISSING}
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return ""
+    stored = _stored(value, None)
+    return f" DEFAULT '{stored}'" if isinstance(stored, str) else f" DEFAULT {stored}"
+
+
+def _type(hint: Any) -> tuple[str, bool]:
+    """A field's column type, and whether it may be NULL."""
+    if hint == U64:
+        return "BLOB", False
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    nullable = NoneType in get_args(hint)
+    (bare, *_) = [each for each in get_args(hint) if each is not NoneType] if nullable else [hint]
+    return _TYPES.get(bare, "TEXT"), nullable
+
+
+_SEEN = "device_id BLOB, seen_unix INTEGER"
+_FIGURE_NULL = "value REAL NULL, error_bound REAL NULL, median REAL NULL, typical REAL NULL"
+
+TABLES: Mapping[str, Shape] = {
+    "facts": _table("name", "name TEXT, value ANY"),
+    "descriptors": _table("serial", IssuedDescriptor),
+    "group_keys": _table("epoch", GroupKey),
+    "tokens": _table("token_id", TokenRow, "created_unix INTEGER"),
+    "devices": _table("device_id", DeviceRow, "handle BLOB NOT NULL UNIQUE"),
+    "tasks": _table("task", TaskRow, "name TEXT UNIQUE"),
+    "task_facts": _of_task("name", "name TEXT, value ANY"),
+    "rounds": _of_task("round", RoundRow, "closed_served_seconds REAL NULL"),
+    "updates": _of_task("seq", LoggedUpdate, "quarantined TEXT NULL"),
+    "verdicts": _of_task("generation round device_id", StoredVerdict, has_rowid=False),
+    "reports": _of_task("generation round device_id", StoredReport, has_rowid=False),
+    "participations": _of_task("device_id", "device_id BLOB", LastParticipation, has_rowid=False),
+    "habits": _of_task("device_id", "device_id BLOB", Habit, has_rowid=False),
+    "sightings": _table("device_id", _SEEN, has_rowid=False),
+    "clashes": _table("device_id", _SEEN, has_rowid=False),
+    "checkpoints": _of_task("kind", StoredCheckpoint),
+    "publications": _table(
+        "topic", "topic TEXT, task INTEGER, part TEXT, place INTEGER, message BLOB NULL"
+    ),
+    # The model is last: what stands behind it cannot be read without it.
+    "versions": _of_task("version", VersionRow, "awaited INTEGER, model BLOB NULL"),
+    "device_evaluations": _of_task(
+        "version device_id", "version INTEGER", DeviceEvaluation, has_rowid=False
+    ),
+    "figures": _of_task(
+        "version stage metric part",
+        *("version INTEGER, round INTEGER", Figure, _FIGURE_NULL),
+        has_rowid=False,
+    ),
+    "refusals": _table("reason", "reason TEXT, count INTEGER"),
+    "lease": _table("one", "one INTEGER", LeaseRow),
+    "workers": _table("slot", WorkerRow),
+    "shares": _of_task("round slot", ShareRow),
+    "late_arrivals": _of_task("device_id", "device_id BLOB, seconds REAL NULL", has_rowid=False),
+    "freshness": _table("sender", "sender BLOB, counter BLOB", has_rowid=False),
+    "device_changes": _table("revision", "revision INTEGER, device_id BLOB"),
+}
+"""Each table, by its name."""
+
+SCHEMA: Sequence[str] = (
+    *(shape.definition(name) for name, shape in TABLES.items()),
+    "CREATE INDEX remembered ON rounds (task, round) WHERE forgotten = 0",
+    "CREATE INDEX awaited_versions ON versions (task) WHERE awaited = 1",
+    "INSERT INTO tasks (task, state, file) VALUES (1, 'active', 'task.toml')",
+)
+"""What makes a store."""
 
 
 def or_replace(table: str) -> str:

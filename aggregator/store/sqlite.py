@@ -12,10 +12,9 @@ from typing import Any
 
 from aggregator.errors import AggregatorError, StoreAway
 from aggregator.store.database import ALONE_WITHIN_SHARED, HELD_OUTSIDE, Database
-from aggregator.store.schema import FIRST_TASK, SCHEMA, SCHEMA_VERSION, require_version
+from aggregator.store.schema import SCHEMA, SCHEMA_VERSION, require_version
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
-from device_sdk.system.lock import FileLock
-from device_sdk.system.process import ForkedError, LockedConnection
+from device_sdk.system.lock import FileLock, ForkedError, LockedConnection
 
 _APPLICATION_ID = 0x54455341  # "TESA"; development versions, before 0.1.0, had another
 _BUSY_SECONDS = 10.0
@@ -99,7 +98,7 @@ class SQLiteDatabase(Database):
         run(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         if create:
             with self.transaction():
-                for statement in (SCHEMA + FIRST_TASK).split(";\n"):
+                for statement in SCHEMA:
                     run(statement)
                 run(f"PRAGMA application_id = {_APPLICATION_ID}")
                 run(f"PRAGMA user_version = {SCHEMA_VERSION}")

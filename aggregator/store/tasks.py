@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from aggregator.errors import AggregatorError
 from aggregator.store.database import Table
+from aggregator.store.rows import TaskRow
+from aggregator.store.schema import TABLES
 from device_sdk.wire.seal.announcement import MOST_TASKS
 
-TaskState = Literal["active", "paused", "retiring", "retired"]
 FIRST = 1
 """The number of the task whose file has the fleet's tables."""
 
-_COLUMNS = "task, name, state, file, served, unwritten, request, problem"
-TASK_TABLES = (
-    "rounds",
-    "updates",
-    "shares",
-    "habits",
-    "late_arrivals",
-    "verdicts",
-    "reports",
-    "participations",
-    "checkpoints",
-    "versions",
-    "device_evaluations",
-    "figures",
+_KEPT = ("tasks", "task_facts", "publications")
+TASK_TABLES = tuple(
+    name for name, shape in TABLES.items() if "task" in shape.columns and name not in _KEPT
 )
 """What is deleted of a task that is retired; its publications are cleared from the broker first."""
 
@@ -39,56 +26,23 @@ def require_room(tasks: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """One task.
-
-    Attributes:
-        number: what the other tables know it by; 1 for the first.
-        name: None for the first one before it was served.
-        state: ``retiring`` until its parts are gone, then ``retired``: its name may be used again.
-        file: the task file, relative to the home or absolute.
-        served: the text of the file that its state belongs to; None before it was served.
-        unwritten: what the file is to hold. Committed first, so that a crash in between loses
-            neither.
-        request: what the operator wants the task replaced by, as JSON.
-        problem: why it is not served, or not as the file says.
-    """
-
-    number: int
-    name: str | None
-    state: TaskState
-    file: str
-    served: str | None = None
-    unwritten: str | None = None
-    request: str | None = None
-    problem: str | None = None
-
-    def is_replaced_by(self, text: str) -> bool:
-        """And its file written: before that, what somebody writes into it would be lost."""
-        return self.request is None and self.served == text and self.unwritten is None
-
-
 class Tasks(Table):
     """Which there are."""
 
     def all(self) -> list[TaskRow]:
         """Every task that is not retired, the first one first."""
-        query = f"SELECT {_COLUMNS} FROM tasks WHERE state != 'retired' ORDER BY task"
-        return [TaskRow(*row) for row in self._database.rows(query)]
+        return list(self._all(TaskRow, "tasks", "AND state != 'retired' ORDER BY task"))
 
     def named(self, name: str) -> TaskRow | None:
         """The task of this name, a retired one too."""
-        query = f"SELECT {_COLUMNS} FROM tasks WHERE name = ?"
-        row = self._database.row(query, (name,))
-        return None if row is None else TaskRow(*row)
+        return self._find(TaskRow, "tasks", name=name)
 
     def find(self, number: int) -> TaskRow:
         """The task of this number. Raises LookupError."""
-        row = self._database.row(f"SELECT {_COLUMNS} FROM tasks WHERE task = ?", (number,))
+        row = self._find(TaskRow, "tasks", task=number)
         if row is None:
             raise LookupError(f"there is no task number {number}")
-        return TaskRow(*row)
+        return row
 
     def key_epochs(self) -> set[int]:
         """Epochs of the group keys under which something of a task is published."""
@@ -111,38 +65,16 @@ class Tasks(Table):
             known = self.named(name)
             assert known is not None
         else:
-            self._database.execute(
-                "UPDATE tasks SET state = 'active', file = ?, unwritten = ?, served = NULL, "
-                "request = NULL, problem = NULL WHERE task = ?",
-                (file, text, known.number),
-            )
+            begun = {"served": None, "request": None, "problem": None}
+            self.change(known.number, state="active", file=file, unwritten=text, **begun)
         return known.number
 
-    def set_state(self, number: int, state: TaskState) -> None:
-        self._set(number, "state", state)
-
-    def set_name(self, number: int, name: str) -> None:
-        self._set(number, "name", name)
-
-    def set_file(self, number: int, file: str) -> None:
-        self._set(number, "file", file)
-
-    def set_served(self, number: int, text: str | None) -> None:
-        self._set(number, "served", text)
-
-    def set_unwritten(self, number: int, text: str | None) -> None:
-        self._set(number, "unwritten", text)
-
-    def set_request(self, number: int, request: str | None) -> None:
-        self._set(number, "request", request)
-
-    def set_problem(self, number: int, problem: str | None) -> None:
-        self._set(number, "problem", problem)
+    def change(self, number: int, **to: str | None) -> None:
+        """Set a task's ``state``, ``name``, ``file``, ``served``, ``unwritten``, ``request`` or
+        ``problem``."""
+        self._change("tasks", to, task=number)
 
     def erase(self, number: int) -> None:
         """Delete what was learnt, in a transaction; only the name and generation stay."""
         for table in TASK_TABLES:
-            self._database.execute(f"DELETE FROM {table} WHERE task = ?", (number,))
-
-    def _set(self, number: int, column: str, value: str | None) -> None:
-        self._database.execute(f"UPDATE tasks SET {column} = ? WHERE task = ?", (value, number))
+            self._delete(table, task=number)

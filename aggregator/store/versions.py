@@ -2,52 +2,78 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.words import typical_name
-from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.evaluation import typical_name
 from aggregator.store.database import Database, TableOfTask
 from aggregator.store.facts import TaskFacts
+from aggregator.store.rows import StoredCheckpoint, VersionRow
+from aggregator.store.schema import packed
+from device_sdk.artifact import safetensors
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.methods.state import State
 
-_COLUMNS = (
-    "version, round, closed_unix, devices, artifact, origin, bytes, metrics, pinned, "
-    "model IS NOT NULL, items"
-)
+Kind = Literal["version", "partial"]
+
+
+# States of the method, as safetensors.
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRow:
-    """One version of the task's model.
+class MethodCheckpoint:
+    """``state`` holds everything up to update ``seq`` of the log.
 
-    Attributes:
-        round: the round that made it; 0: what the task began with.
-        closed_unix_seconds: when that round closed.
-        devices: whose updates made it.
-        artifact: the artifact of its parameters, in hexadecimal; empty without one.
-        origin: for people, where it is from where no round made it; empty where one did.
-        bytes: the model's size; 0 for a method that keeps none.
-        metrics: figures by name, as the fleet evaluated it.
-        kept: whether the model is there, and not only what is known of it.
-        items: how many items of the task's catalogue it has vectors of; 0 for a method without.
+    A ``version`` is what a round made (its log starts anew, so ``seq`` is 0). A ``partial`` lies
+    within the open round ``round``.
     """
 
-    version: int
+    kind: Kind
     round: int
-    closed_unix_seconds: float
-    devices: int
-    artifact: str
-    origin: str
-    bytes: int
-    metrics: Mapping[str, float]
-    pinned: bool
-    kept: bool
-    items: int
+    seq: int
+    version: int
+    state: State
+
+
+class Checkpoints(TableOfTask):
+    """A task's rows of the table ``checkpoints``: at most one of each kind."""
+
+    def put(self, checkpoint: MethodCheckpoint) -> None:
+        """Replace the checkpoint of this kind; a version makes the partial one void."""
+        if checkpoint.kind == "version":
+            self.drop_partial()
+        made = checkpoint
+        stored = made.kind, made.round, made.seq, made.version, pack_state(made.state)
+        self._put("checkpoints", StoredCheckpoint(*stored))
+
+    def get(self, kind: Kind) -> MethodCheckpoint | None:
+        found = self._find(StoredCheckpoint, "checkpoints", kind=kind)
+        if found is None:
+            return None
+        state = unpack_state(found.state)
+        return MethodCheckpoint(kind, found.round, found.seq, found.version, state)
+
+    def drop_partial(self) -> None:
+        self._delete("checkpoints", kind="partial")
+
+
+def pack_state(state: State) -> bytes:
+    """The bytes of named arrays, the same for the same arrays."""
+    return safetensors.encode({name: np.asarray(state[name]) for name in sorted(state)})
+
+
+def unpack_state(data: bytes) -> dict[str, NDArray[Any]]:
+    """The inverse of :func:`pack_state`. Raises ValueError for bytes it did not write."""
+    try:
+        tensors = safetensors.decode(data).tensors
+    except ArtifactError as error:
+        raise ValueError(f"a stored state is damaged: {error}") from None
+    return {name: array.copy() for name, array in tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,48 +93,23 @@ class Versions(TableOfTask):
 
     def add(self, row: VersionRow, model: Mapping[str, NDArray[Any]] | None) -> None:
         """A version that was made; inside the transaction that makes it. ``bytes`` is set here."""
-        packed = None if model is None else pack_state(model)
+        stored = None if model is None else pack_state(model)
+        size = 0 if stored is None else len(stored)
         # A home that was set back to a backup makes numbers again.
-        self._database.insert(
-            "versions",
-            self._task,
-            row.version,
-            row.round,
-            row.closed_unix_seconds,
-            row.devices,
-            row.artifact,
-            row.origin,
-            0 if packed is None else len(packed),
-            json.dumps(dict(row.metrics)),
-            int(row.pinned),
-            0,  # awaited
-            packed,
-            row.items,
-            replace=True,
-        )
+        self._put("versions", row, bytes=size, awaited=0, model=stored)
 
     def find(self, version: int) -> VersionRow | None:
         """What is known of a version."""
-        row = self._database.row(
-            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND version = ?", (self._task, version)
-        )
-        return None if row is None else _read(row)
+        return self._find(VersionRow, "versions", version=version)
 
     def all(self) -> list[VersionRow]:
         """All that is known of the versions, the newest first."""
-        rows = self._database.rows(
-            f"SELECT {_COLUMNS} FROM versions WHERE task = ? ORDER BY version DESC", (self._task,)
-        )
-        return [_read(row) for row in rows]
+        return list(self._all(VersionRow, "versions", "ORDER BY version DESC"))
 
     def kept(self) -> list[VersionRow]:
         """Those whose models are kept, the newest first."""
-        rows = self._database.rows(
-            f"SELECT {_COLUMNS} FROM versions WHERE task = ? AND model IS NOT NULL "
-            "ORDER BY version DESC",
-            (self._task,),
-        )
-        return [_read(row) for row in rows]
+        kept = "AND model IS NOT NULL ORDER BY version DESC"
+        return list(self._all(VersionRow, "versions", kept))
 
     def ranked(self, ranking: Ranking | None) -> list[VersionRow]:
         """Those that are kept and have the figure, the best first; of equals the older.
@@ -124,13 +125,10 @@ class Versions(TableOfTask):
 
     def model(self, version: int) -> dict[str, NDArray[Any]]:
         """The model of a version that is kept. Raises AggregatorError where it is gone."""
-        row = self._database.row(
-            "SELECT model FROM versions WHERE task = ? AND version = ? AND model IS NOT NULL",
-            (self._task, version),
-        )
-        if row is None:
+        stored = self._value("model", "versions", version=version)
+        if stored is None:
             raise self._gone(str(version))
-        return unpack_state(row[0])
+        return unpack_state(stored)
 
     def named(self, name: str, ranking: Ranking | None) -> VersionRow:
         """The kept version that a person named: ``latest``, ``best`` or its number.
@@ -162,17 +160,12 @@ class Versions(TableOfTask):
         is unknown."""
         row = self.find(version)
         if row is not None:
-            self._database.execute(
-                "UPDATE versions SET metrics = ? WHERE task = ? AND version = ?",
-                (json.dumps({**row.metrics, **metrics}), self._task, version),
-            )
+            to = {"metrics": packed({**row.metrics, **metrics})}
+            self._change("versions", to, version=version)
 
     def pin(self, version: int, *, pinned: bool) -> None:
         """Keep a version's model whatever else is dropped, or no longer."""
-        self._database.execute(
-            "UPDATE versions SET pinned = ? WHERE task = ? AND version = ?",
-            (int(pinned), self._task, version),
-        )
+        self._change("versions", {"pinned": int(pinned)}, version=version)
 
     def prune(
         self,
@@ -190,14 +183,8 @@ class Versions(TableOfTask):
         before it stay in the places that are left.
         """
         # No column behind the model, which would have all of it read.
-        query = (
-            "SELECT version, metrics, pinned FROM versions WHERE task = ? AND version != ? "
-            "AND model IS NOT NULL ORDER BY version DESC"
-        )
-        rows = [
-            _Kept(version, json.loads(metrics), bool(pinned))
-            for version, metrics, pinned in self._database.rows(query, (self._task, before))
-        ]
+        there = "AND version != ? AND model IS NOT NULL ORDER BY version DESC"
+        rows = list(self._all(_Kept, "versions", there, before))
         stay = {row.version for row in rows[:last]}
         stay |= {row.version for row in rows if row.pinned}
         judged_from = self._facts.judged_from
@@ -218,12 +205,9 @@ class Versions(TableOfTask):
     def ask_for(self, version: int | None) -> None:
         """Ask that a version's model becomes the next one; None: no longer."""
         self._facts.dropped_rollback = None
-        self._database.execute("UPDATE versions SET awaited = 0 WHERE task = ?", (self._task,))
+        self._change("versions", {"awaited": 0})
         if version is not None:
-            self._database.execute(
-                "UPDATE versions SET awaited = 1 WHERE task = ? AND version = ?",
-                (self._task, version),
-            )
+            self._change("versions", {"awaited": 1}, version=version)
 
     def drop_request(self, why: str) -> None:
         """What was asked for, if anything was, does not come to pass: the operator is to see."""
@@ -236,10 +220,8 @@ class Versions(TableOfTask):
 
     def awaited(self) -> int | None:
         """The version whose model is to become the next one."""
-        row = self._database.row(
-            "SELECT version FROM versions WHERE task = ? AND awaited = 1", (self._task,)
-        )
-        return None if row is None else int(row[0])
+        found = self._value("version", "versions", awaited=1)
+        return None if found is None else int(found)
 
     def _comparable(self) -> list[VersionRow]:
         return [row for row in self.kept() if row.version >= self._facts.judged_from]
@@ -285,11 +267,3 @@ def _ranked(rows: Sequence[_Row], ranking: Ranking | None) -> list[_Row]:
         return sign * row.metrics.get(typical_name(name), row.metrics[name]), row.version
 
     return sorted(known, key=place)
-
-
-def _read(row: Sequence[Any]) -> VersionRow:
-    version, number, closed, devices, artifact, origin, size, metrics, pinned, kept, items = row
-    return VersionRow(
-        version, number, closed, devices, artifact, origin, size,
-        json.loads(metrics), bool(pinned), bool(kept), items,
-    )  # fmt: skip

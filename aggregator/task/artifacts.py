@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
-from device_sdk.wire.publish.artifact_bundle import pack_artifact
+from device_sdk.wire.publish.content import pack_artifact
 from device_sdk.wire.publish.task_messages import OfferedArtifact
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def changes(
     """
     values = tomllib.loads(served)
     folder = new.path.parent
-    before, after = (dict(_flat(_spelt(each, folder))) for each in (values, _of(new)))
+    before, after = (dict(flat(_spelt(each, folder))) for each in (values, _of(new)))
     usual = {
         "task.name": {None, TaskTable().name, new.path.stem},
         "task.cohort": {None, TaskTable().cohort},
@@ -156,11 +156,12 @@ def _absolute(path: str, folder: Path) -> str:
     return path if path.startswith(SHIPPED_PREFIX) else str((folder / path).resolve())
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, object]]:
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a file's tables, by dotted names."""
     for key, value in values.items():
         name = f"{before}{key}"
         if isinstance(value, dict):
-            yield from _flat(value, f"{name}.")
+            yield from flat(value, f"{name}.")
         else:
             yield name, value
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from aggregator.evaluation.figures import Rules
-from aggregator.evaluation.words import figure_name
+from aggregator.evaluation import Rules, figure_name
 from aggregator.methods.method import Binding
 from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from device_sdk.artifact import ArtifactError, read_manifest
 from device_sdk.evaluation.metrics import METRICS, RankMetric
-from device_sdk.evaluation.report import STAGES, Stage
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import STAGES, EvaluationTerms, Stage
 from device_sdk.fields import Within
 
 _SHARE = Within(0, 1, above=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,6 @@ from aggregator.store.versions import Ranking
 from aggregator.tables import TomlTable
 from aggregator.task.cluster import Cluster, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
-from aggregator.task.selector import Selector, read_selector
 from aggregator.task.warm_start import WarmStart
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
@@ -27,8 +26,60 @@ from device_sdk.tables.columns import Columns, catalogue_columns, names_a_catalo
 from device_sdk.tables.text import UNREADABLE, TableError, TextTable, open_table
 from device_sdk.wire.codec.message import decode, require_name
 from device_sdk.wire.publish.catalogue import Catalogue
-from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, UPDATE_CODECS
+from device_sdk.wire.publish.task_messages import (
+    BROADCAST_CODECS,
+    MOST_LABELS,
+    UPDATE_CODECS,
+    require_labels,
+)
 from device_sdk.wire.publish.topics import Topics
+
+# Which devices a task is for: ``[task] only = {site = "north"}``, over the devices' labels.
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """``only``: by the label's name the values that it may have. Empty: every device."""
+
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.only)
+
+    def __str__(self) -> str:
+        parts = (f"{name} = {' or '.join(values)}" for name, values in sorted(self.only.items()))
+        return " and ".join(parts)
+
+    def admits(self, labels: Mapping[str, str]) -> bool:
+        """Whether the task is for a device with these labels: each one named fits."""
+        return all(labels.get(name) in values for name, values in self.only.items())
+
+
+def read_selector(table: TomlTable) -> Selector:
+    """A table of labels, each with a text or several of which any will do. Raises TaskError."""
+    only = {}
+    for name in table.names():
+        value: Any = table.take(name)
+        values = tuple(value) if isinstance(value, list) else (value,)
+        if not values:
+            raise table.wrong(name, value, "a text, or a list of texts of which any will do")
+        for each in values:
+            try:
+                require_labels({name: each})
+            except ValueError as error:
+                raise table.error(name, f"cannot be chosen by: {error}") from None
+        only[name] = values
+    if len(only) > MOST_LABELS:
+        raise table.error("", f"names {len(only)} labels; expected at most {MOST_LABELS}")
+    return Selector(only)
+
+
+def served_selector(text: str | None) -> Selector:
+    """That of a task file which was read before; of every device where there is none."""
+    if text is None:
+        return Selector()
+    return read_selector(TomlTable(tomllib.loads(text)).table("task").table("only"))
+
 
 SHIPPED_PREFIX = "shipped:"
 _DAY_SECONDS = 86_400

@@ -73,7 +73,7 @@ def write_task_files(folder: Path, store: Store) -> None:
                 row = store.tasks.find(due.number)
                 if row.unwritten is not None:
                     _write(folder / row.file, row.unwritten)
-                    store.tasks.set_unwritten(row.number, None)
+                    store.tasks.change(row.number, unwritten=None)
         except AggregatorError as error:
             problem = problem or error
     if problem is not None:

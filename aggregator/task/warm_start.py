@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from aggregator.errors import AggregatorError
-from aggregator.methods.guard import GuardedMethod
+from aggregator.guard import GuardedMethod
 from aggregator.methods.method import Arrays, Method, ModelMismatch
 from aggregator.store import Store, TaskStore
 from aggregator.store.versions import Ranking

@@ -13,12 +13,12 @@ from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.topics import Topics, UpTopic
 from device_sdk.wire.seal.announcement import Presence, read_announcement
-from device_sdk.wire.seal.device_session import DeviceCredential
+from device_sdk.wire.seal.handshake import DeviceCredential
 from device_sdk.wire.seal.placement import shard_of
 
 ITEMS, WIDTH = 3706, 64

@@ -38,8 +38,8 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
-from device_sdk.wire.seal.device_session import SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import SessionOpening
 
 _SESSIONS = 500
 _GROUP = 256

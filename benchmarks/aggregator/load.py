@@ -44,9 +44,8 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.no_session import read_no_session
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening, read_no_session
 from device_sdk.wire.seal.session import Session
 from device_sdk.wire.seal.signature import public_key
 from device_sdk.world import Pace

@@ -19,8 +19,7 @@ import numpy as np
 from tabulate import tabulate
 
 from aggregator.store import Store, create_database
-from aggregator.store.participations import LastParticipation
-from aggregator.store.update_log import StoredVerdict
+from aggregator.store.rows import LastParticipation, StoredVerdict
 
 ROWS, SUMS_BYTES = 1000, 2_000_000
 PARTS = {"rows": (True, False), "sums": (False, True), "both": (True, True)}

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method, rate_at
-from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.attention.experiment import Experiment, Local, Outcome, Point, Scores
 from benchmarks.channels import HalfChannel, require_sound
 from benchmarks.datasets.air import CLASSES, FEATURES, load_air, without_features
 from benchmarks.datasets.vmnist import load_vmnist
 from benchmarks.harness import Artifacts
+from benchmarks.simulation import Simulation, device_name
 from device_sdk.artifact.flat_layout import FlatLayout
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner

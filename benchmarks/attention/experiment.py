@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from aggregator.methods.attention import AttentionSettings
+from aggregator.methods.attention import AttentionSettings, MixtureSettings
 from aggregator.methods.fedavg import FedAvgSettings
-from aggregator.methods.mixtures import MixtureSettings
 from benchmarks.datasets.vmnist import DEVICES_A_VARIANT, VARIANTS
 from benchmarks.harness import Row
 from device_sdk.methods.attention.contract import AttentionTraining

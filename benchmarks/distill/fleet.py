@@ -19,23 +19,20 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.prototypes import PrototypesMethod
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from aggregator.simulate.engine import Simulation
 from benchmarks.channels import DistillChannel, require_sound
 from benchmarks.datasets.click import ClickDevice, Clicks
 from benchmarks.distill.experiment import GLOBAL, Experiment, ModelChoice, Outcome, Point
 from benchmarks.harness import Artifacts
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
+from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.local_steps import predict_all
 from device_sdk.methods.prototypes.learner import PrototypesLearner
-from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
-    TeacherLogitsTraining,
-    encode_knowledge,
-)
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from aggregator.methods.prototypes import PrototypesSettings
-from aggregator.methods.trained_prototypes import PrototypeServerSettings
+from aggregator.methods.prototypes import PrototypeServerSettings, PrototypesSettings
 from benchmarks import harness
 from benchmarks.mutual.domains import Split
 from device_sdk.methods.fedavg.contract import FedAvgTraining

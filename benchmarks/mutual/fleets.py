@@ -17,11 +17,11 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod
-from aggregator.simulate.engine import Simulation, device_name
 from benchmarks.channels import MutualChannel, require_sound, sealed_bytes
 from benchmarks.harness import Artifacts
 from benchmarks.mutual.domains import Domain, everything, pacs64, rotated_mnist
 from benchmarks.mutual.experiment import DeviceScore, Experiment, Outcome
+from benchmarks.simulation import Simulation, device_name
 from device_sdk import Trainer
 from device_sdk.local_data import DataSource, LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -9,8 +9,8 @@ import numpy as np
 
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.peers.workload import Floats, Rows, Workload
+from benchmarks.simulation import scatter_fleet
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.factor_step import (
     FactorBatch,

@@ -9,8 +9,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.simulate.engine import device_name
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.harness import Row
 from benchmarks.privacy.attack import (
     CuriousMethod,
@@ -23,6 +21,7 @@ from benchmarks.privacy.attack import (
 from benchmarks.recommendation.metrics import quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut
 from benchmarks.scatter.experiment import Experiment, least_squares, preset, vectors, virtual_fleet
+from benchmarks.simulation import device_name, mixed_columns, scatter_fleet
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.recommendation.split import LeaveOneOut
-from device_sdk.evaluation.ranks import CUTOFF, full_rank, gains, sampled_rank
+from device_sdk.evaluation.metrics import CUTOFF, full_rank, gains, sampled_rank
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

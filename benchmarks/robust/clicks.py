@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from aggregator.simulate.engine import Simulation
 from benchmarks.channels import require_sound
 from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import read_100k
@@ -51,6 +50,7 @@ from benchmarks.robust.suite import (
     hostile_devices,
     unpopular_item,
 )
+from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -15,11 +15,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from aggregator.methods.least_squares import LeastSquaresSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter_loss import LeastSquaresSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.simulate.engine import Simulation
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
 from benchmarks.channels import (
     WIRE_CODECS,
     BroadcastCodec,
@@ -30,6 +28,7 @@ from benchmarks.channels import (
 from benchmarks.harness import Row
 from benchmarks.recommendation.metrics import full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, SplitKind
+from benchmarks.simulation import Simulation, mixed_columns, scatter_fleet
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.scatter.contract import BprTraining

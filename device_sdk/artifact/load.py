@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_sdk.artifact import onnx_writer as write
 from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import (
@@ -18,12 +19,18 @@ from device_sdk.artifact.manifest import (
     FileEntry,
     Manifest,
 )
-from device_sdk.artifact.onnx_reader import GraphValue, OnnxModel, read_onnx
-from device_sdk.artifact.parts import GraphFile, Port
-from device_sdk.artifact.shapes import Dim, FileName, Shape, describe, resolve
+from device_sdk.artifact.onnx_reader import (
+    Budget,
+    GraphValue,
+    OnnxModel,
+    fields,
+    message,
+    read_onnx,
+    text,
+)
+from device_sdk.artifact.parts import Dim, FileName, GraphFile, Port, Shape, describe, resolve
+from device_sdk.artifact.safetensors import Array
 from device_sdk.fields import Misfit, require
-
-# Reading an artifact's files without trusting the folder.
 
 
 def read_file(folder: Path, name: str, max_bytes: int) -> bytes:
@@ -248,3 +255,47 @@ def checked_initial(manifest: Manifest, data: bytes) -> Mapping[str, safetensors
                 f"says {dtype}{list(shape)}"
             )
     return {name: tensors[name] for name in wanted}
+
+
+# A graph whose inputs that never change are constants: onnxruntime can then work ahead with them.
+
+_GRAPH, _INITIALIZER, _INPUT = 7, 5, 11
+
+
+def with_constants(graph: CheckedGraph, values: Mapping[str, Array]) -> CheckedGraph:
+    """The checked graph with some of its inputs, by their names, as initializers.
+
+    The data lie beside the file, as `external` data do, so that they are copied only once.
+    """
+    if not values:
+        return graph
+    budget = Budget()
+    files: dict[str, bytes] = {}
+    constants = []
+    for index, (name, array) in enumerate(values.items()):
+        # No name of an artifact's file has a slash in it.
+        location = f"constant/{index}"
+        files[location] = array.tobytes()
+        constants.append(write.data(_INITIALIZER, write.external_tensor(name, array, location)))
+    parts = []
+    for number, wire, value in fields(memoryview(graph.onnx), budget):
+        if number != _GRAPH:
+            parts.append(write.copied(number, wire, value))
+            continue
+        body = [
+            write.copied(inner, kind, each)
+            for inner, kind, each in fields(message(wire, value, "graph"), budget)
+            if inner != _INPUT or _name(message(kind, each, "input"), budget) not in values
+        ]
+        parts.append(write.data(_GRAPH, b"".join([*body, *constants])))
+    return CheckedGraph(b"".join(parts), {**graph.external, **files}, graph.model)
+
+
+def _name(value_info: memoryview, budget: Budget) -> str:
+    for number, wire, value in fields(value_info, budget):
+        if number == 1:
+            return text(wire, value, "input's name")
+    return ""
+
+
+# Reading an artifact's files without trusting the folder.

@@ -16,14 +16,17 @@ from device_sdk.artifact import strict_json
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.parts import (
     AVERAGE_LAG,
+    FileName,
     GraphFile,
     Member,
     MetricSource,
+    Name,
     Part,
     Port,
+    Shape,
     StateTensor,
+    axes_of,
 )
-from device_sdk.artifact.shapes import FileName, Name, Shape, axes_of
 from device_sdk.fields import Key, Misfit, OneOf, Such, Within, plain, read
 
 FORMAT: Final = "tessera-artifact"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.shapes import ONNX_ELEMENT_TYPES, Dim, Shape
+from device_sdk.artifact.parts import ONNX_ELEMENT_TYPES, Dim, Shape
 
 # The protobuf wire format, as much as reading an ONNX file needs.
 #

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.onnx_reader import BYTES, FIXED32, VARINT
-from device_sdk.artifact.shapes import ONNX_ELEMENT_TYPES, Shape
+from device_sdk.artifact.parts import ONNX_ELEMENT_TYPES, Shape
 
 _CODES = {name: code for code, name in ONNX_ELEMENT_TYPES.items()}
 # AttributeProto.AttributeType

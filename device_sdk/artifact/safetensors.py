@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from device_sdk.artifact import strict_json
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.shapes import MAX_ELEMENTS, MAX_RANK
+from device_sdk.artifact.parts import MAX_ELEMENTS, MAX_RANK
 from device_sdk.fields import Declared, Key, Length, Misfit, OneOf, Within, plain, read
 
 Array = NDArray[Any]

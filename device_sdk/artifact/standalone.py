@@ -22,8 +22,7 @@ from device_sdk.artifact import onnx_writer as write
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import Artifact
 from device_sdk.artifact.onnx_reader import Budget, fields, integer, message, text
-from device_sdk.artifact.parts import Member, StateTensor
-from device_sdk.artifact.shapes import resolve
+from device_sdk.artifact.parts import Member, StateTensor, resolve
 
 _FLAT = ".flat"
 

@@ -17,8 +17,8 @@ from device_sdk.cli.arguments import (
     add_proxy,
     link_settings,
     log_to_stderr,
+    read_file,
 )
-from device_sdk.cli.tables import read_file
 from device_sdk.conditions import on_mains_power, when_idle
 from device_sdk.device import Device
 from device_sdk.status import DeviceStatus

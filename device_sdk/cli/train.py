@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from device_sdk.capability import choose_latent_dimension
-from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers
-from device_sdk.cli.tables import read_file
+from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers, read_file
 from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
 from device_sdk.interactions import Interactions, InteractionsError

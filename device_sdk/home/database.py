@@ -17,7 +17,7 @@ from device_sdk.artifact import safetensors
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.errors import HomeBroken, HomeError
 from device_sdk.system.files import SQLITE_FLUSH_PRAGMAS
-from device_sdk.system.process import ForkedError, LockedConnection
+from device_sdk.system.lock import ForkedError, LockedConnection
 from device_sdk.wire.arrays.tensors import BeyondWire
 
 SCHEMA_VERSION = 1

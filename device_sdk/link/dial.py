@@ -13,8 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from device_sdk.link.broker_url import BrokerUrl
-from device_sdk.link.http_head import ask
-from device_sdk.link.proxy import Proxy, tunnel
+from device_sdk.link.proxy import Proxy, ask, tunnel
 
 _ACCEPT_SUFFIX = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUATION, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x2, 0x8, 0x9, 0xA

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 from device_sdk.wire.codec.message import require_name
 
 if TYPE_CHECKING:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import math
+import platform
 import sqlite3
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.evaluation.report import write_evaluations
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import StoredModel
 from device_sdk.home.round_store import (
@@ -21,18 +27,24 @@ from device_sdk.home.round_store import (
 )
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.actions import Actions
-from device_sdk.rounds.budget import DayBudget, OverBudget
 from device_sdk.rounds.open_round import OpenRound, Retry
-from device_sdk.rounds.reports import Reporter
 from device_sdk.rounds.sender import Sender
 from device_sdk.rounds.session import SessionKeeper
-from device_sdk.rounds.turns import Ready, Turns
+from device_sdk.rounds.turns import DayBudget, OverBudget, Ready, Turns
+from device_sdk.system.version import __version__
 from device_sdk.train.job import TrainedRound, TrainingJob, needs_receipts
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import decode
+from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.manifest import Order, RoundManifest, order, selected
 from device_sdk.wire.publish.receipts import UpdateIdentity
-from device_sdk.wire.publish.report import ItemCount, Reason, ReportedOutcome
+from device_sdk.wire.publish.report import (
+    MOST_TEXT_BYTES,
+    Details,
+    ItemCount,
+    Reason,
+    Report,
+    ReportedOutcome,
+)
 from device_sdk.wire.seal.broadcast import (
     derive_broadcast_keys,
     find_group_key,
@@ -646,3 +658,69 @@ class CurrentRound:
     @property
     def _is_over(self) -> bool:
         return self._world.clock() >= self.deadline_seconds
+
+
+# What this device tells of its rounds, made here and nowhere else.
+
+_MOST_COUNT = 2**32 - 1
+
+
+class Reporter:
+    """Makes reports, of what the app lets out."""
+
+    def __init__(self, world: DeviceWorld) -> None:
+        self._options = world.options
+
+    def of(
+        self,
+        outcome: ReportedOutcome,
+        reason: Reason | None = None,
+        received_bytes: int = 0,
+        result: TrainedRound | None = None,
+        items: ItemCount | None = None,
+    ) -> bytes:
+        """A report's bytes. ``items``: what was recorded, where there is no ``result`` that says
+        it."""
+        report = Report(outcome, "" if reason is None else reason.value)
+        if self._options.report == "full":
+            evaluation = None if result is None else result.evaluation
+            report = Report(
+                outcome,
+                report.reason,
+                self._details(received_bytes, result, items),
+                b"" if evaluation is None else write_evaluations(evaluation),
+            )
+        return encode(report)
+
+    def _details(
+        self, received_bytes: int, result: TrainedRound | None, items: ItemCount | None
+    ) -> Details:
+        return Details(
+            _fitting("sdk", __version__),
+            _fitting("runtime", _runtime_version()),
+            _fitting("platform", f"{sys.platform}-{platform.machine()}"),
+            "" if result is None else _fitting("option", _option(result)),
+            # Single precision: a report is small.
+            None if result is None else float(np.float32(result.seconds)),
+            min(received_bytes, _MOST_COUNT),
+            self._options.labels,
+            items if result is None else result.items,
+        )
+
+
+def _option(result: TrainedRound) -> str:
+    name = "" if result.artifact is None else result.artifact.name
+    return name or f"k={result.k}"
+
+
+def _fitting(name: str, text: str) -> str:
+    return text.encode()[: MOST_TEXT_BYTES[name]].decode(errors="ignore")
+
+
+@cache
+def _runtime_version() -> str:
+    """Of the onnxruntime that is installed, without loading it; empty where there is none."""
+    try:
+        return importlib.metadata.version("onnxruntime")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

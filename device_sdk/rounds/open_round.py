@@ -10,16 +10,21 @@ from device_sdk.errors import RuntimeMissing
 from device_sdk.home.task_store import Takes
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.actions import Actions, Download, Subscribe, Unsubscribe
-from device_sdk.rounds.budget import DayBudget
 from device_sdk.rounds.session import SessionKeeper
+from device_sdk.rounds.turns import DayBudget
 from device_sdk.system.clock import Backoff
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainingJob, learner_class
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode
-from device_sdk.wire.publish.artifact_bundle import unpack_artifact
 from device_sdk.wire.publish.catalogue import NO_CATALOGUE, Catalogue
-from device_sdk.wire.publish.content import HEAD_INDEX, SHARED, ContentKind, open_content_head
+from device_sdk.wire.publish.content import (
+    HEAD_INDEX,
+    SHARED,
+    ContentKind,
+    open_content_head,
+    unpack_artifact,
+)
 from device_sdk.wire.publish.manifest import ChunkSet, RoundManifest
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import (

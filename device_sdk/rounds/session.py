@@ -25,10 +25,13 @@ from device_sdk.wire.seal.announcement import (
 )
 from device_sdk.wire.seal.broadcast import GroupKey
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.handshake import RUN_BYTES
-from device_sdk.wire.seal.no_session import read_no_session
+from device_sdk.wire.seal.handshake import (
+    RUN_BYTES,
+    DeviceCredential,
+    SessionOpening,
+    read_no_session,
+)
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.world import DeviceWorld

@@ -11,9 +11,8 @@ from typing import Final, Never
 import numpy as np
 import onnxruntime as ort
 
-from device_sdk.artifact.parts import GraphFile, Port
+from device_sdk.artifact.parts import DTYPES, GraphFile, Port, axes_of, describe, resolve
 from device_sdk.artifact.safetensors import Array
-from device_sdk.artifact.shapes import DTYPES, axes_of, describe, resolve
 from device_sdk.errors import BatchError
 from device_sdk.runtime.session import HostTensor
 

@@ -13,9 +13,8 @@ import onnxruntime as ort
 
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import CheckedGraph
-from device_sdk.artifact.parts import Port
+from device_sdk.artifact.parts import DTYPES, Port
 from device_sdk.artifact.safetensors import Array
-from device_sdk.artifact.shapes import DTYPES
 from device_sdk.errors import CallEnded, ProviderError
 from device_sdk.runtime.providers import CPU, Provider, Providers, add_to, candidates
 from device_sdk.system.watch import Watch

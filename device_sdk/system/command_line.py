@@ -8,15 +8,42 @@ import importlib.util
 import io
 import math
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from device_sdk.system.printable import printable, printable_lines
-from device_sdk.system.signals import held_signals
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def held_signals() -> Iterator[Callable[[], bool]]:
+    """What asks the process to end waits until the block is over, and then comes to whom it came
+    to before, whatever handlers a library has put in their place. The block gets a function that
+    says whether something waits.
+
+    Threads that are started inside never get such signals: those of libraries have no use for
+    them. Nothing is held on Windows, nor outside of the main thread, which handles signals alone.
+    """
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield lambda: bool(signal.sigpending() & set(_ENDING))
+    finally:
+        for each in _ENDING:
+            handler = signal.getsignal(each)
+            if handler is not None:
+                signal.signal(each, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells count it."""

@@ -13,6 +13,18 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeAlias
 
+
+def in_words(error: BaseException) -> str:
+    """An error's class and what it says, for people. What it says is its class's code, which may
+    be any package's, and fail."""
+    name = type(error).__name__
+    try:
+        said = str(error)
+    except Exception as failed:
+        said = f"its words cannot be had ({type(failed).__name__})"
+    return f"{name}: {said}" if said else name
+
+
 MOST_CHARACTERS = 2000
 _MARGIN = "  | "
 _SysExcInfo: TypeAlias = (

@@ -20,12 +20,19 @@ from device_sdk.evaluation.metrics import (
     RankMetric,
     Scale,
     Statistics,
+    draw_negatives,
+    full_rank,
+    sampled_rank,
 )
-from device_sdk.evaluation.ranks import draw_negatives, full_rank, sampled_rank
-from device_sdk.evaluation.report import Evaluation, EvaluationReport, Stage, write_evaluations
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import (
+    Evaluation,
+    EvaluationReport,
+    EvaluationTerms,
+    Stage,
+    write_evaluations,
+)
 from device_sdk.system.clock import Clock, slowed
-from device_sdk.system.words import in_words
+from device_sdk.system.printable import in_words
 
 if TYPE_CHECKING:
     from device_sdk.artifact.manifest import Manifest

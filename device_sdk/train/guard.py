@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from device_sdk.errors import CallEnded
-from device_sdk.home.trial_store import TriedArtifact
+from device_sdk.home.task_store import TriedArtifact
 from device_sdk.methods.learner import Declined
-from device_sdk.train.job import LocalArtifact, TrainingJob
-from device_sdk.train.reasons import reason_of
+from device_sdk.train.job import LocalArtifact, TrainingJob, reason_of
 from device_sdk.trial import PASSED, TrialLimits
 from device_sdk.wire.publish.report import Reason
 from device_sdk.world import DeviceWorld

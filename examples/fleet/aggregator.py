@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from device_sdk.wire.publish.catalogue import Catalogue
 from examples.fleet.child import REPOSITORY, Child
 from examples.fleet.errors import FleetError

@@ -1,23 +1,27 @@
 """Optimizers as pure functions that become part of the graph, and what goes around them."""
 
-from export.optimizers.adaptive import (
+from export.optimizers.combinators import Accumulated, Averaged, Clipped, Scheduled
+from export.optimizers.groups import Group, Groups
+from export.optimizers.protocol import Optimizer, OptimizerUpdate, StateSpec
+from export.optimizers.segmented import Segmented
+from export.optimizers.traced import (
+    ASGD,
     Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
     AdamW,
     Lamb,
+    Lion,
+    Muon,
     NAdam,
     RAdam,
     RMSprop,
+    Rprop,
+    Sgd,
+    SgdW,
 )
-from export.optimizers.combinators import Accumulated, Averaged, Clipped, Scheduled
-from export.optimizers.factored import Adafactor
-from export.optimizers.groups import Group, Groups
-from export.optimizers.momentum import ASGD, Lion, Rprop, Sgd, SgdW
-from export.optimizers.muon import Muon
-from export.optimizers.protocol import Optimizer, OptimizerUpdate, StateSpec
-from export.optimizers.segmented import Segmented
 
 __all__ = [
     "Accumulated",

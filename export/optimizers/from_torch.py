@@ -1,50 +1,21 @@
-"""torch's own optimizers as those of ours that are equal to them."""
+"""torch's optimizers as they are given: made of the model's parameters, in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from export.errors import ExportError
 from export.hooks import refuse_changed
-from export.optimizers.adaptive import (
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    RAdam,
-    RMSprop,
-)
 from export.optimizers.combinators import Around
-from export.optimizers.factored import Adafactor
 from export.optimizers.groups import Group, Groups
-from export.optimizers.momentum import ASGD, Rprop, Sgd
-from export.optimizers.muon import Muon
 from export.optimizers.protocol import Optimizer
-
-# Settings bear the same names on both sides; all others of torch's choose between equal ways.
-_EQUALS: Mapping[type, Any] = {
-    torch.optim.SGD: Sgd,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: AdamW,
-    torch.optim.RMSprop: RMSprop,
-    torch.optim.Adagrad: Adagrad,
-    torch.optim.Adadelta: Adadelta,
-    torch.optim.Adafactor: Adafactor,
-    torch.optim.Adamax: Adamax,
-    torch.optim.ASGD: ASGD,
-    torch.optim.NAdam: NAdam,
-    torch.optim.RAdam: RAdam,
-    torch.optim.Rprop: Rprop,
-    # Since torch 2.9.
-    getattr(torch.optim, "Muon", type(None)): Muon,
-}
+from export.optimizers.traced import Traced
 
 
 def as_optimizer(given: object, model: nn.Module) -> Optimizer:
@@ -52,25 +23,25 @@ def as_optimizer(given: object, model: nn.Module) -> Optimizer:
 
     Raises ExportError for what is neither, naming the one that is meant.
     """
-    if isinstance(given, torch.optim.Optimizer) and type(given) in _EQUALS:
+    if isinstance(given, torch.optim.Optimizer):
         return _converted(given, model)
     if isinstance(given, Around):
         around: Any = replace(given, optimizer=as_optimizer(given.optimizer, model))
         return around  # type: ignore[no-any-return]
+    if isinstance(given, type | FunctionType | partial):
+        kind: Any = given.args[0] if isinstance(given, partial) and given.args else given
+        name = getattr(kind, "__name__", type(kind).__name__)
+        torchs = isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+        of = "model.parameters(), " if torchs else ""
+        raise ExportError(f"optimizer is {name} itself, not made", instead=f"{name}({of}lr=...)")
     if all(hasattr(given, name) for name in ("name", "settings", "hyper", "state", "update")):
-        if not isinstance(given, type):
-            return given  # type: ignore[return-value]
-        raise ExportError(
-            f"optimizer is the class {given.__name__}", instead=f"{given.__name__}(lr=...)"
-        )
-    kind = given if isinstance(given, type) else type(given)
-    equal = _EQUALS.get(kind)
+        return given  # type: ignore[return-value]
+    kind = type(given)
     raise ExportError(
         f"optimizer is a {kind.__module__}.{kind.__name__}, which is no part of a graph",
-        instead=f"export.{equal.__name__}(lr={equal().lr})"
-        if equal
-        else "export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "
-        "docs/export/optimizers.md, or an export.Optimizer of your own",
+        instead="export.AdamW(lr=...), export.Sgd(lr=..., momentum=...), another of "
+        "docs/export/optimizers.md, a torch.optim.Optimizer made of the model's parameters, or an "
+        "export.Optimizer of your own",
     )
 
 
@@ -106,7 +77,7 @@ def _converted(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
             )
         chosen = [names[id(p)] for p in group["params"] if id(p) in names]
         if chosen:
-            ours.append(_equal(type(given), group))
+            ours.append(Traced.taken(given, group))
             choices.append(chosen)
     refuse_changed(given)
     if not ours:
@@ -117,28 +88,3 @@ def _converted(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
     # Names, not patterns: each group's are known.
     groups = [Group(chosen, one) for chosen, one in zip(choices[1:], others, strict=True)]
     return Groups(rest, *groups)
-
-
-def _equal(kind: type, settings: Mapping[str, Any]) -> Optimizer:
-    equal = _EQUALS[kind]
-    if settings.get("decoupled_weight_decay") and equal is Adam:
-        equal = AdamW
-    try:
-        same: Optimizer = equal(
-            **{
-                field.name: _plain(settings[field.name])
-                for field in fields(equal)
-                if field.name in settings
-            }
-        )
-    except ValueError as error:
-        raise ExportError(f"torch.optim.{kind.__name__} as export.{equal.__name__}: {error}") from (
-            error
-        )
-    return same
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.item()
-    return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else value

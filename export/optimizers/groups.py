@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from export.axes import Shape
+from export.errors import SettingError
 from export.layout import LayoutSlot
 from export.optimizers.protocol import (
     Optimizer,
@@ -144,10 +144,7 @@ class Groups:
                 shares.append(
                     replace(share, optimizer=optimizer, positions=positions, names=tuple(names))
                 )
-        told = Groups.__new__(Groups)
-        told._groups, told._base = self._groups, self._base
-        told._shares = tuple(shares)
-        return told
+        return self._with(shares)
 
     def _assigned(self, shapes: Mapping[str, Shape]) -> list[list[str]]:
         """The names of each share, in the model's order."""
@@ -166,12 +163,12 @@ class Groups:
 
     def with_optimizers(self, optimizers: Sequence[Optimizer]) -> Groups:
         """These groups with other optimizers, in the order of ``assigned``."""
+        pairs = zip(self._shares, optimizers, strict=True)
+        return self._with([replace(share, optimizer=optimizer) for share, optimizer in pairs])
+
+    def _with(self, shares: Sequence[_Share]) -> Groups:
         changed = Groups.__new__(Groups)
-        changed._groups, changed._base = self._groups, self._base
-        changed._shares = tuple(
-            replace(share, optimizer=optimizer)
-            for share, optimizer in zip(self._shares, optimizers, strict=True)
-        )
+        changed._groups, changed._base, changed._shares = self._groups, self._base, tuple(shares)
         return changed
 
     def settings(self) -> dict[str, object]:
@@ -259,17 +256,10 @@ def _positions(share: _Share, spec: StateSpec) -> tuple[int, ...]:
 def _optimizer(group: Group, rest: Any) -> Optimizer:
     if not isinstance(group.optimizer, Mapping):
         return group.optimizer
-    settings = [field.name for field in dataclasses.fields(rest)] if is_plain(rest) else []
-    odd = sorted(set(group.optimizer) - set(settings))
-    require(
-        not odd,
-        f"a group sets {', '.join(odd)}, which {type(rest).__name__} has not; it has "
-        f"{', '.join(settings) or 'no settings'}: give the group an optimizer of its own",
-    )
-    changed: Optimizer = replace(rest, **group.optimizer)
+    if not hasattr(rest, "with_settings"):
+        raise SettingError(
+            f"a group sets {', '.join(group.optimizer)}, and {type(rest).__name__} has no settings "
+            "to change: give the group an optimizer of its own"
+        )
+    changed: Optimizer = rest.with_settings(group.optimizer)
     return changed
-
-
-def is_plain(optimizer: object) -> bool:
-    """Whether it is a dataclass whose fields are its settings, not one around another."""
-    return dataclasses.is_dataclass(optimizer) and not hasattr(optimizer, "optimizer")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 
@@ -119,6 +119,21 @@ class Described:
     def hyper(self) -> dict[str, float]:
         return {key: vars(self)[key] for key in self.inputs}
 
+    def with_settings(self, changes: Mapping[str, object]) -> Self:
+        """The same with some other settings; SettingError for one that it has not."""
+        refuse_unknown(type(self).__name__, changes, vars(self))
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+def refuse_unknown(name: str, changes: Collection[str], known: Collection[str]) -> None:
+    """Refuse a setting that an optimizer of this name has not."""
+    odd = sorted(set(changes) - set(known))
+    require(
+        not odd,
+        f"a group sets {', '.join(odd)}, which {name} has not; it has {', '.join(known)}: give the "
+        "group an optimizer of its own",
+    )
+
 
 # How an optimizer gets what it asks for.
 
@@ -148,7 +163,7 @@ def bound(optimizer: Optimizer, slots: Sequence[LayoutSlot]) -> Optimizer:
     Raises ValueError where it cannot train one of them.
     """
     if getattr(optimizer, "per_tensor", False):
-        single = [_alone(slot, member) for slot in slots for member in slot.members]
+        single = [alone(slot, member) for slot in slots for member in slot.members]
         return PerTensor(_told(optimizer, single), tuple(slots))
     return _told(optimizer, slots)
 
@@ -161,7 +176,8 @@ def _told(optimizer: Optimizer, slots: Sequence[LayoutSlot]) -> Optimizer:
     return told
 
 
-def _alone(slot: LayoutSlot, member: LayoutMember) -> LayoutSlot:
+def alone(slot: LayoutSlot, member: LayoutMember) -> LayoutSlot:
+    """The state tensor that a parameter would be by itself."""
     only = replace(member, offset=0)
     return replace(slot, name=member.name, shape=member.shape, members=(only,), packed=False)
 
@@ -238,53 +254,3 @@ def dot(left: Tensors, right: Tensors) -> torch.Tensor:
     for part in parts[1:]:
         total = total + part
     return total.to(left[0].dtype)
-
-
-def bias_correction(beta: float, count: torch.Tensor) -> torch.Tensor:
-    """1 - beta^count, in double: for 0.999 and 1 it has only four exact digits in float32."""
-    return 1 - torch.pow(beta, count.to(torch.float64))
-
-
-class EachTensor(Described):
-    """An optimizer that treats one tensor after the other, in the same way.
-
-    State is a tensor for each parameter; ``scalars`` are computed once a step.
-    """
-
-    def state(self) -> tuple[StateSpec, ...]:
-        raise NotImplementedError
-
-    def scalars(
-        self, step: torch.Tensor, hyper: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> Mapping[str, torch.Tensor]:
-        """What all tensors share at this step, of the parameters' dtype: the learning rate."""
-        return {"lr": hyper["lr"]}
-
-    def one(
-        self,
-        p: torch.Tensor,
-        g: torch.Tensor,
-        held: Mapping[str, torch.Tensor],
-        scalars: Mapping[str, torch.Tensor],
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The new parameter and its new state by name."""
-        raise NotImplementedError
-
-    def update(
-        self,
-        parameters: Tensors,
-        gradients: Tensors,
-        state: Mapping[str, list[torch.Tensor]],
-        step: torch.Tensor,
-        hyper: Mapping[str, torch.Tensor],
-    ) -> OptimizerUpdate:
-        names = [spec.name for spec in self.state() if spec.per_parameter]
-        scalars = self.scalars(step, hyper, parameters[0].dtype)
-        moved: list[torch.Tensor] = []
-        new: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-        for index, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
-            value, held = self.one(p, g, {name: state[name][index] for name in names}, scalars)
-            moved.append(value)
-            for name in names:
-                new[name].append(held[name])
-        return OptimizerUpdate(moved, new)

@@ -21,7 +21,7 @@ from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service
 from aggregator.store import Database, SQLiteDatabase, Store
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.topics import (
     DescriptorTopic,

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.simulate.engine import Simulation
-from aggregator.simulate.scatter_fleet import scatter_fleet
-from device_sdk.evaluation.ranks import full_rank
+from benchmarks.simulation import Simulation, scatter_fleet
+from device_sdk.evaluation.metrics import full_rank
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.train.scatter import factor_step

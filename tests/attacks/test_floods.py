@@ -19,7 +19,7 @@ from device_sdk.link.settings import LinkSettings
 from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.topics import EnrolRequestTopic, UpTopic
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import MakeLink, await_event
 from tests.brokers.mosquitto import RECOMMENDED, Mosquitto, password_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aggregator.store.habits import Habit
+from aggregator.store.rows import Habit
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, write_update
 from device_sdk.wire.publish.topics import DownTopic
 from tests.attacks.conftest import MakeStage

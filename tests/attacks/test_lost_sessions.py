@@ -13,7 +13,7 @@ from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, UpTopic
 from device_sdk.wire.seal.admission import _MARGIN, OpenSchedule
-from device_sdk.wire.seal.no_session import read_no_session, sign_no_session
+from device_sdk.wire.seal.handshake import read_no_session, sign_no_session
 from tests.attacks.conftest import MakeStage
 from tests.attacks.stage import Stage
 from tests.fakes.parties import key_from

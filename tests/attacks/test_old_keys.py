@@ -36,7 +36,7 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.announcement import announce, new_presence
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
-from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.enrolment_message import parse_code
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto

@@ -18,10 +18,14 @@ from device_sdk.wire.codec.message import MessageType
 from device_sdk.wire.publish.topics import DownTopic, UpTopic
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.enrolment_message import enrol_info, read_request_head
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.handshake import open_info, read_open_head
+from device_sdk.wire.seal.handshake import (
+    DeviceCredential,
+    SessionOpening,
+    open_info,
+    read_open_head,
+)
 from tests.attacks.stage import Stage
 from tests.attacks.test_replays import OPEN, _ask, _attempt, _invite
 

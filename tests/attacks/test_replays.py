@@ -18,7 +18,7 @@ from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.topics import DownTopic, EnrolRequestTopic, PresenceTopic
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.session_table import MOST_REPEATS
 from tests.attacks.conftest import MakeStage
@@ -131,7 +131,7 @@ def _count_unsealing(stage: Stage) -> CountingHpke:
     """Counts what the aggregator's present life unseals from now on, of opens and enrolments."""
     counting = CountingHpke()
     parts = stage.parts
-    parts.table._unseal = parts.uplink._enrolment._desk._unseal = counting.unseal
+    parts.table._unseal = parts.uplink._enrolment.desk._unseal = counting.unseal
     return counting
 
 

@@ -15,7 +15,7 @@ from device_sdk.enrol import trust
 from device_sdk.errors import EnrolmentRefused
 from device_sdk.home.home import Home
 from device_sdk.wire.publish.topics import DescriptorTopic, ManifestTopic, PresenceTopic
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.cli.waiting_round import WaitingRound
+from aggregator.cli.status import WaitingRound
 from aggregator.keys.registry import Registry
-from aggregator.store.rounds import RoundRow
-from aggregator.task.selector import Selector
+from aggregator.store.rows import RoundRow
+from aggregator.task.file import Selector
 from device_sdk.wire.publish.receipts import RecordType
 from tests.attacks.conftest import MakeStage
 from tests.attacks.round_times import Fleet, play

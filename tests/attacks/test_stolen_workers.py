@@ -12,14 +12,14 @@ from pathlib import Path
 from aggregator.cluster.coordinator import Crew, posts
 from aggregator.cluster.orders import Orders, keyring_of
 from aggregator.cluster.worker import WorkerStatus
-from aggregator.store.cluster import ShareRow
+from aggregator.store.rows import ShareRow
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.topics import PresenceTopic, TasksTopic
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.announcement import ServedTasks, announce, new_presence
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
-from device_sdk.wire.seal.enrolment_code import new_code
+from device_sdk.wire.seal.enrolment_message import new_code
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.keyring import HandshakeKeys, Keyring
 from device_sdk.wire.seal.keys import KeyKind, read_key

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method
-from aggregator.simulate.engine import Simulation, device_name
+from benchmarks.simulation import Simulation, device_name
 from device_sdk.methods.learner import Learner
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 

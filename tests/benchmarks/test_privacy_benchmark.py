@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
-from aggregator.simulate.scatter_fleet import scatter_fleet
 from benchmarks.harness import StoredRuns
 from benchmarks.privacy.__main__ import attack_table, joining_table
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality, sight
 from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, execute
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.experiment import least_squares, preset
+from benchmarks.simulation import scatter_fleet
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.methods.scatter.triples import PoolSettings
 from tests.fakes.reference_step import ReferenceStep

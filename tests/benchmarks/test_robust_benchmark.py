@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.simulate.scatter_fleet import FixedInteractions
+from aggregator.simulate.devices import FixedInteractions
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.robust.scatter import (
     METHOD,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
-from aggregator.simulate.engine import Simulation
-from aggregator.simulate.scatter_fleet import mixed_columns, scatter_fleet
+from benchmarks.simulation import Simulation, mixed_columns, scatter_fleet
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.reference_step import ReferenceStep

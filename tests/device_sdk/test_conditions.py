@@ -119,7 +119,6 @@ def test_a_gate_asks_at_once_for_other_work_and_by_the_clock_for_the_same() -> N
     answer = False
     assert not gate.opens_for(second) and asked == 3
     assert not gate.opens_for(first) and asked == 4
-    assert Gate(None, 10.0, lambda: now).opens_for(first)
 
 
 @pytest.mark.parametrize("error", [OSError("no such sensor"), SystemExit(3)])

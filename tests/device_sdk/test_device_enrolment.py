@@ -35,7 +35,7 @@ from device_sdk.wire.publish.topics import (
     TasksTopic,
 )
 from device_sdk.wire.seal.announcement import ServedTasks, announce
-from device_sdk.wire.seal.enrolment_code import new_code
+from device_sdk.wire.seal.enrolment_message import new_code
 from tests.brokers.authority import Authority
 from tests.brokers.fixtures import MakeMosquitto
 from tests.brokers.links import QUICK, MakeLink

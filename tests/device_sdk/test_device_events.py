@@ -18,11 +18,11 @@ from device_sdk import ConnectedEvent, ModelEvent, ProblemEvent, RoundEvent
 from device_sdk.cli import main
 from device_sdk.device import Device
 from device_sdk.errors import HomeError
-from device_sdk.events import Callbacks
-from device_sdk.home.forget import forget
-from device_sdk.home.home import Home
-from device_sdk.home.live import Live, LiveHome, read_live
+from device_sdk.events import LIVE_FILE, Callbacks, Live, read_live
+from device_sdk.fields import plain
+from device_sdk.home.home import Home, forget
 from device_sdk.local_data import LocalData
+from device_sdk.system.lock import LiveFile
 from device_sdk.train.job import TrainedRound, TrainingJob
 from device_sdk.train.scatter import ScatterTrainer
 from device_sdk.wire.publish.report import ReportedOutcome
@@ -351,9 +351,11 @@ def test_status_shows_what_the_running_process_knows(
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from device_sdk.home.live import Live, LiveHome
-file = LiveHome(Path(sys.argv[1]), lambda: 1234.5)
-file.tell(Live(True, False, {"air": 7}, "something", {"air": "else"}))
+from device_sdk.events import LIVE_FILE, Live
+from device_sdk.fields import plain
+from device_sdk.system.lock import LiveFile
+live = Live(True, False, {"air": 7}, "something", {"air": "else"}, unix_seconds=1234)
+LiveFile(Path(sys.argv[1]) / LIVE_FILE).tell(plain(live))
 print("told", flush=True)
 time.sleep(60)
 """
@@ -372,8 +374,8 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
         process.wait(PATIENCE_SECONDS)
     assert (tmp_path / "running.json").stat().st_size > 0
     assert read_live(tmp_path) is None
-    again = LiveHome(tmp_path, time.time)
-    again.tell(Live())
+    again = LiveFile(tmp_path / LIVE_FILE)
+    again.tell(plain(Live()))
     found = read_live(tmp_path)
     assert found is not None and found.problem == ""
     again.close()
@@ -381,8 +383,8 @@ def test_what_a_killed_process_left_behind_is_known_for_what_it_is(tmp_path: Pat
 
 
 def test_a_running_process_s_file_that_holds_anything_else_says_nothing(tmp_path: Path) -> None:
-    file = LiveHome(tmp_path, time.time)
-    file.tell(Live(True, True))
+    file = LiveFile(tmp_path / LIVE_FILE)
+    file.tell(plain(Live(True, True)))
     for content in (b"", b"{", b"[1]", b"\xff", b'{"connected": 1}', b"[" * 100_000):
         (tmp_path / "running.json").write_bytes(content)
         assert read_live(tmp_path) is None

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.method import Refused
-from aggregator.simulate.engine import Simulation
+from benchmarks.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.artifact.flat_layout import layout_of

@@ -170,7 +170,7 @@ def test_whatever_is_not_finite_is_caught(optimizer: export.Optimizer, tmp_path:
     before = trainer.state
     for scale in (np.nan, np.inf, -np.inf, 3e38, 1e25):
         batch = {"x": x * np.float32(3), "scale": np.asarray(scale, dtype=np.float32)}
-        if isinstance(optimizer, export.Sgd | Around) and scale == 1e25:
+        if (optimizer.name == "sgd" or isinstance(optimizer, Around)) and scale == 1e25:
             continue  # large, but every number of the new state is finite
         with pytest.raises(NonFiniteStep):
             trainer.step(batch)

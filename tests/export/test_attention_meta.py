@@ -95,7 +95,7 @@ def first_moments(trainer: Trainer) -> dict[str, np.ndarray]:
     """Adam's m by parameter, which after the first step is the gradient."""
     manifest, state = trainer.artifact, trainer.state
     members = Members(manifest)
-    names = {each.like: each.name for each in manifest.state if each.name.startswith("adam.m.")}
+    names = {each.like: each.name for each in manifest.state if ".exp_avg." in each.name}
     return {
         member.name: members.view(member.name, state[names[tensor.name]])
         for tensor, member in manifest.members()

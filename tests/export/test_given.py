@@ -79,7 +79,7 @@ def test_a_rate_that_is_none(rate: Any) -> None:
 
 
 def test_numbers_of_numpy_are_rates() -> None:
-    assert export.Sgd(np.float32(0.5)).lr == 0.5
+    assert export.Sgd(np.float32(0.5)).hyper() == {"lr": 0.5}
 
 
 def test_a_file_of_a_package_s_name_is_told(

@@ -135,30 +135,30 @@ OPTIMIZERS: list[tuple[str, Callable[[], Any], set[str]]] = [
     (
         "adamw",
         lambda: export.AdamW(1e-2, amsgrad=True),
-        {W, *(f"adamw.{kind}.{W}" for kind in ("m", "v", "v_max"))},
+        {W, *(f"adamw.{kind}.{W}" for kind in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))},
     ),
     (
         "nesterov",
         lambda: export.Sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-        {W, f"sgd.momentum.{W}"},
+        {W, f"sgd.momentum_buffer.{W}"},
     ),
     (
         "rmsprop",
         lambda: export.RMSprop(1e-3, centered=True, momentum=0.5),
-        {W, *(f"rmsprop.{kind}.{W}" for kind in ("v", "mean", "momentum"))},
+        {W, *(f"rmsprop.{kind}.{W}" for kind in ("square_avg", "grad_avg", "momentum_buffer"))},
     ),
     # The parameter's step reads the moment that the new one replaces.
     ("lion", lambda: export.Lion(1e-3), {W}),
     (
         "accumulated",
         lambda: export.Accumulated(export.Adam(1e-2), every=2),
-        {W, *(f"adam.{kind}.{W}" for kind in ("accumulated", "m", "v"))},
+        {W, *(f"adam.{kind}.{W}" for kind in ("accumulated", "exp_avg", "exp_avg_sq"))},
     ),
     # The average moves by how far the parameter does.
     (
         "averaged",
         lambda: export.Averaged(export.Clipped(export.AdamW(1e-2), norm=1.0), decay=0.9),
-        {f"adamw.{kind}.{W}" for kind in ("average_lag", "m", "v")},
+        {f"adamw.{kind}.{W}" for kind in ("average_lag", "exp_avg", "exp_avg_sq")},
     ),
     # Norms of whole tensors: the update is needed before it is written.
     ("lamb", lambda: export.Lamb(1e-2), set()),
@@ -211,14 +211,18 @@ def test_a_parameter_alone_may_overflow(tmp_path: Path) -> None:
 
 
 def test_state_that_is_set_is_measured(adam: Path, adam_in_two_banks: Path) -> None:
-    assert _in_place(load_artifact(adam).manifest) == {W, f"adam.m.{W}", f"adam.v.{W}"}
+    assert _in_place(load_artifact(adam).manifest) == {
+        W,
+        f"adam.exp_avg.{W}",
+        f"adam.exp_avg_sq.{W}",
+    }
     one, other = Trainer(adam), Trainer(adam_in_two_banks)
     shape = one.state[W].shape
     for step, (name, value) in enumerate(
         [
-            (W, 1e37), (W, 1.0), (f"adam.v.{W}", -1.0), (f"adam.v.{W}", 1e38),
-            (f"adam.m.{W}", 3e38), (W, np.nan), (W, 0.5), (f"adam.m.{W}", 0.0),
-            (f"adam.v.{W}", 0.0),
+            (W, 1e37), (W, 1.0), (f"adam.exp_avg_sq.{W}", -1.0), (f"adam.exp_avg_sq.{W}", 1e38),
+            (f"adam.exp_avg.{W}", 3e38), (W, np.nan), (W, 0.5), (f"adam.exp_avg.{W}", 0.0),
+            (f"adam.exp_avg_sq.{W}", 0.0),
         ]
     ):  # fmt: skip
         for trainer in (one, other):

@@ -146,7 +146,7 @@ def test_are_left_as_they_are(tmp_path: Path) -> None:
     assert {name.split(".")[0] for name in trainer.parameters} == {"layer", "first", "second"}
     # Nor have they state; a prediction that reads them reads what they are set to.
     state = {name for name in trainer.state if name.startswith("adamw")}
-    assert state == {"adamw.m.packed", "adamw.v.packed"}
+    assert state == {"adamw.exp_avg.packed", "adamw.exp_avg_sq.packed"}
     trainer.set_parameters({"unused.weight": np.zeros((3, 6), np.float32)})
     trainer.set_parameters({"unused.bias": np.arange(3, dtype=np.float32)})
     predicted = trainer.predict({"x": _batch(1)["x"].numpy()})["y"]

@@ -26,8 +26,7 @@ from device_sdk.wire.publish.receipts import (
     update_digest,
     write_update,
 )
-from device_sdk.wire.publish.standing import Standing
-from device_sdk.wire.publish.task_messages import TaskTerms, read_broadcast
+from device_sdk.wire.publish.task_messages import Standing, TaskTerms, read_broadcast
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,
@@ -48,12 +47,10 @@ from device_sdk.wire.seal.broadcast import (
     read_manifest_label,
 )
 from device_sdk.wire.seal.descriptor import Descriptor, read_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
-from device_sdk.wire.seal.enrolment_code import parse_code
-from device_sdk.wire.seal.enrolment_message import Grant
+from device_sdk.wire.seal.enrolment_message import Grant, parse_code
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.no_session import read_no_session
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening, read_no_session
 from device_sdk.wire.seal.session import DeviceSessions
 from device_sdk.wire.seal.signature import public_key
 from tests.brokers.links import QUICK

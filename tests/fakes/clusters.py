@@ -20,8 +20,8 @@ from aggregator.cluster.orders import Orders, Post
 from aggregator.cluster.worker import Worker, WorkerStatus, run_on_thread
 from aggregator.home import AggregatorHome
 from aggregator.serve.assembly import World, assemble
-from aggregator.store.cluster import ShareRow
 from aggregator.store.roles import grant_worker
+from aggregator.store.rows import ShareRow
 from aggregator.task.cluster import Cluster
 from aggregator.task.file import read_task
 from tests.fakes.homes import Serving

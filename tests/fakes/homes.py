@@ -21,8 +21,8 @@ from aggregator.keys.folder import USUAL_LIVES, Lives, initialise
 from aggregator.methods.method import Binding
 from aggregator.rounds.machine import RoundEvent
 from aggregator.serve.assembly import LINK_SETTINGS, Whole, World, assemble
-from aggregator.serve.placements import PlacementOf
 from aggregator.serve.service import Parts, Service
+from aggregator.serve.standings import PlacementOf
 from aggregator.store import Store
 from aggregator.task.file import read_task
 from device_sdk.link.settings import LinkSettings
@@ -102,9 +102,9 @@ def serving(
             task = read_task(home.task_file)
             if binding is not None:
                 task = replace(task, binding=binding)
-            world = World(time.monotonic, time.time, np.random.default_rng(3), os.urandom)
+            world = World(time.monotonic, time.time, np.random.default_rng(3), link=link_settings)
             role = Whole(placement_of)
-            served = Serving(assemble(home, home.open_store(), task, world, link_settings, role))
+            served = Serving(assemble(home, home.open_store(), task, world, role))
             served.parts.link.start()
             ready(served)
             try:

@@ -25,9 +25,9 @@ from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.topics import EnrolAnswerTopic, EnrolRequestTopic
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
-from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.enrolment_message import parse_code
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.no_session import sign_no_session
+from device_sdk.wire.seal.handshake import sign_no_session
 from device_sdk.world import DeviceWorld, Pace, TrainingOptions, installed_artifacts
 from tests.fakes.scatter_updates import one_user
 from tests.fakes.small_aggregator import WIDTH, SmallAggregator

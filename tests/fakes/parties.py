@@ -9,11 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
-from device_sdk.wire.seal.authority import Delegation, make_delegation
 from device_sdk.wire.seal.broadcast import GroupKey, new_group_key
-from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, OpenedSession, SessionOpening
+from device_sdk.wire.seal.descriptor import Delegation, Descriptor, make_delegation, make_descriptor
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import DeviceCredential, OpenedSession, SessionOpening
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import signing_key
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable

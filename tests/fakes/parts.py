@@ -11,7 +11,7 @@ from aggregator.home import AggregatorHome
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from aggregator.methods.least_squares import LeastSquaresSettings
+from aggregator.methods.scatter_loss import LeastSquaresSettings
 
 ONE_WIDTH = LeastSquaresSettings(most_columns=0)
 """Of tests whose updates are of one width, whatever the model's would become."""

@@ -18,13 +18,12 @@ from aggregator.cluster.orders import Orders
 from aggregator.cluster.worker import WorkerParts
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
-from aggregator.serve.assembly import LINK_SETTINGS, World, assemble
+from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.checkpoints import pack_state
-from aggregator.store.devices import DeviceRow
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import DeviceRow, RoundRow
+from aggregator.store.versions import pack_state
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from device_sdk.link.events import Event, Message
@@ -38,8 +37,8 @@ from device_sdk.wire.publish.receipts import (
     write_update,
 )
 from device_sdk.wire.publish.topics import DownTopic, Topics, UpTopic
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.placement import shard_of
 from device_sdk.wire.seal.session import Session
 from tests.fakes.homes import command
@@ -263,7 +262,7 @@ class SealedRounds:
         post = self._posts[slot]
         store = post.open_store()
         epoch = store.workers.start(slot, "", "", "")
-        made = WorkerParts(post, store, self._world(slot), LINK_SETTINGS, epoch, self._orders)
+        made = WorkerParts(post, store, self._world(slot), epoch, self._orders)
         made.link = HeldLink()
         made._outgoing = Outgoing(made.link, store.retained)
         made.take(self._orders)

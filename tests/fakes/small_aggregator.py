@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.link.events import Message, Stopped, Subscribed
 from device_sdk.link.link import Link
 from device_sdk.methods.scatter.contract import decode_scatter_update
@@ -22,9 +22,8 @@ from device_sdk.wire.arrays.exchange import Attachment
 from device_sdk.wire.arrays.exchange import Update as MethodUpdate
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode, encode
-from device_sdk.wire.publish.artifact_bundle import pack_artifact
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
-from device_sdk.wire.publish.content import ContentKind, seal_content
+from device_sdk.wire.publish.content import ContentKind, pack_artifact, seal_content
 from device_sdk.wire.publish.manifest import EVERYONE, RoundManifest, seal_chunks
 from device_sdk.wire.publish.receipts import (
     Receipt,
@@ -38,9 +37,9 @@ from device_sdk.wire.publish.receipts import (
     write_receipt,
 )
 from device_sdk.wire.publish.report import Report
-from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import (
     OfferedAttachment,
+    Standing,
     TaskTerms,
     write_attachment,
     write_broadcast,
@@ -61,12 +60,10 @@ from device_sdk.wire.publish.topics import (
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.announcement import ServedTasks, announce, new_presence
-from device_sdk.wire.seal.authority import make_delegation
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key, wrap_cohort_key
-from device_sdk.wire.seal.descriptor import make_descriptor
+from device_sdk.wire.seal.descriptor import make_delegation, make_descriptor
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
-from device_sdk.wire.seal.enrolment_code import new_code
-from device_sdk.wire.seal.enrolment_message import read_request_head
+from device_sdk.wire.seal.enrolment_message import new_code, read_request_head
 from device_sdk.wire.seal.keyring import Keyring, serving_keys
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session_table import RegisteredDevice, SessionTable

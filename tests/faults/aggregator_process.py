@@ -55,12 +55,11 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
 
     home = AggregatorHome(Path(folder))
     task = replace(read_task(home.task_file), binding=KnownBinding())
-    world = World(time.monotonic, unix_clock, np.random.default_rng())
+    link = BRISK_LINK if brisk else LINK_SETTINGS
+    world = World(time.monotonic, unix_clock, np.random.default_rng(), link=link)
     try:
         with serve_lock(home):
-            parts = assemble(
-                home, home.open_store(), task, world, BRISK_LINK if brisk else LINK_SETTINGS
-            )
+            parts = assemble(home, home.open_store(), task, world)
             service = Service(parts)
             parts.link.start()
             service.run(lambda: False, lambda: None)

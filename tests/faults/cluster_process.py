@@ -6,7 +6,6 @@ sockets in a folder.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sqlite3
@@ -27,9 +26,10 @@ from aggregator.cluster.orders import Orders, Post
 from aggregator.cluster.worker import Worker, WorkerStatus
 from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
-from aggregator.serve.assembly import World, assemble
+from aggregator.serve.assembly import World
 from aggregator.store import STORE_FAILURES
-from aggregator.store.cluster import Deposed, ShareRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import ShareRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import Task, read_task
 from tests.faults.aggregator_process import BRISK_LINK, count_arrivals, shorten_settling
@@ -96,7 +96,7 @@ class Place:
         def unix_clock() -> float:
             return time.time() + shared.read("clock_offset_millis") / 1000
 
-        return World(time.monotonic, unix_clock, np.random.default_rng(), os.urandom)
+        return World(time.monotonic, unix_clock, np.random.default_rng(), link=_LINK)
 
 
 def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> None:
@@ -107,7 +107,6 @@ def coordinate(place: Place, clock_counters: str, point: str, calls: int) -> Non
     vars(serve).update(
         LEASE_SECONDS=LEASE_SECONDS, _RENEW_SECONDS=_RENEW_SECONDS, _LOOK_SECONDS=_LOOK_SECONDS
     )
-    vars(serve)["assemble"] = functools.partial(assemble, link_settings=_LINK)
 
     def work() -> None:
         if point:
@@ -140,7 +139,7 @@ def take_in(place: Place, slot: int, clock_counters: str, point: str, calls: int
         store = home.open_store()
         with closing(store.database):
             post = posts(home, store, cluster, task.fleet)[slot]
-        worker = Worker(post, place.world(clock_counters), _LINK)
+        worker = Worker(post, place.world(clock_counters))
         _listen(worker, Path(place.sockets), slot)
         worker.run(lambda: False)
 

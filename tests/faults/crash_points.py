@@ -9,7 +9,7 @@ from typing import Any
 
 from aggregator.cluster.coordinator import Coordinating, GatheredAggregation
 from aggregator.cluster.follower import ShareKeeper
-from aggregator.cluster.marks import StoredMarks
+from aggregator.cluster.worker import StoredMarks
 from aggregator.publish.publisher import Publisher
 from aggregator.rounds import replacement
 from aggregator.rounds.aggregation import Aggregation
@@ -19,14 +19,12 @@ from aggregator.rounds.machine import RoundMachine
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.tasks import TaskBoard
 from aggregator.serve.uplink import Uplink
-from aggregator.store.checkpoints import Checkpoints
 from aggregator.store.cluster import Shares, Workers
 from aggregator.store.evaluations import Evaluations
 from aggregator.store.publications import Retained
-from aggregator.store.rounds import Rounds
+from aggregator.store.rounds import Rounds, UpdateLog
 from aggregator.store.tasks import Tasks
-from aggregator.store.update_log import UpdateLog
-from aggregator.store.versions import Versions
+from aggregator.store.versions import Checkpoints, Versions
 from aggregator.task import request
 from device_sdk.home.membership import MembershipStore
 from device_sdk.home.round_store import RoundStore
@@ -43,6 +41,10 @@ _Point = tuple[Any, str, str, Callable[..., bool]]
 
 def _always(*values: Any, **named: Any) -> bool:
     return True
+
+
+def _setting(column: str) -> Callable[..., bool]:
+    return lambda tasks, number, **to: to.keys() == {column}
 
 
 def _something(table: object, version: int, said: Collection[object]) -> bool:
@@ -111,15 +113,20 @@ ONCE_A_START = (
 TASK_POINTS: dict[str, _Point] = {
     "before a task's file is written": (request, "_write", "before", _always),
     "after a task's file was written": (request, "_write", "after", _always),
-    "in the transaction of a file that was written": (Tasks, "set_unwritten", "after", _always),
+    "in the transaction of a file that was written": (
+        Tasks,
+        "change",
+        "after",
+        _setting("unwritten"),
+    ),
     "in the adding's transaction": (Tasks, "add", "after", _always),
     "before a task is served": (TaskBoard, "_add", "before", _always),
     "after a task is served": (TaskBoard, "_add", "after", _always),
-    "in a wish's transaction": (Tasks, "set_request", "after", _always),
+    "in a wish's transaction": (Tasks, "change", "after", _setting("request")),
     "before a replacement": (replacement, "commit", "before", _always),
     "after a replacement": (replacement, "commit", "after", _always),
     "in the replacement's transaction": (Checkpoints, "put", "after", _always),
-    "in a state's transaction": (Tasks, "set_state", "after", _always),
+    "in a state's transaction": (Tasks, "change", "after", _setting("state")),
     "in the retirement's transaction": (Tasks, "erase", "after", _always),
     "before a retirement": (TaskBoard, "_retire", "before", _always),
     "after a retirement": (TaskBoard, "_retire", "after", _always),

@@ -13,7 +13,7 @@ from aggregator.errors import StoreUnreached
 from aggregator.home import AggregatorHome as AggregatorHome
 from aggregator.keys.folder import current_descriptor, initialise
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from device_sdk.home.home import Home as DeviceHome
 from device_sdk.home.membership import Membership
 from device_sdk.link.broker_url import BrokerWay

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.method import Method
-from aggregator.store.checkpoints import unpack_state
 from aggregator.store.database import Database
-from aggregator.store.update_log import NOTED
+from aggregator.store.rows import NOTED
+from aggregator.store.versions import unpack_state
 from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.faults.fleet_home import FleetHome
 from tests.faults.known import (

@@ -16,18 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator import patience
+from aggregator import guard
 from aggregator.errors import MethodFault
-from aggregator.methods.guard import GuardedBinding
+from aggregator.guard import PATIENCE, GuardedBinding
 from aggregator.methods.method import Method, RoundSummary
-from aggregator.patience import PATIENCE
-from aggregator.rounds.hold import held
+from aggregator.rounds.machine import held
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.outgoing import Outgoing
 from aggregator.serve.service import Service
 from aggregator.serve.tasks import TaskParts
 from aggregator.store import Store
-from aggregator.store.checkpoints import pack_state
+from aggregator.store.versions import pack_state
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.methods.state import RestoreError
@@ -479,7 +478,7 @@ def test_a_call_that_comes_back_as_it_is_ended_is_a_call_that_came_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PATIENCE, "most_seconds", 0.0)
-    monkeypatch.setattr(patience, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(guard, "_LOOK_SECONDS", 0.0)
     binding, ended = GuardedBinding(KnownBinding()), 0
     for _ in range(300):
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.home import AggregatorHome
-from aggregator.store.checkpoints import MethodCheckpoint
+from aggregator.store.versions import MethodCheckpoint
 from tests.attacks.stage import Stage
 from tests.faults.fleet_home import FleetHome
 from tests.faults.oracle import Mismatch, judge

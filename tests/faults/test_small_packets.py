@@ -49,7 +49,7 @@ def test_chunks_and_updates_are_cut_to_what_the_broker_takes(
     """The first is told to clients, the second is found out: Mosquitto refuses such messages, or,
     by MQTT 3.1.1, acknowledges and drops them, which is said."""
     if limit == "3.1.1":
-        monkeypatch.setattr("device_sdk.link.loop.VersionChoice", OldProtocol)
+        monkeypatch.setattr("device_sdk.link.link.VersionChoice", OldProtocol)
         limit = "message_size_limit"
     broker = make_mosquitto("allow_anonymous true", f"{limit} {MOST}")
     home = make_home(tmp_path, broker.url, ROUND)

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from device_sdk.evaluation.report import read_evaluations, write_evaluations
-from device_sdk.evaluation.terms import EvaluationTerms
-from device_sdk.home.live import parse_live
+from device_sdk.evaluation.report import EvaluationTerms, read_evaluations, write_evaluations
+from device_sdk.events import parse_live
 from device_sdk.link.broker_url import parse_broker_url
 from device_sdk.link.buffered_client import PacketCutter
 from device_sdk.link.dial import FrameReader
-from device_sdk.link.http_head import parse_head
-from device_sdk.link.proxy import parse_proxy_url
+from device_sdk.link.proxy import parse_head, parse_proxy_url
 from device_sdk.methods.teacher_logits.contract import (
     SoftForm,
     decode_soft_outputs,
@@ -48,11 +46,11 @@ from device_sdk.wire.publish.report import (
     MOST_OUTCOME_BYTES,
     Report,
 )
-from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
     OfferedContent,
+    Standing,
     TaskTerms,
     read_attachment,
     read_broadcast,
@@ -60,7 +58,7 @@ from device_sdk.wire.publish.task_messages import (
 )
 from device_sdk.wire.publish.topics import Topics
 from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
-from device_sdk.wire.seal.enrolment_code import parse_code
+from device_sdk.wire.seal.enrolment_message import parse_code
 from device_sdk.wire.seal.placement import Placement
 from device_sdk.wire.seal.session import Fragment
 from tests.fuzz.target import Target
@@ -309,7 +307,7 @@ def _running(data: bytes) -> None:
     live = parse_live(data)
     if live is None:
         raise ValueError("no running device's state")
-    assert isinstance(live.any_problem, str) and isinstance(live.process, int)
+    assert isinstance(live.problem_of("air"), str) and isinstance(live.process, int)
     assert isinstance(live.problem_of("default"), str)
     assert all(isinstance(number, int) for number in live.working_on.values())
 

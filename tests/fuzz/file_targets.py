@@ -25,9 +25,8 @@ from aggregator.task.file import read_task
 from aggregator.task.template import task_template
 from aggregator.task.warm_start import WarmStart
 from device_sdk.artifact import Artifact, FileEntry, GraphFile, MetricSource, OptimizerSpec
-from device_sdk.artifact.constants import with_constants
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.artifact.load import CheckedGraph, check_agreement, checked_initial
+from device_sdk.artifact.load import CheckedGraph, check_agreement, checked_initial, with_constants
 from device_sdk.artifact.manifest import INITIAL_FILE, Manifest
 from device_sdk.artifact.onnx_reader import read_onnx
 from device_sdk.artifact.safetensors import decode, encode
@@ -37,9 +36,9 @@ from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.mutual.contract import MutualTraining
 from device_sdk.methods.prototypes.contract import PrototypesTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from device_sdk.runtime.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from device_sdk.runtime.state import Checkpoint, decode_checkpoint, encode_checkpoint
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
+from device_sdk.wire.publish.content import pack_artifact, unpack_artifact
 from tests.fakes.handmade.linear import frozen_manifest, gated_manifest, linear_parts
 from tests.fakes.handmade.writing import LOSS
 from tests.fuzz.target import Target

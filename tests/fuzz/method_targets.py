@@ -22,6 +22,7 @@ from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.fleet import read_fleet
 from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.mutual.contract import (
     LabelForm,
@@ -44,7 +45,6 @@ from device_sdk.methods.scatter.contract import (
     encode_scatter_update,
 )
 from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
     TeacherLogitsTraining,
     decode_knowledge,
     encode_knowledge,

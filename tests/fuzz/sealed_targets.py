@@ -20,19 +20,22 @@ from device_sdk.wire.seal.admission import (
     admission_tag,
 )
 from device_sdk.wire.seal.announcement import Presence, ServedTasks, announce, read_announcement
-from device_sdk.wire.seal.authority import (
-    DELEGATION_BYTES,
-    make_succession,
-    read_delegation,
-    read_line,
-)
 from device_sdk.wire.seal.broadcast import (
     BroadcastKeys,
     open_chunk,
     open_manifest,
     read_chunk_index,
 )
-from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, read_descriptor, root_of
+from device_sdk.wire.seal.descriptor import (
+    DELEGATION_BYTES,
+    Descriptor,
+    make_descriptor,
+    make_succession,
+    read_delegation,
+    read_descriptor,
+    read_line,
+    root_of,
+)
 from device_sdk.wire.seal.enrolment import EnrolmentDesk, Token
 from device_sdk.wire.seal.enrolment_message import (
     EnrolAnswer,
@@ -48,15 +51,17 @@ from device_sdk.wire.seal.enrolment_message import (
 )
 from device_sdk.wire.seal.freshness import Freshness
 from device_sdk.wire.seal.handshake import (
+    MESSAGE_BYTES,
     OpenHead,
     OpenRequest,
     SessionReply,
     decode_open,
     decode_reply,
+    read_no_session,
+    sign_no_session,
 )
 from device_sdk.wire.seal.keyring import Keyring
 from device_sdk.wire.seal.keys import fingerprint
-from device_sdk.wire.seal.no_session import MESSAGE_BYTES, read_no_session, sign_no_session
 from device_sdk.wire.seal.session import Direction, DirectionKeys, EnvelopeCipher, read_header
 from device_sdk.wire.seal.signature import Purpose
 from tests.fakes.parties import (

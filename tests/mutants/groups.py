@@ -73,7 +73,7 @@ GROUPS = {
     "handshake": Group(
         (
             "device_sdk/wire/seal/handshake.py",
-            "device_sdk/wire/seal/device_session.py",
+            "device_sdk/wire/seal/handshake.py",
             "device_sdk/wire/seal/session_table.py",
         ),
         (
@@ -85,7 +85,7 @@ GROUPS = {
     "descriptor": Group(
         (
             "device_sdk/wire/seal/descriptor.py",
-            "device_sdk/wire/seal/authority.py",
+            "device_sdk/wire/seal/descriptor.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_wire_descriptor.py",
@@ -96,7 +96,7 @@ GROUPS = {
         (
             "device_sdk/wire/seal/enrolment.py",
             "device_sdk/wire/seal/enrolment_message.py",
-            "device_sdk/wire/seal/enrolment_code.py",
+            "device_sdk/wire/seal/enrolment_message.py",
         ),
         (
             "tests/device_sdk/wire/seal/test_wire_enrolment.py",

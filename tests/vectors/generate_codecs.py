@@ -43,7 +43,7 @@ from device_sdk.wire.publish.report import (
     Report,
     ReportedOutcome,
 )
-from device_sdk.wire.publish.standing import Standing
+from device_sdk.wire.publish.task_messages import Standing
 from device_sdk.wire.publish.topics import (
     ChunkTopic,
     DescriptorTopic,

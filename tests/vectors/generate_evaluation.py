@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 
 from device_sdk.evaluation.metrics import METRICS, PredictionMetric, RankMetric
-from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import (
+    Evaluation,
+    EvaluationReport,
+    EvaluationTerms,
+    write_evaluations,
+)
 from device_sdk.fields import plain
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.publish.manifest import evaluates

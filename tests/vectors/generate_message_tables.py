@@ -16,19 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from device_sdk.evaluation.report import PackedReport
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms, PackedReport
 from device_sdk.fields import DeclaredField, entries_of
 from device_sdk.wire.codec.message import NAME_WORDS
 from device_sdk.wire.publish.content import ContentHead
 from device_sdk.wire.publish.manifest import RoundManifest
 from device_sdk.wire.publish.receipts import Receipt
 from device_sdk.wire.publish.report import Details, Report
-from device_sdk.wire.publish.standing import Standing
 from device_sdk.wire.publish.task_messages import (
     BroadcastHead,
     OfferedArtifact,
     OfferedAttachment,
+    Standing,
     TaskTerms,
 )
 from device_sdk.wire.seal.announcement import Presence, ServedTasks, Successor

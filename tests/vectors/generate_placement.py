@@ -18,8 +18,8 @@ from device_sdk.wire.codec.message import encode
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.seal.descriptor import read_descriptor
 from device_sdk.wire.seal.enrolment_message import EnrolAnswer, Grant
+from device_sdk.wire.seal.handshake import sign_no_session
 from device_sdk.wire.seal.keys import signing_key
-from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.wire.seal.placement import Placement, shard_of
 from tests.vectors.written import write
 

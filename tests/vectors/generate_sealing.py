@@ -25,7 +25,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.announcement import ServedTasks, announce, new_presence
-from device_sdk.wire.seal.authority import make_delegation, make_succession
 from device_sdk.wire.seal.broadcast import (
     GroupKey,
     Publication,
@@ -36,13 +35,16 @@ from device_sdk.wire.seal.broadcast import (
     unwrap_cohort_key,
     wrap_cohort_key,
 )
-from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
+from device_sdk.wire.seal.descriptor import (
+    Descriptor,
+    make_delegation,
+    make_descriptor,
+    make_succession,
+)
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt, EnrolmentDesk, Token
-from device_sdk.wire.seal.enrolment_code import new_code, parse_code
-from device_sdk.wire.seal.enrolment_message import enrol_info
+from device_sdk.wire.seal.enrolment_message import enrol_info, new_code, parse_code
 from device_sdk.wire.seal.freshness import Freshness
-from device_sdk.wire.seal.handshake import open_info, reply_info
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening, open_info, reply_info
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys, serving_keys
 from device_sdk.wire.seal.keys import KeyKind, generate, signing_key
 from device_sdk.wire.seal.placement import Placement

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.fields import Length, Within
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import Count, Name, Record

@@ -10,7 +10,7 @@ from typing import Annotated
 from device_sdk.fields import Declared, Length, Such, Within
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.message import Name, Record
-from device_sdk.wire.publish.standing import Labels
+from device_sdk.wire.publish.task_messages import Labels
 
 MOST_OUTCOME_BYTES = 211
 MOST_EVALUATION_BYTES = 4096

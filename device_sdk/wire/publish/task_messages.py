@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.evaluation.terms import EvaluationTerms
-from device_sdk.fields import Declared, Key, Length, OneOf, Rising, Such, Within
+from device_sdk.evaluation.report import EvaluationTerms
+from device_sdk.fields import Declared, Key, Length, OneOf, Rising, Such, Within, require
 from device_sdk.wire.arrays.exchange import (
     TENSOR_NAME_WORDS,
     UPDATE_LIMITS,
@@ -28,7 +28,7 @@ from device_sdk.wire.arrays.exchange import (
 from device_sdk.wire.arrays.sparse import ValueFormat
 from device_sdk.wire.arrays.tensors import Codec, decode_tensors, encode_tensors
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.codec.message import Name, Record, decode, encode
+from device_sdk.wire.codec.message import Name, Record, Served, decode, encode
 from device_sdk.wire.publish.manifest import Digest, RoundManifest
 from device_sdk.wire.seal.broadcast import WRAPPED_BYTES
 
@@ -187,3 +187,28 @@ def write_attachment(
 def read_attachment(content: bytes, cohort: str) -> Attachment:
     """The attachment in a content that came under its head. Raises ``WireError``."""
     return Attachment(decode_tensors(content, limits=UPDATE_LIMITS), cohort)
+
+
+# A device's standing: its labels, and the tasks that are for devices with such labels.
+
+MOST_LABELS = 32
+MOST_TASKS = 256
+
+Labels = Annotated[Mapping[Name, Annotated[str, Length(1, 64)]], Length(0, MOST_LABELS)]
+
+
+@dataclass(frozen=True)
+class Standing(Record):
+    """What a device is told of itself."""
+
+    labels: Labels
+    """Its labels: by name a text."""
+    tasks: Annotated[tuple[Served, ...], Length(0, MOST_TASKS), Rising()]
+    """Those that the device is to take part in."""
+
+    MOST_BYTES = 65_536
+
+
+def require_labels(labels: Mapping[str, str]) -> None:
+    """Raises ValueError, naming the label, for what no device can have."""
+    require(Labels, labels, "labels")

@@ -12,7 +12,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
 from device_sdk.wire.seal.admission import TokenBuckets, WorkBudget
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
 from device_sdk.wire.seal.enrolment_message import (
     HANDLE_BYTES,
     MAILBOX_BYTES,
@@ -20,6 +19,7 @@ from device_sdk.wire.seal.enrolment_message import (
     REPLY_SECRET_BYTES,
     EnrolAnswer,
     EnrolHead,
+    EnrolmentCode,
     EnrolRefusal,
     EnrolRequest,
     Grant,

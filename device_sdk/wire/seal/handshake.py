@@ -2,19 +2,22 @@
 
 Open: ``version 1 | type 1 | descriptor serial 8 | incarnation 16 | counter 8 | admission tag 16 |
 sealed``; reply: ``version 1 | type 1 | sealed``. What is sealed is ``signature 64 | canonical
-CBOR`` in both. State and order of checks are in :mod:`device_session` (device) and
-:mod:`session_table` (aggregator).
+CBOR`` in both. The device's state is a :class:`SessionOpening`; the aggregator's, and its order of
+checks, are in :mod:`session_table`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 import struct
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_sdk.fields import Key, Length
+from device_sdk.fields import As, Declared, Key, Length
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import (
     Count,
@@ -29,14 +32,27 @@ from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import (
     TAG_BYTES,
     AdmissionPurpose,
+    Clock,
     admission_tag,
     check_admission,
 )
-from device_sdk.wire.seal.broadcast import GroupKeys
+from device_sdk.wire.seal.broadcast import GroupKey, GroupKeys
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.freshness import FRESHNESS_BYTES, Freshness, Incarnation
+from device_sdk.wire.seal.freshness import (
+    FRESHNESS_BYTES,
+    INCARNATION_BYTES,
+    Freshness,
+    Incarnation,
+)
 from device_sdk.wire.seal.keyring import HandshakeKeys
-from device_sdk.wire.seal.session import SECRET_BYTES, SESSION_ID_BYTES
+from device_sdk.wire.seal.keys import RandomBytes, draw
+from device_sdk.wire.seal.session import (
+    SECRET_BYTES,
+    SESSION_ID_BYTES,
+    End,
+    Session,
+    derive_session_keys,
+)
 from device_sdk.wire.seal.signature import SIGNATURE_BYTES, Purpose
 
 DEVICE_ID_BYTES = 16
@@ -203,3 +219,151 @@ def _split(opened: bytes) -> tuple[bytes, bytes]:
     if len(opened) < SIGNATURE_BYTES:
         raise WireError("truncated", "no room for a signature")
     return opened[:SIGNATURE_BYTES], opened[SIGNATURE_BYTES:]
+
+
+# The device's end of a session that is not open yet.
+
+
+@dataclass(frozen=True)
+class DeviceCredential(Declared):
+    """What enrolment left with the device."""
+
+    device_id: DeviceId
+    identity: Annotated[Ed25519PrivateKey, As(Any)]
+    admission_key: AdmissionKey
+
+    def __repr__(self) -> str:
+        return f"DeviceCredential(device_id={self.device_id.hex()}, ...)"
+
+
+@dataclass(frozen=True)
+class OpenedSession:
+    """A session and what came with it."""
+
+    session: Session
+    incarnation: bytes
+    time_unix_seconds: int
+    """The aggregator's time when it answered."""
+    group_keys: tuple[GroupKey, ...]
+    clash: bool = False
+    """Whether another machine opened sessions with the same identity of late."""
+
+
+class SessionOpening:
+    """One attempt to open a session: :attr:`message` goes out, :meth:`accept` takes the reply.
+
+    A resend within the attempt sends the same bytes; the aggregator answers them with the same
+    reply. ``freshness``: of the life of the aggregator that is asked, with a counter that no other
+    attempt ever had; it must be on the disk, flushed, before the message is sent.
+
+    The ephemeral key and the secret are dropped as soon as a reply was accepted.
+    """
+
+    def __init__(
+        self,
+        credential: DeviceCredential,
+        descriptor: Descriptor,
+        freshness: Freshness,
+        clock: Clock,
+        *,
+        run: bytes = bytes(RUN_BYTES),
+        random_bytes: RandomBytes = os.urandom,
+        seal: hpke.Seal = hpke.seal,
+    ) -> None:
+        ephemeral_seed = draw(random_bytes, hpke.SEED_BYTES)
+        secret = draw(random_bytes, SECRET_BYTES)
+        request = OpenRequest(credential.device_id, hpke.public_bytes(ephemeral_seed), secret, run)
+        self.message = encode_open(
+            request, credential.identity, credential.admission_key, descriptor, freshness, seal
+        )
+        self._descriptor = descriptor
+        self._clock = clock
+        self._secrets: tuple[hpke.PrivateKey, bytes] | None = (
+            hpke.private_key(ephemeral_seed),
+            secret,
+        )
+
+    def accept(
+        self,
+        reply_message: bytes,
+        signed_unix_seconds: int,
+        unseal: hpke.Unseal = hpke.unseal,
+    ) -> OpenedSession:
+        """The session that ``reply_message`` grants.
+
+        ``signed_unix_seconds`` is the largest time that was signed under this descriptor, from the
+        device's store: once it has expired it stays so.
+
+        A reply that is not ours or not right raises ``WireError`` and changes nothing: anybody can
+        send one, so the right one may still come. ``descriptor-expired`` (the descriptor expired by
+        the time in the reply) and ``already-answered`` end the attempt.
+        """
+        if self._secrets is None:
+            raise WireError("already-answered", "this open has had its reply")
+        ephemeral, secret = self._secrets
+        open_digest = hashlib.sha256(self.message).digest()
+        reply = decode_reply(reply_message, open_digest, ephemeral, self._descriptor, unseal)
+        self._secrets = None
+        self._descriptor.require_unexpired(max(reply.time_unix_seconds, signed_unix_seconds))
+        keys = derive_session_keys(secret, reply.secret, self.message, reply_message)
+        session = Session(reply.session_id, keys, End.DEVICE, self._clock)
+        return OpenedSession(
+            session, reply.incarnation, reply.time_unix_seconds, reply.group_keys, reply.clash
+        )
+
+
+# No session: the aggregator's signed word to a device that it does not hold one.
+
+_INCARNATION_AT = 2 + SESSION_ID_BYTES
+_WAIT_AT = _INCARNATION_AT + INCARNATION_BYTES
+_WAIT_BYTES = 4
+_MOST_WAIT = 2 ** (8 * _WAIT_BYTES) - 1
+MESSAGE_BYTES = _WAIT_AT + _WAIT_BYTES + SIGNATURE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class NoSession:
+    """What such a message says. Proves nothing before :meth:`verify`."""
+
+    session_id: bytes
+    incarnation: bytes
+    """The life of the aggregator that says it."""
+    wait_seconds: float
+    """Until another can be opened; 0 for soon."""
+    signed: bytes
+    signature: bytes
+
+    def verify(self, handle: bytes, descriptor: Descriptor) -> None:
+        """Raises ``WireError("bad-signature")`` unless it was said to the device of this handle."""
+        signed = descriptor.digest + handle + self.signed
+        key = signature.public_key(descriptor.sessions)
+        signature.verify(key, Purpose.NO_SESSION, signed, self.signature)
+
+
+def sign_no_session(
+    session_id: bytes,
+    incarnation: bytes,
+    handle: bytes,
+    descriptor: Descriptor,
+    sessions: Ed25519PrivateKey,
+    wait_seconds: float = 0.0,
+) -> bytes:
+    """The message, of 94 bytes; a wait is of at most 49 days."""
+    milliseconds = min(_MOST_WAIT, math.ceil(1000 * wait_seconds))
+    said: bytes = session_id + incarnation + milliseconds.to_bytes(_WAIT_BYTES, "little")
+    signed = signature.sign(sessions, Purpose.NO_SESSION, descriptor.digest + handle + said)
+    return prefix(MessageType.NO_SESSION) + said + signed
+
+
+def read_no_session(message: bytes) -> NoSession:
+    """Parse such a message. Raises ``WireError``."""
+    check_prefix(message, MessageType.NO_SESSION, MESSAGE_BYTES, MESSAGE_BYTES)
+    said, signed = message[2:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
+    milliseconds = int.from_bytes(message[_WAIT_AT:-SIGNATURE_BYTES], "little")
+    return NoSession(
+        message[2:_INCARNATION_AT],
+        message[_INCARNATION_AT:_WAIT_AT],
+        milliseconds / 1000,
+        said,
+        signed,
+    )

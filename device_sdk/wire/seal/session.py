@@ -16,13 +16,14 @@ import hmac
 import struct
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from device_sdk.fields import Declared, Length, Within
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import FIRST_ENVELOPE_TYPE, VERSION
 from device_sdk.wire.seal.admission import Clock
@@ -97,22 +98,18 @@ class Direction(IntEnum):
 
 
 @dataclass(frozen=True)
-class Fragment:
+class Fragment(Declared):
     """Which part of a longer message an envelope carries: ``index`` of ``total`` parts."""
 
-    message_id: bytes
-    index: int
-    total: int
-    length: int
+    message_id: Annotated[bytes, Length(8)]
+    index: Annotated[int, Within(0)]
+    total: Annotated[int, Within(1, 2**32 - 1)]
+    length: Annotated[int, Within(1, 2**32 - 1)]
     """Bytes of the whole message."""
 
-    def __post_init__(self) -> None:
-        if len(self.message_id) != 8:
-            raise ValueError(f"a message id has 8 bytes, {len(self.message_id)} given")
-        if not 0 < self.total < 2**32 or not 0 <= self.index < self.total:
+    def check(self) -> None:
+        if self.index >= self.total:
             raise ValueError(f"fragment {self.index} of {self.total} does not exist")
-        if not 0 < self.length < 2**32:
-            raise ValueError(f"a fragmented message of {self.length} bytes does not exist")
 
 
 class Header(NamedTuple):

@@ -19,10 +19,10 @@ from device_sdk.wire.seal.handshake import (
     decode_open,
     encode_reply,
     read_open_head,
+    sign_no_session,
 )
 from device_sdk.wire.seal.keyring import HandshakeKeys, Keyring
 from device_sdk.wire.seal.keys import RandomBytes, draw
-from device_sdk.wire.seal.no_session import sign_no_session
 from device_sdk.wire.seal.session import (
     SECRET_BYTES,
     SESSION_ID_BYTES,

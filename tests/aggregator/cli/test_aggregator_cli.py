@@ -12,11 +12,9 @@ import pytest
 
 from aggregator.cli import main
 from aggregator.home import AggregatorHome, serve_lock
-from aggregator.store.devices import DeviceRow
-from aggregator.store.participations import LastParticipation
-from aggregator.store.reports import KEPT_ROUNDS, StoredReport
-from aggregator.store.rounds import RoundRow
-from device_sdk.wire.seal.enrolment_code import parse_code
+from aggregator.store.reports import KEPT_ROUNDS
+from aggregator.store.rows import DeviceRow, LastParticipation, RoundRow, StoredReport
+from device_sdk.wire.seal.enrolment_message import parse_code
 from tests.fakes.homes import command, make_home, open_store
 from tests.fakes.outputs import error_of, output_of
 
@@ -197,9 +195,9 @@ def test_devices_has_a_line_for_each_task_that_a_device_is_meant_for(
     north = '[task]\nonly = {site = "north"}\n'
     one, two, gone, moved = (bytes([index]) * 16 for index in (1, 2, 3, 4))
     with store.database.transaction():
-        store.tasks.set_name(1, "clicks")
+        store.tasks.change(1, name="clicks")
         number = store.tasks.add("air", "tasks/air.toml", north)
-        store.tasks.set_served(number, north)
+        store.tasks.change(number, served=north)
         for index in (1, 2, 3, 4):
             store.devices.add(device(index))
         store.devices.set_labels(one, {"site": "north"})

@@ -12,7 +12,7 @@ import pytest
 from aggregator.home import AggregatorHome, is_served, serve_lock
 from aggregator.serve.successor import WatchMove, ask_for_move, find_move, next_move
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from aggregator.task.request import ReplaceRequest, write_task_files
 from device_sdk.link.broker_url import BrokerWay, parse_broker_url
@@ -165,9 +165,9 @@ def test_a_task_is_replaced_when_its_file_is_written(home: AggregatorHome, tmp_p
         assert row.request is not None
         text = ReplaceRequest.read(row.request).text
         with store.database.transaction():
-            store.tasks.set_unwritten(2, text)
-            store.tasks.set_served(2, text)
-            store.tasks.set_request(2, None)
+            store.tasks.change(2, unwritten=text)
+            store.tasks.change(2, served=text)
+            store.tasks.change(2, request=None)
         thread.join(0.5)
         assert thread.is_alive(), "the file is not written yet"
         write_task_files(home.folder, store)
@@ -185,7 +185,7 @@ def test_a_task_that_is_being_retired_stays_so(
     action: str,
 ) -> None:
     def retire(store: Store) -> None:
-        store.tasks.set_state(2, "retiring")
+        store.tasks.change(2, state="retiring")
 
     more = ["--from", str(home.folder / "tasks" / "air.toml")] if action == "replace" else []
     assert overtaken(home, monkeypatch, retire, "task", action, "air", *more) == 1

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from aggregator.cli import main
 from aggregator.errors import AggregatorError
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
-from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
+from aggregator.simulate.fleet import Failures, VirtualFleet
 from aggregator.simulate.record import Asked, Recorder, SimulationRecord
 from aggregator.simulate.run import WatchedDevices
 from aggregator.simulate.task_rounds import TaskSimulation
@@ -236,7 +236,7 @@ def test_a_long_run_is_recorded_as_it_grows(folder: Path, example: str) -> None:
     asked = Asked("films/data.py:devices", 20, 5, (0,), "", Failures(), 1.0)
     settings_ = DeviceSettings(task, str(folder / asked.data), VirtualFleet(20, 0))
     clock = StepClock()
-    recorder = Recorder("films", task, asked, Speeds(), folder / "runs", clock)
+    recorder = Recorder("films", task, asked, folder / "runs", clock)
     recorder.begin(0)
     for played in TaskSimulation(settings_, settings_.make()).rounds(3):
         recorder.add(played)

@@ -300,7 +300,7 @@ def test_what_cannot_be_done_says_what_to_do(
 ) -> None:
     home = make_home(tmp_path, NOWHERE, ROUND)
     store = home.open_store()
-    store.tasks.set_name(1, "default")
+    store.tasks.change(1, name="default")
     store.database.close()
     file = home.task_file
     given = [str(file) if each == "FILE" else each for each in arguments]
@@ -326,7 +326,7 @@ def test_a_file_that_is_wrong_is_not_added(
 ) -> None:
     home = make_home(tmp_path, NOWHERE, ROUND)
     store = home.open_store()
-    store.tasks.set_name(1, "default")
+    store.tasks.change(1, name="default")
     store.database.close()
     file = tmp_path / "air.toml"
     text = task_text(home, "air", ROUND)
@@ -382,8 +382,8 @@ def test_a_file_whose_changes_wait_for_a_restart_is_not_called_served(
 ) -> None:
     home = make_home(tmp_path, "mqtt://127.0.0.1:1")
     store = home.open_store()
-    store.tasks.set_served(FIRST, home.task_file.read_text())
-    store.tasks.set_problem(FIRST, "changes of [cluster] take effect when serve is restarted")
+    store.tasks.change(FIRST, served=home.task_file.read_text())
+    store.tasks.change(FIRST, problem="changes of [cluster] take effect when serve is restarted")
     store.database.close()
     said = output_of(capsys, home, "task", "check")
     assert "take effect when serve is restarted" in said and "as it is served" not in said

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aggregator.cluster import worker
-from aggregator.store.habits import Late
+from aggregator.store.reports import Late
 from benchmarks.aggregator.mqtt_client import MiniClient, publish_packet
 from device_sdk.link.events import Event, Message
 from device_sdk.wire.publish.receipts import Verdict

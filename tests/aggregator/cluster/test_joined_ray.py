@@ -21,7 +21,7 @@ pytest.importorskip("ray")
 
 _PROGRAM = """
 import signal, sys, threading
-from device_sdk.system.signals import held_signals
+from device_sdk.system.command_line import held_signals
 with held_signals():
     import numpy
     from aggregator.cluster.joined_ray import JoinedRay

@@ -17,7 +17,7 @@ from aggregator.rounds.machine import RoundOpened
 from aggregator.serve.alone import begin_alone
 from aggregator.store import STORE_FAILURES, Store
 from aggregator.store.cluster import Deposed
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import read_task
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.aggregator.cluster.test_same_bits import factors, made, scatter_home

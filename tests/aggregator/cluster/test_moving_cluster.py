@@ -13,6 +13,7 @@ from aggregator.cluster.coordinator import Crew, posts
 from aggregator.cluster.orders import Post
 from aggregator.cluster.serve import coordinate
 from aggregator.cluster.worker import WorkerStatus
+from aggregator.serve.alone import Hooks
 from aggregator.serve.service import Service
 from aggregator.task.file import read_task
 from device_sdk.link.broker_url import parse_broker_url
@@ -48,7 +49,7 @@ def test_workers_and_devices_move_and_the_old_broker_can_go(
             ready(None)
 
         task = read_task(home.task_file)
-        coordinate(home, task, world(), start, stopping, on_ready=on_ready)
+        coordinate(home, task, world(), start, stopping, hooks=Hooks(on_ready=on_ready))
 
     def said(*arguments: str) -> str:
         return output_of(capsys, home, *arguments)

@@ -18,13 +18,12 @@ from aggregator.cluster.worker import WorkerParts
 from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
-from aggregator.rounds.hold import held
 from aggregator.rounds.ingest import Settled
-from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
-from aggregator.serve.assembly import LINK_SETTINGS, assemble
+from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened, held
+from aggregator.serve.assembly import assemble
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.checkpoints import pack_state
+from aggregator.store.versions import pack_state
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
@@ -90,7 +89,7 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
     (post,) = posts(home, parts.store, cluster, task.fleet)
     store = post.open_store()
     epoch = store.workers.start(0, "", "", "")
-    worker = WorkerParts(post, store, world(), LINK_SETTINGS, epoch, told.orders)
+    worker = WorkerParts(post, store, world(), epoch, told.orders)
     worker.take(told.orders)
     said: list[Settled] = []
     worker._settle = said.extend  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aggregator.cluster.ray_guard import (
+from aggregator.cluster.joined_ray import (
     is_lasting,
     is_private,
     require_private_token,

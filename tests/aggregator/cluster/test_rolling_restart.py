@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.rounds.machine import RoundClosed
-from aggregator.store.checkpoints import pack_state
+from aggregator.store.versions import pack_state
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from tests.brokers.mosquitto import Mosquitto

@@ -15,7 +15,7 @@ import pytest
 from aggregator.cluster.worker import Worker, WorkerParts
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from device_sdk.wire.codec.message import MessageType, encode
 from device_sdk.wire.publish.receipts import (
     RecordType,

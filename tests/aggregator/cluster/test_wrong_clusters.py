@@ -15,7 +15,8 @@ from aggregator.cluster.serve import coordinate, require_servable
 from aggregator.cluster.worker import Worker
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
-from aggregator.store.cluster import Deposed, ShareRow
+from aggregator.store.cluster import Deposed
+from aggregator.store.rows import ShareRow
 from aggregator.task.cluster import Cell, Cluster
 from aggregator.task.file import read_task
 from device_sdk.wire.seal.placement import SHARDS

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.evaluation.figures import (
+from aggregator.evaluation import (
     DeviceReport,
     Figure,
     Rules,

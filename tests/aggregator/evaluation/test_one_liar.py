@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.evaluation.figures import DeviceReport, Figure, Rules, summarise
-from aggregator.evaluation.stopping import Evaluated, stalled_since
+from aggregator.evaluation import DeviceReport, Evaluated, Figure, Rules, stalled_since, summarise
 from device_sdk.evaluation.metrics import METRICS
 from device_sdk.evaluation.report import Evaluation, EvaluationReport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aggregator.evaluation.stopping import Evaluated, stalled_since
+from aggregator.evaluation import Evaluated, stalled_since
 
 
 def stalled(values: list[float], most: int = 3, least: float = 0.0, higher: bool = True) -> object:

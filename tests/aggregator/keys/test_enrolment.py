@@ -17,7 +17,7 @@ from aggregator.task.file import read_task
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.announcement import Presence, read_announcement
 from device_sdk.wire.seal.enrolment import EnrolmentAttempt
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode, new_code
 from device_sdk.wire.seal.freshness import Freshness
 from tests.fakes.homes import make_home
 from tests.fakes.parties import SeededBytes, key_from
@@ -37,7 +37,7 @@ class Office:
         self.first_round = 7
         uplink = self.parts.uplink
         self.enrolment = Enrolment(
-            uplink._enrolment._desk,
+            uplink._enrolment.desk,
             self.store,
             self.parts.registry,
             self.parts.refusals,

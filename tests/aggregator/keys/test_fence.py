@@ -12,8 +12,7 @@ from aggregator.errors import AggregatorError
 from aggregator.keys.fence import Fence
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal.announcement import Presence, announce
-from device_sdk.wire.seal.authority import make_succession
-from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor
+from device_sdk.wire.seal.descriptor import Descriptor, make_descriptor, make_succession
 from device_sdk.wire.seal.keyring import ServingKeys
 from tests.fakes.parties import EXPIRES, NOW, Clock, delegation_of, key_from, make_serving
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aggregator.keys.registry import HeldRegistry, Registry, revoke
 from aggregator.store import Store, StoreError, create_database, devices, open_database
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from device_sdk.wire.codec.errors import WireError
 
 

@@ -19,8 +19,8 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys import folder as key_folder
 from aggregator.keys.enrolment import make_codes
-from aggregator.keys.fleet import FleetKeys
 from aggregator.keys.folder import (
+    FleetKeys,
     Lives,
     current_descriptor,
     initialise,
@@ -34,8 +34,12 @@ from aggregator.store import Store
 from aggregator.store.devices import Secrets
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.seal import hpke
-from device_sdk.wire.seal.authority import MOST_SUCCESSIONS
-from device_sdk.wire.seal.descriptor import DescriptorSeen, make_descriptor, read_descriptor
+from device_sdk.wire.seal.descriptor import (
+    MOST_SUCCESSIONS,
+    DescriptorSeen,
+    make_descriptor,
+    read_descriptor,
+)
 from device_sdk.wire.seal.enrolment import require_current
 from device_sdk.wire.seal.keyring import Keyring, ServingKeys
 from device_sdk.wire.seal.keys import KeyKind, fingerprint, read_key, signing_key

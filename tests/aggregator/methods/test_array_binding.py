@@ -16,8 +16,7 @@ from aggregator.methods.method import Binding, read_binding
 from aggregator.methods.robust import unpack_updates
 from aggregator.rounds.aggregation import Aggregation
 from aggregator.store import TaskStore
-from aggregator.store.rounds import RoundRow
-from aggregator.store.update_log import LoggedUpdate
+from aggregator.store.rows import LoggedUpdate, RoundRow
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact, load_artifact
 from device_sdk.artifact.flat_layout import layout_of

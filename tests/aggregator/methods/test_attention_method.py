@@ -5,10 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator.methods.attention import AttentionMethod, AttentionSettings
-from aggregator.methods.clustering import ClusterSettings
+from aggregator.methods.attention import (
+    AttentionMethod,
+    AttentionSettings,
+    ClusterSettings,
+    MixtureSettings,
+    amp_weights,
+    sketch_weights,
+)
 from aggregator.methods.method import Refused
-from aggregator.methods.mixtures import MixtureSettings, amp_weights, sketch_weights
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.wire.arrays.exchange import Update

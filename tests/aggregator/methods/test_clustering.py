@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.clustering import ClusterSettings, assign_clusters
+from aggregator.methods.attention import ClusterSettings, assign_clusters
 
 NEW = np.int64(-1)
 

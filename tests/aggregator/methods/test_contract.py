@@ -15,7 +15,7 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method, Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 from tests.fakes.method_cases import CASES, ITEMS, OTHERS, START, WIDTH, Case, spoilt_updates

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.methods.bounds import FleetScale, measured
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.limits import FleetScale, measured
 from aggregator.methods.robust import HeldUpdates, LastUpdates
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregator.errors import MethodFault
-from aggregator.methods.guard import GuardedBinding, GuardedMethod
+from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Binding, Method
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 

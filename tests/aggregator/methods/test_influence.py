@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.errors import MethodFault
+from aggregator.guard import GuardedBinding
 from aggregator.methods.bounds import Bounding, UpdateBounds
-from aggregator.methods.guard import GuardedBinding
 from aggregator.methods.method import Binding, Method, Refused
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.registry import METHODS

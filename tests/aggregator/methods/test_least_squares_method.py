@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.least_squares import (
+from aggregator.methods.method import ModelMismatch
+from aggregator.methods.robust import RobustRule
+from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
+from aggregator.methods.scatter_loss import (
     DistinctSenders,
     LeastSquaresLoss,
     LeastSquaresSettings,
     weights_by_rule,
 )
-from aggregator.methods.method import ModelMismatch
-from aggregator.methods.robust import RobustRule
-from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.least_squares import LeastSquares

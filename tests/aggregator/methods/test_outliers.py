@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aggregator.methods.bounds import measured
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.limits import Outliers, measured
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
+from aggregator.methods.summing import Outliers
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from aggregator.errors import TaskError
 from aggregator.methods.method import Refused, read_binding
-from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
-from aggregator.methods.trained_prototypes import (
+from aggregator.methods.prototypes import (
     PrototypeServerSettings,
+    PrototypesMethod,
+    PrototypesSettings,
     TrainablePrototypes,
     margin_of,
 )

@@ -14,6 +14,7 @@ from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
+from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
     SampleEntry,
@@ -22,11 +23,7 @@ from device_sdk.methods.mutual.contract import (
     samples_mark,
 )
 from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
-from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
-    TeacherLogitsTraining,
-    encode_knowledge,
-)
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors, require_encodable
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods import sums
+from aggregator.methods.bounds import Voices, measured, measured_each
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
-from aggregator.methods.limits import Voices, measured, measured_each
 from aggregator.methods.method import Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.sums import MOST_UPDATES, FixedPointSum, RefusedShare, UnlikeSum
-from aggregator.store.checkpoints import pack_state, unpack_state
+from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update

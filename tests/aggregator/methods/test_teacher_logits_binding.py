@@ -10,11 +10,8 @@ from aggregator.errors import TaskError
 from aggregator.methods.method import read_binding
 from aggregator.tables import TomlTable
 from device_sdk.artifact import load_artifact
-from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
-    TeacherLogitsTraining,
-    encode_knowledge,
-)
+from device_sdk.methods.labels import LabelKnowledge
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
 from export.models.click import export_click

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
-    TeacherLogitsTraining,
-    encode_knowledge,
-)
+from device_sdk.methods.labels import LabelKnowledge
+from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Update
 
 TRAINING = TeacherLogitsTraining(classes=3, least_confidence=0.2)

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from aggregator.models.factor_graphs import newton, newton_graph, score_graph, solve_graph
+from aggregator.models import newton, newton_graph, score_graph, solve_graph
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import NumpyStep
 from device_sdk.methods.scatter.learner import ScatterLearner

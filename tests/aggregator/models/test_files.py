@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.models.files import model_files
-from aggregator.store.versions import VersionRow
+from aggregator.models import model_files
+from aggregator.store.rows import VersionRow
 from aggregator.task.file import Task, read_task
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact, safetensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aggregator.store.publications import PublishedContent
+from aggregator.store.facts import PublishedContent
 from tests.fakes.homes import make_home
 
 

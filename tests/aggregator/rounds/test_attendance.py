@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.rounds.attendance import Attendance, CommittedAttendance, asked_share
-from aggregator.rounds.habits import KnownHabits
+from aggregator.rounds.attendance import Attendance, CommittedAttendance, KnownHabits, asked_share
 from aggregator.store import SQLiteDatabase, Store
-from aggregator.store.cluster import ShareRow
-from aggregator.store.habits import Habit
-from aggregator.store.rounds import RoundRow
-from aggregator.store.update_log import StoredVerdict
+from aggregator.store.rows import Habit, RoundRow, ShareRow, StoredVerdict
 from aggregator.tables import TomlTable
 from aggregator.task.file import RoundSettings
 from tests.fakes.homes import make_home

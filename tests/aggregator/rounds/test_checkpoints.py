@@ -15,10 +15,8 @@ from aggregator.rounds.aggregation import Aggregation
 from aggregator.rounds.machine import RoundOpened
 from aggregator.serve.service import Parts
 from aggregator.store import TaskStore
-from aggregator.store.checkpoints import pack_state
-from aggregator.store.devices import DeviceRow
-from aggregator.store.rounds import RoundRow
-from aggregator.store.update_log import LoggedUpdate
+from aggregator.store.rows import DeviceRow, LoggedUpdate, RoundRow
+from aggregator.store.versions import pack_state
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update

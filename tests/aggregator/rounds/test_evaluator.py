@@ -19,9 +19,9 @@ from aggregator.rounds.machine import RoundClosed, RoundEvent
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
 from aggregator.store import Store
-from aggregator.store.devices import DeviceRow
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.reports import OutcomeCount
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk.evaluation.metrics import METRICS, RankMetric
 from device_sdk.evaluation.report import Evaluation, EvaluationReport, write_evaluations

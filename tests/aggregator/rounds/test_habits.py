@@ -8,14 +8,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.rounds.habits import (
+from aggregator.rounds.attendance import (
     KnownHabits,
     is_waited_for,
     with_update,
     without_update,
 )
 from aggregator.store import SQLiteDatabase, Store
-from aggregator.store.habits import Habit
+from aggregator.store.rows import Habit
 from aggregator.tables import TomlTable
 from aggregator.task.file import RoundSettings
 from tests.fakes.homes import make_home

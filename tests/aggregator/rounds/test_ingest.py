@@ -22,8 +22,7 @@ from aggregator.methods.scatter import (
 from aggregator.rounds.ingest import Settled
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from aggregator.serve.assembly import World, assemble
-from aggregator.store.participations import LastParticipation
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import LastParticipation, RoundRow
 from aggregator.task.file import read_task
 from device_sdk.artifact import Artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update

@@ -10,7 +10,8 @@ import pytest
 
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed
-from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount, StoredReport
+from aggregator.store.reports import KEPT_ROUNDS, OutcomeCount
+from aggregator.store.rows import StoredReport
 from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.receipts import (
     RecordType,

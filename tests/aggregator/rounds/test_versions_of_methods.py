@@ -18,10 +18,9 @@ from aggregator.keys.folder import initialise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Binding, Method, ModelMismatch, read_binding
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
-from aggregator.rounds.aggregation import Aggregation
-from aggregator.rounds.version_keeper import VersionKeeper
+from aggregator.rounds.aggregation import Aggregation, VersionKeeper
 from aggregator.store import TaskStore
-from aggregator.store.versions import VersionRow
+from aggregator.store.rows import VersionRow
 from aggregator.tables import TomlTable
 from aggregator.task.file import ModelsSettings
 from aggregator.task.warm_start import WarmStart
@@ -145,7 +144,7 @@ def test_a_task_begins_with_a_file_or_another_tasks_version(
 def test_what_is_not_there_is_said(
     store: TaskStore, artifact: Artifact, warm: str, message: str
 ) -> None:
-    store.fleet.tasks.set_name(store.number, "here")
+    store.fleet.tasks.change(store.number, name="here")
     with pytest.raises(AggregatorError, match=message):
         aggregation(store, fedavg(), artifact, warm)
     assert store.checkpoints.get("version") is None and store.versions.all() == []

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.evaluation import Evaluated
 from aggregator.home import AggregatorHome
-from aggregator.store.evaluations import Evaluated
 from aggregator.store.reports import OutcomeCount
 from aggregator.store.versions import Ranking
 from device_sdk.device import Device

@@ -15,13 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import Figure
+from aggregator.evaluation import Figure
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
 from aggregator.serve.live import describe, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, registry_of, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
-from aggregator.store.rounds import RoundRow
+from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
 from tests.fakes.waiting import PATIENCE_SECONDS
 

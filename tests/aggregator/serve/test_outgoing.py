@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.publish.mirror import ChunkMirror
-from aggregator.serve.cell_links import CellLinks
+from aggregator.serve.broker_links import CellLinks
 from aggregator.serve.outgoing import Outgoing
-from device_sdk.link.events import Delivery, Outcome
-from device_sdk.link.outbound import LinkError
+from device_sdk.link.events import Delivery, LinkError, Outcome
 from device_sdk.wire.codec.message import MessageType, prefix
 from tests.fakes.waiting import PATIENCE_SECONDS
 

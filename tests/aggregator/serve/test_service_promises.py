@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
-from aggregator.keys.fleet import FleetKeys
+from aggregator.keys.folder import FleetKeys
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.service import Parts
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update

@@ -12,7 +12,7 @@ from aggregator.home import AggregatorHome
 from aggregator.serve.service import Parts
 from device_sdk.device import Device
 from device_sdk.wire.publish.receipts import UpdateIdentity, Verdict
-from device_sdk.wire.publish.standing import Standing
+from device_sdk.wire.publish.task_messages import Standing
 from device_sdk.world import TrainingOptions
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto

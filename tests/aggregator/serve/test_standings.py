@@ -11,17 +11,17 @@ import pytest
 
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.standings import FIRST_SECONDS, MOST_SECONDS
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
 from device_sdk import Device
 from device_sdk.link.events import Message
 from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.receipts import RecordType, UpdateIdentity, Verdict
-from device_sdk.wire.publish.standing import Standing
+from device_sdk.wire.publish.task_messages import Standing
 from device_sdk.wire.publish.topics import UpTopic
 from device_sdk.wire.seal.announcement import Presence, read_announcement
-from device_sdk.wire.seal.device_session import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.freshness import Freshness
+from device_sdk.wire.seal.handshake import DeviceCredential, SessionOpening
 from device_sdk.wire.seal.session import Session
 from tests.aggregator.serve.test_service_refusals import wait_until
 from tests.brokers.links import QUICK

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from aggregator.home import AggregatorHome
+from aggregator.refusals import add_task as add_task_filter
 from aggregator.serve.assembly import World, assemble
 from aggregator.serve.live import describe
 from aggregator.serve.service import Service
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow
 from aggregator.task.file import read_task
-from aggregator.task_log import add_task as add_task_filter
 from device_sdk.system.printable import PrintableFormatter
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
 from tests.fakes.homes import make_home
@@ -112,7 +112,7 @@ def test_each_line_names_its_task_where_there_are_several(tmp_path: Path, log: L
     (wrong,) = [each for each in log.take() if "settings" in each]
     assert wrong.startswith("air: it goes on with the settings it had: ")
     with served.parts.store.database.transaction():
-        served.parts.store.tasks.set_state(2, "retiring")
+        served.parts.store.tasks.change(2, state="retiring")
     served.parts.tasks.look_again()
     assert log.take() == ["air: the task is retired"]
     served.send_nonsense(ANNA, "default")

@@ -48,7 +48,7 @@ def with_companion(folder: Path) -> str:
 def ask(home: AggregatorHome, number: int, text: str) -> None:
     """What ``task replace`` asks for once it has found nothing wrong."""
     store = home.open_store()
-    store.tasks.set_request(number, ReplaceRequest(text).write())
+    store.tasks.change(number, request=ReplaceRequest(text).write())
     store.database.close()
 
 

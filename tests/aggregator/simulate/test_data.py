@@ -113,7 +113,7 @@ def test_a_file_that_does_not_import_is_told(tmp_path: Path) -> None:
 
 
 def test_the_latest_of_a_users_items_is_held_back_where_the_task_evaluates() -> None:
-    from device_sdk.evaluation.terms import EvaluationTerms
+    from device_sdk.evaluation.report import EvaluationTerms
 
     entry = [{"anna": ["i3", "i1", "new", "i1", "i0"], "none": [], "bert": np.array([2])}]
     kept, held, count = interactions_of(entry, 0, CATALOGUE, EvaluationTerms(("hr10",)))

@@ -17,7 +17,7 @@ import export
 from aggregator.cli import main
 from aggregator.errors import PacketsTooSmall
 from aggregator.methods.fedavg import FedAvgMethod
-from aggregator.publish.packets import packet_words
+from aggregator.publish.publisher import packet_words
 from aggregator.simulate.devices import DeviceSettings
 from aggregator.simulate.fleet import VirtualFleet
 from aggregator.simulate.task_rounds import TaskSimulation

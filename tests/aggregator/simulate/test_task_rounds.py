@@ -139,7 +139,7 @@ def test_what_a_broadcast_costs_is_what_its_seals_would(tmp_path: Path) -> None:
         wide = replace(
             task.binding, settings=replace(task.binding.settings, columns=columns)
         ).build(ITEMS, rng)
-        published = publish(task, terms_of(task, ()), wide.open_round(1), 2**63, 300.0, rng)
+        published = publish(task, terms_of(task, ()), wide.open_round(1), 2**63, rng)
         publication = Publication(new_group_key(1, rng.bytes), "t", "all", rng.bytes)
         chunks, _ = seal_chunks(publication, published.plaintext)
         signing = Ed25519PrivateKey.from_private_bytes(rng.bytes(32))

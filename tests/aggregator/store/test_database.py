@@ -23,9 +23,8 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.store import Database, Store
-from aggregator.store.devices import DeviceRow
+from aggregator.store.rows import DeviceRow, LoggedUpdate
 from aggregator.store.schema import TABLES, Shape
-from aggregator.store.update_log import LoggedUpdate
 from device_sdk.system.files import erase_file
 from device_sdk.wire.seal.broadcast import GroupKey
 from tests.fakes.homes import make_home
@@ -73,11 +72,11 @@ def test_a_transaction_within_another_is_kept_with_it_or_taken_back_alone(store:
         raise LookupError
     assert other.facts.label is None, "what ended within went with the one around it"
     with store.database.transaction():
-        store.tasks.set_file(other.number, "outer")
+        store.tasks.change(other.number, file="outer")
         with pytest.raises(LookupError), store.database.transaction():
             other.facts.label = "inner"
             with store.database.transaction():
-                store.tasks.set_file(other.number, "innermost")
+                store.tasks.change(other.number, file="innermost")
             raise LookupError
     assert (other.facts.label, store.tasks.find(other.number).file) == (None, "outer")
 

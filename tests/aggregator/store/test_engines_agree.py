@@ -11,24 +11,27 @@ import numpy as np
 import pytest
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation.figures import Figure
+from aggregator.evaluation import Figure
 from aggregator.home import copy_store
 from aggregator.store import STORE_FAILURES, Store, create_database
-from aggregator.store.checkpoints import MethodCheckpoint
-from aggregator.store.cluster import ShareRow
-from aggregator.store.devices import DeviceRow
-from aggregator.store.evaluations import DeviceEvaluation
-from aggregator.store.habits import Habit
-from aggregator.store.participations import LastParticipation
-from aggregator.store.publications import AttachmentBook, CohortKey, PublishedContent
-from aggregator.store.publications import SealedContent as Sealed
-from aggregator.store.reports import StoredReport
-from aggregator.store.rounds import RoundRow
+from aggregator.store.facts import AttachmentBook, CohortKey, PublishedContent
+from aggregator.store.facts import SealedContent as Sealed
+from aggregator.store.rows import (
+    DeviceEvaluation,
+    DeviceRow,
+    Habit,
+    LastParticipation,
+    LoggedUpdate,
+    RoundRow,
+    ShareRow,
+    StoredReport,
+    StoredVerdict,
+    VersionRow,
+)
 from aggregator.store.schema import TABLES
-from aggregator.store.update_log import LoggedUpdate, StoredVerdict
-from aggregator.store.versions import Ranking, VersionRow
+from aggregator.store.versions import MethodCheckpoint, Ranking
 from device_sdk.wire.seal.broadcast import GroupKey
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode
+from device_sdk.wire.seal.enrolment_message import EnrolmentCode
 from tests.servers.fixtures import MakeDatabase
 
 STEPS, AT_ONCE = 700, 50
@@ -151,8 +154,8 @@ def facts_action(of: Chance) -> Action:
         store.facts.rotation_due, store.facts.served_seconds = bool(number), real
         facts.label, facts.catalogue, facts.key_epoch = text, blob, number
         book = AttachmentBook(blob, {text: CohortKey(blob, text)}, {"00": Sealed(3, text)})
-        store.task(task).attachments.save(book)
-        return store.task(task).attachments.load() == book
+        store.task(task).facts.attachments = book
+        return store.task(task).facts.attachments == book
 
     def read(store: Store) -> Any:
         facts = store.task(task).facts
@@ -167,9 +170,9 @@ def tasks_action(of: Chance) -> Action:
     actions: tuple[Action, ...] = (
         lambda store: store.tasks.add(name, text, text),
         lambda store: (store.tasks.all(), store.tasks.named(name)),
-        lambda store: store.tasks.set_state(number, "retired"),
-        lambda store: store.tasks.set_served(number, of_none(text)),
-        lambda store: (store.tasks.set_unwritten(number, text), store.tasks.find(number)),
+        lambda store: store.tasks.change(number, state="retired"),
+        lambda store: store.tasks.change(number, served=of_none(text)),
+        lambda store: (store.tasks.change(number, unwritten=text), store.tasks.find(number)),
         lambda store: store.tasks.erase(number),
     )
     return of.one(*actions)  # type: ignore[no-any-return]
@@ -178,10 +181,11 @@ def tasks_action(of: Chance) -> Action:
 def rounds_action(of: Chance) -> Action:
     task, number, row, real = of.one(1, 2), of.below(8), of.round(), of.real()
     held = of_none(of.text())
+    ended = dataclasses.replace(row, closed_unix_seconds=real, participants=3, metrics={"a": real})
     actions: tuple[Action, ...] = (
         lambda store: store.task(task).rounds.add(row),
         lambda store: store.task(task).rounds.add(row),
-        lambda store: store.task(task).rounds.close(number, real, 2.0, number, 3, {"a": real}),
+        lambda store: store.task(task).rounds.close(ended),
         lambda store: store.task(task).rounds.give_up(number, real),
         lambda store: store.task(task).rounds.hold(number, held),
         lambda store: (store.task(task).rounds.find(number), store.task(task).rounds.played(1)),

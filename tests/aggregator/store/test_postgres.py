@@ -24,9 +24,8 @@ import pytest
 from aggregator.errors import AggregatorError, OutcomeUnknown, StoreError
 from aggregator.store import Store, create_database, open_database
 from aggregator.store.postgres import settings_of
-from aggregator.store.reports import StoredReport
+from aggregator.store.rows import StoredReport, StoredVerdict
 from aggregator.store.schema import SCHEMA_VERSION
-from aggregator.store.update_log import StoredVerdict
 from tests.brokers.mosquitto import free_port
 from tests.brokers.proxy import Proxy
 from tests.fakes.child_environment import child_environment

@@ -13,7 +13,8 @@ from aggregator.errors import AggregatorError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.store import TaskStore
-from aggregator.store.versions import Ranking, VersionRow
+from aggregator.store.rows import VersionRow
+from aggregator.store.versions import Ranking
 
 LOSS = Ranking("loss", higher_is_better=False)
 

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from device_sdk.artifact import ArtifactError
 from device_sdk.artifact import onnx_writer as write
 from device_sdk.artifact.onnx_reader import read_onnx
-from device_sdk.artifact.shapes import DTYPES
+from device_sdk.artifact.parts import DTYPES
 
 NAMES = st.text(min_size=1, max_size=20)
 _SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from device_sdk.artifact import ArtifactError
+from device_sdk.artifact.parts import DTYPES
 from device_sdk.artifact.safetensors import Array, decode, encode
-from device_sdk.artifact.shapes import DTYPES
 
 arrays = st.sampled_from(sorted(DTYPES)).flatmap(
     lambda name: hnp.arrays(name, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from device_sdk.cli import main
-from device_sdk.cli.arguments import ProgressLine
-from device_sdk.cli.tables import read_file
+from device_sdk.cli.arguments import ProgressLine, read_file
 from device_sdk.factorisation import ITEMS, USERS, packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.interactions import read_interactions

@@ -19,9 +19,11 @@ from device_sdk.evaluation.metrics import (
     PredictionMetric,
     RankMetric,
     Scale,
+    draw_negatives,
+    full_rank,
     metric_of,
+    sampled_rank,
 )
-from device_sdk.evaluation.ranks import draw_negatives, full_rank, sampled_rank
 
 Floats = NDArray[np.float64]
 

@@ -18,11 +18,11 @@ from device_sdk.evaluation.metrics import METRICS, PredictionMetric, RankMetric
 from device_sdk.evaluation.report import (
     Evaluation,
     EvaluationReport,
+    EvaluationTerms,
     PackedReport,
     read_evaluations,
     write_evaluations,
 )
-from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.fields import plain
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError

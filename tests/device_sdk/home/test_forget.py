@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from device_sdk.errors import UnknownUser
-from device_sdk.home.forget import forget
-from device_sdk.home.home import Home
+from device_sdk.home.home import Home, forget
 
 ROWS = {"anna": "anna's film", "bert": "bert's film", "cleo": "cleo's film"}
 

@@ -12,6 +12,7 @@ import pytest
 from device_sdk.link.events import (
     Connected,
     Disconnected,
+    LinkError,
     Message,
     MqttVersion,
     Outcome,
@@ -19,7 +20,6 @@ from device_sdk.link.events import (
     Subscribed,
     SubscribeRefused,
 )
-from device_sdk.link.link import LinkError
 from device_sdk.link.settings import LinkSettings
 from tests.brokers.links import QUICK, SUSPICIOUS, MakeLink, await_event
 from tests.brokers.mosquitto import Mosquitto, free_port

@@ -13,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.link.broker_url import BrokerUrl, TlsFiles, parse_broker_url
-from device_sdk.link.events import EventQueue, Message, MqttVersion, Subscribed, VersionChoice
-from device_sdk.link.link import Link
-from device_sdk.link.loop import WakeUp
-from device_sdk.link.outbound import Subscriptions
+from device_sdk.link.events import (
+    EventQueue,
+    Message,
+    MqttVersion,
+    Subscribed,
+    Subscriptions,
+    VersionChoice,
+)
+from device_sdk.link.link import Link, WakeUp
 from device_sdk.link.settings import LinkSettings
 from device_sdk.system.clock import Backoff
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import export
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
-from aggregator.simulate.engine import Simulation, device_name
+from benchmarks.simulation import Simulation, device_name
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.local_data import LocalData

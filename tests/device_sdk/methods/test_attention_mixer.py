@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from aggregator.simulate.engine import device_name
+from benchmarks.simulation import device_name
 from device_sdk import Trainer
 from device_sdk.methods.attention.contract import AttentionTraining, Layers
 from device_sdk.methods.attention.fleet import Neighbours

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
     TeacherLogitsTraining,
     decode_knowledge,
     encode_knowledge,

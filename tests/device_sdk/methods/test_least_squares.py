@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
+from aggregator.methods.scatter_loss import LeastSquaresLoss, LeastSquaresSettings
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.contract import (
     LEAST_SQUARES_TENSORS,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.teacher_logits.contract import (
-    LabelKnowledge,
     Share,
     TeacherLogitsTraining,
     decode_knowledge,

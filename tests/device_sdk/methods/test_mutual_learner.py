@@ -9,7 +9,7 @@ import pytest
 
 import device_sdk
 from aggregator.methods.mutual import MutualMethod, MutualSettings
-from aggregator.simulate.engine import Simulation, device_name
+from benchmarks.simulation import Simulation, device_name
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.methods.mutual.contract import MutualTraining, decode_soft_labels, sample_entries

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import device_sdk
 import export
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
-from aggregator.simulate.engine import Simulation
+from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.learner import LearnerError

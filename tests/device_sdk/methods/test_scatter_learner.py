@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregator.simulate.scatter_fleet import FixedInteractions
+from aggregator.simulate.devices import FixedInteractions
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.factor_step import FactorBatch

@@ -10,7 +10,7 @@ import torch
 import device_sdk
 import export
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from aggregator.simulate.engine import Simulation
+from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, decode_knowledge

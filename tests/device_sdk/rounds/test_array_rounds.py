@@ -14,7 +14,7 @@ import torch
 import export
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from aggregator.simulate.engine import Simulation
+from benchmarks.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact import Manifest, load_artifact
 from device_sdk.device import Device

@@ -12,7 +12,7 @@ from device_sdk.cli import main
 from device_sdk.cli.run import status_line
 from device_sdk.device import Device
 from device_sdk.errors import NothingLearnt, UnknownUser
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.wire.publish.report import ItemCount
 from tests.fakes.small_aggregator import ITEMS, WIDTH, SmallAggregator, small_catalogue
 

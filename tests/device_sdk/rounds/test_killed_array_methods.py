@@ -20,7 +20,7 @@ from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.method import Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.robust import unpack_updates
-from aggregator.simulate.engine import Simulation
+from benchmarks.simulation import Simulation
 from device_sdk import Trainer
 from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.home.home import Home

@@ -17,8 +17,7 @@ from device_sdk.home.round_store import RoundOutcome
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.rounds.current_round import CurrentRound
 from device_sdk.rounds.participant import Participant
-from device_sdk.train.job import TrainedRound, TrainingJob
-from device_sdk.train.reasons import reason_of
+from device_sdk.train.job import TrainedRound, TrainingJob, reason_of
 from device_sdk.wire.publish.receipts import RecordType
 from device_sdk.wire.publish.report import Reason, Report, ReportedOutcome
 from device_sdk.world import TrainingOptions

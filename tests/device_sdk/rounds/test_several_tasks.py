@@ -13,7 +13,7 @@ from device_sdk.home.round_store import Participation, RoundOutcome
 from device_sdk.local_data import LocalData
 from device_sdk.wire.publish.catalogue import Catalogue
 from device_sdk.wire.publish.receipts import RecordType
-from device_sdk.wire.publish.standing import Standing
+from device_sdk.wire.publish.task_messages import Standing
 from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
 from tests.fakes.small_aggregator import ITEMS

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from device_sdk import CheckpointError, Trainer
 from device_sdk.artifact.safetensors import Array, decode
-from device_sdk.runtime.checkpoint import (
+from device_sdk.runtime.state import (
     Checkpoint,
     decode_checkpoint,
     encode_checkpoint,
@@ -182,7 +182,7 @@ def test_only_checkpoint_errors_escape(cut: int, noise: bytes) -> None:
 
 SAVER = """
 import sys, numpy as np
-from device_sdk.runtime.checkpoint import Checkpoint, save_checkpoint
+from device_sdk.runtime.state import Checkpoint, save_checkpoint
 state = np.zeros(500_000, np.float32)
 for step in range(100_000):
     state.fill(step)

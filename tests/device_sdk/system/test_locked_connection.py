@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from device_sdk.system.process import LockedConnection
+from device_sdk.system.lock import LockedConnection
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 

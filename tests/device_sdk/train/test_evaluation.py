@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import mean_absolute_error, mean_squared_error, roc_auc_score
 
 import export
-from aggregator.evaluation.figures import DeviceReport, Rules, summarise
+from aggregator.evaluation import DeviceReport, Rules, summarise
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from benchmarks.recommendation.metrics import full_ranks
 from benchmarks.recommendation.split import LeaveOneOut
@@ -23,14 +23,13 @@ from device_sdk.evaluation.metrics import METRICS, Auc, PredictionMetric
 from device_sdk.evaluation.report import (
     Evaluation,
     EvaluationReport,
+    EvaluationTerms,
     Stage,
     read_evaluations,
     write_evaluations,
 )
-from device_sdk.evaluation.terms import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
-from device_sdk.home.forget import forget
-from device_sdk.home.home import Home
+from device_sdk.home.home import Home, forget
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner

@@ -12,7 +12,7 @@ import pytest
 
 from device_sdk.errors import CallEnded
 from device_sdk.home.home import Home
-from device_sdk.home.trial_store import TriedArtifact
+from device_sdk.home.task_store import TriedArtifact
 from device_sdk.methods.learner import Declined
 from device_sdk.system.watch import Watch
 from device_sdk.train.guard import ArtifactGuard, ArtifactHeld

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.least_squares import LeastSquaresLoss, LeastSquaresSettings
+from aggregator.methods.scatter_loss import LeastSquaresLoss, LeastSquaresSettings
 from device_sdk.errors import NothingLearnt, UnknownUser
-from device_sdk.evaluation.terms import EvaluationTerms
+from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.home.home import Home
 from device_sdk.methods.learner import LearnerError

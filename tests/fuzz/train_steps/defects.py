@@ -287,12 +287,6 @@ OTHERS = (
         "grad_x = (grad - centred * slope) * scale",
     ),
     Defect(
-        "momentum without its look ahead",
-        "export/optimizers/momentum.py",
-        "along = d + m * self.momentum if self.nesterov else m",
-        "along = m",
-    ),
-    Defect(
         "equal nodes whatever their attributes",
         "export/lowering/graph.py",
         "key = same_node(op_type, sources, wanted, given)",

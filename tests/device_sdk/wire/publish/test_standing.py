@@ -11,7 +11,7 @@ from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode
 from device_sdk.wire.publish.receipts import RecordType
-from device_sdk.wire.publish.standing import (
+from device_sdk.wire.publish.task_messages import (
     MOST_LABELS,
     MOST_TASKS,
     Standing,

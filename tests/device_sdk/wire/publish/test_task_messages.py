@@ -19,9 +19,14 @@ from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode, encode
-from device_sdk.wire.publish.artifact_bundle import pack_artifact, unpack_artifact
 from device_sdk.wire.publish.catalogue import Catalogue, catalogue_id
-from device_sdk.wire.publish.content import ContentHead, ContentKind, seal_content
+from device_sdk.wire.publish.content import (
+    ContentHead,
+    ContentKind,
+    pack_artifact,
+    seal_content,
+    unpack_artifact,
+)
 from device_sdk.wire.publish.manifest import (
     CHUNK_BYTES,
     ChunkSet,

@@ -14,7 +14,7 @@ from device_sdk.wire.seal import session_table, signature
 from device_sdk.wire.seal.admission import _MARGIN, _MISSED_SECONDS, _TRIED, OpenSchedule
 from device_sdk.wire.seal.announcement import Presence, PresenceWatch
 from device_sdk.wire.seal.descriptor import Descriptor
-from device_sdk.wire.seal.no_session import (
+from device_sdk.wire.seal.handshake import (
     MESSAGE_BYTES,
     NoSession,
     read_no_session,

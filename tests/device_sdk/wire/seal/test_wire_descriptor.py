@@ -20,17 +20,6 @@ from device_sdk.wire.seal.announcement import (
     new_presence,
     read_announcement,
 )
-from device_sdk.wire.seal.authority import (
-    DELEGATION_BYTES,
-    MOST_SUCCESSIONS,
-    SUCCESSION_BYTES,
-    Succession,
-    extend_line,
-    make_delegation,
-    make_succession,
-    read_delegation,
-    read_line,
-)
 from device_sdk.wire.seal.broadcast import (
     MOST_KEYS,
     GroupKey,
@@ -38,10 +27,19 @@ from device_sdk.wire.seal.broadcast import (
     new_group_key,
 )
 from device_sdk.wire.seal.descriptor import (
+    DELEGATION_BYTES,
+    MOST_SUCCESSIONS,
+    SUCCESSION_BYTES,
     Descriptor,
     DescriptorSeen,
+    Succession,
+    extend_line,
+    make_delegation,
     make_descriptor,
+    make_succession,
+    read_delegation,
     read_descriptor,
+    read_line,
     root_of,
 )
 from device_sdk.wire.seal.handshake import SessionReply

@@ -24,14 +24,16 @@ from device_sdk.wire.seal.enrolment import (
     EnrolmentOutcome,
     Token,
 )
-from device_sdk.wire.seal.enrolment_code import EnrolmentCode, new_code, parse_code
 from device_sdk.wire.seal.enrolment_message import (
     EnrolAnswer,
+    EnrolmentCode,
     EnrolRefusal,
     EnrolRequest,
     Grant,
     encode_answer,
     enrol_info,
+    new_code,
+    parse_code,
     read_request_head,
     requester_of,
 )

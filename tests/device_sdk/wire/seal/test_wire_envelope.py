@@ -118,7 +118,7 @@ def test_keys_do_not_print_themselves() -> None:
     [(3, 3, 1), (0, 0, 1), (0, 1, 0), (-1, 1, 1), (0, 2**32, 1), (0, 1, 2**32)],
 )
 def test_fragments_that_cannot_exist(index: int, total: int, length: int) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match=r"does not exist|index is|total is|length is"):
         Fragment(b"message!", index, total, length)
 
 

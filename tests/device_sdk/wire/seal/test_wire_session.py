@@ -13,14 +13,12 @@ from device_sdk.wire.codec.message import MessageType, encode, prefix
 from device_sdk.wire.seal import hpke, signature
 from device_sdk.wire.seal.admission import AdmissionPurpose, WorkBudget, admission_tag
 from device_sdk.wire.seal.descriptor import make_descriptor
-from device_sdk.wire.seal.device_session import (
-    DeviceCredential,
-    OpenedSession,
-    SessionOpening,
-)
 from device_sdk.wire.seal.freshness import Freshness, FreshnessMarks
 from device_sdk.wire.seal.handshake import (
+    DeviceCredential,
+    OpenedSession,
     OpenRequest,
+    SessionOpening,
     SessionReply,
     encode_reply,
     open_info,

@@ -1,23 +1,30 @@
-"""Rounds of a federated method over virtual devices, one after another in this process."""
+"""Rounds of a federated method over virtual devices, one after another in this process: a method's
+two halves, and nothing of the task around them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aggregator.methods.method import Method, Refused, RoundSummary
+from aggregator.simulate.data import Rows
+from aggregator.simulate.devices import (
+    FixedInteractions,
+    groups,
+    most_in_a_group,
+    train_many,
+    with_wanted,
+)
 from device_sdk.methods.learner import Learner, LearnerError
+from device_sdk.methods.scatter.factor_step import FactorStep
+from device_sdk.methods.scatter.learner import ScatterLearner
+from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
-
-GROUP_BYTES = 256 << 20
-"""Of what the devices that train in one call may send: a round is never in memory whole."""
-_MOST_IN_A_GROUP = 1024
-T = TypeVar("T")
 
 
 class Channel(Protocol):
@@ -141,52 +148,37 @@ class Simulation:
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
 
-def most_in_a_group(broadcast: Broadcast) -> int:
-    """How many devices may train in one call, each update being no larger than the broadcast."""
-    size = sum(array.size * 4 for array in broadcast.tensors.values())
-    return max(1, min(_MOST_IN_A_GROUP, GROUP_BYTES // max(1, size)))
+def mixed_columns(
+    devices: int, classes: Sequence[int], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """k_i of each device: the classes in equal shares, dealt at random."""
+    dealt = np.arange(devices, dtype=np.int64) % len(classes)
+    columns: NDArray[np.int64] = np.asarray(classes, dtype=np.int64)[rng.permutation(dealt)]
+    return columns
 
 
-def groups(devices: Iterable[T], most: int) -> Iterator[list[T]]:
-    """The devices in their order, at most so many together."""
-    left = iter(devices)
-    while group := list(islice(left, most)):
-        yield group
+def scatter_fleet(
+    positives: Sequence[Sequence[Rows]],
+    columns: Sequence[int] | NDArray[np.int64],
+    step: FactorStep,
+    seeds: np.random.SeedSequence,
+    pool: PoolSettings | None = None,
+) -> list[ScatterLearner]:
+    """One learner a device, each with a generator of its own, all sharing one ``step``.
 
+    Args:
+        positives: for each device, for each of its users, the item rows of its interactions.
+        columns: k_i of each device.
+        step: computes gradients; one session serves the whole process.
+        seeds: parent of the devices' seeds.
+        pool: the devices' privacy settings.
 
-def train_many(
-    learners: Sequence[Learner], broadcast: Broadcast
-) -> Sequence[Update | LearnerError]:
-    """The learners' updates in their order; those of one class train in one call."""
-    found: dict[int, Update | LearnerError] = {}
-    kinds: dict[type[Learner], list[int]] = {}
-    for place, learner in enumerate(learners):
-        kinds.setdefault(type(learner), []).append(place)
-    for kind, places in kinds.items():
-        trained = kind.train_many([learners[place] for place in places], broadcast)
-        found.update(zip(places, trained, strict=True))
-    return [found[place] for place in range(len(learners))]
-
-
-def with_wanted(
-    broadcast: Broadcast,
-    opened: Broadcast,
-    name: str,
-    learner: Learner,
-    fetch: Callable[[Attachment], Attachment],
-) -> Broadcast:
-    """The broadcast with those attachments of ``opened`` that the device may read and wants.
-
-    Raises LearnerError as ``learner.wants`` does.
+    Raises ValueError when ``positives`` and ``columns`` differ in length.
     """
-    readable: Mapping[str, Attachment] = {
-        key: attachment
-        for key, attachment in opened.attachments.items()
-        if not attachment.cohort or name in opened.cohorts[attachment.cohort]
-    }
-    sizes = {
-        key: sum(array.nbytes for array in attachment.tensors.values())
-        for key, attachment in readable.items()
-    }
-    offer = replace(broadcast, offered=sizes)
-    return replace(offer, attachments={key: fetch(readable[key]) for key in learner.wants(offer)})
+    children = seeds.spawn(len(positives))
+    return [
+        ScatterLearner(
+            FixedInteractions(users), step, int(count), np.random.default_rng(child), pool
+        )
+        for users, count, child in zip(positives, columns, children, strict=True)
+    ]

@@ -15,12 +15,107 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.evaluation.metrics import METRICS, Metric, Statistics
 from device_sdk.evaluation.report import STAGES, Evaluation, EvaluationReport, Stage
+
+# Figures as programs and people read them.
+
+
+def figure_name(stage: Stage, metric: str) -> str:
+    """What a figure is called: the metric's name, behind its stage unless that is ``global``."""
+    return metric if stage == STAGES[0] else f"{stage}.{metric}"
+
+
+def typical_name(figure: str) -> str:
+    """What versions are compared by, beside the figure of this name."""
+    return f"{figure}.typical"
+
+
+def part_name(part: str) -> str:
+    """What a part is called beside the fleet; an artifact may have the fleet's name."""
+    return {FLEET: "fleet", "fleet": "artifact fleet"}.get(part, part)
+
+
+def in_a_line(figures: Iterable[Figure]) -> str:
+    """The fleet's: ``hr10 0.531 (median 0.5, worst tenth 0.2), personal.hr10 ...``."""
+    return ", ".join(
+        f"{figure_name(each.stage, each.metric)} {shown(each.value)} ({', '.join(_beside(each))})"
+        for each in figures
+        if each.part == FLEET
+    )
+
+
+def as_json(figure: Figure) -> dict[str, object]:
+    """Every field, and what follows from them; what is not defined is null."""
+    return {
+        "stage": figure.stage,
+        "metric": figure.metric,
+        "part": figure.part or None,
+        "devices": figure.devices,
+        "samples": figure.samples,
+        "capped_devices": figure.capped,
+        "value": _defined(figure.value),
+        "error_bound": _defined(figure.error_bound),
+        "median": _defined(figure.median),
+        "deciles": list(figure.deciles) or None,
+        "worst_tenth": figure.worst_tenth,
+        "typical": _defined(figure.typical),
+    }
+
+
+def shown(value: float | None) -> str:
+    """Four digits; a dash for what is not defined."""
+    return "-" if value is None or math.isnan(value) else f"{value:.4g}"
+
+
+def _beside(figure: Figure) -> list[str]:
+    found = (("median", figure.median), ("worst tenth", figure.worst_tenth))
+    said = [f"{name} {shown(value)}" for name, value in found if shown(value) != "-"]
+    return [*said, f"{figure.devices} devices"]
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+# Early stopping: when a task's rounds have brought nothing for long enough.
+
+
+class Evaluated(NamedTuple):
+    """A version's figure, and the round that evaluated it."""
+
+    version: int
+    round: int
+    value: float
+
+
+def stalled_since(
+    history: Sequence[Evaluated],
+    *,
+    higher_is_better: bool,
+    most_rounds: int,
+    least_improvement: float,
+) -> Evaluated | None:
+    """The last version that improved, where ``most_rounds`` rounds followed it without another.
+
+    ``history`` by rising version. The first one improves, and each that is better than the last
+    that did, by at least ``least_improvement``.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    best: Evaluated | None = None
+    for each in history:
+        gain = math.inf if best is None else sign * (each.value - best.value)
+        if gain > 0 and gain >= least_improvement:
+            best = each
+    if best is None or history[-1].round - best.round < most_rounds:
+        return None
+    return best
+
 
 FLEET = ""
 """The part that is all of them."""
@@ -158,7 +253,7 @@ class _Heard:
         whole = {FLEET: np.ones(len(samples), dtype=np.bool_)}
         owns = {part: np.array([each == part for each in self._parts]) for part in shown}
         return [
-            self._figure(part, own, (shares, even), too_many[own], values[own], least)
+            self._figure(part, own, (shares, even), too_many, _spread(values[own], least))
             for part, own in (whole | owns).items()
         ]
 
@@ -194,21 +289,20 @@ class _Heard:
         own: NDArray[np.bool_],
         weights: tuple[NDArray[np.float64], NDArray[np.float64]],
         too_many: NDArray[np.bool_],
-        values: NDArray[np.float64],
-        least_devices: int,
+        spread: tuple[float, tuple[float, ...], float],
     ) -> Figure:
         metric, (shares, even) = self._metric, weights
         total = self._total(shares, own)
-        median, deciles, typical = _spread(values, least_devices)
+        median, deciles, typical = spread
         if math.isnan(typical):
             typical = metric.value(self._total(even, own))
         return Figure(
             self._stage,
             metric.name,
             part,
-            devices=len(values),
+            devices=int(np.count_nonzero(own)),
             samples=metric.weight(total),
-            capped=int(np.count_nonzero(too_many)),
+            capped=int(np.count_nonzero(too_many[own])),
             value=metric.value(total),
             error_bound=metric.error_bound(total),
             median=median,

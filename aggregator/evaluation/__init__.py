@@ -1,1 +1,0 @@
-"""What a fleet's devices found out about a model, added up."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.simulate.traffic import sealed_bytes, sealed_content_bytes
-from benchmarks.simulation import DirectChannel
+from benchmarks.simulation import DirectChannel, Simulation
 from device_sdk.methods.mutual.contract import samples_mark
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
 from device_sdk.wire.arrays.exchange import (
@@ -48,6 +48,13 @@ _MANIFEST_BYTES = 400
 _HASH_BYTES = 34
 # Around an update's body: task, generation, round and lengths.
 _FRAME_BYTES = 64
+
+
+def require_sound(simulation: Simulation) -> None:
+    """Raises RuntimeError where a device failed or an update was refused: figures would be of
+    another fleet."""
+    if simulation.failures:
+        raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
 
 
 class HalfChannel(DirectChannel):

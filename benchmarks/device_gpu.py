@@ -30,7 +30,7 @@ from benchmarks.device.workloads import (
     torch_step,
     workloads,
 )
-from benchmarks.harness import RESULTS, StoredRuns, key_of, markdown_table
+from benchmarks.harness import RESULTS, StoredRuns, markdown_table
 from device_sdk import ProviderError, Trainer
 from device_sdk.runtime.providers import CUDA, KNOWN, Provider, candidates, relative_error
 
@@ -58,10 +58,6 @@ class Row:
     work: str
     batch: int
     parity_only: bool
-
-    @property
-    def key(self) -> str:
-        return key_of(asdict(self))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What the suites share: command line, data, progress, stored runs, processes, rows, tables.
 
-A suite declares its rows, each with the run of a seed; :func:`finished` finds or makes their
-outcomes, and :func:`table_of` prints them. Runs are kept in ``results/<suite>.jsonl``, a line a
-run, so that a suite that was stopped continues where it was and its tables can be printed again
-without running anything.
+A :class:`Suite` declares its rows, each with the run of a seed, how a run is carried out, and its
+tables; :meth:`Suite.main` is its command. Runs are kept in ``results/<suite>.jsonl``, a line a run,
+so that a suite that was stopped continues where it was and its tables can be printed again without
+running anything.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import json
 import math
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
+import venv
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import Field, asdict, dataclass, is_dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -41,39 +45,11 @@ def suite_parser(suite: str, description: str, epilog: str) -> argparse.Argument
     )
 
 
-def add_rows(parser: argparse.ArgumentParser) -> None:
-    """The option ``--rows``; ``named`` reads it."""
-    parser.add_argument("--rows", help="names of rows, separated by semicolons (default: all)")
-
-
-def add_run_options(
-    parser: argparse.ArgumentParser, *, seeds: int | None = 3, said: str = ""
-) -> None:
-    """``--seeds``, ``--first-seed``, and the options of :func:`add_store_options`.
-
-    Args:
-        parser: takes the options.
-        seeds: how many unless told otherwise; None where the benchmark knows.
-        said: what the help says of that default; ``seeds`` if empty.
-    """
-    parser.add_argument(
-        "--seeds", type=int, default=seeds, help=f"number of seeds (default: {said or seeds})"
-    )
-    parser.add_argument("--first-seed", type=int, default=0)
-    add_store_options(parser)
-
-
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     """``--root``, ``--results`` and ``--table-only``."""
     parser.add_argument("--root", type=Path, help="data folder (default: TESSERA_DATA)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are stored")
     parser.add_argument("--table-only", action="store_true", help="print stored runs, run none")
-
-
-def seeds_of(options: argparse.Namespace, otherwise: int = 3) -> range:
-    """The seeds that the command line names; ``otherwise`` so many where it names no number."""
-    count = otherwise if options.seeds is None else options.seeds
-    return range(options.first_seed, options.first_seed + count)
 
 
 def named(given: str | None, known: Sequence[str], flag: str = "--rows") -> list[str]:
@@ -143,28 +119,25 @@ class _Record(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-class Run(_Record, Protocol):
-    """A measured run as data, whose key changes with every setting."""
-
-    @property
-    def key(self) -> str: ...
-
-
-RunT = TypeVar("RunT", bound=Run)
+RunT = TypeVar("RunT", bound=_Record)
 OutcomeT = TypeVar("OutcomeT", bound=_Record)
 
 
 def key_of(described: object) -> str:
     """Names what JSON-like data describe: 20 hex digits of a hash over them."""
-    canonical = json.dumps(described, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:20]
+    return hashlib.sha256(_text_of(described).encode()).hexdigest()[:20]
+
+
+def _text_of(described: object) -> str:
+    return json.dumps(described, sort_keys=True)
 
 
 class StoredRuns(Generic[RunT, OutcomeT]):
-    """Outcomes by the key of their run, a line each in ``folder/<suite>.jsonl``.
+    """Outcomes by their run, every setting of it, a line each in ``folder/<suite>.jsonl``.
 
     Lines stand in the order of what was run, whatever the order of running. Several processes may
-    write one file: each outcome is added to what the file holds then.
+    write one file: each outcome is added to what the file holds then. Whoever changes what the same
+    settings come to takes the lines that no longer hold out of the file.
 
     Args:
         folder: made when needed.
@@ -178,8 +151,8 @@ class StoredRuns(Generic[RunT, OutcomeT]):
         self._read: tuple[tuple[int, int] | None, dict[str, Any]] = (None, {})
 
     def load(self, run: RunT) -> OutcomeT | None:
-        """The stored outcome, or None where there is none under the run's key."""
-        line = self._lines().get(run.key)
+        """The stored outcome, or None where there is none of the run."""
+        line = self._lines().get(_text_of(asdict(run)))
         if line is None:
             return None
         outcome: OutcomeT = _rebuilt(self._outcome, line["outcome"])
@@ -191,13 +164,9 @@ class StoredRuns(Generic[RunT, OutcomeT]):
         folder = os.open(self.file.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            line = {"key": run.key, "run": asdict(run), "outcome": asdict(outcome)}
-            # Through JSON, so that a line that was just made sorts as one that was read.
-            lines = {**self._lines(), run.key: json.loads(json.dumps(line))}
-            ordered = sorted(
-                lines.values(), key=lambda one: (json.dumps(one["run"], sort_keys=True), one["key"])
-            )
-            write_lines(self.file, ordered)
+            line = {"run": asdict(run), "outcome": asdict(outcome)}
+            lines = {**self._lines(), _text_of(line["run"]): line}
+            write_lines(self.file, [lines[text] for text in sorted(lines)])
         finally:
             os.close(folder)
 
@@ -213,14 +182,14 @@ class StoredRuns(Generic[RunT, OutcomeT]):
         return outcome
 
     def _lines(self) -> dict[str, Any]:
-        """By key; read again only where the file was replaced since."""
+        """By the run's text; read again only where the file was replaced since."""
         if not self.file.exists():
             return {}
         found = self.file.stat()
         stamp = (found.st_ino, found.st_mtime_ns)
         if stamp != self._read[0]:
             lines = map(json.loads, self.file.read_text(encoding="utf-8").splitlines())
-            self._read = (stamp, {line["key"]: line for line in lines})
+            self._read = (stamp, {_text_of(line["run"]): line for line in lines})
         return self._read[1]
 
 
@@ -329,7 +298,55 @@ class Answering:
 _END_SECONDS = 60.0
 
 
-# Rows.
+# Environments.
+
+
+def environment(folder: Path, pins: Sequence[str], *options: str) -> Path:
+    """The Python of a virtual environment that holds what is pinned; made anew where that changed.
+
+    ``options`` are pip's. Raises subprocess.CalledProcessError where something is not to be had.
+    """
+    python, stamp = folder / "bin" / "python", folder / ".installed"
+    wanted = "\n".join(pins)
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+        print(f"installing into {folder}", file=sys.stderr, flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        kept = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+        pip = [str(python), "-m", "pip", "install", "--quiet", *options]
+        subprocess.run([*pip, *pins], check=True, env=kept)
+        stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+# Artifacts.
+
+
+class Artifacts:
+    """Artifacts in ``folder``, exported when they are first asked for; a change of the exporter
+    makes new ones."""
+
+    def __init__(self, folder: Path) -> None:
+        import export
+
+        digest = hashlib.sha256()
+        root = Path(export.__file__).parent
+        for path in sorted(root.rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+        self._folder = folder / digest.hexdigest()[:12]
+
+    def path(self, described: object, write: Callable[[Path], object]) -> Path:
+        """Of the artifact that JSON-like data describe; ``write`` exports it into a new folder."""
+        path = self._folder / key_of(described)
+        if not path.exists():
+            partial = path.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            write(partial)
+            partial.rename(path)
+        return path
+
+
+# Suites.
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +354,9 @@ class Row(Generic[RunT]):
     """A line of a table: its name, what it shows, and its run of a seed; ``table`` where a suite
     has several."""
 
-    name: str
+    name: Any
     shows: str
-    make: Callable[[int], RunT]
+    make: Callable[..., RunT]
     table: str = ""
 
 
@@ -360,39 +377,152 @@ def chosen(given: str | None, rows: Sequence[RowT]) -> list[RowT]:
     return [row for row in rows if row.name in names]
 
 
-def listed(rows: Iterable[Row[Any]]) -> str:
-    """What ``--help`` says of the rows."""
-    return "\nrows:\n" + "\n".join(f"  {row.name:27} {row.shows}" for row in rows)
+class Suite(ABC, Generic[RunT, OutcomeT]):
+    """Rows that are run once a seed, and their tables. A suite says what is its own of them.
 
-
-def finished(
-    asked: Iterable[tuple[NameT, int, RunT | None]],
-    store: StoredRuns[RunT, OutcomeT],
-    carry_out: Callable[[RunT, Callable[[str], None]], OutcomeT] | None,
-    suite: str = "",
-) -> dict[NameT, dict[int, OutcomeT]]:
-    """Outcomes by row's name and seed, in the order of ``asked``: what is stored, and what is not
-    stored is made.
-
-    Args:
-        asked: names, seeds and runs; None for a run that cannot be known yet. With the seeds
-            outside and the rows inside, what is stopped early has all rows on the first seeds.
-        store: takes what is made.
-        carry_out: makes an outcome, telling of its progress; None where nothing may be run.
-        suite: stands before the progress on standard error.
+    Attributes:
+        name: of ``python -m benchmarks.<name>``, and of the file of its runs.
+        description: above the options in ``--help``.
+        examples: below them.
+        outcome: the class of what a run finds.
+        rows: all there are.
+        tables: what each table of the rows is of, in the order of printing; options stand in it in
+            braces.
+        choice: the option that names a table, where there are several.
+        seeds: how many unless told otherwise; by table where they differ.
+        exports: whether runs export artifacts, which are kept.
     """
-    outcomes: dict[NameT, dict[int, OutcomeT]] = {}
-    for name, seed, run in asked:
-        found = outcomes.setdefault(name, {})
-        outcome = None if run is None else store.load(run)
-        if outcome is None and run is not None and carry_out is not None:
-            label = ", ".join(filter(None, (suite, f"seed {seed}", str(name))))
+
+    name: str
+    description: str
+    examples: str = ""
+    outcome: type[OutcomeT]
+    rows: Sequence[Any] = ()
+    tables: Mapping[str, str]
+    choice = "--table"
+    seeds: int | Mapping[str, int] = 3
+    exports = False
+
+    @abstractmethod
+    def execute(
+        self, run: RunT, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> OutcomeT:
+        """Carry out a run, telling of its progress."""
+
+    @abstractmethod
+    def shown(
+        self, table: str, outcomes: Mapping[Any, BySeed[OutcomeT]], options: argparse.Namespace
+    ) -> Iterable[str]:
+        """What is printed of a table's outcomes, by row's name and seed."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """What the suite asks beside what all ask."""
+
+    def contradiction(self, options: argparse.Namespace) -> str:
+        """Why the options do not go with each other; empty where they do."""
+        return ""
+
+    def asked(self, options: argparse.Namespace) -> Sequence[Any]:
+        """The rows that the options ask for."""
+        tables = self.asked_tables(options)
+        return chosen(options.rows, [row for row in self.rows if row.table in tables])
+
+    def asked_tables(self, options: argparse.Namespace) -> list[str]:
+        """Those that the options ask for."""
+        given = getattr(options, self.choice.strip("-"), "all")
+        return list(self.tables) if given == "all" else [given]
+
+    def run_of(self, row: Any, seed: int, options: argparse.Namespace) -> RunT | None:
+        """The row's run of a seed; None where it cannot be known yet."""
+        run: RunT = row.make(seed)
+        return run
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run what is asked for and not stored, print the tables; returns the exit status."""
+        parser = self._parser()
+        options = parser.parse_args(arguments)
+        if why := self.contradiction(options):
+            parser.error(why)
+        options.store = StoredRuns[RunT, OutcomeT](options.results, self.name, self.outcome)
+        try:
+            found = self.found(options)
+        except FileNotFoundError as error:
+            print(error, file=sys.stderr)
+            return 2
+        for table in self.tables:
+            if any(found.get(table, {}).values()):
+                print(f"\n{self.tables[table].format_map(vars(options))}\n")
+                print("\n\n".join(self.shown(table, found[table], options)))
+        self.finish(options, found)
+        return 0
+
+    def finish(self, options: argparse.Namespace, found: Found[OutcomeT]) -> None:
+        """What is done after the tables are printed."""
+
+    def found(self, options: argparse.Namespace) -> Found[OutcomeT]:
+        """Outcomes by table, row's name and seed. Seeds outside, rows inside: what is stopped early
+        has all rows on the first seeds."""
+        found: Found[OutcomeT] = {}
+        rows = self.asked(options)
+        counts = {row.table: self._seeds(row.table, options) for row in rows}
+        for number, row in product(range(max(counts.values(), default=0)), rows):
+            if number < counts[row.table]:
+                seed = options.first_seed + number
+                by_seed = found.setdefault(row.table, {}).setdefault(row.name, {})
+                outcome = self.outcome_of(row, seed, options)
+                if outcome is not None:
+                    by_seed[seed] = outcome
+        return found
+
+    def outcome_of(self, row: Any, seed: int, options: argparse.Namespace) -> OutcomeT | None:
+        """What is stored of the row's run of a seed; what is not is run, unless none may be."""
+        run = self.run_of(row, seed, options)
+
+        def make() -> OutcomeT:
+            assert run is not None
+            several = row.table if len(self.tables) > 1 else ""
+            label = ", ".join(filter(None, (f"seed {seed}", several, str(row.name))))
             with progress_line(label) as progress:
-                outcome = carry_out(run, progress)
-            store.save(run, outcome)
-        if outcome is not None:
-            found[seed] = outcome
-    return outcomes
+                return self.execute(run, options, progress)
+
+        if run is None:
+            return None
+        found: OutcomeT | None = options.store.found_or_made(
+            run, None if options.table_only else make
+        )
+        return found
+
+    def _seeds(self, table: str, options: argparse.Namespace) -> int:
+        if options.seeds is not None:
+            return int(options.seeds)
+        return self.seeds if isinstance(self.seeds, int) else self.seeds[table]
+
+    def _parser(self) -> argparse.ArgumentParser:
+        shown = {row.name: row.shows for row in self.rows}
+        listed = {"tables": self.tables if len(self.tables) > 1 else {}, "rows": shown}
+        more = [
+            "\n".join((f"{what}:", *(f"  {name:27} {text}" for name, text in texts.items())))
+            for what, texts in listed.items()
+            if texts
+        ]
+        epilog = "\n\n".join((*([self.examples] if self.examples else []), *more))
+        parser = suite_parser(self.name, self.description, epilog)
+        if len(self.tables) > 1:
+            parser.add_argument(self.choice, choices=(*self.tables, "all"), default="all")
+        if self.rows:
+            parser.add_argument("--rows", help="names of rows, with semicolons (default: all)")
+        counts = [self.seeds] if isinstance(self.seeds, int) else self.seeds.values()
+        default = " and ".join(map(str, counts))
+        parser.add_argument("--seeds", type=int, help=f"number of seeds (default: {default})")
+        parser.add_argument("--first-seed", type=int, default=0)
+        add_store_options(parser)
+        if self.exports:
+            folder = RESULTS.parents[1] / "out" / "artifacts"
+            parser.add_argument(
+                "--artifacts", type=Path, default=folder, help="where exports are kept"
+            )
+        self.add_options(parser)
+        return parser
 
 
 # Tables.
@@ -401,6 +531,8 @@ BySeed = Mapping[int, OutcomeT]
 Cell = Callable[[str, BySeed[OutcomeT]], str]
 """Of a row's name and its outcomes, at least one."""
 Read = Callable[[OutcomeT], float]
+Found = dict[str, dict[Any, dict[int, OutcomeT]]]
+"""By table, row's name and seed."""
 
 
 def table_of(

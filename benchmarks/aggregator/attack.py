@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tabulate import tabulate
 
 from benchmarks.aggregator.broker import SETTINGS
 from benchmarks.aggregator.under_attack import KINDS, measure_recovery, measure_under_attack
-from benchmarks.harness import RESULTS, StoredRuns, key_of
+from benchmarks.harness import RESULTS, StoredRuns
 
 ROWS = (*KINDS, "recovery")
 TARGETS = {"outside": "at least 80%", "enrolment": "at least 80%", "insider": "at least 60%"}
@@ -39,11 +39,6 @@ class Run:
     row: str
     seed: int
     settings: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        return key_of(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import product
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -30,30 +29,26 @@ from benchmarks.attention.experiment import (
 from benchmarks.datasets.air import SUBURBS
 from benchmarks.datasets.vmnist import VARIANTS
 from benchmarks.harness import (
+    Artifacts,
     BySeed,
     Cell,
-    StoredRuns,
-    add_rows,
-    add_run_options,
+    Found,
+    Suite,
     against,
-    chosen,
     data_folder,
-    finished,
     markdown_table,
     mean_of,
-    seeds_of,
     spread_of,
     spread_text,
-    suite_parser,
     table_of,
 )
 from device_sdk.methods.attention.mixer import AttentionScores
 from examples.attention_picture import Moment, draw_attention
 
-_ROOT = Path(__file__).resolve().parents[2]
-_ARTIFACTS = _ROOT / "out" / "artifacts" / "attention"
 
-_DESCRIPTION = """\
+class AttentionSuite(Suite[Experiment, Outcome]):
+    name = "attention"
+    description = """\
 Personalised federated learning with the real learners, methods and train graphs: FedAMN, its
 layers one by one, and the baselines, on V-MNIST (18 devices, a convolutional network of 22,218
 parameters) and Beijing air quality (12 stations, a GRU of 32). 20 rounds of 30 steps; validation
@@ -61,7 +56,7 @@ data picks the round that is reported. Every finished run is stored under its se
 benchmark that was stopped continues where it was, and --table-only prints what is there. A run
 takes about half a minute of one core.
 """
-_EXAMPLES = """\
+    examples = """\
 examples:
   python -m benchmarks.attention --table vmnist --seeds 1
   python -m benchmarks.attention --table air --rows "FedAvg;FedAMN"
@@ -69,80 +64,55 @@ examples:
   python -m benchmarks.attention --table-only
   python -m benchmarks.attention --table-only --pictures out/pictures   (figures 5 and 6)
 """
+    outcome = Outcome
+    rows = ROWS
+    tables = TABLES
+    exports = True
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        shown = parser.add_mutually_exclusive_group()
+        shown.add_argument("--validation", action="store_true", help="validation accuracy alone")
+        shown.add_argument(
+            "--pictures",
+            type=Path,
+            metavar="FOLDER",
+            help=f"draw there whom devices listen to ({BEST} on vmnist and air, an early round and "
+            "the last, the first seed; figure 5) and accuracy as stations join (figure 6)",
+        )
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
-    options = _parse(arguments)
-    tables = list(TABLES) if options.table == "all" else [options.table]
-    rows = chosen(options.rows, [row for row in ROWS if row.table in tables])
-    store = StoredRuns[Experiment, Outcome](options.results, "attention", Outcome)
-
-    def run(experiment: Experiment, progress: Callable[[str], None]) -> Outcome:
+    def execute(
+        self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> Outcome:
         root = data_folder(options.root, "mnist, fashion-mnist and beijing-air")
-        return execute(experiment, root, options.artifacts, progress)
+        return execute(run, root, Artifacts(options.artifacts), progress)
 
-    # All tables' rows on the first seeds first; then a row's name says its table.
-    asked = (
-        (f"{row.table}: {row.name}", seed, row.make(seed))
-        for seed, row in product(seeds_of(options), rows)
-    )
-    found = finished(asked, store, None if options.table_only else run)
-    outcomes: dict[str, dict[str, BySeed[Outcome]]] = {table: {} for table in tables}
-    for row in rows:
-        if by_seed := found.get(f"{row.table}: {row.name}"):
-            outcomes[row.table][row.name] = by_seed
-    for table in tables:
-        if not outcomes[table]:
-            continue
-        print(f"\n{TABLES[table]}\n")
+    def shown(self, table: str, outcomes: Outcomes, options: argparse.Namespace) -> Iterator[str]:
         if options.validation:
-            print(validation_table(outcomes[table]))
+            yield validation_table(outcomes)
         elif table == "joining":
-            print(joining_table(outcomes[table]))
+            yield joining_table(outcomes)
         elif table == "known":
-            print(known_table(outcomes[table]))
+            yield known_table(outcomes)
         else:
-            print(main_table(outcomes[table]))
-            print(f"\n{main_caption(rows[0].make(0).every)}")
-    if options.pictures is not None:
-        _draw(options.pictures, outcomes)
-    return 0
+            yield main_table(outcomes)
+            yield main_caption(ROWS[0].make(0).every)
 
-
-def _draw(folder: Path, outcomes: Mapping[str, Outcomes]) -> None:
-    """Figure 5 of the first seed that has it, figure 6 of all; says what cannot be drawn."""
-    for table in (name for name in ("vmnist", "air") if name in outcomes):
-        found = outcomes[table].get(BEST, {})
-        if found:
-            seed = min(found)
-            path = draw_listening(folder / f"attention-{table}.png", table, found[seed])
-            print(f"\npicture: {path} ({BEST}, seed {seed})")
-        else:
-            print(f"no picture of {table}: no run of {BEST} is stored", file=sys.stderr)
-    if outcomes.get("joining"):
-        print(f"\npicture: {draw_joining(folder / 'joining.png', outcomes['joining'])}")
-    elif "joining" in outcomes:
-        print("no picture of joining: no run is stored", file=sys.stderr)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    tables = "\n".join(f"  {name:12} {shows}" for name, shows in TABLES.items())
-    parser = suite_parser("attention", _DESCRIPTION, f"{_EXAMPLES}\ntables:\n{tables}")
-    parser.add_argument("--table", choices=(*TABLES, "all"), default="all")
-    add_rows(parser)
-    add_run_options(parser)
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--validation", action="store_true", help="show validation accuracy alone")
-    shown.add_argument(
-        "--pictures",
-        type=Path,
-        metavar="FOLDER",
-        help=f"draw there whom devices listen to ({BEST} on vmnist and air, an early round and the "
-        "last, the first seed; figure 5) and accuracy as stations join (figure 6)",
-    )
-    parser.add_argument("--artifacts", type=Path, default=_ARTIFACTS, help="where exports are kept")
-    return parser.parse_args(arguments)
+    def finish(self, options: argparse.Namespace, found: Found[Outcome]) -> None:
+        """Figure 5 of the first seed that has it, figure 6 of all; says what cannot be drawn."""
+        if options.pictures is None:
+            return
+        for table in self.asked_tables(options):
+            outcomes = found.get(table, {})
+            best = outcomes.get(BEST, {})
+            drawn = table in ("vmnist", "air", "joining")
+            if table == "joining" and any(outcomes.values()):
+                print(f"\npicture: {draw_joining(options.pictures / 'joining.png', outcomes)}")
+            elif table != "joining" and drawn and best:
+                path = options.pictures / f"attention-{table}.png"
+                draw_listening(path, table, best[min(best)])
+                print(f"\npicture: {path} ({BEST}, seed {min(best)})")
+            elif drawn:
+                print(f"no picture of {table}: no run for it is stored", file=sys.stderr)
 
 
 # The tables.
@@ -321,9 +291,7 @@ def draw_joining(path: Path, outcomes: Outcomes) -> Path:
     return path
 
 
-# Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-
+main = AttentionSuite().main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,25 +1,20 @@
-"""A run as data, with the key that it is stored under; and the rows, whose
-settings were chosen on validation data of seed 0.
-"""
+"""A run as data; and the rows, whose settings were chosen on validation data of seed 0."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from aggregator.methods.attention import AttentionSettings, MixtureSettings
 from aggregator.methods.fedavg import FedAvgSettings
 from benchmarks.datasets.vmnist import DEVICES_A_VARIANT, VARIANTS
-from benchmarks.harness import Row, key_of
+from benchmarks.harness import Row
 from device_sdk.methods.attention.contract import AttentionTraining
 
 DataName = Literal["vmnist", "air", "air-missing", "air-widths"]
 Shown = Literal["personal", "global"]
 DATA: tuple[str, ...] = get_args(DataName)
-
-# Raise when a change to the code changes what the same settings come to.
-_REVISION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class Experiment:
     """A run over a fleet.
 
     Attributes:
-        data: which fleet (see :mod:`benchmarks.attention.fleet`).
+        data: which fleet (see :mod:`benchmarks.attention.execute`).
         seed: of the whole run: first parameters, batches, and who lacks which features.
         rounds: at most so many.
         decay: the learning rate falls by this factor a round, for every method.
@@ -65,12 +60,6 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.every < 1:
             raise ValueError("an experiment needs rounds, and evaluations among them")
-
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        told = {"revision": _REVISION, "kind": type(self.method).__name__, **asdict(self)}
-        return key_of(told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,11 @@ import numpy as np
 
 from benchmarks.aggregator.broker import MOSQUITTO
 from benchmarks.cluster.connections import ConnectionFigures, measure_connections
-from benchmarks.cluster.experiment import TINY, ClusterOutcome, ClusterRun, Storm, execute
+from benchmarks.cluster.experiment import TINY, ClusterOutcome, ClusterRun, Setup, Storm, execute
 from benchmarks.cluster.processes import KINDS
-from benchmarks.cluster.serving import Setup
 from benchmarks.harness import (
     StoredRuns,
     add_store_options,
-    key_of,
     markdown_table,
     progress_line,
     suite_parser,
@@ -59,10 +57,6 @@ class ConnectionsRun:
     chunks: int = 10
     chunk_bytes: int = 48_000
     downloads: int = 200
-
-    @property
-    def key(self) -> str:
-        return key_of([self.connections, self.chunks, self.chunk_bytes, self.downloads])
 
 
 CONNECTIONS = ConnectionsRun()

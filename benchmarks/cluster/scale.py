@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from benchmarks.cluster.__main__ import (
@@ -22,8 +23,7 @@ from benchmarks.cluster.__main__ import (
     stored_runs,
 )
 from benchmarks.cluster.connections import ConnectionFigures
-from benchmarks.cluster.experiment import ClusterOutcome
-from benchmarks.cluster.serving import Setup
+from benchmarks.cluster.experiment import ClusterOutcome, Setup
 from benchmarks.harness import RESULTS, markdown_table, suite_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -272,36 +272,23 @@ def limits_of(unit: Measured, assumed: Assumed) -> list[Limit]:
         return high
 
     found = [
-        Limit(
-            "one coordinator closes a round "
-            f"({given['coordinator_seconds_of_a_round']:g} s for it)",
-            reached(
-                lambda each: each.coordinator_round_seconds,
-                given["coordinator_seconds_of_a_round"],
-            ),
-        ),
-        Limit(
-            f"one coordinator holds the registry ({given['coordinator_memory_gigabytes']:g} GB)",
-            reached(
-                lambda each: each.coordinator_memory, given["coordinator_memory_gigabytes"] * 1e9
-            ),
-        ),
-        Limit(
-            f"one PostgreSQL ({given['store_megabytes_a_second']:g} MB of log a second)",
-            reached(
-                lambda each: each.store_bytes_a_second, given["store_megabytes_a_second"] * 1e6
-            ),
-        ),
-        Limit(
-            f"one PostgreSQL ({given['store_cores']:g} cores)",
-            reached(lambda each: each.store_cores, given["store_cores"]),
-        ),
-        Limit(
-            f"{given['workers']:g} workers",
-            reached(lambda each: each.workers, given["workers"]),
-        ),
+        Limit(what.format(given[name]), reached(attrgetter(of), given[name] * times))
+        for of, name, times, what in _LIMITS
     ]
     return sorted(found, key=lambda each: each.devices)
+
+
+_LIMITS = (
+    ("coordinator_round_seconds", "coordinator_seconds_of_a_round", 1.0,
+     "one coordinator closes a round ({:g} s for it)"),
+    ("coordinator_memory", "coordinator_memory_gigabytes", 1e9,
+     "one coordinator holds the registry ({:g} GB)"),
+    ("store_bytes_a_second", "store_megabytes_a_second", 1e6,
+     "one PostgreSQL ({:g} MB of log a second)"),
+    ("store_cores", "store_cores", 1.0, "one PostgreSQL ({:g} cores)"),
+    ("workers", "workers", 1.0, "{:g} workers"),
+)  # fmt: skip
+"""What of a plan, by which assumed limit, in which unit."""
 
 
 def doubled(devices: int, unit: Measured, assumed: Assumed) -> list[tuple[str, float, float]]:
@@ -423,10 +410,6 @@ def _down(unit: Measured) -> str:
     return f"{unit.manifest:,.0f} and {unit.download:,.0f} bytes"
 
 
-def _bytes(count: float) -> str:
-    return f"{count:,.0f} bytes"
-
-
 def _shown(value: float) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:,}"
 
@@ -438,39 +421,31 @@ def _rounded(devices: float) -> str:
     return f"{round(devices / digits) * digits:,.0f}"
 
 
-def _mega(count: float) -> str:
-    return f"{count / 1e6:,.1f}"
-
-
-_LINES: tuple[tuple[str, Callable[[Plan], str]], ...] = (
-    ("updates a second, mean", lambda each: f"{each.updates_a_second:,.0f}"),
-    ("updates a second, while a round's come in", lambda each: f"{each.updates_at_peak:,.0f}"),
-    ("session opens a second, mean", lambda each: f"{each.opens_a_second:,.0f}"),
-    ("workers' cores at the peak", lambda each: f"{each.worker_cores:,.1f}"),
-    ("workers", lambda each: f"{each.workers:,}"),
-    ("memory of each worker, GB", lambda each: f"{each.worker_memory / 1e9:,.1f}"),
-    (
-        "coordinator, processor seconds a round",
-        lambda each: f"{each.coordinator_round_seconds:,.1f}",
-    ),
-    ("memory of the coordinator, GB", lambda each: f"{each.coordinator_memory / 1e9:,.1f}"),
-    ("PostgreSQL's cores at the peak", lambda each: f"{each.store_cores:,.1f}"),
-    ("PostgreSQL's log, MB a second, at most", lambda each: _mega(each.store_bytes_a_second)),
-    ("connections at a time", lambda each: f"{each.connections:,.0f}"),
-    ("brokers", lambda each: f"{each.brokers:,}"),
-    ("brokers' cores at the peak", lambda each: f"{each.broker_cores:,.1f}"),
-    ("brokers' memory, GB", lambda each: f"{each.broker_memory / 1e9:,.1f}"),
-    ("into the brokers, TB a month", lambda each: f"{each.ingress_month / 1e12:,.2f}"),
-    ("out of the brokers, TB a month", lambda each: f"{each.broker_egress_month / 1e12:,.2f}"),
-    (
-        "a worker is lost: s for its successor to open the sessions of a round's devices",
-        lambda each: f"{each.lost_worker_seconds:,.0f}",
-    ),
-    (
-        "a broker is lost: s of its processor for all TLS handshakes",
-        lambda each: f"{each.lost_broker_seconds:,.0f}",
-    ),
-    ("over HTTP, TB a month", lambda each: f"{each.http_egress_month / 1e12:,.2f}"),
+_LINES: tuple[tuple[str, Callable[[Plan], str]], ...] = tuple(
+    (name, lambda each, of=of, unit=unit, form=form: format(getattr(each, of) / unit, form))
+    for name, of, unit, form in (
+        ("updates a second, mean", "updates_a_second", 1, ",.0f"),
+        ("updates a second, while a round's come in", "updates_at_peak", 1, ",.0f"),
+        ("session opens a second, mean", "opens_a_second", 1, ",.0f"),
+        ("workers' cores at the peak", "worker_cores", 1, ",.1f"),
+        ("workers", "workers", 1, ",.0f"),
+        ("memory of each worker, GB", "worker_memory", 1e9, ",.1f"),
+        ("coordinator, processor seconds a round", "coordinator_round_seconds", 1, ",.1f"),
+        ("memory of the coordinator, GB", "coordinator_memory", 1e9, ",.1f"),
+        ("PostgreSQL's cores at the peak", "store_cores", 1, ",.1f"),
+        ("PostgreSQL's log, MB a second, at most", "store_bytes_a_second", 1e6, ",.1f"),
+        ("connections at a time", "connections", 1, ",.0f"),
+        ("brokers", "brokers", 1, ",.0f"),
+        ("brokers' cores at the peak", "broker_cores", 1, ",.1f"),
+        ("brokers' memory, GB", "broker_memory", 1e9, ",.1f"),
+        ("into the brokers, TB a month", "ingress_month", 1e12, ",.2f"),
+        ("out of the brokers, TB a month", "broker_egress_month", 1e12, ",.2f"),
+        ("a worker is lost: s for its successor to open the sessions of a round's devices",
+         "lost_worker_seconds", 1, ",.0f"),
+        ("a broker is lost: s of its processor for all TLS handshakes",
+         "lost_broker_seconds", 1, ",.0f"),
+        ("over HTTP, TB a month", "http_egress_month", 1e12, ",.2f"),
+    )
 )  # fmt: skip
 
 

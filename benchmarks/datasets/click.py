@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.datasets.movielens import AGES, OCCUPATIONS, MovieLens, read_1m
-from benchmarks.harness import default_data_folder
 
 _LIKED = 4
 _FEWEST_USERS = 50
@@ -76,20 +75,6 @@ class Clicks:
 
     devices: tuple[ClickDevice, ...]
     sizes: tuple[tuple[str, int], ...]
-
-
-def data_root() -> Path:
-    """The default folder of data sets.
-
-    Raises FileNotFoundError, saying what to set, where it has no ml-1m.
-    """
-    root = default_data_folder()
-    if not (root / "ml-1m").is_dir():
-        raise FileNotFoundError(
-            f"there is no {root / 'ml-1m'}: set TESSERA_DATA to the folder that holds ml-1m/, "
-            "MovieLens 1M unpacked (https://grouplens.org/datasets/movielens/1m/)"
-        )
-    return root
 
 
 def load_clicks(root: Path, settings: ClickSettings) -> Clicks:

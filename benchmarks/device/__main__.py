@@ -27,13 +27,15 @@ import onnx
 import torch
 from tabulate import tabulate
 
-from benchmarks.device import memory, ort_training
+from benchmarks.device import ort_training
+from benchmarks.device.memory import our_peak, torch_peak
 from benchmarks.device.timing import exported
 from benchmarks.device.workloads import Workload, workloads
 from benchmarks.harness import RESULTS, write_lines
 
 STORED = RESULTS / "device.jsonl"
 LEAST_RUNS = 5
+_MEMORY_STEPS = 50
 Row = dict[str, Any]
 
 
@@ -60,8 +62,7 @@ def main() -> int:
         parser.error(f"no row's name holds {arguments.only!r}")
     rows = _measured(chosen, arguments.runs, arguments.seconds, peer=not arguments.no_peer)
     if not arguments.no_memory:
-        ours, theirs = memory.lenet_peaks()
-        rows.append({"work": "memory", "tessera_mib": ours, "torch_mib": theirs})
+        rows.append({"work": "memory", **_peaks()})
     _print(rows)
     if not arguments.only and arguments.runs >= LEAST_RUNS:
         write_lines(STORED, rows)
@@ -73,14 +74,14 @@ def main() -> int:
 
 def _measured(chosen: Sequence[Workload], runs: int, seconds: float, *, peer: bool) -> list[Row]:
     peers = [w.name for w in chosen if w.peer]
-    python = ort_training.environment() if peer and peers else None
+    python = ort_training.python() if peer and peers else None
     with tempfile.TemporaryDirectory() as temporary:
         rows = [_exported(w, Path(temporary) / str(place)) for place, w in enumerate(chosen)]
         found: dict[str, list[Row]] = {row["work"]: [] for row in rows}
         theirs: dict[str, list[Row]] = {row["work"]: [] for row in rows}
         for run in range(runs):
             print(f"run {run + 1} of {runs} ...", file=sys.stderr, flush=True)
-            command = [sys.executable, "-m", "benchmarks.device.one_run", temporary, str(seconds)]
+            command = [sys.executable, "-m", "benchmarks.device.timing", temporary, str(seconds)]
             done = subprocess.run([*command, *found], stdout=subprocess.PIPE, text=True, check=True)
             for line in done.stdout.splitlines():
                 figure = json.loads(line)
@@ -92,6 +93,17 @@ def _measured(chosen: Sequence[Workload], runs: int, seconds: float, *, peer: bo
         {**row, **_summary(found[row["work"]], theirs[row["work"]]), **_without(workload, peer)}
         for row, workload in zip(rows, chosen, strict=True)
     ]
+
+
+def _peaks() -> Row:
+    workload = next(w for w in workloads() if w.name.startswith("LeNet"))
+    batch = workload.batch()
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = Path(folder) / "lenet"
+        exported(workload, workload.model(), batch, artifact)
+        ours = our_peak(artifact, batch, _MEMORY_STEPS)
+    theirs = torch_peak("benchmarks.device.workloads", workload.name, _MEMORY_STEPS)
+    return {"tessera_mib": ours, "torch_mib": theirs}
 
 
 def _exported(workload: Workload, folder: Path) -> Row:

@@ -16,42 +16,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.nn.functional as functional
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from benchmarks.device.memory import peak_kib
+from benchmarks.device.memory import our_peak, torch_peak
 from benchmarks.device.resnet import ResNet
 from benchmarks.device.timing import exported
 from benchmarks.device.workloads import Batch, Workload, torch_step
 from device_sdk import Trainer
 
 _STEPS = 6
-_OURS = f"""
-import sys
-import numpy as np
-from device_sdk import Trainer
-trainer = Trainer(sys.argv[1], providers="cpu", threads=1)
-batch = dict(np.load(sys.argv[2]))
-for _ in range({_STEPS}):
-    trainer.step(batch)
-assert "torch" not in sys.modules
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-_TORCH = f"""
-import sys
-import torch
-torch.set_num_threads(1)
-from benchmarks.device.large_state import workloads
-from benchmarks.device.workloads import torch_step
-w = next(w for w in workloads() if w.name == sys.argv[1])
-step = torch_step(w, w.model(), w.batch())
-for _ in range({_STEPS}):
-    step()
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
@@ -172,15 +148,14 @@ def _measured(workload: Workload, turns: int, folder: Path) -> list[str]:
     torch.manual_seed(0)
     model, batch = workload.model(), workload.batch()
     size = sum(p.numel() for p in model.parameters()) * 4 / 2**20
-    np.savez(folder / "batch.npz", **{name: tensor.numpy() for name, tensor in batch.items()})
     for name in ("one", "two"):
         with ExitStack() as stack:
             if name == "two":
                 stack.enter_context(mock.patch("export.build.LEAST_STATE_BYTES", 1 << 60))
             exported(workload, model, batch, folder / name, verify=False)
     peaks = [
-        *(peak_kib(_OURS, str(folder / n), str(folder / "batch.npz")) for n in ("one", "two")),
-        peak_kib(_TORCH, workload.name),
+        *(our_peak(folder / name, batch, _STEPS) for name in ("one", "two")),
+        torch_peak("benchmarks.device.large_state", workload.name, _STEPS),
     ]
     trainers = [Trainer(folder / name, providers="cpu", threads=1) for name in ("one", "two")]
     arrays = {name: tensor.numpy() for name, tensor in batch.items()}
@@ -194,7 +169,7 @@ def _measured(workload: Workload, turns: int, folder: Path) -> list[str]:
     return [
         workload.name,
         f"{size:.0f}",
-        *(f"{peak / 1024:.0f}" for peak in peaks),
+        *(f"{peak:.0f}" for peak in peaks),
         *(f"{min(each) * 1e3:.1f}/{statistics.median(each) * 1e3:.1f}" for each in took),
         *(f"{ratio:.2f}" for ratio in ratios[1:]),
     ]

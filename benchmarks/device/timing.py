@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
-from benchmarks.device.workloads import Batch, Workload
+from benchmarks.device.workloads import Batch, Workload, torch_step, workloads
 from device_sdk import Trainer
 
 if TYPE_CHECKING:
@@ -84,3 +87,32 @@ def our_step(folder: Path, batch: Batch, providers: str = "cpu") -> Callable[[],
     trainer = Trainer(folder, providers=providers, threads=1)
     arrays = {name: tensor.numpy() for name, tensor in batch.items()}
     return lambda: trainer.step(arrays)
+
+
+def main(folder: Path, seconds: float, names: list[str]) -> None:
+    """One run of `make bench-device`: each row's step beside torch's, a line of JSON a row.
+
+    Its name, both medians in seconds, and how many times faster than torch ours is. The artifacts
+    of the rows of these names are ``folder / str(place)``, in this order.
+    """
+    torch.set_num_threads(1)
+    known = {workload.name: workload for workload in workloads()}
+    for place, name in enumerate(names):
+        workload = known[name]
+        torch.manual_seed(0)
+        model, batch = workload.model(), workload.batch()
+        timed = alternately(
+            [our_step(folder / str(place), batch), torch_step(workload, model, batch)],
+            seconds=seconds,
+        )
+        figure = {
+            "work": name,
+            "seconds": timed.medians[0],
+            "torch_seconds": timed.medians[1],
+            "against_torch": timed.ratio(0, 1),
+        }
+        print(json.dumps(figure), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

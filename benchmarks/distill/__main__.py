@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 from aggregator.simulate.shown import paired_difference, spread
-from benchmarks.datasets.click import Clicks, ClickSettings, data_root, load_clicks
+from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.distill.experiment import (
     AFD,
     BASELINE,
@@ -23,74 +21,52 @@ from benchmarks.distill.experiment import (
     PaperFigures,
 )
 from benchmarks.distill.fleet import ArtifactShelf, click_fields, execute
-from benchmarks.harness import (
-    BySeed,
-    Cell,
-    StoredRuns,
-    add_rows,
-    add_run_options,
-    chosen,
-    finished,
-    listed,
-    mean_of,
-    seeds_of,
-    spread_of,
-    suite_parser,
-    table_of,
-)
+from benchmarks.harness import BySeed, Cell, Suite, data_folder, mean_of, spread_of, table_of
 from benchmarks.recommendation.click_metrics import ClickQuality
 
-_DESCRIPTION = """\
+
+@cache
+def _opened(root: Path, settings: ClickSettings, artifacts: Path) -> tuple[Clicks, ArtifactShelf]:
+    clicks = load_clicks(root, settings)
+    return clicks, ArtifactShelf(artifacts, click_fields(clicks.sizes))
+
+
+class DistillSuite(Suite[Experiment, Outcome]):
+    name = "distill"
+    description = """\
 Four devices with unequal shares of MovieLens 1M's users predict clicks and teach one another by
 mean outputs (AFD, FD), or average their models (FedAvg). Tables 5 to 7 of the AFD paper, our
 figures first, the paper's in brackets. The round with the least validation loss is reported; bytes
 are those of sealed messages. Every finished run is stored under its settings, so a benchmark that
-was stopped continues where it was. A run takes one to three minutes of one core."""
-_EXAMPLES = """\
+was stopped continues where it was, and --table-only prints what is there. A run takes one to three
+minutes of one core."""
+    examples = """\
 examples:
   python -m benchmarks.distill                           (everything, three seeds)
   python -m benchmarks.distill --rows "AFD;FD" --seeds 1
   python -m benchmarks.distill --table-only              (print what is stored)
 """
+    outcome = Outcome
+    rows = ROWS
+    tables: Mapping[str, str] = {
+        "": "All devices' test samples; in brackets the paper's figure",
+    }
+    exports = True
 
+    def execute(
+        self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> Outcome:
+        root = data_folder(options.root, "ml-1m")
+        return execute(run, *_opened(root, run.data, options.artifacts), progress)
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
-    parser = suite_parser("distill", _DESCRIPTION, _EXAMPLES + listed(ROWS))
-    add_rows(parser)
-    add_run_options(parser)
-    options = parser.parse_args(arguments)
-    rows = chosen(options.rows, ROWS)
-    asked = ((row.name, seed, row.make(seed)) for seed, row in product(seeds_of(options), rows))
-    store = StoredRuns[Experiment, Outcome](options.results, "distill", Outcome)
-    with tempfile.TemporaryDirectory(prefix="tessera-distill-") as folder:
-
-        @cache
-        def loaded(settings: ClickSettings) -> tuple[Clicks, ArtifactShelf]:
-            clicks = load_clicks(options.root or data_root(), settings)
-            return clicks, ArtifactShelf(Path(folder), click_fields(clicks.sizes))
-
-        def run(experiment: Experiment, progress: Callable[[str], None]) -> Outcome:
-            return execute(experiment, *loaded(experiment.data), progress)
-
-        try:
-            outcomes = finished(asked, store, None if options.table_only else run)
-        except FileNotFoundError as error:
-            print(error, file=sys.stderr)
-            return 2
-    harder = {row.name for row in HARDER_ROWS}
-    fleet = {name: found for name, found in outcomes.items() if name not in harder}
-    print("\nAll devices' test samples; in brackets the paper's figure\n")
-    print(quality_table(fleet))
-    print("\nBy device\n")
-    print(device_table(fleet))
-    print("\nTime and bytes\n")
-    print(cost_table(fleet))
-    print("\nBeyond the paper\n")
-    print(harder_table(outcomes))
-    print()
-    print(verdict(outcomes))
-    return 0
+    def shown(self, table: str, outcomes: Outcomes, options: argparse.Namespace) -> Iterator[str]:
+        harder = {row.name for row in HARDER_ROWS}
+        fleet = {name: found for name, found in outcomes.items() if name not in harder}
+        yield quality_table(fleet)
+        yield f"By device\n\n{device_table(fleet)}"
+        yield f"Time and bytes\n\n{cost_table(fleet)}"
+        yield f"Beyond the paper\n\n{harder_table(outcomes)}"
+        yield verdict(outcomes)
 
 
 # The tables: a line a row, the paper's figures in brackets beside ours.
@@ -295,6 +271,8 @@ def _switches(by_seed: Mapping[int, Outcome]) -> str:
 def _mean(values: Sequence[float], form: str) -> str:
     return format(sum(values) / len(values), form) if values else ""
 
+
+main = DistillSuite().main
 
 if __name__ == "__main__":
     raise SystemExit(main())

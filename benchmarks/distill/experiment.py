@@ -1,25 +1,19 @@
-"""A run as data, with the key that it is stored under; and the rows, whose
-settings were chosen on validation samples.
-"""
+"""A run as data; and the rows, whose settings were chosen on validation samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from aggregator.methods.prototypes import PrototypesSettings
 from benchmarks.datasets.click import ClickSettings
-from benchmarks.harness import Row, key_of
+from benchmarks.harness import Row
 from benchmarks.recommendation.click_metrics import ClickQuality
 from device_sdk.methods.prototypes.contract import PrototypesTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 
 OptimizerName = Literal["adam", "sgd", "segmented"]
-_REVISION = 1
-"""Raised when the same settings would give another result: stored ones then no longer count."""
-_ATTENTION_REVISION = 2
-"""The same, for what has the attention encoding alone: other results stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +78,6 @@ class Experiment:
             raise ValueError("prototypes go with their own settings")
         if not 0 <= self.noisy < self.data.devices:
             raise ValueError("at least one device must be honest")
-
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        described = {"revision": _REVISION, **asdict(self)}
-        if self.model.attention:
-            described["attention_revision"] = _ATTENTION_REVISION
-        if self.decay == 1:
-            del described["decay"]  # so that results from before there was one still count
-        if self.prototypes is None:
-            del described["prototypes"]  # likewise
-        return key_of(described)
 
 
 GLOBAL = "global"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.prototypes import PrototypesMethod
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from benchmarks.channels import DistillChannel
+from benchmarks.channels import DistillChannel, require_sound
 from benchmarks.datasets.click import ClickDevice, Clicks
 from benchmarks.distill.experiment import GLOBAL, Experiment, ModelChoice, Outcome, Point
+from benchmarks.harness import Artifacts
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
@@ -139,10 +139,10 @@ def click_fields(sizes: tuple[tuple[str, int], ...]) -> SampleFields:
 
 
 class ArtifactShelf:
-    """Exports into ``folder``, each artifact when it is first asked for."""
+    """Artifacts of models with these fields, exported into ``folder``."""
 
     def __init__(self, folder: Path, fields: SampleFields) -> None:
-        self._folder = folder
+        self._artifacts = Artifacts(folder)
         self._fields = fields
 
     def trainer(
@@ -153,14 +153,13 @@ class ArtifactShelf:
         ``teaching``: with the distillation loss, or with that of prototypes of ``width``; else
         plain cross-entropy, for FedAvg.
         """
-        more = [] if width is None else [width]
-        described = json.dumps([asdict(choice), seed, teaching, *more], sort_keys=True)
-        folder = self._folder / hashlib.sha256(described.encode()).hexdigest()[:16]
-        if not folder.exists():
-            if teaching:
-                self._export_teaching(folder, choice, seed, width)
-            else:
-                self._export_plain(folder, choice, seed)
+        export_it = (
+            partial(self._export_teaching, choice=choice, seed=seed, width=width)
+            if teaching
+            else partial(self._export_plain, choice=choice, seed=seed)
+        )
+        described = [asdict(choice), asdict(self._fields), seed, teaching, width]
+        folder = self._artifacts.path(described, export_it)
         return Trainer(folder, providers="cpu", threads=1)
 
     def _export_teaching(
@@ -329,8 +328,7 @@ def execute(
             f"round {round_id}/{experiment.rounds}, {seconds:.0f} s a device, validation loss "
             f"{curve[-1].validation_loss:.4f}, least {min(best, curve[-1].validation_loss):.4f}"
         )
-    if simulation.failures:
-        raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+    require_sound(simulation)
     sizes = fleet.predictor(0).parameters.values()
     return Outcome(
         curve=tuple(curve),

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.export_survey.optimizers import OPTIMIZERS
-from benchmarks.export_survey.subject import Subject
+from benchmarks.export_survey.subject import OPTIMIZERS, Subject
 from device_sdk import Trainer
 from device_sdk.runtime.step import step_seed
 from export.rewrites.patch import seeded

@@ -71,8 +71,8 @@ def _artifact(folder: str, batch: str) -> Opening:
 def _torch(name: str) -> Opening:
     import torch
 
-    from benchmarks.export_survey.optimizers import OPTIMIZERS
     from benchmarks.export_survey.steps import subjects
+    from benchmarks.export_survey.subject import OPTIMIZERS
 
     torch.set_num_threads(1)
     written = next(one for one in subjects() if one.name == name).step()

@@ -22,8 +22,8 @@ import torch
 
 import export
 from benchmarks.export_survey.compare import compared
-from benchmarks.export_survey.optimizers import OPTIMIZERS
 from benchmarks.export_survey.steps import subjects
+from benchmarks.export_survey.subject import OPTIMIZERS
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.export_survey.subject import Subject
-from benchmarks.harness import AnswerError, Answering, key_of
+from benchmarks.harness import AnswerError, Answering
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, TORCH, BEFORE = "ours", "torch", "before"
@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """What is stored under one key: the newest outcome of a subject, timed and not."""
+    """What is stored once: the newest outcome of a subject, timed and not."""
 
     subject: str
     kind: str
@@ -58,11 +58,6 @@ class Run:
     compared: bool
     """With another checkout."""
     verified: bool = True
-
-    @property
-    def key(self) -> str:
-        """Of every field."""
-        return key_of(vars(self))
 
 
 @dataclass(frozen=True)

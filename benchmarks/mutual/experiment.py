@@ -1,15 +1,13 @@
-"""A run as data, with the key that it is stored under; and the rows, whose
-settings were chosen on validation samples of seed 0.
-"""
+"""A run as data; and the rows, whose settings were chosen on validation samples of seed 0."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from aggregator.methods.prototypes import PrototypeServerSettings, PrototypesSettings
-from benchmarks.harness import key_of
+from benchmarks import harness
 from benchmarks.mutual.domains import Split
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
@@ -74,15 +72,6 @@ class Experiment:
                 raise ValueError(f"method {self.method!r} goes with its own settings, not {name}'s")
         if self.rounds < 1 or self.every < 1 or not 1 <= self.present <= 4:
             raise ValueError("an experiment needs rounds and between one and four devices in each")
-
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        told: dict[str, Any] = asdict(self)
-        if self.prototypes is None:
-            # Runs were stored before there was such a method.
-            del told["prototypes"]
-        return key_of(told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +142,17 @@ class Paper:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A line of a table.
+class Row(harness.Row[Experiment]):
+    """``paper`` has the paper's figures; ``equal_bytes`` names the row of the same table whose
+    bytes are this one's limit; ``leave_out`` a device whose own scores do not count."""
 
-    ``equal_bytes`` names the row of the same table whose bytes are this one's limit;
-    ``leave_out`` a device whose own scores do not count.
-    """
-
-    table: str
-    name: str
-    make: Callable[[int], Experiment]
     paper: Paper | None = None
     equal_bytes: str = ""
     leave_out: int = -1
+
+
+def _row(table: str, name: str, make: Callable[[int], Experiment], **more: Any) -> Row:
+    return Row(name, "", make, table, **more)
 
 
 _MUTUAL = MutualTraining(
@@ -224,20 +211,21 @@ def _table_one(table: str, split: Split) -> list[Row]:
     rows = []
     for share, (mafml, agg, fedmd) in paper.items():
         rows += [
-            Row(table, f"MAFML {share:.0%}", _made("mutual", split, share), Paper(*mafml)),
-            Row(table, f"AGG {share:.0%}", _made("pooled", split, share), Paper(*agg)),
-            Row(table, f"FedMD {share:.0%}", _fedmd(split, share), Paper(*fedmd)),
-            Row(
+            _row(table, f"MAFML {share:.0%}", _made("mutual", split, share), paper=Paper(*mafml)),
+            _row(table, f"AGG {share:.0%}", _made("pooled", split, share), paper=Paper(*agg)),
+            _row(table, f"FedMD {share:.0%}", _fedmd(split, share), paper=Paper(*fedmd)),
+            _row(
                 table,
                 f"FedAvg, bytes of MAFML {share:.0%}",
                 _frugal(split, share),
-                Paper(86.50, 86.50, 86.50),
+                paper=Paper(86.50, 86.50, 86.50),
                 equal_bytes=f"MAFML {share:.0%}",
             ),
         ]
-    rows.append(Row(table, "IND", _made("alone", split, 0.10), Paper(68.45, 92.56, 60.47)))
-    rows.append(Row(table, "FedAvg, full", _made("fedavg", split, 0.10)))
-    rows += [Row(table, name, _prototypes(name, split)) for name in _PROTOTYPES]
+    ind = Paper(68.45, 92.56, 60.47)
+    rows.append(_row(table, "IND", _made("alone", split, 0.10), paper=ind))
+    rows.append(_row(table, "FedAvg, full", _made("fedavg", split, 0.10)))
+    rows += [_row(table, name, _prototypes(name, split)) for name in _PROTOTYPES]
     return rows
 
 
@@ -295,45 +283,33 @@ def _changed(**changes: object) -> Callable[[int], Experiment]:
     return make
 
 
+# MAFML at 10 %, with other settings: half of the devices a round is for twice the rounds, so that
+# each trains as much; of a wild device, the last, only the others' scores count.
+_HALF = {"present": 2, "rounds": 22}
+_WILD = {"random_device": 3}
+_VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "MAFML": {},
+    "soft labels in 8 bits": {"label_form": "uint8"},
+    "public samples not packed": {"sample_form": "uint8"},
+    "top 3 classes": {"top_classes": 3},
+    "top 3 classes in 8 bits": {"label_form": "uint8", "top_classes": 3},
+    "half missing": _HALF,
+    "half missing, labels kept 5 rounds": {"stale_rounds": 5, **_HALF},
+    "MAFML, but device 4": {},
+    "device 4 random": _WILD,
+    "device 4 random, below 50 % unused": {"least_confidence": 0.5, **_WILD},
+    "device 4 random, no confidence": {"use_confidence": False, **_WILD},
+    "no projection": {"project": False},
+    "no soft labels (classes alone)": {"weight_kl": 0.0},
+    "local and public gradient in one step": {"schedule": "joint", "local_steps": 55},
+    "algorithm 1 as printed (a step for each teacher)": {"per_teacher": True},
+}
+
+
 def _variants() -> list[Row]:
-    table = "variants"
-    # Half of the devices a round: twice the rounds, so that each trains as much.
-    half = {"present": 2, "rounds": 22}
-    wild = {"random_device": 3}
     return [
-        Row(table, "MAFML", _changed()),
-        Row(table, "soft labels in 8 bits", _changed(label_form="uint8")),
-        Row(table, "public samples not packed", _changed(sample_form="uint8")),
-        Row(table, "top 3 classes", _changed(top_classes=3)),
-        Row(table, "top 3 classes in 8 bits", _changed(label_form="uint8", top_classes=3)),
-        Row(table, "half missing", _changed(**half)),
-        Row(table, "half missing, labels kept 5 rounds", _changed(stale_rounds=5, **half)),
-        Row(table, "MAFML, but device 4", _changed(), leave_out=3),
-        Row(table, "device 4 random", _changed(**wild), leave_out=3),
-        Row(
-            table,
-            "device 4 random, below 50 % unused",
-            _changed(least_confidence=0.5, **wild),
-            leave_out=3,
-        ),
-        Row(
-            table,
-            "device 4 random, no confidence",
-            _changed(use_confidence=False, **wild),
-            leave_out=3,
-        ),
-        Row(table, "no projection", _changed(project=False)),
-        Row(table, "no soft labels (classes alone)", _changed(weight_kl=0.0)),
-        Row(
-            table,
-            "local and public gradient in one step",
-            _changed(schedule="joint", local_steps=55),
-        ),
-        Row(
-            table,
-            "algorithm 1 as printed (a step for each teacher)",
-            _changed(per_teacher=True),
-        ),
+        _row("variants", name, _changed(**changes), leave_out=3 if "device 4" in name else -1)
+        for name, changes in _VARIANTS.items()
     ]
 
 
@@ -349,7 +325,7 @@ def _several(
         ("IND", _made("alone", "independent", 0.10)),
     )
     return [
-        Row(table, name, change(make), figures)
+        _row(table, name, change(make), paper=figures)
         for (name, make), figures in zip(made, paper, strict=True)
     ]
 
@@ -358,7 +334,7 @@ ROWS: tuple[Row, ...] = (
     *_table_one("independent", "independent"),
     *_table_one("by-image", "by-image"),
     *_several("architectures", _four, (None, None, None, None)),
-    *(Row("architectures", name, _four(_prototypes(name, "independent"))) for name in _PROTOTYPES),
+    *(_row("architectures", name, _four(_prototypes(name, "independent"))) for name in _PROTOTYPES),
     *_several(
         "pacs64",
         _on_pacs,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +17,8 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod
-from benchmarks.channels import MutualChannel, sealed_bytes
+from benchmarks.channels import MutualChannel, require_sound, sealed_bytes
+from benchmarks.harness import Artifacts
 from benchmarks.mutual.domains import Domain, everything, pacs64, rotated_mnist
 from benchmarks.mutual.experiment import DeviceScore, Experiment, Outcome
 from benchmarks.simulation import Simulation, device_name
@@ -67,7 +66,7 @@ class Fleet(Protocol):
 
 
 def make_fleet(
-    experiment: Experiment, domains: Sequence[Domain], artifacts: ArtifactCache
+    experiment: Experiment, domains: Sequence[Domain], artifacts: ArtifactShelf
 ) -> Fleet:
     """The fleet of an experiment, at its start."""
     first, fleet = np.random.SeedSequence(experiment.seed).spawn(2)
@@ -192,8 +191,7 @@ class _Together:
         count = len(self._own)
         chosen = np.sort(self._rng.permutation(count)[: self._present])
         summary = self._simulation.round(int(device) for device in chosen)
-        if self._simulation.failures:
-            raise RuntimeError(f"devices failed or were refused: {self._simulation.failures}")
+        require_sound(self._simulation)
         return dict(summary.metrics)
 
 
@@ -261,64 +259,28 @@ _MODELS: Mapping[Kind, Callable[..., Module]] = {
 }
 
 
-class ImageTask:
-    """Channels, size and classes of a data set's images."""
-
-    def __init__(self, data: str) -> None:
-        self.channels, self.size, self.classes = _SHAPES[data]
-
-
-class ArtifactCache:
-    """Artifacts in ``folder``; a change of the exporter makes new ones."""
+class ArtifactShelf:
+    """Artifacts of image models, exported into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / _exporter_version()
+        self._artifacts = Artifacts(folder)
 
     def trainer(self, data: str, model: str, kind: Kind, seed: int) -> Trainer:
         """A trainer with first weights of that seed; exports the artifact where it is missing."""
-        task = ImageTask(data)
-        trainer = Trainer(self._path(data, model, kind), providers="cpu", seed=seed)
-        trainer.set_parameters(_first_weights(task, model, kind, seed))
-        return trainer
-
-    def _path(self, data: str, model: str, kind: Kind) -> Path:
-        path = self._folder / f"{data}-{model}-{kind}"
-        if path.exists():
-            return path
-        task = ImageTask(data)
+        shape = dict(zip(("channels", "size", "classes"), _SHAPES[data], strict=True))
         optimizer = exporter.AdamW(lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
-        partial = path.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        # Verified by the exporter's own tests, for each of these networks.
-        _EXPORTS[kind](
-            partial,
-            model,
-            channels=task.channels,
-            size=task.size,
-            classes=task.classes,
-            optimizer=optimizer,
-            verify=False,
+
+        def write(folder: Path) -> None:
+            # Verified by the exporter's own tests, for each of these networks.
+            _EXPORTS[kind](folder, model, **shape, optimizer=optimizer, verify=False)
+
+        path = self._artifacts.path([data, model, kind], write)
+        trainer = Trainer(path, providers="cpu", seed=seed)
+        network = _MODELS[kind](model, **shape, seed=seed)
+        trainer.set_parameters(
+            {name: tensor.detach().numpy() for name, tensor in network.named_parameters()}
         )
-        partial.rename(path)
-        return path
-
-
-def _first_weights(
-    task: ImageTask, model: str, kind: Kind, seed: int
-) -> Mapping[str, NDArray[np.float32]]:
-    network = _MODELS[kind](
-        model, channels=task.channels, size=task.size, classes=task.classes, seed=seed
-    )
-    return {name: tensor.detach().numpy() for name, tensor in network.named_parameters()}
-
-
-def _exporter_version() -> str:
-    digest = hashlib.sha256()
-    root = Path(exporter.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+        return trainer
 
 
 # Images and splits depend on the seed alone, not on the method.
@@ -336,7 +298,7 @@ def load_domains(experiment: Experiment, root: Path) -> list[Domain]:
 def execute(
     experiment: Experiment,
     domains: list[Domain],
-    artifacts: ArtifactCache,
+    artifacts: ArtifactShelf,
     progress: Callable[[str], None],
 ) -> Outcome:
     """Run the experiment's rounds; ``progress`` is called with one line of text after each."""

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from itertools import product
+import argparse
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 
 from benchmarks.harness import (
     BySeed,
     Cell,
-    StoredRuns,
-    add_rows,
-    add_run_options,
+    Row,
+    Suite,
     against,
-    chosen,
     data_folder,
-    finished,
     markdown_table,
     mean_of,
-    seeds_of,
-    suite_parser,
     table_of,
 )
 from benchmarks.privacy.attack import Judgement
-from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
-from benchmarks.recommendation.split import LeaveOneOut, load_split_of
-from benchmarks.scatter.execute import open_step
-from device_sdk.methods.scatter.factor_step import FactorStep
+from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, execute
+from benchmarks.recommendation.split import load_split_of
+from benchmarks.scatter.experiment import open_step
 
-_DESCRIPTION = """\
+
+class PrivacySuite(Suite[Run, Outcome]):
+    name = "privacy"
+    description = """\
 Trains fleets on ML-100K with the real learners, method and train graph, and lets the aggregator,
 which sees updates in int8, guess from each device's updates what its users like: by a cut at the
 size of the rows, and by a model that was trained on other devices whose likes are known. Prints
@@ -39,36 +34,29 @@ devices (24 of those with 20 users), beside HR@10 on validation items. Every fin
 under its settings, so a benchmark that was stopped continues where it was, and --table-only prints
 what is there.
 """
+    outcome = Outcome
+    rows = ROWS
+    tables: Mapping[str, str] = {
+        "": "ML-100K, validation items, BPR {epochs} passes; precision / recall / AUC"
+    }
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--epochs", type=int, default=20, help="passes of BPR (20)")
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
-    told = "\n".join(f"  {row.name:22} {row.shows}" for row in ROWS)
-    parser = suite_parser("privacy", _DESCRIPTION, f"rows:\n{told}")
-    add_rows(parser)
-    add_run_options(parser, seeds=3)
-    parser.add_argument("--epochs", type=int, default=20, help="passes of BPR (20)")
-    options = parser.parse_args(arguments)
+    def run_of(self, row: Row[Run], seed: int, options: argparse.Namespace) -> Run | None:
+        return row.make(seed, options.epochs)
 
-    @cache
-    def loaded() -> tuple[LeaveOneOut, FactorStep]:
+    def execute(
+        self, run: Run, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> Outcome:
         root = data_folder(options.root, "ml-100k/leave_one_out")
-        return load_split_of(root, "ml-100k", "validation"), open_step(None)
+        split = load_split_of(root, "ml-100k", "validation")
+        return execute(run, split, open_step(None), progress)
 
-    def run(one: Run, progress: Callable[[str], None]) -> Outcome:
-        return execute(one, *loaded(), progress)
-
-    asked = (
-        (row.name, seed, run_of(row, seed, options.epochs))
-        for seed, row in product(seeds_of(options), chosen(options.rows, ROWS))
-    )
-    store = StoredRuns[Run, Outcome](options.results, "privacy", Outcome)
-    outcomes = finished(asked, store, None if options.table_only else run)
-    print(f"\nML-100K, validation items, BPR {options.epochs} passes; precision / recall / AUC\n")
-    print(attack_table(outcomes))
-    print("\nthe first update sent by a device that joins the trained fleet\n")
-    print(joining_table(outcomes))
-    return 0
+    def shown(self, table: str, outcomes: Outcomes, options: argparse.Namespace) -> Iterator[str]:
+        yield attack_table(outcomes)
+        yield "the first update sent by a device that joins the trained fleet"
+        yield joining_table(outcomes)
 
 
 # The tables.
@@ -113,6 +101,8 @@ def _judged(part: Callable[[Outcome], Judgement], found: BySeed[Outcome]) -> str
     ranked = [one.auc for one in judged if one.auc is not None]
     return " / ".join(f"{fmean(part):.3f}" for part in (*parts, ranked) if part)
 
+
+main = PrivacySuite().main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.harness import StoredRuns, data_folder, key_of
+from benchmarks.harness import StoredRuns, data_folder
 from benchmarks.recommendation.baselines import ease, ials, popularity
 from benchmarks.recommendation.metrics import Floats, full_ranks, quality, sampled_ranks
 from benchmarks.recommendation.split import LeaveOneOut, SplitKind, load_split_of
@@ -41,11 +41,6 @@ class Run:
     penalty: float = 0.0
     alpha: float = 0.0
     seed: int = 0
-
-    @property
-    def key(self) -> str:
-        """Names the stored result: another setting, another key."""
-        return key_of(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -123,6 +124,7 @@ def load_split(root: Path, name: str) -> LeaveOneOut:
     return LeaveOneOut(items, rows, held_out, negatives)
 
 
+@cache
 def load_split_of(root: Path, name: str, kind: SplitKind) -> LeaveOneOut:
     """As :func:`load_split`; for ``validation`` the training data split once more, always alike."""
     whole = load_split(root, name)

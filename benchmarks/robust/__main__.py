@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import add_run_options, named, seeds_of, suite_parser
+from benchmarks.harness import BySeed, Row, Suite, named
 from benchmarks.robust import clicks, scatter
-from benchmarks.robust.attacks import ATTACKS, SHARES, SINGLE
-from benchmarks.robust.suite import Option, Selection, Suite
+from benchmarks.robust.suite import ATTACKS, SHARES, SINGLE, Case, Method, Outcome, Trial
 
-_METHODS: Mapping[str, tuple[str, Sequence[Option]]] = {
-    "scatter": ("scatter aggregation: 943 devices of unequal size", scatter.OPTIONS),
-    "fedavg": (
-        "federated averaging: 40 devices, Wide & Deep predicts clicks",
-        clicks.OPTIONS["fedavg"],
-    ),
-    "logits": ("teacher logits: 40 devices, three networks", clicks.OPTIONS["logits"]),
-}
+METHODS: Mapping[str, Method[Any]] = {"scatter": scatter.METHOD, **clicks.METHODS}
 
-_DESCRIPTION = """\
+
+class RobustSuite(Suite[Trial[Any], Outcome]):
+    name = "robust"
+    description = """\
 Trains on ML-100K with the real learners, methods and train graphs, with 0, 5 and 20 % of the
 devices hostile: they send ten times the opposite of what they found (flip), noise of ten times its
 norm (noise), or push one unpopular item into everybody's recommendations, ten times as hard as an
@@ -35,91 +29,77 @@ has a clean run and eight (logits: six) attacked ones a seed. Every finished run
 settings, so a benchmark that was stopped continues where it was, and --table-only only prints what
 is there.
 """
-_EXAMPLES = """\
+    examples = """\
 examples:
   python -m benchmarks.robust --seeds 3
-  python -m benchmarks.robust --method fedavg --method logits
+  python -m benchmarks.robust --method fedavg
   python -m benchmarks.robust --options "none;guarded" --attacks promotion --shares 0.05
   python -m benchmarks.robust --one-device --split validation --epochs 10
   python -m benchmarks.robust --split validation --epochs 20   (a quick look, to choose settings)
-"""
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
-    options = _parse(arguments)
-    methods = options.method or list(_METHODS)
-    if options.one_device:
-        methods = [one for one in methods if one != "logits"]
-    known = [one.name for method in methods for one in _METHODS[method][1]]
-    selection = Selection(
-        split=options.split,
-        seeds=seeds_of(options),
-        options=list(dict.fromkeys(named(options.options, known, "--options"))),
-        attacks=ATTACKS
-        if options.one_device
-        else [one for one in ATTACKS if one in named(options.attacks, ATTACKS, "--attacks")],
-        shares=options.shares,
-        rounds=options.epochs,
-        single=[one for one in SINGLE if one in named(options.attacks, SINGLE, "--attacks")]
-        if options.one_device
-        else SINGLE,
+options:
+""" + "\n".join(
+        f"  {name + ', ' + one.name:27} {one.shows}"
+        for name, method in METHODS.items()
+        for one in method.options
     )
-    with tempfile.TemporaryDirectory(prefix="tessera-robust-") as folder:
-        for method in methods:
-            suite = _suite(method, options, Path(folder))
-            found = suite.found(
-                selection,
-                options.results,
-                single=options.one_device,
-                table_only=options.table_only,
-            )
-            print(f"\nML-100K, {_METHODS[method][0]}, {selection.split} samples")
-            if options.one_device:
-                print(f"one device sends any value in every round\n\n{suite.single_table(found)}")
-                continue
-            shown = [one.name for one in suite.options if one.name in selection.options]
-            for table in suite.tables(found, shown):
-                print(f"\n{table}")
-    return 0
+    outcome = Outcome
+    choice = "--method"
+    tables: Mapping[str, str] = {
+        name: f"ML-100K, {method.title}, {{split}} samples" for name, method in METHODS.items()
+    }
+    seeds = 1
+    exports = True
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--one-device",
+            action="store_true",
+            help="one device in every round sends any value: what a task's default limits leave",
+        )
+        parser.add_argument("--split", choices=("test", "validation"), default="test")
+        parser.add_argument("--options", help="names of defences, separated by semicolons")
+        parser.add_argument(
+            "--attacks",
+            help=f"of {', '.join(ATTACKS)}, separated by semicolons; "
+            f"with --one-device of {', '.join(SINGLE)}",
+        )
+        parser.add_argument(
+            "--shares", type=float, nargs="+", choices=SHARES, default=SHARES, metavar="SHARE"
+        )
+        parser.add_argument("--epochs", type=int, default=0, help="fewer passes, for a quick look")
+        parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
+
+    def asked(self, options: argparse.Namespace) -> list[Row[Trial[Any]]]:
+        methods = {name: METHODS[name] for name in self.asked_tables(options)}
+        if options.one_device:
+            methods.pop("logits", None)
+        known = [one.name for method in methods.values() for one in method.options]
+        options.options = named(options.options, known, "--options")
+        return [
+            Row(case, "", method.trial, name)
+            for name, method in methods.items()
+            for case in method.cases(options)
+        ]
+
+    def run_of(
+        self, row: Row[Trial[Any]], seed: int, options: argparse.Namespace
+    ) -> Trial[Any] | None:
+        return row.make(row.name, seed, options)
+
+    def execute(
+        self, run: Trial[Any], options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> Outcome:
+        method = next(one for one in METHODS.values() if isinstance(run.experiment, one.kind))
+        return method.execute(run, options, progress)
+
+    def shown(
+        self, table: str, outcomes: Mapping[Case, BySeed[Outcome]], options: argparse.Namespace
+    ) -> Iterator[str]:
+        yield from METHODS[table].tables(outcomes, options)
 
 
-def _suite(method: str, options: argparse.Namespace, folder: Path) -> Suite[Any, Any]:
-    if method == "scatter":
-        return scatter.ScatterSuite(options.root, options.artifact)
-    return clicks.ClickSuite("fedavg" if method == "fedavg" else "logits", options.root, folder)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    lines = [
-        f"  {one.name:16} {one.shows}"
-        for method, (_, options) in _METHODS.items()
-        for one in (Option(f"\n{method}:", "", lambda base: base), *options)
-    ]
-    parser = suite_parser("robust", _DESCRIPTION, _EXAMPLES + "\noptions:\n" + "\n".join(lines))
-    parser.add_argument(
-        "--method", action="append", choices=tuple(_METHODS), help="may be repeated (default: all)"
-    )
-    parser.add_argument(
-        "--one-device",
-        action="store_true",
-        help="one device in every round sends any value: what a task's default limits leave of it",
-    )
-    parser.add_argument("--split", choices=("test", "validation"), default="test")
-    parser.add_argument("--options", help="names of defences, separated by semicolons")
-    parser.add_argument(
-        "--attacks",
-        help=f"of {', '.join(ATTACKS)}, separated by semicolons; "
-        f"with --one-device of {', '.join(SINGLE)}",
-    )
-    parser.add_argument(
-        "--shares", type=float, nargs="+", choices=SHARES, default=SHARES, metavar="SHARE"
-    )
-    add_run_options(parser, seeds=1)
-    parser.add_argument("--epochs", type=int, default=0, help="fewer passes, for a quick look")
-    parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
-    return parser.parse_args(arguments)
-
+main = RobustSuite().main
 
 if __name__ == "__main__":
     raise SystemExit(main())

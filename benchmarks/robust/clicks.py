@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
+from benchmarks.channels import require_sound
 from benchmarks.datasets.click import Clicks, ClickSettings, clicks_of
 from benchmarks.datasets.movielens import read_100k
 from benchmarks.distill.experiment import ModelChoice
@@ -31,30 +33,22 @@ from benchmarks.distill.fleet import (
     random_claims,
     whole,
 )
-from benchmarks.harness import data_folder, key_of
-from benchmarks.robust.attacks import (
+from benchmarks.harness import data_folder
+from benchmarks.recommendation.split import SplitKind
+from benchmarks.robust.suite import (
     ATTACKS,
+    DEFAULT,
     PROMOTING,
-    SHARES,
-    STRENGTH,
+    UNPROTECTED,
     AnyValue,
     Attack,
-    hostile_devices,
-    noise_like,
-    unpopular_item,
-)
-from benchmarks.robust.suite import (
-    DEFAULT,
-    UNPROTECTED,
-    Found,
+    HostileLearner,
+    Method,
     Option,
-    SplitKind,
-    Suite,
+    Outcome,
     Trial,
-    change_table,
-    changed,
-    promotion_table,
-    single_table,
+    hostile_devices,
+    unpopular_item,
 )
 from benchmarks.simulation import Simulation
 from device_sdk.local_data import LocalData
@@ -64,7 +58,6 @@ from device_sdk.methods.learner import Learner
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.methods.teacher_logits.learner import TeacherLogitsLearner
 from device_sdk.trainer import Trainer
-from device_sdk.wire.arrays.exchange import Broadcast, Update
 
 MethodName = Literal["fedavg", "logits"]
 Settings = FedAvgSettings | TeacherLogitsTraining
@@ -107,15 +100,6 @@ class Experiment:
         """What is measured."""
         return "fedavg" if isinstance(self.settings, FedAvgSettings) else "logits"
 
-    @property
-    def key(self) -> str:
-        """Changes with every setting."""
-        described = asdict(self)
-        # An option that came later keeps the keys of runs from before, where it is off.
-        if described["settings"].get("samples_multiple") == 0:
-            del described["settings"]["samples_multiple"]
-        return key_of([self.method, described])
-
 
 def base_experiment(method: MethodName, split: SplitKind, seed: int, rounds: int) -> Experiment:
     """Without protection; ``rounds`` 0 for the usual number.
@@ -132,31 +116,6 @@ def base_experiment(method: MethodName, split: SplitKind, seed: int, rounds: int
         classes=2, batch_size=128, learning_rate=5e-3, alpha=0.6, beta=0.2, l2=1e-4
     )
     return Experiment(split, seed, rounds or 6, models, told)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Keyed by the share of devices that are hostile; a clean run has all shares, and 0.
-
-    Attributes:
-        auc: over the honest devices' samples, each predicted by its own device's model.
-        loss: their cross-entropy, in nats.
-        click: the promoted item's predicted click, mean over up to 100 users who do not know it.
-            Empty, as ``exposure`` is, under attacks that promote nothing.
-        exposure: share of those users that have it among their ten best of the whole catalogue.
-        best_round: the one with the least validation loss, which all of this is of.
-        seconds: processor time of the rounds.
-        by_round: AUC over the honest devices' validation samples after each round: what can be
-            compared where a small difference has another round chosen.
-    """
-
-    auc: Mapping[str, float]
-    loss: Mapping[str, float]
-    click: Mapping[str, float]
-    exposure: Mapping[str, float]
-    best_round: int
-    seconds: float
-    by_round: tuple[float, ...] = ()
 
 
 Samples = Mapping[str, NDArray[Any]]
@@ -314,36 +273,6 @@ def _teacher(
     return LyingTeacher(random_claims(other) if attack == "noise" else last_class)
 
 
-class HostileLearner(Learner):
-    """Trains as an honest device would, and sends something else.
-
-    ``flip`` sends ten times the opposite of the differences. ``noise`` sends normal noise of ten
-    times the norm of each tensor. ``promotion`` sends ten times what it learnt, and ``patient``
-    just that: their learner is given samples in which an item is always clicked.
-
-    Args:
-        learner: the device's real learner.
-        attack: what is done to its updates.
-        rng: draws the noise.
-    """
-
-    def __init__(self, learner: FedAvgLearner, attack: Attack, rng: np.random.Generator) -> None:
-        self._learner = learner
-        self._attack = attack
-        self._rng = rng
-
-    def train(self, broadcast: Broadcast) -> Update:
-        """See :class:`device_sdk.methods.learner.Learner`."""
-        update = self._learner.train(broadcast)
-        if self._attack == "noise":
-            sent = {name: noise_like(array, self._rng) for name, array in update.tensors.items()}
-        else:
-            factors = {"flip": -STRENGTH, "promotion": STRENGTH, "patient": np.float32(1)}
-            factor = factors[self._attack]
-            sent = {name: array * factor for name, array in update.tensors.items()}
-        return replace(update, tensors=sent)
-
-
 def execute(
     trial: Trial[Experiment],
     clicks: Clicks,
@@ -351,6 +280,12 @@ def execute(
     progress: Callable[[str], None],
 ) -> Outcome:
     """Train and evaluate; ``progress`` is called with a line of text after each round.
+
+    Measures, of the round with the least validation loss: ``auc`` over the honest devices' samples,
+    each predicted by its own device's model; ``loss``, their cross-entropy in nats; ``click``, the
+    promoted item's predicted click, mean over up to 100 users who do not know it; and ``exposure``,
+    the share of those users that have it among their ten best of the whole catalogue. The last two
+    are empty under attacks that promote nothing.
 
     Every trial of a seed has the same first weights, the same order in which devices turn hostile,
     the same item to promote and the same users who may see it: differences are paired.
@@ -367,11 +302,8 @@ def execute(
     trainers = shelf.trainers(experiment)
     seeds = (training, attacking)
     fleet = build_fleet(trial, clicks, catalogue, trainers, hostile.tolist(), item, seeds)
-    best_round, by_round, seconds = _train(
-        fleet, trainers, clicks, honest, experiment.rounds, progress
-    )
-    clean = (0.0, 1 / len(clicks.devices), *SHARES)
-    shares = clean if trial.attack is None else (trial.share,)
+    _train(fleet, trainers, clicks, honest, experiment.rounds, progress)
+    shares = trial.shares(len(clicks.devices))
     rest = {str(one): set(honest).difference(hostile_devices(order, one)) for one in shares}
     found = {
         device: predictions(trainers[device], getattr(clicks.devices[device], experiment.split))
@@ -392,10 +324,14 @@ def execute(
         for share, devices in rest.items():
             of_rest = [(wanted, best) for device, wanted, best in seen if device in devices]
             click[share], exposure[share] = (float(mean) for mean in np.mean(of_rest, axis=0))
-    auc = {share: one.auc for share, one in quality.items()}
-    progress(f"AUC {auc}, click {click}, exposure {exposure}, round {best_round}, {seconds:.0f} s")
-    loss = {share: one.loss for share, one in quality.items()}
-    return Outcome(auc, loss, click, exposure, best_round, seconds, by_round)
+    measures = {
+        "auc": {share: one.auc for share, one in quality.items()},
+        "loss": {share: one.loss for share, one in quality.items()},
+        "click": click,
+        "exposure": exposure,
+    }
+    progress(str(measures))
+    return Outcome(measures)
 
 
 def _train(
@@ -405,136 +341,109 @@ def _train(
     honest: Sequence[int],
     rounds: int,
     progress: Callable[[str], None],
-) -> tuple[int, tuple[float, ...], float]:
-    """The round with the least validation loss over the honest devices, whose trainers hold its
-    models in the end; the validation AUC after each round; the processor time of all rounds in
-    seconds."""
+) -> None:
+    """Leaves the honest devices' trainers with the models of the round that had the least
+    validation loss over them."""
     simulation = Simulation(fleet.method, fleet.learners, np.random.default_rng(0))
-    least, best_round, seconds = math.inf, 0, 0.0
+    least = math.inf
     kept = dict[int, dict[str, NDArray[np.float32]]]()
-    by_round = []
     for round_id in range(1, rounds + 1):
-        # Processor time: on a shared machine the wall clock measures the neighbours too.
-        began = time.process_time()
         simulation.round()
-        seconds += time.process_time() - began
-        if simulation.failures:
-            raise RuntimeError(f"devices failed or were refused: {simulation.failures}")
+        require_sound(simulation)
         found = [
             predictions(fleet.predictor(one), clicks.devices[one].validation) for one in honest
         ]
-        quality = joined_quality(found)
-        by_round.append(quality.auc)
-        loss = quality.loss
+        loss = joined_quality(found).loss
         if loss < least:
-            least, best_round = loss, round_id
+            least = loss
             kept = {device: fleet.predictor(device).parameters for device in honest}
         progress(f"round {round_id}/{rounds}, validation loss {loss:.4f}, least {least:.4f}")
     if not kept:
         raise RuntimeError("the validation loss of no round is finite")
     for device, parameters in kept.items():
         trainers[device].set_parameters(parameters)
-    return best_round, tuple(by_round), seconds
 
 
 OPTIONS: Mapping[MethodName, tuple[Option, ...]] = {
     "fedavg": (
-        Option(UNPROTECTED, "no protection", lambda base: base),
-        Option("clip", "norms up to 3 running medians", changed(clip_multiple=3.0)),
+        Option(UNPROTECTED, "no protection"),
+        Option("clip", "norms up to 3 running medians", {"clip_multiple": 3.0}),
         Option(
             DEFAULT,
             "norms up to 3 running medians, and so for claims of samples (a task's default)",
-            changed(clip_multiple=3.0, samples_multiple=3.0),
+            {"clip_multiple": 3.0, "samples_multiple": 3.0},
         ),
         Option(
             "outliers",
             "updates larger than 3 running medians left out",
-            changed(outlier_multiple=3.0),
+            {"outlier_multiple": 3.0},
         ),
         Option(
             "trimmed",
             "a fifth trimmed at either end of every coordinate",
-            changed(robust="trimmed", trim_share=0.2),
+            {"robust": "trimmed", "trim_share": 0.2},
         ),
-        Option("median", "the median of every coordinate", changed(robust="median")),
+        Option("median", "the median of every coordinate", {"robust": "median"}),
     ),
     "logits": (
-        Option(UNPROTECTED, "no bounds; every device has one voice a label", lambda base: base),
+        Option(UNPROTECTED, "no bounds; every device has one voice a label"),
         Option(
             "bounds",
             "confidence of at least one half (recommended)",
-            changed(least_confidence=0.5),
+            {"least_confidence": 0.5},
         ),
         Option(
-            "samples", "no bounds; voices by claimed samples, to 10,000", changed(weights="samples")
+            "samples", "no bounds; voices by claimed samples, to 10,000", {"weights": "samples"}
         ),
         Option(
             "samples, bounds",
             "voices by claimed samples, confidence of at least one half",
-            changed(weights="samples", least_confidence=0.5),
+            {"weights": "samples", "least_confidence": 0.5},
         ),
         Option(
             "samples, capped",
             "the same, and no claim counts for more than 1,000",
-            changed(weights="samples", least_confidence=0.5, most_samples=1_000),
+            {"weights": "samples", "least_confidence": 0.5, "most_samples": 1_000},
         ),
     ),
 }
-# A teacher that pushes an item no harder than others is an honest one.
-_ATTACKS: Mapping[MethodName, tuple[Attack, ...]] = {
-    "fedavg": ATTACKS,
-    "logits": ("flip", "noise", "promotion"),
+
+
+@cache
+def _opened(root: Path | None, artifacts: Path) -> tuple[Clicks, TrainerShelf]:
+    clicks = clicks_of(read_100k(data_folder(root, "ml-100k")), ML_100K)
+    return clicks, TrainerShelf(ArtifactShelf(artifacts, click_fields(clicks.sizes)))
+
+
+def _carried_out(
+    trial: Trial[Experiment], options: argparse.Namespace, progress: Callable[[str], None]
+) -> Outcome:
+    return execute(trial, *_opened(options.root, options.artifacts), progress)
+
+
+def _method(method: MethodName, title: str, attacks: Sequence[Attack]) -> Method[Experiment]:
+    return Method(
+        title,
+        Experiment,
+        OPTIONS[method],
+        attacks,
+        ML_100K.devices,
+        partial(base_experiment, method),
+        _carried_out,
+        changes={"auc": "AUC of honest devices", "loss": "cross-entropy"},
+        promotions={
+            "exposure": "promoted item in the top 10",
+            "click": "promoted item's predicted click",
+        },
+    )
+
+
+METHODS: Mapping[str, Method[Experiment]] = {
+    "fedavg": _method(
+        "fedavg", "federated averaging: 40 devices, Wide & Deep predicts clicks", ATTACKS
+    ),
+    # A teacher that pushes an item no harder than others is an honest one.
+    "logits": _method(
+        "logits", "teacher logits: 40 devices, three networks", ("flip", "noise", "promotion")
+    ),
 }
-
-
-class ClickSuite(Suite[Experiment, Outcome]):
-    """Loads the data once, when the first run needs them; exports artifacts into ``folder``.
-
-    Args:
-        method: which of the two.
-        root: the data folder; None for the default one.
-        folder: for artifacts.
-    """
-
-    outcome = Outcome
-
-    def __init__(self, method: MethodName, root: Path | None, folder: Path) -> None:
-        self.options = OPTIONS[method]
-        self.attacks = _ATTACKS[method]
-        self.devices = ML_100K.devices
-        self._method = method
-        self._root = root
-        self._folder = folder
-        self._loaded: tuple[Clicks, TrainerShelf] | None = None
-
-    def experiment(self, split: SplitKind, seed: int, option: Option, rounds: int) -> Experiment:
-        """ML-100K's clicks under ``option``."""
-        base = base_experiment(self._method, split, seed, rounds)
-        return replace(base, settings=option.change(base.settings))
-
-    def run(self, trial: Trial[Experiment], progress: Callable[[str], None]) -> Outcome:
-        """See :class:`Suite`."""
-        if self._loaded is None:
-            clicks = clicks_of(read_100k(data_folder(self._root, "ml-100k")), ML_100K)
-            shelf = ArtifactShelf(self._folder, click_fields(clicks.sizes))
-            self._loaded = (clicks, TrainerShelf(shelf))
-        return execute(trial, *self._loaded, progress)
-
-    def single_table(self, found: Found[Outcome]) -> str:
-        """AUC."""
-        share = 1 / self.devices
-        return single_table(found, share, lambda one: one.auc, "AUC of the other devices")
-
-    def tables(self, found: Found[Outcome], options: Sequence[str]) -> list[str]:
-        """AUC, cross-entropy, and what is predicted of the promoted item."""
-        rows, attacks = options, self.attacks
-        return [
-            change_table(found, rows, attacks, lambda one: one.auc, "AUC of honest devices"),
-            change_table(found, rows, attacks, lambda one: one.loss, "cross-entropy"),
-            promotion_table(
-                found, rows, attacks, lambda one: one.exposure, "promoted item in the top 10"
-            ),
-            promotion_table(
-                found, rows, attacks, lambda one: one.click, "promoted item's predicted click"
-            ),
-        ]

@@ -3,119 +3,100 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.harness import (
     BySeed,
     Cell,
-    StoredRuns,
-    add_rows,
-    add_run_options,
+    Row,
+    Suite,
     against,
-    chosen,
     data_folder,
-    finished,
     markdown_table,
     mean_of,
-    seeds_of,
     spread_of,
     spread_text,
-    suite_parser,
     table_of,
 )
 from benchmarks.recommendation.central import Line, central_lines
 from benchmarks.recommendation.split import DATA_SETS, load_split_of
-from benchmarks.scatter.execute import execute, open_step, published_bytes
-from benchmarks.scatter.experiment import BASELINE, ROWS, Experiment, Outcome
-from device_sdk.methods.scatter.factor_step import FactorStep
+from benchmarks.scatter.experiment import (
+    BASELINE,
+    ROWS,
+    Experiment,
+    Outcome,
+    execute,
+    open_step,
+    published_bytes,
+)
 
-_DESCRIPTION = """\
+
+class ScatterSuite(Suite[Experiment, Outcome]):
+    name = "scatter"
+    description = """\
 Trains virtual fleets on MovieLens with the real learners and method, one device a user, updates in
 int8, and prints HR@10 and NDCG@10 among all items and among 99 given negatives, beside recommenders
 that see everybody's data in one place; and what a device sends and computes. Least squares has
 untouched defaults. Every finished run is stored under its settings, so a benchmark that was stopped
 continues where it was, and --table-only prints what is there.
 """
-_EXAMPLES = """\
+    examples = """\
 examples:
   python -m benchmarks.scatter --data ml-100k --seeds 3
   python -m benchmarks.scatter --data ml-1m --rows "least squares;unequal" --seeds 1
   python -m benchmarks.scatter --split validation --data ml-100k --seeds 2   (to choose settings)
   python -m benchmarks.scatter --data ml-100k --seeds 1 --curve    (quality on the way)
 """
+    outcome = Outcome
+    choice = "--data"
+    tables: Mapping[str, str] = {data: f"{data}, {{split}} items" for data in DATA_SETS}
+    rows = tuple(replace(row, table=data) for data in DATA_SETS for row in ROWS)
+    seeds: Mapping[str, int] = {"ml-100k": 10, "ml-1m": 3}
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
-    options = _parse(arguments)
-    rows = chosen(options.rows, ROWS)
-    store = StoredRuns[Experiment, Outcome](options.results, "scatter", Outcome)
-    step = cache(lambda: open_step(options.artifact))
-    for data in DATA_SETS if options.data == "all" else (options.data,):
-        asked = (
-            (row.name, seed, _lasting(row.experiment(data, options.split, seed), options.epochs))
-            for seed, row in product(seeds_of(options, 10 if data == "ml-100k" else 3), rows)
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--split", choices=("test", "validation"), default="test")
+        parser.add_argument("--curve", action="store_true", help="quality after each pass too")
+        parser.add_argument(
+            "--picture", type=Path, metavar="FILE", help="draw quality over bytes (of one --data)"
         )
-        carry_out = None if options.table_only else _runner(options, step)
-        outcomes = finished(asked, store, carry_out, data)
-        _, central = central_lines(data, options)
-        down = {row.name: published_bytes(row.experiment(data, "test", 0)) for row in rows}
-        print(f"\n{data}, {options.split} items\n")
-        print(quality_table(outcomes, central if options.split == "test" else [], down))
-        print()
-        print(by_class_table(outcomes))
+        parser.add_argument(
+            "--epochs", type=int, default=0, help="passes of every row, on validation items alone"
+        )
+        parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
+
+    def contradiction(self, options: argparse.Namespace) -> str:
+        if options.picture is not None and options.data == "all":
+            return "--picture draws one data set: add --data ml-100k or --data ml-1m"
+        if options.epochs and options.split != "validation":
+            return "--epochs chooses passes, which test items must not: add --split validation"
+        return ""
+
+    def run_of(
+        self, row: Row[Experiment], seed: int, options: argparse.Namespace
+    ) -> Experiment | None:
+        made = row.make(row.table, options.split, seed)
+        return replace(made, epochs=options.epochs) if options.epochs else made
+
+    def execute(
+        self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
+    ) -> Outcome:
+        root = data_folder(options.root, "ml-100k/leave_one_out and ml-1m/ncf")
+        held = load_split_of(root, run.data, run.split)
+        return execute(run, held, open_step(options.artifact), progress)
+
+    def shown(self, table: str, outcomes: Outcomes, options: argparse.Namespace) -> Iterator[str]:
+        _, central = central_lines(table, options)
+        rows = [row for row in ROWS if outcomes.get(row.name)]
+        down = {row.name: published_bytes(row.make(table, "test", 0)) for row in rows}
+        yield quality_table(outcomes, central if options.split == "test" else [], down)
+        yield by_class_table(outcomes)
         if options.picture is not None:
             draw_bytes(options.picture, outcomes, central)
         if options.curve:
-            print()
-            print(curve_table(outcomes))
-    return 0
-
-
-def _lasting(experiment: Experiment, epochs: int) -> Experiment:
-    return replace(experiment, epochs=epochs) if epochs else experiment
-
-
-def _runner(
-    options: argparse.Namespace, step: Callable[[], FactorStep]
-) -> Callable[[Experiment, Callable[[str], None]], Outcome]:
-    """Carries out experiments; loads the data and the train graph when the first needs them."""
-    split = cache(load_split_of)
-
-    def run(experiment: Experiment, progress: Callable[[str], None]) -> Outcome:
-        root = data_folder(options.root, "ml-100k/leave_one_out and ml-1m/ncf")
-        held = split(root, experiment.data, experiment.split)
-        return execute(experiment, held, step(), progress)
-
-    return run
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    rows = "\n".join(f"  {row.name:27} {row.shows}" for row in ROWS)
-    parser = suite_parser("scatter", _DESCRIPTION, f"{_EXAMPLES}\nrows:\n{rows}")
-    parser.add_argument("--data", choices=(*DATA_SETS, "all"), default="all")
-    parser.add_argument("--split", choices=("test", "validation"), default="test")
-    add_rows(parser)
-    add_run_options(parser, seeds=None, said="10 and 3")
-    parser.add_argument("--curve", action="store_true", help="print quality after each pass too")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw quality over bytes sent (of one --data)"
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=0, help="passes of every row, on validation items alone"
-    )
-    parser.add_argument("--artifact", type=Path, help="another factorisation artifact's folder")
-    options = parser.parse_args(arguments)
-    if options.picture is not None and options.data == "all":
-        parser.error("--picture draws one data set: add --data ml-100k or --data ml-1m")
-    if options.epochs and options.split != "validation":
-        parser.error("--epochs chooses passes, which test items must not: add --split validation")
-    return options
+            yield curve_table(outcomes)
 
 
 # The tables: a line a row.
@@ -238,6 +219,8 @@ def draw_bytes(file: Path, outcomes: Outcomes, central: Sequence[Line]) -> None:
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
+
+main = ScatterSuite().main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.datasets.click import ClickSettings, data_root, load_clicks
+from benchmarks.datasets.click import ClickSettings, load_clicks
 from benchmarks.datasets.movielens import AGES, GENRES, read_100k
+from benchmarks.harness import data_folder
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
 SMALL = ClickSettings(
@@ -92,17 +93,21 @@ def test_the_seed_decides_everything(root: Path) -> None:
 
 
 def test_what_is_missing_is_said_with_the_fix(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(FileNotFoundError, match="unpack MovieLens 1M"):
         load_clicks(tmp_path, SMALL)
     with pytest.raises(ValueError, match="55 users have at least 10 ratings"):
         load_clicks(root, replace(SMALL, users=56))
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="set TESSERA_DATA to the folder"):
-        data_root()
-    monkeypatch.setenv("TESSERA_DATA", str(root))
-    assert data_root() == root
+    assert data_folder(None, "ml-1m") == tmp_path
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
+    with pytest.raises(SystemExit):
+        data_folder(None, "ml-1m")
+    assert "set TESSERA_DATA (or --root) to the folder that holds ml-1m" in capsys.readouterr().err
 
 
 def test_movielens_gives_the_numbers_that_are_reported() -> None:

@@ -12,9 +12,8 @@ from benchmarks.aggregator.broker import MOSQUITTO
 from benchmarks.cluster import scale
 from benchmarks.cluster.__main__ import stored_runs, tables
 from benchmarks.cluster.connections import measure_connections
-from benchmarks.cluster.experiment import TINY, ClusterRun, execute
+from benchmarks.cluster.experiment import TINY, ClusterRun, Setup, execute
 from benchmarks.cluster.processes import between
-from benchmarks.cluster.serving import Setup
 
 needs_mosquitto = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
 

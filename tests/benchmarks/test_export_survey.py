@@ -9,13 +9,11 @@ import pytest
 
 import export
 from benchmarks.export_survey import survey
-from benchmarks.export_survey.__main__ import main
+from benchmarks.export_survey.__main__ import BEGIN, END, main, page, report
 from benchmarks.export_survey.compare import compared
-from benchmarks.export_survey.optimizers import OPTIMIZERS
 from benchmarks.export_survey.steps import subjects
-from benchmarks.export_survey.subject import Kind, Subject, TrainStep
+from benchmarks.export_survey.subject import OPTIMIZERS, Kind, Subject, TrainStep
 from benchmarks.export_survey.survey import Exporting, Outcome, Run, Training
-from benchmarks.export_survey.table import BEGIN, END, page, report
 from benchmarks.harness import StoredRuns
 
 ROOT = Path(__file__).parents[2]

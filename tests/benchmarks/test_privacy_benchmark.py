@@ -13,8 +13,7 @@ from aggregator.methods.scatter import ScatterMethod, initial_items
 from benchmarks.harness import StoredRuns
 from benchmarks.privacy.__main__ import attack_table, joining_table
 from benchmarks.privacy.attack import LikesModel, evidence, liked_by_size, ranking_quality, sight
-from benchmarks.privacy.execute import execute
-from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, run_of
+from benchmarks.privacy.experiment import DEFAULT, ROWS, Outcome, Run, execute
 from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.experiment import least_squares, preset
 from benchmarks.simulation import scatter_fleet
@@ -131,7 +130,7 @@ def test_the_document_shows_the_stored_figures_and_no_better_ones() -> None:
         row.name: {
             seed: outcome
             for seed in range(3)
-            if (outcome := store.load(run_of(row, seed, 20))) is not None
+            if (outcome := store.load(row.make(seed, 20))) is not None
         }
         for row in ROWS
     }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
@@ -7,24 +8,31 @@ import pytest
 
 from aggregator.simulate.devices import FixedInteractions
 from benchmarks.recommendation.split import hold_out_validation
-from benchmarks.robust.attacks import ATTACKS, SHARES, hostile_devices, unpopular_item
 from benchmarks.robust.scatter import (
+    METHOD,
     OPTIONS,
-    HostileLearner,
-    Outcome,
-    ScatterSuite,
+    HostileScatterLearner,
     base_experiment,
     execute,
     exposure,
 )
-from benchmarks.robust.suite import Trial, single_table
+from benchmarks.robust.suite import (
+    ATTACKS,
+    SHARES,
+    Case,
+    Outcome,
+    Trial,
+    hostile_devices,
+    single_table,
+    unpopular_item,
+)
 from device_sdk.methods.scatter.contract import BprTraining
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.wire.arrays.exchange import Broadcast
 from tests.fakes.reference_step import ReferenceStep
 
 ITEMS, K = 30, 8
-CLEAN = Trial(base_experiment("validation", 0, OPTIONS[0], 1), None, 0.0)
+CLEAN = Trial(base_experiment("validation", 0, 1), None, 0.0)
 
 
 def learner(seed: int = 0) -> ScatterLearner:
@@ -40,7 +48,7 @@ def broadcast() -> Broadcast:
 def test_hostile_updates_are_what_their_attack_says() -> None:
     sent = learner().train(broadcast()).tensors
     hostile = {
-        attack: HostileLearner(learner(), attack, 20, np.random.default_rng(2))
+        attack: HostileScatterLearner(learner(), attack, 20, np.random.default_rng(2))
         .train(broadcast())
         .tensors
         for attack in ATTACKS
@@ -98,33 +106,35 @@ def test_a_trial_is_repeatable_and_measures_honest_users() -> None:
     base = replace(CLEAN.experiment, width=K, classes=(4, 8), epochs=2, cohort=20)
     notes: list[str] = []
     clean = execute(Trial(base, None, 0.0), split, ReferenceStep(), notes.append)  # type: ignore[arg-type]
-    assert set(clean.hit_ratio) == {"0.0", str(1 / 40), *map(str, SHARES)}
+    assert set(clean.measures["hit_ratio"]) == {"0.0", str(1 / 40), *map(str, SHARES)}
     assert len(notes) == 3
     guarded = replace(base, settings=OPTIONS[-1].change(base.settings))
     for attack in ATTACKS:
         trial = Trial(guarded, attack, 0.2)
         one, two = (execute(trial, split, ReferenceStep(), notes.append) for _ in range(2))  # type: ignore[arg-type]
-        assert (one.hit_ratio, one.exposure) == (two.hit_ratio, two.exposure)
-        assert set(one.hit_ratio) == {"0.2"}
+        assert one == two
+        assert set(one.measures["hit_ratio"]) == {"0.2"}
+
+
+def measured(hit_ratio: dict[str, float], exposure: dict[str, float] | None = None) -> Outcome:
+    return Outcome({"hit_ratio": hit_ratio, "exposure": exposure or {}})
 
 
 def test_tables_compare_with_the_clean_run_on_the_same_users() -> None:
     found = {
-        ("none", "", 0.0): {0: Outcome({"0.0": 0.60, "0.05": 0.50}, {"0.0": 0.0}, 1.0)},
-        ("none", "promotion", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.7}, 1.0)},
-        ("none", "patient", 0.05): {0: Outcome({"0.05": 0.45}, {"0.05": 0.3}, 1.0)},
+        Case("none"): {0: measured({"0.0": 0.60, "0.05": 0.50}, {"0.0": 0.0})},
+        Case("none", "promotion", 0.05): {0: measured({"0.05": 0.45}, {"0.05": 0.7})},
+        Case("none", "patient", 0.05): {0: measured({"0.05": 0.45}, {"0.05": 0.3})},
     }
-    accuracy, shown = ScatterSuite(None, None).tables(found, ["none"])
+    accuracy, shown = METHOD.tables(found, Namespace(one_device=False, options=["none"]))
     assert "0.4500 (-10.0 %)" in accuracy
     assert [cell in shown for cell in ("70.0 %", "30.0 %", "patient, 5%")] == [True] * 3
 
 
-def test_a_stored_run_that_did_not_measure_all_but_one_device_is_no_part_of_that_table() -> None:
+def test_one_device_is_compared_with_no_attack_on_all_others() -> None:
     share = 1 / 40
-    earlier = Outcome({"0.0": 0.5}, {}, 1.0)
-    later = Outcome({"0.0": 0.5, str(share): 0.6}, {}, 1.0)
-    attacked = {0: Outcome({str(share): 0.3}, {}, 1.0)}
-    found = {("none", "", 0.0): {0: later, 1: earlier}, ("default", "row", 1.0): attacked}
-    table = single_table(found, share, lambda one: one.hit_ratio, "HR@10")
+    clean, attacked = measured({"0.0": 0.5, str(share): 0.6}), measured({str(share): 0.3})
+    found = {Case("none"): {0: clean}, Case("default", "row", 1.0): {0: attacked}}
+    table = single_table(found, share, "hit_ratio", "HR@10")
     assert "| none, no attack " in table and "| 1       | 0.6000 (+0.0 %)" in table
     assert "| default, row" in table and "0.3000 (-50.0 %)" in table

@@ -13,7 +13,6 @@ from benchmarks.recommendation.central import Line
 from benchmarks.recommendation.central import Outcome as CentralOutcome
 from benchmarks.recommendation.split import hold_out_validation
 from benchmarks.scatter.__main__ import by_class_table, quality_table
-from benchmarks.scatter.execute import execute, published_bytes
 from benchmarks.scatter.experiment import (
     BASELINE,
     CLASSES,
@@ -21,7 +20,9 @@ from benchmarks.scatter.experiment import (
     Experiment,
     Outcome,
     Point,
+    execute,
     preset,
+    published_bytes,
 )
 from device_sdk.methods.scatter.contract import LossName
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -70,8 +71,8 @@ def test_differences_pair_the_seeds_that_both_have() -> None:
 
 
 def test_rows_are_as_they_say() -> None:
-    made = {row.name: row.experiment("ml-1m", "validation", 3) for row in ROWS}
-    assert len({one.key for one in made.values()}) == len(ROWS)
+    made = {row.name: row.make("ml-1m", "validation", 3) for row in ROWS}
+    assert len(set(map(repr, made.values()))) == len(ROWS)
     # Untouched: whatever a row is about, the method's settings are a task's defaults.
     for name in (BASELINE, "unequal", "a fifth a round"):
         assert made[name].settings == ScatterSettings() and made[name].epochs == 10
@@ -162,7 +163,7 @@ def test_broadcasts_arrive_as_their_codec_rounds_them() -> None:
 
 
 def test_bytes_down_are_those_of_the_sealed_broadcast() -> None:
-    (base,) = (row.experiment("ml-1m", "test", 0) for row in ROWS if row.name == BASELINE)
+    (base,) = (row.make("ml-1m", "test", 0) for row in ROWS if row.name == BASELINE)
     matrices = 2 * 128 * (3706 + 128)
     assert matrices < published_bytes(base) < 1.01 * matrices
     assert 3706 * 66 < published_bytes(replace(base, broadcast_codec="int4")) < 3706 * 66 * 1.2

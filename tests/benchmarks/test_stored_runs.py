@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.harness import RESULTS, StoredRuns, add_rows, add_run_options, named, seeds_of
+from benchmarks.harness import RESULTS, Row, StoredRuns, Suite, named
 
 
 @dataclass(frozen=True)
 class Run:
     seed: int
-
-    @property
-    def key(self) -> str:
-        return str(self.seed)
 
 
 @dataclass(frozen=True)
@@ -36,11 +33,19 @@ class Scored:
     missing: float | None
 
 
-def options(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_rows(parser)
-    add_run_options(parser, seeds=None, said="10 and 3")
-    return parser.parse_args(given)
+class Small(Suite[Run, Found]):
+    name = "small"
+    description = "what --help says"
+    outcome = Found
+    tables: Mapping[str, str] = {"few": "a few {results}", "many": "many"}
+    rows = (Row("a", "", Run, "few"), Row("b", "", Run, "few"), Row("a", "", Run, "many"))
+    seeds: Mapping[str, int] = {"few": 2, "many": 1}
+
+    def execute(self, run: Run, options: argparse.Namespace, progress: Any) -> Found:
+        return Found(run.seed / 10)
+
+    def shown(self, table: str, outcomes: Any, options: argparse.Namespace) -> Iterator[str]:
+        yield repr(outcomes)
 
 
 def test_a_run_is_made_once_and_only_where_it_may_be(tmp_path: Path) -> None:
@@ -59,7 +64,7 @@ def test_lines_stand_in_the_order_of_what_was_run(tmp_path: Path) -> None:
             one.save(Run(seed), Found(seed / 10))
     one, other = (each.file.read_bytes() for each in stored)
     assert one == other and len(one.splitlines()) == 3
-    assert one.startswith(b'{"key": "1", "outcome": {"score": 0.1}, "run": {"seed": 1}}\n')
+    assert one.startswith(b'{"outcome": {"score": 0.1}, "run": {"seed": 1}}\n')
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["small.jsonl"]
 
 
@@ -111,9 +116,23 @@ def test_an_unknown_name_ends_the_program_and_lists_the_known(
     assert capsys.readouterr().err == "--options: unknown name 'x'; known are: a; b\n"
 
 
-def test_seeds_are_those_named_else_the_benchmarks_own() -> None:
-    assert list(seeds_of(options(), otherwise=2)) == [0, 1]
-    assert list(seeds_of(options("--seeds", "3", "--first-seed", "4"), otherwise=2)) == [4, 5, 6]
+def test_seeds_are_those_named_else_the_suites_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*asked: str) -> str:
+        assert Small().main([*asked, "--results", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    few, many = {0: Found(0.0), 1: Found(0.1)}, {0: Found(0.0)}
+    assert printed() == (
+        f"\na few {tmp_path}\n\n{ {'a': few, 'b': few} }\n\nmany\n\n{ {'a': many} }\n"
+    )
+    late = {seed: Found(seed / 10) for seed in (4, 5, 6)}
+    asked = ("--seeds", "3", "--first-seed", "4", "--table", "few", "--rows", "b")
+    assert str({"b": late}) in printed(*asked)
+    assert printed("--seeds", "9", "--table-only", "--table", "many") == (
+        f"\nmany\n\n{ {'a': {seed: Found(seed / 10) for seed in (0, 1, 4, 5, 6)}} }\n"
+    )
 
 
 # By suite, the command lines that together ask for everything stored.
@@ -125,11 +144,10 @@ _ASKED = {
     "privacy": ["--seeds 1"],
     "recommendation": [""],
     "robust": [
-        "--seeds 3",
-        "--split validation",
+        "--method fedavg --seeds 3",
+        "--method logits --seeds 3",
         "--epochs 40 --method scatter --seeds 3",
-        "--one-device",
-        "--one-device --split validation",
+        "--one-device --split validation --method fedavg",
         "--one-device --epochs 40 --split validation --method scatter --seeds 2",
         "--one-device --epochs 10 --split validation --method scatter --seeds 2",
     ],
@@ -143,7 +161,7 @@ def test_stored_runs_are_asked_for(suite: str, monkeypatch: pytest.MonkeyPatch) 
     load = StoredRuns.load
 
     def noted(stored: StoredRuns[Any, Any], run: Any) -> Any:
-        asked.add(run.key)
+        asked.add(json.dumps(asdict(run), sort_keys=True))
         # These two ask for what depends on what they found.
         return load(stored, run) if suite in ("mutual", "recommendation") else None
 
@@ -152,7 +170,8 @@ def test_stored_runs_are_asked_for(suite: str, monkeypatch: pytest.MonkeyPatch) 
     for arguments in _ASKED[suite]:
         assert main(["--table-only", *arguments.split()]) == 0
     lines = map(json.loads, (RESULTS / f"{suite}.jsonl").read_text().splitlines())
-    lost = [line["run"] for line in lines if line["key"] not in asked]
+    runs = [line["run"] for line in lines]
+    lost = [run for run in runs if json.dumps(run, sort_keys=True) not in asked]
     assert not lost, f"{len(lost)}, of which one is {lost[0]}"
 
 

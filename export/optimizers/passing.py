@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from export.axes import Shape
+from export.insides import disable_current_modes
 from export.layout import LayoutMember, LayoutSlot
 from export.optimizers.combinators import Accumulated, Around
 from export.optimizers.groups import Group, Groups
@@ -129,8 +130,9 @@ def _of_zeros(optimizer: Optimizer) -> bool | None:
     member = LayoutMember("parameter", (4, 3), 0)
     slot = LayoutSlot("parameter", "parameter", torch.float32, (4, 3), (member,), packed=False)
     try:
-        told = bound(optimizer, [slot])
-        return _tried(told, sorted({0, 1, 2, 3, 7, 1000} | turns(told)))
+        with disable_current_modes():  # asked while a step is recorded
+            told = bound(optimizer, [slot])
+            return _tried(told, sorted({0, 1, 2, 3, 7, 1000} | turns(told)))
     except Exception:  # one of the user's own, that takes other parameters
         return None
 

@@ -108,7 +108,7 @@ class Fleet:
                 aggregator = stack.enter_context(serving(self._folder / "aggregator", self._folder))
                 children = self._start_devices(broker.url, codes, stack, watch.journals)
                 watch.follow(aggregator, children, broker.alive, show)
-                results.refused_by_aggregator = aggregator.shared()
+                results.refused_by_aggregator = aggregator.refusals()
         finally:
             watch.read()
             results.seconds = time.monotonic() - began

@@ -82,10 +82,10 @@ def test_who_is_revoked_while_the_store_fails_is_noticed_when_it_is_back(
     for device_id in gone:
         with store.database.transaction():
             revoke(store, device_id, 9)
-    ask, table = store.database.rows, "SELECT * FROM devices"
+    ask, table = store.database.rows, " FROM devices "
 
     def fails(sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        if not sql.startswith(table):
+        if table not in sql:
             return ask(sql, values)
         return chain(islice(ask(sql, values), read), _lost())
 

@@ -76,13 +76,14 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 VERDICT = "SELECT generation, round, device_id, body_sha256"
+CHECKPOINT = "SELECT kind, round, seq, version, state FROM checkpoints"
 
 
 @pytest.mark.parametrize(
     ("fails", "answer_lost", "comes_twice"),
     [
         (["BEGIN", VERDICT], False, False),
-        (["BEGIN", "SELECT round, seq, version, state", "BEGIN"], False, False),
+        (["BEGIN", CHECKPOINT, "BEGIN"], False, False),
         (["COMMIT", "COMMIT"], False, False),
         (["COMMIT"], False, True),
         ([VERDICT], True, False),

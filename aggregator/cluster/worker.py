@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -19,10 +20,10 @@ from aggregator.errors import StoreAway
 from aggregator.keys.registry import HeldRegistry, revoke
 from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator, option_name
-from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
+from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.serve.assembly import Bounds, World
 from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears, links_to
-from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.outgoing import Outgoing, send_receipts
 from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared, TaskShared
@@ -377,6 +378,12 @@ class WorkerParts:
         ends = [(way, hears) for way in post.ways]
         self.link = links_to(shared, world.link, world.rng.spawn(3), ends)
         self._outgoing = Outgoing(self.link, store.retained)
+        self._answer = partial(
+            send_receipts,
+            uplink=self._uplink,
+            outgoing=self._outgoing,
+            standings=self._standings,
+        )
         self._opened: list[tuple[bytes, Answer]] = []
         # Of devices that are not known here: by the handle of their topic, in the order they came.
         self._newcomers: deque[tuple[bytes, Message]] = deque(maxlen=_MOST_NEWCOMERS)
@@ -605,7 +612,7 @@ class WorkerParts:
                 except WireError as error:
                     refusals.note(error, result.device_id)
                 else:
-                    self._settle([] if settled is None else [settled])
+                    self._answer([] if settled is None else [settled])
 
     def _grant(self) -> None:
         """Send the replies to opens, once their counters are written down."""
@@ -628,8 +635,8 @@ class WorkerParts:
             try:
                 # What the store has is what counts: perhaps a commit that failed is there all the
                 # same, or another worker has taken something of the same device.
-                self._settle(each.ingest.sift())
-                self._settle(each.ingest.commit())
+                self._answer(each.ingest.sift())
+                self._answer(each.ingest.commit())
             except RoundOver:
                 # Those devices send again, and are told that the round is over.
                 each.ingest.abandon()
@@ -647,15 +654,6 @@ class WorkerParts:
                     each.keeper.hold(error)
                 self._next_look = self._clock()
             return
-
-    def _settle(self, settled: Sequence[Settled]) -> None:
-        if not settled:
-            return
-        answers = [self._uplink.receipt(each.device_id, each.receipt) for each in settled]
-        self._outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
-        self._standings.remind(
-            [each.device_id for each in settled if each.receipt.reason == "not-eligible"]
-        )
 
     def _dismiss(self, device_id: bytes) -> None:
         answer = self._uplink.farewell(device_id)

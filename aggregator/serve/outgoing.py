@@ -8,7 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aggregator.publish.mirror import ChunkMirror, is_chunk
+from aggregator.rounds.ingest import Settled
 from aggregator.serve.broker_links import BrokerLinks, Deliveries
+from aggregator.serve.standings import Standings
+from aggregator.serve.uplink import Uplink
 from aggregator.store.publications import Retained
 from device_sdk.link.events import Delivery, LinkError, Outcome
 
@@ -201,3 +204,15 @@ class Outgoing:
             return None
         self.bytes_sent += len(payload)
         return delivery
+
+
+def send_receipts(
+    settled: Sequence[Settled], uplink: Uplink, outgoing: Outgoing, standings: Standings
+) -> None:
+    """Send each device the receipt of its update, and say its tasks anew to one whose update was of
+    a task that is not for it."""
+    if not settled:
+        return
+    answers = [uplink.receipt(each.device_id, each.receipt) for each in settled]
+    outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
+    standings.remind([each.device_id for each in settled if each.receipt.reason == "not-eligible"])

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aggregator.clock import SteadyClock
 from aggregator.errors import AggregatorError
@@ -18,7 +19,7 @@ from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
-from aggregator.serve.outgoing import Outgoing
+from aggregator.serve.outgoing import Outgoing, send_receipts
 from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
@@ -143,6 +144,12 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._complete = complete
+        self._answer = partial(
+            send_receipts,
+            uplink=parts.uplink,
+            outgoing=parts.outgoing,
+            standings=parts.standings,
+        )
         self._listening = Listening(moves=len(parts.move.ways) > 1)
         self._fenced = {
             parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
@@ -214,7 +221,7 @@ class Service:
         settled: Sequence[Settled] = ()
         with self._parts.tasks.within(task):
             settled = task.ingest.commit()
-        self._settle(settled)
+        self._answer(settled)
 
     def _tick(self) -> None:
         """Open and close what is due: each task one step at a time, until none has another."""
@@ -341,7 +348,7 @@ class Service:
                 except WireError as error:
                     parts.refusals.note(error, result.device_id)
                 else:
-                    self._settle([] if settled is None else [settled])
+                    self._answer([] if settled is None else [settled])
 
     def _dismiss(self, device_id: bytes) -> None:
         """A device leaves: it is revoked, as by the operator, and told so by a last receipt."""
@@ -373,15 +380,6 @@ class Service:
         """Before the fence is passed nothing: all of it is announced then."""
         if self._parts.fence.passed:
             self._parts.outgoing.announce(standing, topics)
-
-    def _settle(self, settled: Sequence[Settled]) -> None:
-        if not settled:
-            return
-        answers = [self._parts.uplink.receipt(each.device_id, each.receipt) for each in settled]
-        self._parts.outgoing.send_receipts([answer[:2] for answer in answers if answer is not None])
-        self._parts.standings.remind(
-            [each.device_id for each in settled if each.receipt.reason == "not-eligible"]
-        )
 
     def _tell(self, task: TaskParts, event: RoundEvent) -> None:
         parts = self._parts

@@ -19,7 +19,7 @@ import numpy as np
 from tabulate import tabulate
 
 from aggregator.store import Store, create_database
-from aggregator.store.rows import LastParticipation, StoredVerdict
+from aggregator.store.rows import LastParticipation, StoredCheckpoint, StoredVerdict
 
 ROWS, SUMS_BYTES = 1000, 2_000_000
 PARTS = {"rows": (True, False), "sums": (False, True), "both": (True, True)}
@@ -71,7 +71,8 @@ def _group(
             store.first.log.append([], verdicts)
             store.first.participations.note(seen)
         if sums:
-            store.database.insert("checkpoints", 1, "partial", 1, 1, 1, state, replace=True)
+            row = {"task": 1, **StoredCheckpoint("partial", 1, 1, 1, state)._asdict()}
+            store.database.insert("checkpoints", row, replace=True)
     costs = time.perf_counter() - wall, time.process_time() - processor
     return *costs, _log_bytes(store) - before
 

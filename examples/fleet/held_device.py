@@ -98,7 +98,7 @@ class HeldDevice:
         mark = models.model_mark(task)
         if mark is None or mark[1] <= self._evaluated:
             return None
-        with self._reader.database.reading():
+        with self._reader.database.transaction("BEGIN"):
             model = models.model(task)
         if model is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +28,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ("mode", "counts by one_hot and sum, then argmax"),
     ("erfc", "1 - torch.erf(x)"),
     ("erfinv", "values computed before the step, given as a batch input"),
-    ("gamma", "values computed before the step, given as a batch input"),
+    ("[a-z]*gammac?", "values computed before the step, given as a batch input"),
     ("hypot", "torch.sqrt(x * x + y * y)"),
     ("copysign", "torch.where(y < 0, -x.abs(), x.abs())"),
     ("signbit", "torch.where(y < 0, -x.abs(), x.abs())"),
-    ("fake_quant", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
+    ("fake_quantize[a-z]*", "torch.fake_quantize_per_tensor_affine or ..._per_channel_affine"),
     ("put", "gather, or indexing of the flattened tensor"),
     ("complex", "two tensors, the real and the imaginary part"),
     ("grid_sampler", "torch.nn.functional.grid_sample"),
@@ -50,8 +51,8 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 def instead_of(operator: str) -> str:
     """A hint for the operator's name, with a general one where none fits."""
-    for part, hint in _HINTS:
-        if part in operator:
+    for name, hint in _HINTS:
+        if re.search(rf"(?<![a-z]){name}(?![a-z])", operator):
             return hint
     return "other operators (`tessera-export operators` lists those that can be exported)"
 

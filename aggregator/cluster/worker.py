@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from aggregator.clock import steady_clock
 from aggregator.cluster.follower import RoundFollower, ShareKeeper
@@ -20,7 +19,7 @@ from aggregator.errors import StoreAway
 from aggregator.keys.registry import HeldRegistry, revoke
 from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator, option_name
-from aggregator.rounds.ingest import Inbox, Ingest, Repeats
+from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
 from aggregator.serve.assembly import Bounds, World
 from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears, links_to
 from aggregator.serve.outgoing import Outgoing, send_receipts
@@ -378,12 +377,6 @@ class WorkerParts:
         ends = [(way, hears) for way in post.ways]
         self.link = links_to(shared, world.link, world.rng.spawn(3), ends)
         self._outgoing = Outgoing(self.link, store.retained)
-        self._answer = partial(
-            send_receipts,
-            uplink=self._uplink,
-            outgoing=self._outgoing,
-            standings=self._standings,
-        )
         self._opened: list[tuple[bytes, Answer]] = []
         # Of devices that are not known here: by the handle of their topic, in the order they came.
         self._newcomers: deque[tuple[bytes, Message]] = deque(maxlen=_MOST_NEWCOMERS)
@@ -654,6 +647,9 @@ class WorkerParts:
                     each.keeper.hold(error)
                 self._next_look = self._clock()
             return
+
+    def _answer(self, settled: Sequence[Settled]) -> None:
+        send_receipts(settled, self._uplink, self._outgoing, self._standings)
 
     def _dismiss(self, device_id: bytes) -> None:
         answer = self._uplink.farewell(device_id)

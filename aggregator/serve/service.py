@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from aggregator.clock import SteadyClock
 from aggregator.errors import AggregatorError
@@ -144,12 +143,6 @@ class Service:
         self._parts = parts
         self._on_round = on_round
         self._complete = complete
-        self._answer = partial(
-            send_receipts,
-            uplink=parts.uplink,
-            outgoing=parts.outgoing,
-            standings=parts.standings,
-        )
         self._listening = Listening(moves=len(parts.move.ways) > 1)
         self._fenced = {
             parts.topics.write(DescriptorTopic()): parts.fence.heard_descriptor,
@@ -349,6 +342,10 @@ class Service:
                     parts.refusals.note(error, result.device_id)
                 else:
                     self._answer([] if settled is None else [settled])
+
+    def _answer(self, settled: Sequence[Settled]) -> None:
+        parts = self._parts
+        send_receipts(settled, parts.uplink, parts.outgoing, parts.standings)
 
     def _dismiss(self, device_id: bytes) -> None:
         """A device leaves: it is revoked, as by the operator, and told so by a last receipt."""

@@ -75,7 +75,7 @@ class Traced:
 
     def _hold(self, made: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         self._made = made
-        self._found: dict[frozenset[int], tuple[_Plan, bool]] = {}
+        self._found: dict[frozenset[int], tuple[_Stepped, bool]] = {}
         own = {key: _plain(value) for key, value in group.items() if not key.startswith("param")}
         self.switches = {key: False for key in _SWITCHES if key in own}
         self._group = {key: value for key, value in own.items() if key not in _SWITCHES}
@@ -173,7 +173,7 @@ class Traced:
 
     # What is found out by running it, on small tensors in double.
 
-    def _tried(self, slots: Sequence[LayoutSlot]) -> tuple[_Plan, bool]:
+    def _tried(self, slots: Sequence[LayoutSlot]) -> tuple[_Stepped, bool]:
         """How its steps are made functions, and whether whole packs may be given to them."""
         draw = torch.Generator().manual_seed(0)
 
@@ -220,9 +220,9 @@ class Traced:
                 "export.Group(lambda name, shape: len(shape) == 2, export.Muon(...)))"
             ) from error
 
-    def _plans(self, path: _Path) -> Iterator[_Plan]:
+    def _plans(self, path: _Path) -> Iterator[_Stepped]:
         """How its steps may be made functions, from what costs least."""
-        plan, lr = _Plan(self, path.kinds()), torch.tensor(path.rates[0])
+        plan, lr = _Stepped(self, path.kinds()), torch.tensor(path.rates[0])
         try:
             places, _, noted = plan.stepped(path.start, path.gradients[0], None, lr, None)
         except AsksForNumbers:
@@ -256,7 +256,7 @@ class Traced:
         yield replace(plan, begins=begins)
         yield replace(plan, otherwise=True)
 
-    def _kept(self, plan: _Plan, slots: Sequence[LayoutSlot]) -> list[_Kept]:
+    def _kept(self, plan: _Stepped, slots: Sequence[LayoutSlot]) -> list[_Kept]:
         """What its steps keep for each parameter, by running one without numbers."""
         held: dict[Shape, Mapping[str, Tensor]] = {}
         # A free size is taken to be one that no other is.
@@ -336,7 +336,7 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Stepped:
     """A step as a function of parameters, gradients, state, rate and count of steps.
 
     ``kinds``: of state, by key; ``scales``: what it is kept divided by; ``plain``: see `Places`;
@@ -485,7 +485,7 @@ class _Bound(Delegated):
     """The function, with what it keeps for each parameter."""
 
     optimizer: Traced
-    plan: _Plan
+    plan: _Stepped
     kept: tuple[_Kept, ...]
 
     def turns(self) -> set[int]:
@@ -516,7 +516,7 @@ class _Bound(Delegated):
         return OptimizerUpdate(moved, new)
 
 
-def _unguarded(plan: _Plan, kept: _Kept) -> set[str]:
+def _unguarded(plan: _Stepped, kept: _Kept) -> set[str]:
     """The kinds of state that are not finite only where a parameter is not either.
 
     Tried on all combinations of numbers from nothing to the largest, and gradients beyond.

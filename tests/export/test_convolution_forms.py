@@ -77,7 +77,7 @@ def errors(layer: Layer) -> dict[str, float]:
     a, b, c, d = values["x"], values["weight"], values["bias"], values["grad"]
     names = [
         convolution(g, result, a, b, c, settings=settings),
-        *convolution_backward(g, None, d, a, b, settings={**settings, "output_mask": wanted}),
+        *convolution_backward(g, d, a, b, settings={**settings, "output_mask": wanted}),
     ]
     labels = ["result", "gradient of input", "gradient of weight", "gradient of bias"]
     ends = dict(zip(labels, names, strict=True))

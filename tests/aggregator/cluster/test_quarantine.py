@@ -92,7 +92,7 @@ def _model(home: AggregatorHome, *, with_bad: bool) -> str:
     worker = WorkerParts(post, store, world(), epoch, told.orders)
     worker.take(told.orders)
     said: list[Settled] = []
-    worker._settle = said.extend  # type: ignore[method-assign]
+    worker._answer = said.extend  # type: ignore[method-assign]
     coming = [device for device in range(DEVICES) if with_bad or device != BAD]
     rounds = parts.tasks.first.rounds
     # The first round keeps bodies, those after it are sums.
@@ -176,7 +176,7 @@ def test_many_that_cannot_be_absorbed_cost_no_more_than_as_many_that_can(
     with closing(sealed_rounds.SealedRounds(home, devices, 1, rng)) as playing:
         (worker,) = playing.crew
         said: list[Settled] = []
-        worker._settle = said.extend  # type: ignore[method-assign]
+        worker._answer = said.extend  # type: ignore[method-assign]
         opened = playing.parts.tasks.first.rounds.tick()
         assert isinstance(opened, RoundOpened)
         worker.look()

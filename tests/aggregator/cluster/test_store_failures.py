@@ -50,7 +50,7 @@ class Scene:
         for each in self.playing.crew:
             each.look()
             each.link.sent.clear()
-            each._settle = self.said.extend  # type: ignore[method-assign]
+            each._answer = self.said.extend  # type: ignore[method-assign]
         self.store = FailingConnection(self.worker._store)
 
     def offer(self, worker: WorkerParts, device: Device) -> None:

@@ -158,17 +158,20 @@ class _Identities(TorchFunctionMode):
 
 
 class _Loss(nn.Module):
-    """Gives functional_call a module whose forward is the user's loss."""
+    """Gives functional_call a module whose forward is the user's loss, and what follows from it."""
 
     def __init__(
-        self, model: nn.Module, function: LossFunction | LossesFunction | PredictFunction
+        self,
+        model: nn.Module,
+        function: LossFunction | LossesFunction | PredictFunction,
+        then: Callable[[Result], Any],
     ) -> None:
         super().__init__()
         self.model = model
-        self._function = function
+        self._function, self._then = function, then
 
-    def forward(self, batch: Batch) -> tuple[Result, dict[str, Tensor]]:
-        result = self._function(self.model, batch)
+    def forward(self, batch: Batch) -> tuple[Any, dict[str, Tensor]]:
+        result = self._then(self._function(self.model, batch))
         # Read here, while the model holds this step's tensors: one that the model set anew
         # (self.count = self.count + 1) is not the tensor that went in.
         left = dict(self.model.named_buffers(remove_duplicate=False))
@@ -180,14 +183,19 @@ def _call(
     function: LossFunction | LossesFunction | PredictFunction,
     tensors: Mapping[str, Tensor],
     batch: Batch,
-) -> tuple[Result, dict[str, Tensor]]:
-    """What the function returns, and the model's buffers and parameters as it left them."""
+    then: Callable[[Result], Any] = lambda result: result,
+) -> tuple[Any, dict[str, Tensor]]:
+    """What the function returns, and the model's buffers and parameters as it left them.
+
+    ``then`` makes something of it while the model still holds these tensors: what runs backward
+    (hooks, an author's own function) finds in the model what it would find there in torch.
+    """
     named = {
         f"model.{place}": tensors[name] for place, name in _places(problem.model) if name in tensors
     }
-    module = _Loss(problem.model, function)
+    module = _Loss(problem.model, function, then)
     with _Identities(problem.held, tensors):
-        result: tuple[Result, dict[str, Tensor]] = torch.func.functional_call(
+        result: tuple[Any, dict[str, Tensor]] = torch.func.functional_call(
             module, named, (batch,), tie_weights=False
         )
     return result
@@ -297,10 +305,15 @@ def train_step(
     versions = {name: leaf._version for name, leaf in leaves.items()}
     step = inputs["state.step"]
     problem.model.train()
-    with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
-        result, left = _call(problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs))
+
+    def backward(result: Result) -> Any:
         losses, outputs = _split_loss(problem, _in_this_way(result, questions_of(step)))
-        gradients, reached = _differentiate(problem, losses, leaves, watched)
+        return losses, outputs, *_differentiate(problem, losses, leaves, watched)
+
+    with rewrites(Randomness(inputs["seed"], step)), torch.enable_grad():
+        (losses, outputs, gradients, reached), left = _call(
+            problem, problem.loss, {**leaves, **buffers}, _batch(problem, inputs), backward
+        )
     if trained is not None:
         trained |= reached
     kept = {member.name for slot in problem.slots if slot.kept for member in slot.members}
@@ -731,13 +744,14 @@ def _in_evaluation_mode(
 def _evaluated(problem: Problem, tensors: Mapping[str, Tensor], batch: Batch) -> Result:
     """The loss function's result, with gradients where it takes some itself (a penalty's)."""
     try:
-        return _call(problem, problem.loss, tensors, batch)[0]
+        result: Result = _call(problem, problem.loss, tensors, batch)[0]
     except RuntimeError as error:
         if "does not require grad" not in str(error):
             raise
-    trained = {m.name for slot in problem.parameter_slots for m in slot.members}
-    own = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
-    leaves = {n: t for n, t in own.items() if t.requires_grad}
-    hung_on(leaves, problem.hooks, partial(_Identities, problem.held, own))
-    with torch.enable_grad():
-        return _call(problem, problem.loss, own, batch)[0]
+        trained = {m.name for slot in problem.parameter_slots for m in slot.members}
+        own = {n: t.detach().requires_grad_(n in trained) for n, t in tensors.items()}
+        leaves = {n: t for n, t in own.items() if t.requires_grad}
+        hung_on(leaves, problem.hooks, partial(_Identities, problem.held, own))
+        with torch.enable_grad():
+            result = _call(problem, problem.loss, own, batch)[0]
+    return result

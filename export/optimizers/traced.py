@@ -612,36 +612,50 @@ def _recordable() -> AbstractContextManager[None]:
     )
 
 
-# By the names of their classes: each takes lr, and the settings of its class with their defaults.
-ASGD = partial(Traced, torch.optim.ASGD)
+def _recorded(kind: type[torch.optim.Optimizer]) -> Callable[..., Traced]:
+    """What makes the optimizer of a class: its settings and defaults, without its parameters."""
+
+    def made(*placed: Any, **settings: Any) -> Traced:
+        return Traced(kind, *placed, **settings)
+
+    own: Any = made
+    signature = inspect.signature(kind)
+    own.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])
+    own.__name__ = own.__qualname__ = kind.__name__
+    own.__doc__ = f"The step of ``{kind.__module__}.{kind.__name__}``, with its settings."
+    return made
+
+
+# By the names of their classes.
+ASGD = _recorded(torch.optim.ASGD)
 """``torch.optim.ASGD``: averaged SGD (Polyak and Juditsky 1992)."""
-Adadelta = partial(Traced, torch.optim.Adadelta)
+Adadelta = _recorded(torch.optim.Adadelta)
 """``torch.optim.Adadelta`` (Zeiler 2012)."""
-Adafactor = partial(Traced, torch.optim.Adafactor)
+Adafactor = _recorded(torch.optim.Adafactor)
 """``torch.optim.Adafactor`` (Shazeer and Stern 2018), for parameters of fixed sizes."""
-Adagrad = partial(Traced, torch.optim.Adagrad)
+Adagrad = _recorded(torch.optim.Adagrad)
 """``torch.optim.Adagrad`` (Duchi et al. 2011)."""
-Adam = partial(Traced, torch.optim.Adam)
+Adam = _recorded(torch.optim.Adam)
 """``torch.optim.Adam`` (Kingma and Ba 2015), AMSGrad with ``amsgrad=True``."""
-Adamax = partial(Traced, torch.optim.Adamax)
+Adamax = _recorded(torch.optim.Adamax)
 """``torch.optim.Adamax`` (Kingma and Ba 2015, section 7.1)."""
-AdamW = partial(Traced, torch.optim.AdamW)
+AdamW = _recorded(torch.optim.AdamW)
 """``torch.optim.AdamW`` (Loshchilov and Hutter 2019)."""
-Lamb = partial(Traced, published.Lamb)
+Lamb = _recorded(published.Lamb)
 """LAMB (You et al. 2020, algorithm 2), with norms parameter by parameter."""
-Lion = partial(Traced, published.Lion)
+Lion = _recorded(published.Lion)
 """Lion (Chen et al. 2023, algorithm 2)."""
-Muon = partial(Traced, torch.optim.Muon)
+Muon = _recorded(torch.optim.Muon)
 """``torch.optim.Muon`` without its rounding to bfloat16, for matrices."""
-NAdam = partial(Traced, torch.optim.NAdam)
+NAdam = _recorded(torch.optim.NAdam)
 """``torch.optim.NAdam`` (Dozat 2016)."""
-RAdam = partial(Traced, torch.optim.RAdam)
+RAdam = _recorded(torch.optim.RAdam)
 """``torch.optim.RAdam`` (Liu et al. 2020)."""
-RMSprop = partial(Traced, torch.optim.RMSprop)
+RMSprop = _recorded(torch.optim.RMSprop)
 """``torch.optim.RMSprop`` (Hinton's lecture 6e)."""
-Rprop = partial(Traced, torch.optim.Rprop)
+Rprop = _recorded(torch.optim.Rprop)
 """``torch.optim.Rprop`` (Riedmiller and Braun 1993)."""
-SgdW = partial(Traced, published.SgdW)
+SgdW = _recorded(published.SgdW)
 """SGD with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 1)."""
 
 

@@ -70,14 +70,39 @@ def _by_a_count(model: Any, optimizer: Any) -> None:
     model.first.weight.register_hook(lambda gradient: gradient / model.count)
 
 
+def _by_a_new_count(model: Any, optimizer: Any) -> None:
+    def count(module: nn.Module, given: Any) -> None:
+        model.count = model.count + 1
+
+    model.register_buffer("count", torch.zeros(()))
+    model.first.register_forward_pre_hook(count)
+    model.first.weight.register_hook(lambda gradient: gradient / model.count)
+
+
 def _by_another_parameter(model: Any, optimizer: Any) -> None:
     model.first.weight.register_hook(lambda gradient: gradient * model.last.weight.abs().mean())
+
+
+def _by_a_parameter_in_hand(model: Any, optimizer: Any) -> None:
+    weight = model.last.weight
+    model.first.weight.register_hook(lambda gradient: gradient * weight.abs().mean())
+
+
+def _hung_in_the_forward(model: Any, optimizer: Any) -> None:
+    def hang(module: nn.Module, given: Any, result: Tensor) -> None:
+        if result.requires_grad:
+            result.register_hook(lambda gradient: gradient * model.last.weight.abs().mean())
+
+    model.first.register_forward_hook(hang)
 
 
 RECORDED: dict[str, Hung] = {
     "a mask": lambda m, o: m.first.weight.register_hook(lambda g: g * MASK),
     "by a buffer that the loss moves": _by_a_count,
+    "by a buffer that the loss sets anew": _by_a_new_count,
     "by another parameter": _by_another_parameter,
+    "by a parameter in hand": _by_a_parameter_in_hand,
+    "hung in the forward": _hung_in_the_forward,
     "in place": lambda m, o: m.first.weight.register_hook(_masked_where_it_lies),
     "one of two": lambda m, o: (
         m.last.bias.register_hook(lambda g: g + 1),

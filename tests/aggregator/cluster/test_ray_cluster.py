@@ -124,13 +124,7 @@ def test_a_takeover_waits_for_no_worker_and_ends_none_that_hangs_for_a_moment(fl
         return sum("connected to" in line and "WorkerActor" not in line for line in lines)
 
     with ExitStack() as stack:
-        address = stack.enter_context(ray_head(fleet.environment, fleet.here))
-        first = fleet.coordinator(address)
-        stack.callback(first.kill)
-        wait_until(lambda: len(_workers()) == 2 and len(_epochs(fleet)) == 2, fleet.log.read_text)
-        for worker in _workers():
-            worker.suspend()
-            stack.callback(_go_on, worker)
+        address, first = _with_hanging_workers(fleet, stack)
         first.kill()
         before = connected()
         second = fleet.coordinator(address)
@@ -150,18 +144,24 @@ def test_a_worker_that_hangs_holds_up_no_move_to_another_broker(
     """Whoever was started for the old one is replaced without a word from it."""
     new = make_mosquitto()
     with ExitStack() as stack:
-        address = stack.enter_context(ray_head(fleet.environment, fleet.here))
-        first = fleet.coordinator(address)
-        stack.callback(first.kill)
-        wait_until(lambda: len(_workers()) == 2 and len(_epochs(fleet)) == 2, fleet.log.read_text)
-        for worker in _workers():
-            worker.suspend()
-            stack.callback(_go_on, worker)
+        _, first = _with_hanging_workers(fleet, stack)
         assert command(fleet.home, "broker", "move", new.url) == 0
         wait_until(lambda: _epochs(fleet) == [2, 2], fleet.log.read_text)
         assert "does not answer" not in fleet.log.read_text()
         first.send_signal(signal.SIGTERM)
         assert first.wait(PATIENCE_SECONDS) == 0, fleet.log.read_text()
+
+
+def _with_hanging_workers(fleet: Fleet, stack: ExitStack) -> tuple[str, subprocess.Popen[bytes]]:
+    """Ray's address, and a coordinator whose two workers heard their orders, and hang since."""
+    address = stack.enter_context(ray_head(fleet.environment, fleet.here))
+    first = fleet.coordinator(address)
+    stack.callback(first.kill)
+    wait_until(lambda: len(_workers()) == 2 and len(_epochs(fleet)) == 2, fleet.log.read_text)
+    for worker in _workers():
+        worker.suspend()
+        stack.callback(_go_on, worker)
+    return address, first
 
 
 def _epochs(fleet: Fleet) -> list[int]:

@@ -22,7 +22,7 @@ from aggregator.rounds.evaluator import Evaluator, option_name
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
 from aggregator.serve.assembly import Bounds, World
 from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears, links_to
-from aggregator.serve.outgoing import Outgoing, send_receipts
+from aggregator.serve.outgoing import Outgoing, answer_updates
 from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.uplink import Answer, Arrived, Left, Refusal, Uplink
 from aggregator.shared import Shared, TaskShared
@@ -649,7 +649,7 @@ class WorkerParts:
             return
 
     def _answer(self, settled: Sequence[Settled]) -> None:
-        send_receipts(settled, self._uplink, self._outgoing, self._standings)
+        answer_updates(settled, self._uplink, self._outgoing, self._standings)
 
     def _dismiss(self, device_id: bytes) -> None:
         answer = self._uplink.farewell(device_id)

@@ -206,7 +206,7 @@ class Outgoing:
         return delivery
 
 
-def send_receipts(
+def answer_updates(
     settled: Sequence[Settled], uplink: Uplink, outgoing: Outgoing, standings: Standings
 ) -> None:
     """Send each device the receipt of its update, and say its tasks anew to one whose update was of

@@ -18,7 +18,7 @@ from aggregator.rounds.machine import RoundClosed, RoundEvent, RoundOpened
 from aggregator.serve.broker_links import BrokerLinks
 from aggregator.serve.housekeeping import Housekeeping
 from aggregator.serve.metrics import Snapshot, TaskSnapshot
-from aggregator.serve.outgoing import Outgoing, send_receipts
+from aggregator.serve.outgoing import Outgoing, answer_updates
 from aggregator.serve.standings import Placements, Standings
 from aggregator.serve.successor import WatchMove
 from aggregator.serve.tasks import TaskBoard, TaskParts
@@ -345,7 +345,7 @@ class Service:
 
     def _answer(self, settled: Sequence[Settled]) -> None:
         parts = self._parts
-        send_receipts(settled, parts.uplink, parts.outgoing, parts.standings)
+        answer_updates(settled, parts.uplink, parts.outgoing, parts.standings)
 
     def _dismiss(self, device_id: bytes) -> None:
         """A device leaves: it is revoked, as by the operator, and told so by a last receipt."""

@@ -115,9 +115,9 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
 def _export(folder: Path, console: Console) -> Path:
     console.rule("1  From torch to a graph that trains", align="left")
     with console.status("importing torch, exporting and comparing with torch ..."):
-        from export.models.mf import export_mf  # torch takes seconds to import
+        from export.models.mf import mf_recipe  # torch takes seconds to import
 
-        exported = export_mf(folder)
+        exported = mf_recipe().export(folder)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     console.print(
         "Matrix factorisation with the BPR loss, its gradient and its optimizer are one ONNX graph "

@@ -353,7 +353,8 @@ def test_a_calendar_set_to_and_fro_lets_no_day_be_spent_again_and_again(
 ) -> None:
     """Each device may train for fifty seconds a day, five rounds of the twenty-four."""
     stage = make_stage(
-        round_lines="quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 600\npause_seconds = 3000",
+        round_lines="quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 600\n"
+        "pause_seconds = 3000",
         pace=Pace(most_seconds=3600.0),
     )
     stage.idle_seconds = 600.0

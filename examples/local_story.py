@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Table
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.capability import Choice, Measurement, choose_latent_dimension
+from device_sdk.capability import Choice, Measurement, Request, WorkSizes, choose_latent_dimension
 from device_sdk.errors import DeviceError
 from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
 from device_sdk.system.command_line import (
@@ -190,6 +190,7 @@ def _bench(artifact: Path, split: Split, deadline_seconds: float, console: Conso
 def _measure(
     artifact: Path, split: Split, deadline_seconds: float, slowdown: float, console: Console
 ) -> Choice:
+    train = split.train
     with console.status("measuring ...") as status:
 
         def progress(seen: Measurement) -> None:
@@ -198,13 +199,8 @@ def _measure(
 
         return choose_latent_dimension(
             artifact,
-            deadline_seconds=deadline_seconds,
-            items=len(split.train.item_ids),
-            interactions=len(split.train),
-            users=len(split.train.user_ids),
-            batch=_BATCH,
-            max_k=64,
-            slowdown=slowdown,
+            Request(deadline_seconds, max_k=64, slowdown=slowdown),
+            WorkSizes(len(train.item_ids), len(train), len(train.user_ids), _BATCH),
             progress=progress,
         )
 

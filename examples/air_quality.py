@@ -37,14 +37,8 @@ from device_sdk.system.command_line import positive_int
 from examples.attention_picture import draw_attention
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, how_often, option_parser, round_bar
-from export.models.attention_meta import export_attention
-from export.models.gru_classifier import (
-    DYNAMIC,
-    GruClassifier,
-    classification,
-    example_windows,
-    export_gru_classifier,
-)
+from export.models.attention_meta import attention_recipe
+from export.models.gru_classifier import GruClassifier, gru_recipe
 
 _HIDDEN = 32
 _STEPS = 30
@@ -125,19 +119,13 @@ def _chosen(stations: list[AirStation], count: int) -> list[AirStation]:
 def _export(out: Path, console: Console) -> tuple[Path, Path]:
     """The base network's and the meta-network's artifacts, exported where they are missing."""
     base, meta = out / "artifacts" / "gru32", out / "artifacts" / "gru32-attention"
+    recipe = gru_recipe(GruClassifier(len(FEATURES), _HIDDEN, CLASSES))
     if not (base / "manifest.json").exists():
         with console.status("exporting the GRU: forward, loss, gradients, optimizer"):
-            export_gru_classifier(base, features=len(FEATURES), hidden=_HIDDEN, verify=False)
+            recipe.export(base, verify=False)
     if not (meta / "manifest.json").exists():
         with console.status("exporting the attention over its parameters"):
-            export_attention(
-                meta,
-                GruClassifier(len(FEATURES), _HIDDEN, CLASSES),
-                classification,
-                example_windows(len(FEATURES)),
-                DYNAMIC,
-                verify=False,
-            )
+            attention_recipe(recipe).export(meta, verify=False)
     return base, meta
 
 

@@ -39,7 +39,7 @@ from examples.fleet.work_clock import WorkClock, yardstick_seconds
 from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, option_parser
 from export.losses import example_teachers
-from export.models.click import export_click
+from export.models.click import ClickDesign, click_recipe
 from export.models.fields import SampleFields
 
 _NAMES = ("anna", "bert", "carla", "dana")
@@ -135,15 +135,9 @@ def _run(options: argparse.Namespace, console: Console) -> None:
 def _export(fields: SampleFields, folder: Path, seed: int) -> list[Path]:
     folders = []
     for network, dim, attention in _OFFERED:
-        made = export_click(
-            folder / network,
-            network,
-            fields=fields,
-            dim=dim,
-            attention=attention,
-            seed=seed,
-            verify=False,  # the exporter's tests compare these graphs with torch
-        )
+        recipe = click_recipe(ClickDesign(network, fields, dim, attention), seed=seed)
+        # The exporter's tests compare these graphs with torch.
+        made = recipe.export(folder / network, verify=False)
         folders.append(made.directory)
     return folders
 

@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Table
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.capability import Choice, Measurement, choose_latent_dimension
+from device_sdk.capability import Choice, Measurement, Request, WorkSizes, choose_latent_dimension
 from device_sdk.errors import DeviceError
 from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
 from device_sdk.system.command_line import (
@@ -115,9 +115,9 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
 def _export(folder: Path, console: Console) -> Path:
     console.rule("1  From torch to a graph that trains", align="left")
     with console.status("importing torch, exporting and comparing with torch ..."):
-        from export.models.mf import export_mf  # torch takes seconds to import
+        from export.models.mf import mf_recipe  # torch takes seconds to import
 
-        exported = export_mf(folder)
+        exported = mf_recipe().export(folder)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     console.print(
         "Matrix factorisation with the BPR loss, its gradient and its optimizer are one ONNX graph "
@@ -190,6 +190,7 @@ def _bench(artifact: Path, split: Split, deadline_seconds: float, console: Conso
 def _measure(
     artifact: Path, split: Split, deadline_seconds: float, slowdown: float, console: Console
 ) -> Choice:
+    train = split.train
     with console.status("measuring ...") as status:
 
         def progress(seen: Measurement) -> None:
@@ -198,13 +199,8 @@ def _measure(
 
         return choose_latent_dimension(
             artifact,
-            deadline_seconds=deadline_seconds,
-            items=len(split.train.item_ids),
-            interactions=len(split.train),
-            users=len(split.train.user_ids),
-            batch=_BATCH,
-            max_k=64,
-            slowdown=slowdown,
+            Request(deadline_seconds, max_k=64, slowdown=slowdown),
+            WorkSizes(len(train.item_ids), len(train), len(train.user_ids), _BATCH),
             progress=progress,
         )
 

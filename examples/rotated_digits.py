@@ -36,8 +36,8 @@ from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, how_often, option_parser, round_bar
 from examples.rotated_picture import draw_picture
 from export import Adam
-from export.models.images import export_image
-from export.models.mutual import export_mutual
+from export.models.images import image_recipe
+from export.models.mutual import mutual_recipe
 
 NETWORKS = {"M0": "lenet", "M20": "vgg", "M40": "resnet", "M60": "alexnet"}
 """Device to architecture, the cheapest to train first."""
@@ -123,7 +123,7 @@ def _export(out: Path, console: Console) -> dict[str, Path]:
         folder = out / "artifacts" / network
         if not (folder / "manifest.json").exists():
             with console.status(f"exporting {network}: forward, loss, gradients, optimizer"):
-                export_mutual(folder, network, verify=False)
+                mutual_recipe(network).export(folder, verify=False)
         found[network] = folder
     return found
 
@@ -163,7 +163,7 @@ def _alone(domain: Domain, domains: Sequence[Domain], out: Path, steps: int, see
     folder = out / "artifacts" / f"{network}-alone"
     if not (folder / "manifest.json").exists():
         # The same first weights as the device's artifact: the exporter's seed is the same.
-        export_image(folder, network, optimizer=Adam(lr=0.002), verify=False)
+        image_recipe(network).export(folder, optimizer=Adam(lr=0.002), verify=False)
     trainer = Trainer(folder, providers="cpu")
     samples = {
         name: np.concatenate([domain.private[name], domain.public[name]]) for name in ("x", "y")

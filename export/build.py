@@ -34,7 +34,7 @@ from export.gradient_rules import GradientRule
 from export.hooks import hooks_of
 from export.in_place import LEAST_STATE_BYTES, LEAST_TENSOR_BYTES, Large, gated
 from export.layout import LayoutSlot, lay_out, lay_out_buffers
-from export.optimizers import Optimizer
+from export.optimizers import Adam, Optimizer
 from export.optimizers.passing import counted, passes, together
 from export.optimizers.protocol import bound, packs
 from export.optimizers.traced import as_optimizer, trained_by
@@ -160,7 +160,7 @@ def export_train_step(
     refuse_other_kinds(
         model, loss, directory, name=name, gradient=gradient, predict=predict, progress=progress
     )
-    given = Given(
+    given = Recipe(
         model, loss, named_tensors(example_batch), named_axes(dynamic), optimizer, predict,
         gradient, described_metrics(metrics), name or Path(directory).resolve().name,
     )  # fmt: skip
@@ -232,23 +232,52 @@ def _check_model(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What an author hands to ``export_train_step``."""
+class Recipe:
+    """What an artifact is made of: ``export_train_step`` describes each.
+
+    ``name``: that of the artifact; the folder's where it is empty.
+    """
 
     model: nn.Module
     loss: LossFunction | LossesFunction
-    batch: Mapping[str, Tensor]
+    example_batch: Mapping[str, Tensor]
     dynamic: Mapping[str, Mapping[int, str]]
-    optimizer: Optimizer | torch.optim.Optimizer
+    optimizer: Optimizer | torch.optim.Optimizer = field(default_factory=partial(Adam, lr=1e-3))
     predict: PredictFunction | None = None
     gradient: GradientRule | None = None
     metrics: MetricSpecs = field(default_factory=dict)
     name: str = ""
 
+    def export(
+        self,
+        directory: str | Path,
+        *,
+        optimizer: Optimizer | torch.optim.Optimizer | None = None,
+        with_metrics: bool = False,
+        verify: bool = True,
+    ) -> Exported:
+        """Write the artifact, with the given optimizer or the recipe's own.
 
-def _problem(given: Given, beyond: Sequence[NotAsTried] = ()) -> Problem:
+        ``with_metrics`` declares the metrics. Raises ExportError as ``export_train_step`` does.
+        """
+        return export_train_step(
+            self.model,
+            self.loss,
+            self.example_batch,
+            optimizer=optimizer or self.optimizer,
+            dynamic=self.dynamic,
+            directory=directory,
+            predict=self.predict,
+            gradient=self.gradient,
+            metrics=self.metrics if with_metrics else None,
+            verify=verify,
+            name=self.name or None,
+        )
+
+
+def _problem(given: Recipe, beyond: Sequence[NotAsTried] = ()) -> Problem:
     """``beyond``: what some ways of the step turned out to do that the example batch did not."""
-    model, batch = given.model, given.batch
+    model, batch = given.model, given.example_batch
     if not batch:
         raise ExportError("the example batch is empty", instead="a dict of named tensors")
     for key, tensor in batch.items():

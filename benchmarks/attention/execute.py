@@ -31,8 +31,8 @@ from device_sdk.methods.learner import Learner
 from device_sdk.methods.local_steps import SampleStream, predict_all
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from export.build import export_train_step
-from export.models.attention_meta import base_layout, export_attention
+from export.build import Recipe
+from export.models.attention_meta import MetaDesign, attention_recipe, base_layout
 from export.models.gru_classifier import (
     DYNAMIC,
     GruClassifier,
@@ -170,35 +170,24 @@ def export_artifacts(
         network = GruClassifier(len(FEATURES), (_HIDDEN, _WIDE)[width], CLASSES)
         example = example_windows(len(FEATURES))
 
-    def base(folder: Path) -> None:
-        export_train_step(
-            network,
-            classification,
-            example,
-            optimizer=Sgd(lr=0.1, momentum=0.9),  # each round tells the rate
-            dynamic=DYNAMIC,
-            predict=predicted_classes,
-            directory=folder,
-            verify=False,
-            name=kind,
-        )
+    base = Recipe(
+        network,
+        classification,
+        example,
+        DYNAMIC,
+        Sgd(lr=0.1, momentum=0.9),  # each round tells the rate
+        predict=predicted_classes,
+        name=kind,
+    )
+    meta = attention_recipe(base, MetaDesign(key_scale=key_scale, own_bias=own_bias))
 
-    def meta(folder: Path) -> None:
-        export_attention(
-            folder,
-            network,
-            classification,
-            example,
-            DYNAMIC,
-            key_scale=key_scale,
-            own_bias=own_bias,
-            verify=False,
-        )
+    def write(recipe: Recipe) -> Callable[[Path], object]:
+        return lambda folder: recipe.export(folder, verify=False)
 
     described = [kind, width]
     return (
-        artifacts.path(described, base),
-        artifacts.path([*described, "meta", key_scale, own_bias], meta),
+        artifacts.path(described, write(base)),
+        artifacts.path([*described, "meta", key_scale, own_bias], write(meta)),
     )
 
 

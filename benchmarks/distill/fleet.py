@@ -38,7 +38,13 @@ from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec
 from export.losses import cross_entropy
-from export.models.click import click_model, example_clicks, export_click, predicted_clicks
+from export.models.click import (
+    ClickDesign,
+    click_model,
+    click_recipe,
+    example_clicks,
+    predicted_clicks,
+)
 from export.models.fields import SampleFields
 
 Samples = Mapping[str, NDArray[Any]]
@@ -165,27 +171,17 @@ class ArtifactShelf:
     def _export_teaching(
         self, folder: Path, choice: ModelChoice, seed: int, width: int | None
     ) -> None:
-        export_click(
-            folder,
-            choice.network,
-            fields=self._fields,
-            dim=choice.dim,
-            attention=choice.attention,
-            width=width,
-            seed=seed,
-            optimizer=_optimizer(choice),
-            verify=False,  # these graphs are verified by the exporter's tests
-        )
+        recipe = click_recipe(self._design(choice, width), seed=seed)
+        # These graphs are verified by the exporter's tests.
+        recipe.export(folder, optimizer=_optimizer(choice), verify=False)
+
+    def _design(self, choice: ModelChoice, width: int | None = None) -> ClickDesign:
+        return ClickDesign(choice.network, self._fields, choice.dim, choice.attention, width)
 
     def _export_plain(self, folder: Path, choice: ModelChoice, seed: int) -> None:
-        model = click_model(
-            choice.network,
-            fields=self._fields,
-            dim=choice.dim,
-            attention=choice.attention,
-            seed=seed,
-        )
-        entries = example_clicks(choice.network, fields=self._fields)
+        design = self._design(choice)
+        model = click_model(design, seed=seed)
+        entries = example_clicks(design)
         batch = {name: value for name, value in entries.items() if name not in _TEACHING}
         dynamic = {name: {0: "batch"} for name in batch}
         if "history" in dynamic:

@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.nn import Module
 
 import export as exporter
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
@@ -37,9 +36,10 @@ from device_sdk.methods.mutual.learner import MutualLearner
 from device_sdk.methods.prototypes.learner import PrototypesLearner
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.tensors import Codec, encode_tensors
-from export.models.images import export_image, image_model
-from export.models.mutual import export_mutual
-from export.models.prototypes import embedding_model, export_prototypes
+from export.build import Recipe
+from export.models.images import SMALL_GREY, ImageShape, image_recipe
+from export.models.mutual import mutual_recipe
+from export.models.prototypes import prototypes_recipe
 
 _PLAIN_NAMES = {"x": "x", "y": "y"}
 # The server's first weights, whatever devices draw.
@@ -241,21 +241,16 @@ def _joined(domain: Domain, names: Mapping[str, str] = _PLAIN_NAMES) -> LocalDat
     )
 
 
-_SHAPES = {"rmnist": (1, 28, 10), "pacs64": (3, 64, 7)}
+_SHAPES = {"rmnist": SMALL_GREY, "pacs64": ImageShape(3, 64, 7)}
 # The paper's (section 4.1.1), decoupled from the gradient as in AdamW.
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 1e-4
 
 Kind = Literal["mutual", "plain", "prototypes"]
 _KINDS: Mapping[str, Kind] = {"mutual": "mutual", "prototypes": "prototypes"}
-_EXPORTS: Mapping[Kind, Callable[..., object]] = {
-    "mutual": export_mutual,
-    "plain": export_image,
-    "prototypes": export_prototypes,
-}
-_MODELS: Mapping[Kind, Callable[..., Module]] = {
-    "mutual": image_model,
-    "plain": image_model,
-    "prototypes": embedding_model,
+_RECIPES: Mapping[Kind, Callable[..., Recipe]] = {
+    "mutual": mutual_recipe,
+    "plain": image_recipe,
+    "prototypes": prototypes_recipe,
 }
 
 
@@ -267,16 +262,16 @@ class ArtifactShelf:
 
     def trainer(self, data: str, model: str, kind: Kind, seed: int) -> Trainer:
         """A trainer with first weights of that seed; exports the artifact where it is missing."""
-        shape = dict(zip(("channels", "size", "classes"), _SHAPES[data], strict=True))
+        shape = _SHAPES[data]
         optimizer = exporter.AdamW(lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY)
 
         def write(folder: Path) -> None:
             # Verified by the exporter's own tests, for each of these networks.
-            _EXPORTS[kind](folder, model, **shape, optimizer=optimizer, verify=False)
+            _RECIPES[kind](model, shape).export(folder, optimizer=optimizer, verify=False)
 
         path = self._artifacts.path([data, model, kind], write)
         trainer = Trainer(path, providers="cpu", seed=seed)
-        network = _MODELS[kind](model, **shape, seed=seed)
+        network = _RECIPES[kind](model, shape, seed=seed).model
         trainer.set_parameters(
             {name: tensor.detach().numpy() for name, tensor in network.named_parameters()}
         )

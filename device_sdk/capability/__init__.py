@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from device_sdk.capability.bench import choose_latent_dimension, choose_solved_dimension
-from device_sdk.capability.fit import Choice, Request, choose_k
+from device_sdk.capability.bench import WorkSizes, choose_latent_dimension, choose_solved_dimension
+from device_sdk.capability.fit import Choice, choose_k
 from device_sdk.capability.machine import Machine, describe_machine
-from device_sdk.capability.stopwatch import BlockSize, Measurement, Workload
+from device_sdk.capability.stopwatch import Measurement, Request, Workload
 from device_sdk.system.clock import Clock, MonotonicClock
 
 __all__ = [
-    "BlockSize",
     "Choice",
     "Clock",
     "Machine",
     "Measurement",
     "MonotonicClock",
     "Request",
+    "WorkSizes",
     "Workload",
     "choose_k",
     "choose_latent_dimension",

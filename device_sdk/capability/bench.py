@@ -6,18 +6,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.capability.fit import Choice, Request, WhenNoneFits, choose_k
+from device_sdk.capability.fit import Choice, choose_k
 from device_sdk.capability.machine import describe_machine, usable_cores
-from device_sdk.capability.stopwatch import Measurement
+from device_sdk.capability.stopwatch import Measurement, Request
 from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_batch
+from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
-from device_sdk.system.clock import Clock, MonotonicClock
+from device_sdk.system.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from device_sdk.runtime.providers import Providers
@@ -30,18 +31,29 @@ _RATE = 1e-6
 _DRAWN = 65_536
 
 
+@dataclass(frozen=True)
+class WorkSizes(Declared):
+    """What a device trains with: its users, their interactions together, and the catalogue.
+
+    ``batch``: triples of a train step; None for all in one, and without meaning to a solve.
+    """
+
+    items: Annotated[int, Within(1)]
+    interactions: Annotated[int, Within(1)]
+    users: Annotated[int, Within(1)] = 1
+    batch: Annotated[int, Within(1)] | None = None
+
+
 class SolveWorkload:
     """A round of least squares: every user's vector in closed form, and the update of all.
 
-    `items`, `users` and `interactions` are the sizes that the device trains with; users have as
-    many interactions each, each with another item, drawn uniformly: the hardest case for the memory
-    caches. k of `width` columns are trained, of a float16 matrix as a broadcast brings it; among
-    them all, as in each round, those are looked for that promise most.
+    Users have as many interactions each, each with another item, drawn uniformly: the hardest case
+    for the memory caches. k of `width` columns are trained, of a float16 matrix as a broadcast
+    brings it; among them all, as in each round, those are looked for that promise most.
     """
 
-    def __init__(
-        self, *, items: int, interactions: int, users: int, width: int, rng: np.random.Generator
-    ) -> None:
+    def __init__(self, sizes: WorkSizes, *, width: int, rng: np.random.Generator) -> None:
+        items, interactions, users = sizes.items, sizes.interactions, sizes.users
         drawn = rng.standard_normal(_DRAWN, dtype=np.float32) * np.float32(0.1)
         matrix = np.resize(drawn, (items, width)).astype(np.float16)
         # Any weights above 0 will do: a solve costs the same whatever they are.
@@ -74,20 +86,17 @@ def share_of(rows: Sequence[Rows], share: float) -> tuple[Rows, ...]:
 
 
 class TrainStepWorkload:
-    """One epoch: every interaction gives one triple, in steps of `batch` triples (None: one step).
+    """One epoch: every interaction gives one triple, in steps of `sizes.batch` triples.
 
-    `items`, `users` and `interactions` are the sizes that the device trains with: rows of the two
-    factor matrices, and triples. Items are drawn uniformly, the hardest case for the memory caches.
+    The sizes are rows of the two factor matrices, and triples. Items are drawn uniformly, the
+    hardest case for the memory caches.
     """
 
     def __init__(
         self,
         artifact: str | os.PathLike[str],
+        sizes: WorkSizes,
         *,
-        items: int,
-        interactions: int,
-        users: int,
-        batch: int | None,
         providers: Providers,
         threads: int,
         rng: np.random.Generator,
@@ -96,10 +105,8 @@ class TrainStepWorkload:
 
         self._trainer: Trainer = Trainer(artifact, providers=providers, threads=threads)
         check_factorisation(self._trainer.artifact)
-        self._items = items
-        self._interactions = interactions
-        self._users = users
-        self._batch = interactions if batch is None else batch
+        self._sizes = sizes
+        self._batch = sizes.batch or sizes.interactions
         self._rng = rng
         self._drawn = rng.standard_normal(_DRAWN, dtype=np.float32) * np.float32(0.1)
         self._batches: list[dict[str, NDArray[np.generic]]] = []
@@ -124,11 +131,11 @@ class TrainStepWorkload:
         """Give the trainer factors of width `k`, and the first `share` of an epoch's triples."""
         if share != self._share:
             self._share = share
-            self._batches = self._draw_batches(max(1, round(self._interactions * share)))
+            self._batches = self._draw_batches(max(1, round(self._sizes.interactions * share)))
         self._trainer.set_parameters(
             {
-                USERS: np.resize(self._drawn, (self._users, k)),
-                ITEMS: np.resize(self._drawn, (self._items, k)),
+                USERS: np.resize(self._drawn, (self._sizes.users, k)),
+                ITEMS: np.resize(self._drawn, (self._sizes.items, k)),
             }
         )
 
@@ -138,9 +145,9 @@ class TrainStepWorkload:
             self._trainer.step(batch)
 
     def _draw_batches(self, triples: int) -> list[dict[str, NDArray[np.generic]]]:
-        user = np.sort(self._rng.integers(0, self._users, triples))
-        positive = self._rng.integers(0, self._items, triples)
-        negative = self._rng.integers(0, self._items, triples)
+        user = np.sort(self._rng.integers(0, self._sizes.users, triples))
+        positive = self._rng.integers(0, self._sizes.items, triples)
+        negative = self._rng.integers(0, self._sizes.items, triples)
         return [
             triple_batch(
                 user[start : start + self._batch],
@@ -153,41 +160,28 @@ class TrainStepWorkload:
 
 
 def choose_solved_dimension(
+    request: Request,
+    sizes: WorkSizes,
     *,
-    deadline_seconds: float,
-    items: int,
-    interactions: int,
-    users: int = 1,
-    max_k: int = 64,
-    headroom: float = 0.2,
-    time_box_seconds: float = 10.0,
-    slowdown: float = 1.0,
-    when_none_fits: WhenNoneFits = "one",
-    clock: Clock | None = None,
-    rng: np.random.Generator | None = None,
     progress: Callable[[Measurement], None] | None = None,
 ) -> Choice:
     """The largest latent dimension with which a round of least squares fits the deadline here.
 
-    Times what a device does in such a round, in NumPy, with `users` who have `interactions`
-    together with a catalogue of `items`, as "Request" and "Choice" describe. The default `rng` has
-    a fixed seed. Raises ValueError for impossible arguments.
+    Times what a device does in such a round, in NumPy, with `sizes.users` who have
+    `sizes.interactions` together with a catalogue of `sizes.items`, drawn with a fixed seed.
+    Raises ValueError for more interactions than users and items can have.
     """
-    request = Request(deadline_seconds, max_k, headroom, time_box_seconds, slowdown, when_none_fits)
-    _require_sizes(items, interactions, users)
-    if math.ceil(interactions / users) > items:
+    if math.ceil(sizes.interactions / sizes.users) > sizes.items:
         raise ValueError(
-            f"{interactions} interactions of {users} user(s) with {items} items; expected at most "
-            "one of each user with each item"
+            f"{sizes.interactions} interactions of {sizes.users} user(s) with {sizes.items} items; "
+            "expected at most one of each user with each item"
         )
-    clock = MonotonicClock() if clock is None else clock
+    clock = MonotonicClock()
     start = clock.now()
-    rng = np.random.default_rng(0) if rng is None else rng
-    workload = SolveWorkload(
-        items=items, interactions=interactions, users=users, width=max_k, rng=rng
-    )
+    workload = SolveWorkload(sizes, width=request.max_k, rng=np.random.default_rng(0))
     machine = describe_machine(threads=_blas_threads(), provider="NumPy")
-    return choose_k(workload, request, clock=clock, machine=machine, start=start, progress=progress)
+    choice = choose_k(workload, request, clock=clock, start=start, progress=progress)
+    return replace(choice, machine=machine)
 
 
 def _blas_threads() -> int:
@@ -199,62 +193,32 @@ def _blas_threads() -> int:
     return max(1, int(usable_cores()))
 
 
-def _require_sizes(items: int, interactions: int, users: int) -> None:
-    for name, value in {"items": items, "interactions": interactions, "users": users}.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; expected 1 or more")
-
-
 def choose_latent_dimension(
     artifact: str | os.PathLike[str],
+    request: Request,
+    sizes: WorkSizes,
     *,
-    deadline_seconds: float,
-    items: int,
-    interactions: int,
-    users: int = 1,
-    batch: int | None = None,
-    max_k: int = 64,
-    headroom: float = 0.2,
-    time_box_seconds: float = 10.0,
-    slowdown: float = 1.0,
-    when_none_fits: WhenNoneFits = "one",
     threads: int = 1,
     providers: Providers = "auto",
-    clock: Clock | None = None,
-    rng: np.random.Generator | None = None,
     progress: Callable[[Measurement], None] | None = None,
 ) -> Choice:
     """The largest latent dimension with which an epoch fits the deadline on this device.
 
-    Times the artifact's own train step on `items` x k and `users` x k factors and `interactions`
-    triples (in steps of `batch`; None is one step), as "Request" and "Choice" describe.
-    The default `rng` has a fixed seed. Of the CPU and an accelerator that "auto" finds, each has
-    half of the time box, and the one with the larger k is chosen, or with the faster one.
+    Times the artifact's own train step on `sizes.items` x k and `sizes.users` x k factors and
+    `sizes.interactions` triples, drawn with a fixed seed. Of the CPU and an accelerator that "auto"
+    finds, each has half of the time box, and the one with the larger k is chosen, or with the
+    faster one.
 
-    Raises ValueError for impossible arguments, ArtifactError for an artifact that is no matrix
-    factorisation, ProviderError where the providers cannot be used.
+    Raises ArtifactError for an artifact that is no matrix factorisation, ProviderError where the
+    providers cannot be used.
     """
-    request = Request(deadline_seconds, max_k, headroom, time_box_seconds, slowdown, when_none_fits)
-    _require_sizes(items, interactions, users)
-    if batch is not None and batch < 1:
-        raise ValueError(f"batch is {batch}; expected 1 or more triples, or None for one step")
-    clock = MonotonicClock() if clock is None else clock
-    rng = np.random.default_rng(0) if rng is None else rng
+    clock, rng = MonotonicClock(), np.random.default_rng(0)
     contenders = _contenders(providers)
-    share = replace(request, time_box_seconds=time_box_seconds / len(contenders))
+    share = replace(request, time_box_seconds=request.time_box_seconds / len(contenders))
     choices = []
     for contender in contenders:
         start = clock.now()
-        workload = TrainStepWorkload(
-            artifact,
-            items=items,
-            interactions=interactions,
-            users=users,
-            batch=batch,
-            providers=contender,
-            threads=threads,
-            rng=rng,
-        )
+        workload = TrainStepWorkload(artifact, sizes, providers=contender, threads=threads, rng=rng)
         choice = choose_k(workload, share, clock=clock, start=start, progress=progress)
         machine = describe_machine(threads=workload.threads, provider=workload.provider)
         reason = f"{choice.reason} {workload.provider_report}".rstrip()

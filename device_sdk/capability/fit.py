@@ -11,40 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.machine import Machine
-from device_sdk.capability.stopwatch import BlockSize, Measurement, Stopwatch, Workload
-from device_sdk.fields import Declared, Within
+from device_sdk.capability.stopwatch import Measurement, Request, Stopwatch, Workload
 from device_sdk.system.clock import Clock
 
 T = TypeVar("T")
-WhenNoneFits = Literal["one", "decline"]
-
-
-@dataclass(frozen=True)
-class Request(Declared):
-    """What is asked: the largest option for work that has to end within a deadline.
-
-    An option fits when its p90 is at most `limit_seconds`, (1 - headroom) x the deadline.
-    `time_box_seconds` bounds the whole measurement; `slowdown` emulates a device that many times
-    slower. `max_k` and `when_none_fits` are for a choice of k.
-    """
-
-    deadline_seconds: Annotated[float, Within(0, above=True)]
-    max_k: Annotated[int, Within(1)] = 64
-    headroom: Annotated[float, Within(0, 1, below=True)] = 0.2
-    time_box_seconds: Annotated[float, Within(0, above=True)] = 10.0
-    slowdown: Annotated[float, Within(1)] = 1.0
-    when_none_fits: WhenNoneFits = "one"
-
-    @property
-    def limit_seconds(self) -> float:
-        """What an option's p90 may be."""
-        return self.deadline_seconds * (1.0 - self.headroom)
 
 
 def _climb(options: Iterable[T], seconds: Callable[[T], float | None], limit: float) -> T | None:
@@ -197,7 +173,7 @@ class Choice:
     measurements: tuple[Measurement, ...]
     load_seconds: float
     elapsed_seconds: float
-    machine: Machine | None
+    machine: Machine | None = None
 
     def at(self, k: int | None) -> Measurement | None:
         """What was measured at `k`."""
@@ -215,23 +191,13 @@ def choose_k(
     request: Request,
     *,
     clock: Clock,
-    machine: Machine | None = None,
     start: float | None = None,
-    block: BlockSize | None = None,
     progress: Callable[[Measurement], None] | None = None,
 ) -> Choice:
     """The largest k with which any workload fits; `start` is when the time box began (now)."""
     started = clock.now()
     start = started if start is None else start
-    stopwatch = Stopwatch(
-        workload,
-        clock,
-        stop_at=start + request.time_box_seconds,
-        give_up_seconds=request.limit_seconds,
-        block=_block_for(request.time_box_seconds) if block is None else block,
-        slowdown=request.slowdown,
-        progress=progress,
-    )
+    stopwatch = Stopwatch(workload, request, clock, start=start, progress=progress)
     impression = stopwatch.first_impression()
     search = _Search(stopwatch, request)
     # Twice: a cold start and one steady run are the least that says anything.
@@ -250,14 +216,6 @@ def choose_k(
         measurements=measurements,
         load_seconds=started - start,
         elapsed_seconds=clock.now() - start,
-        machine=machine,
-    )
-
-
-def _block_for(time_box_seconds: float) -> BlockSize:
-    """Blocks of which some forty fit into the time box, even of slow runs."""
-    return BlockSize(
-        min_seconds=min(0.1, time_box_seconds / 100.0), max_seconds=time_box_seconds / 40.0
     )
 
 

@@ -5,14 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 
 from device_sdk.fields import Declared, Within
 from device_sdk.system.clock import Clock, checked_slowdown, slowed
 
-# What a capability measurement times.
+# What is asked, and what a capability measurement times.
+
+WhenNoneFits = Literal["one", "decline"]
+
+
+@dataclass(frozen=True)
+class Request(Declared):
+    """What is asked: the largest option for work that has to end within a deadline.
+
+    An option fits when its p90 is at most `limit_seconds`, (1 - headroom) x the deadline.
+    `time_box_seconds` bounds the whole measurement; `slowdown` emulates a device that many times
+    slower. `max_k` and `when_none_fits` are for a choice of k.
+    """
+
+    deadline_seconds: Annotated[float, Within(0, above=True)]
+    max_k: Annotated[int, Within(1)] = 64
+    headroom: Annotated[float, Within(0, 1, below=True)] = 0.2
+    time_box_seconds: Annotated[float, Within(0, above=True)] = 10.0
+    slowdown: Annotated[float, Within(1)] = 1.0
+    when_none_fits: WhenNoneFits = "one"
+
+    @property
+    def limit_seconds(self) -> float:
+        """What an option's p90 may be."""
+        return self.deadline_seconds * (1.0 - self.headroom)
 
 
 class Workload(Protocol):
@@ -39,35 +63,10 @@ _TRIES_SHARE = 1.0 / 3.0
 _INSTANT = 1e-9
 # What a start at a k not seen yet may cost above what smaller ks let expect.
 _COLD_ALLOWANCE = 1.5
-_FEWEST_RUNS = 3
+# Steady runs in a block: of slow ones, as a rule, and of those that take no time.
+_FEWEST_RUNS, _USUAL_RUNS, _MOST_RUNS = 3, 8, 2000
 # A linear system of k unknowns takes the cube of k.
 _MOST_GROWTH = 3.0
-
-
-@dataclass(frozen=True)
-class BlockSize(Declared):
-    """How long one block of runs lasts: at least `min_runs` and `min_seconds`, at most `max_runs`.
-
-    Runs so slow that these would take more than `max_seconds` get fewer of them, at least three.
-    """
-
-    min_runs: Annotated[int, Within(1)] = 8
-    min_seconds: Annotated[float, Within(0)] = 0.1
-    max_runs: int = 2000
-    max_seconds: float = 0.5
-
-    def check(self) -> None:
-        if self.min_runs > self.max_runs or self.min_seconds > self.max_seconds:
-            raise ValueError(
-                f"min_runs is {self.min_runs} and max_runs {self.max_runs}, min_seconds "
-                f"{self.min_seconds} and max_seconds {self.max_seconds}; expected the least first"
-            )
-
-    def done(self, runs: int, seconds: float) -> bool:
-        """Whether a block of so many runs and seconds is complete."""
-        if runs >= self.max_runs or (runs >= _FEWEST_RUNS and seconds >= self.max_seconds):
-            return True
-        return runs >= self.min_runs and seconds >= self.min_seconds
 
 
 @dataclass(frozen=True)
@@ -90,27 +89,28 @@ class Measurement:
 class Stopwatch:
     """Times a workload at one k after another and remembers every run.
 
-    `give_up_seconds`: a block ends early once two steady runs took twice as long as that.
-    `progress` is told what is known about a k after each of its blocks.
+    The request's time box begins at ``start``. A block ends early once two steady runs took twice
+    as long as the request's limit. `progress` is told what is known about a k after each of its
+    blocks.
     """
 
     def __init__(
         self,
         workload: Workload,
+        request: Request,
         clock: Clock,
         *,
-        stop_at: float,
-        give_up_seconds: float,
-        block: BlockSize | None = None,
-        slowdown: float = 1.0,
+        start: float,
         progress: Callable[[Measurement], None] | None = None,
     ) -> None:
         self._workload = workload
         self._clock = clock
-        self._stop_at = stop_at
-        self._give_up_seconds = give_up_seconds
-        self._block = BlockSize() if block is None else block
-        self._slowdown = checked_slowdown(slowdown)
+        self._stop_at = start + request.time_box_seconds
+        self._give_up_seconds = request.limit_seconds
+        # Blocks of which some forty fit into the time box, even of slow runs.
+        self._least_seconds = min(0.1, request.time_box_seconds / 100.0)
+        self._most_seconds = request.time_box_seconds / 40.0
+        self._slowdown = checked_slowdown(request.slowdown)
         self._progress = progress
         self._cold: dict[int, float] = {}
         self._blocks: dict[int, list[list[float]]] = {}
@@ -175,19 +175,24 @@ class Stopwatch:
         return slowed(self._clock, start, self._slowdown, self._stop_at)
 
     def _steady_runs(self, first: float) -> list[float]:
-        size = self._block
         runs: list[float] = []
         longest, total = first, 0.0
         # A short first run is cold in other ways than its own allocations: caches, clock rate.
-        if first < size.min_seconds and self.seconds_left() > first:
+        if first < self._least_seconds and self.seconds_left() > first:
             self._run()
-        while not size.done(len(runs), total) and self.seconds_left() >= longest:
+        while not self._block_done(len(runs), total) and self.seconds_left() >= longest:
             if len(runs) >= 2 and min(runs) > 2.0 * self._give_up_seconds:
                 break
             runs.append(self._run())
             longest = runs[-1]
             total += longest
         return runs
+
+    def _block_done(self, runs: int, seconds: float) -> bool:
+        """Whether a block of so many runs and seconds is complete; of slow runs, fewer will do."""
+        if runs >= _MOST_RUNS or (runs >= _FEWEST_RUNS and seconds >= self._most_seconds):
+            return True
+        return runs >= _USUAL_RUNS and seconds >= self._least_seconds
 
     def _expected_seconds(self, k: int) -> float:
         """A cautious estimate of the shortest block at `k`: getting ready and two runs."""

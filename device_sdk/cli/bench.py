@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +13,8 @@ from device_sdk.capability import (
     Choice,
     Machine,
     Measurement,
+    Request,
+    WorkSizes,
     choose_latent_dimension,
     choose_solved_dimension,
 )
@@ -140,27 +140,26 @@ def run(arguments: argparse.Namespace) -> int:
         line.show(f"measuring: k = {seen.k}, {seen.runs} runs{took}")
 
     try:
-        choose: Callable[..., Choice] = choose_solved_dimension
+        request = Request(
+            arguments.deadline,
+            arguments.max_k,
+            arguments.headroom,
+            arguments.time_box,
+            arguments.slowdown,
+            arguments.when_none_fits,
+        )
+        sizes = WorkSizes(arguments.items, arguments.interactions, arguments.users, arguments.batch)
         if arguments.loss == "bpr":
-            choose = partial(
-                choose_latent_dimension,
+            choice = choose_latent_dimension(
                 packaged_artifact() if arguments.artifact is None else arguments.artifact,
-                batch=arguments.batch,
+                request,
+                sizes,
                 threads=arguments.threads or 1,
                 providers=arguments.providers or "auto",
+                progress=progress,
             )
-        choice = choose(
-            deadline_seconds=arguments.deadline,
-            items=arguments.items,
-            interactions=arguments.interactions,
-            users=arguments.users,
-            max_k=arguments.max_k,
-            headroom=arguments.headroom,
-            time_box_seconds=arguments.time_box,
-            slowdown=arguments.slowdown,
-            when_none_fits=arguments.when_none_fits,
-            progress=progress,
-        )
+        else:
+            choice = choose_solved_dimension(request, sizes, progress=progress)
     except ValueError as error:
         raise CommandError(str(error)) from None
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.capability import choose_latent_dimension
+from device_sdk.capability import Request, WorkSizes, choose_latent_dimension
 from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers, read_file
 from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
@@ -150,11 +150,13 @@ def _latent_dimension(
     try:
         choice = choose_latent_dimension(
             artifact,
-            deadline_seconds=arguments.deadline,
-            items=len(interactions.item_ids),
-            interactions=len(interactions),
-            users=len(interactions.user_ids),
-            batch=arguments.batch,
+            Request(arguments.deadline),
+            WorkSizes(
+                len(interactions.item_ids),
+                len(interactions),
+                len(interactions.user_ids),
+                arguments.batch,
+            ),
             threads=arguments.threads,
             providers=arguments.providers,
         )

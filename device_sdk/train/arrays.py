@@ -12,7 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
+from device_sdk.capability.fit import Fit, WorkDone, choose_among
+from device_sdk.capability.stopwatch import Request
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import (

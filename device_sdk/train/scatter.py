@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.bench import share_of
-from device_sdk.capability.fit import Request, choose_k
+from device_sdk.capability.fit import choose_k
+from device_sdk.capability.stopwatch import Request
 from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from export.build import Recipe
 from export.cli.options import add_output, add_training, write
-from export.models.click import CLICK_MODELS, MOVIELENS, export_click
+from export.models.click import CLICK_MODELS, MOVIELENS, ClickDesign, click_recipe
 
 DESCRIPTION = """\
 Export a click model over MovieLens's fields (user, movie, gender, age, occupation, genres, year),
 with the distillation loss; without teachers that is plain cross-entropy. For fields of your own
-call export.models.click.export_click."""
+call export.models.click.click_recipe."""
 
 EXAMPLES = """\
 examples:
@@ -40,12 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     sizes = {**dict(MOVIELENS.categorical), "user": arguments.users, "movie": arguments.movies}
-    return write(
-        arguments,
-        # Made inside: a size that is refused is an error for people, too.
-        lambda *where, **settings: export_click(
-            *where, fields=replace(MOVIELENS, categorical=tuple(sizes.items())), **settings
-        ),
-        dim=arguments.dim,
-        attention=arguments.attention,
-    )
+
+    def recipe() -> Recipe:
+        fields = replace(MOVIELENS, categorical=tuple(sizes.items()))
+        design = ClickDesign(arguments.network, fields, arguments.dim, arguments.attention)
+        return click_recipe(design, seed=arguments.seed)
+
+    return write(arguments, recipe)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from export.build import Recipe
 from export.cli.options import add_output, add_training, write
-from export.models.images import IMAGE_MODELS, export_image
-from export.models.mutual import export_mutual
+from export.models.images import IMAGE_MODELS, ImageShape, image_recipe
+from export.models.mutual import mutual_recipe
 
 DESCRIPTION = """\
 Export a small image network: lenet, or a resnet, vgg or alexnet in small. With --mutual its train
@@ -34,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    return write(
-        arguments,
-        export_mutual if arguments.mutual else export_image,
-        channels=arguments.channels,
-        size=arguments.size,
-        classes=arguments.classes,
-    )
+
+    def recipe() -> Recipe:
+        shape = ImageShape(arguments.channels, arguments.size, arguments.classes)
+        make = mutual_recipe if arguments.mutual else image_recipe
+        return make(arguments.network, shape, seed=arguments.seed)
+
+    return write(arguments, recipe)

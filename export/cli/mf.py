@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from export.cli.options import add_output, print_written
-from export.models.mf import export_mf
+from export.models.mf import mf_recipe
 
 DESCRIPTION = """\
 Export matrix factorisation with the BPR loss and SGD. The numbers of users, items and triples and
@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    print_written(export_mf(arguments.out, verify=not arguments.no_verify))
+    print_written(mf_recipe().export(arguments.out, verify=not arguments.no_verify))
     return 0

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from device_sdk.system.command_line import add_out
-from export.build import Exported
+from export.build import Exported, Recipe
 from export.errors import ExportError
 from export.optimizers import Adam, AdamW, Clipped, Lion, Optimizer, RMSprop, Segmented, Sgd
 
@@ -19,20 +19,15 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-verify", action="store_true", help="skip the comparison with torch")
 
 
-def write(
-    arguments: argparse.Namespace, export: Callable[..., Exported], **settings: object
-) -> int:
-    """Write the network that the command line names by ``export``, with these settings, and print.
+def write(arguments: argparse.Namespace, recipe: Callable[[], Recipe]) -> int:
+    """Export the recipe with the optimizer that the command line names, and print.
 
     The ValueError of a model or an optimizer that refuses its settings becomes an ExportError,
     which a command prints.
     """
     try:
-        exported = export(
+        exported = recipe().export(
             arguments.out,
-            arguments.network,
-            **settings,
-            seed=arguments.seed,
             optimizer=chosen_optimizer(arguments),
             with_metrics=arguments.metrics,
             verify=not arguments.no_verify,

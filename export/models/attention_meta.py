@@ -8,15 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from device_sdk.artifact.flat_layout import FlatLayout, flat_layout
-from export.build import Exported, export_train_step
-from export.optimizers import Adam, Optimizer
-from export.step import LossFunction
+from export.build import Recipe
+from export.optimizers import Adam
+from export.step import LossesFunction, LossFunction
+
+
+@dataclass(frozen=True)
+class MetaDesign:
+    """How wide a meta-network is, d numbers a ``sketch`` and ``width`` r, and where it starts."""
+
+    sketch: int = 64
+    width: int = 16
+    key_scale: float = 0.0
+    own_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite(self.key_scale) and math.isfinite(self.own_bias)
+        if self.sketch < 1 or self.width < 1 or not finite:
+            raise ValueError("sketch and width must be at least 1, key_scale and own_bias finite")
+
+
+PLAIN = MetaDesign()
 
 
 class AttentionMeta(nn.Module):
@@ -35,29 +53,19 @@ class AttentionMeta(nn.Module):
     start at [``own_bias``, 0], whose softmax layer 2 gives (mixture, global) at first.
     """
 
-    def __init__(
-        self,
-        layout: FlatLayout,
-        *,
-        sketch: int = 64,
-        width: int = 16,
-        key_scale: float = 0.0,
-        own_bias: float = 0.0,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, layout: FlatLayout, design: MetaDesign = PLAIN, *, seed: int = 0) -> None:
         super().__init__()
-        if sketch < 1 or width < 1 or not math.isfinite(key_scale) or not math.isfinite(own_bias):
-            raise ValueError("sketch and width must be at least 1, key_scale and own_bias finite")
         self.layout = layout
-        self.width = width
+        self.width = design.width
         groups = len(layout.groups)
         generator = torch.Generator().manual_seed(seed)
-        queries = torch.randn(groups, width, sketch, generator=generator) / math.sqrt(width)
+        queries = torch.randn(groups, design.width, design.sketch, generator=generator)
+        queries = queries / math.sqrt(design.width)
         self.queries = nn.Parameter(queries)
         self.keys = nn.Parameter(torch.zeros_like(queries))
         self.second_keys = nn.Parameter(torch.zeros_like(queries))
-        self.likeness = nn.Parameter(torch.full((groups, groups), key_scale / groups))
-        self.bias = nn.Parameter(torch.tensor([[own_bias, 0.0]]).repeat(groups, 1))
+        self.likeness = nn.Parameter(torch.full((groups, groups), design.key_scale / groups))
+        self.bias = nn.Parameter(torch.tensor([[design.own_bias, 0.0]]).repeat(groups, 1))
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -93,17 +101,20 @@ class AttentionMeta(nn.Module):
 class _Objective(nn.Module):
     """The base network's loss as a module's forward, for functional_call."""
 
-    def __init__(self, base: nn.Module, loss: LossFunction) -> None:
+    def __init__(self, base: nn.Module, loss: LossFunction | LossesFunction) -> None:
         super().__init__()
         self.base = base
         self._loss = loss
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         result = self._loss(self.base, batch)
-        return result[0] if isinstance(result, tuple) else result
+        found = result[0] if isinstance(result, tuple) else result
+        if isinstance(found, dict):
+            raise TypeError(f"the base network's loss is several ({', '.join(found)}), not one")
+        return found
 
 
-def meta_loss(base: nn.Module, loss: LossFunction) -> LossFunction:
+def meta_loss(base: nn.Module, loss: LossFunction | LossesFunction) -> LossFunction:
     """The loss of the base network at the mixed parameters, as a loss of an AttentionMeta."""
     objective = _Objective(base, loss)
 
@@ -145,47 +156,27 @@ def base_layout(base: nn.Module) -> FlatLayout:
     return flat_layout({name: tuple(p.shape) for name, p in base.named_parameters()})
 
 
-def export_attention(
-    directory: str | Path,
-    base: nn.Module,
-    loss: LossFunction,
-    example_batch: Mapping[str, Tensor],
-    dynamic: Mapping[str, Mapping[int, str]],
-    *,
-    sketch: int = 64,
-    width: int = 16,
-    key_scale: float = 0.0,
-    own_bias: float = 0.0,
-    seed: int = 0,
-    optimizer: Optimizer | None = None,
-    verify: bool = True,
-    name: str = "attention",
-) -> Exported:
-    """Write the meta-network's artifact for a base network, its loss and its batches.
+def attention_recipe(base: Recipe, design: MetaDesign = PLAIN, *, seed: int = 0) -> Recipe:
+    """The meta-network for a base network, its loss and its batches, as its own recipe has them.
 
-    ``base``, ``loss``, ``example_batch`` and ``dynamic`` are those of the base network's own
-    artifact. A step is one meta-step; a prediction gives the mixture and the attention weights, for
-    any number of neighbours. Raises ValueError where the base network cannot be mixed, or a batch
-    entry has one of the names in ``INPUTS``; ExportError as ``export.train_step`` does.
+    A step is one meta-step; a prediction gives the mixture and the attention weights, for any
+    number of neighbours. The optimizer is Adam with 0.02. Raises ValueError where the base network
+    cannot be mixed, or a batch entry has one of the names of ``AttentionMeta.inputs``.
     """
-    layout = base_layout(base)
-    meta = AttentionMeta(
-        layout, sketch=sketch, width=width, key_scale=key_scale, own_bias=own_bias, seed=seed
-    )
-    taken = sorted(meta.inputs & set(example_batch))
+    layout = base_layout(base.model)
+    meta = AttentionMeta(layout, design, seed=seed)
+    taken = sorted(meta.inputs & set(base.example_batch))
     if taken:
         raise ValueError(f"the batch entry {taken[0]!r} is one of the meta-network's own inputs")
     by_neighbour = {name for name in meta.inputs if name.startswith("neighbours.")} | {"sketches"}
-    return export_train_step(
+    return Recipe(
         meta,
-        meta_loss(base, loss),
-        {**example_batch, **_example(layout, base, sketch, seed)},
-        optimizer=optimizer or Adam(lr=0.02),
-        dynamic={**dynamic, **{name: {0: "neighbours"} for name in by_neighbour}},
+        meta_loss(base.model, base.loss),
+        {**base.example_batch, **_example(layout, base.model, design.sketch, seed)},
+        {**base.dynamic, **{name: {0: "neighbours"} for name in by_neighbour}},
+        Adam(lr=0.02),
         predict=mixture,
-        directory=directory,
-        verify=verify,
-        name=name,
+        name="attention",
     )
 
 

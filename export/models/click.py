@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from export.build import Exported, export_train_step
+from export.build import Recipe
 from export.losses import (
     PENALTY,
     distillation,
@@ -22,7 +22,6 @@ from export.losses import (
     with_anchor,
 )
 from export.models.fields import FieldAttention, FieldEmbedding, SampleFields, example_fields
-from export.optimizers import Adam, Optimizer
 
 # One score as the two logits that soft labels are made of.
 
@@ -205,37 +204,43 @@ _NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-class ClickModel(nn.Module):
-    """A batch (see ``SampleFields``) to two logits [b, 2]: no click, click.
+@dataclass(frozen=True)
+class ClickDesign:
+    """Which click model: ``network`` of ``CLICK_MODELS`` on these fields, embedded in ``dim``.
 
     With ``attention`` the network sees the re-weighted fields and their sum as one field more.
     ``width`` is that of the last hidden layer, the embedding of a sample; None for the network's
-    own.
+    own, and a model that is taught by teachers: with a width it is by prototypes.
     """
 
-    def __init__(
-        self,
-        network: str,
-        fields: SampleFields,
-        *,
-        dim: int = 8,
-        attention: bool = False,
-        width: int | None = None,
-    ) -> None:
-        super().__init__()
-        if network not in CLICK_MODELS:
+    network: str
+    fields: SampleFields = MOVIELENS
+    dim: int = 8
+    attention: bool = False
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.network not in CLICK_MODELS:
             raise ValueError(
-                f"there is no click model {network!r}; expected {', '.join(CLICK_MODELS)}"
+                f"there is no click model {self.network!r}; expected {', '.join(CLICK_MODELS)}"
             )
-        if network == "din" and fields.history is None:
+        if self.network == "din" and self.fields.history is None:
             raise ValueError("din reads a history: set SampleFields(history=<a categorical field>)")
-        self.kind = network
-        first_order = network in ("wide_deep", "deepfm")
+
+
+class ClickModel(nn.Module):
+    """A batch (see ``SampleFields``) to two logits [b, 2]: no click, click."""
+
+    def __init__(self, design: ClickDesign) -> None:
+        super().__init__()
+        fields, dim, attention = design.fields, design.dim, design.attention
+        self.kind = design.network
+        first_order = self.kind in ("wide_deep", "deepfm")
         self.embedding = FieldEmbedding(fields, dim, extra=1 if first_order else 0)
         self.attention = FieldAttention(len(fields.names), dim, CHANNELS) if attention else None
         count = len(fields.names) + (1 if attention else 0)
-        chosen = {} if width is None else {"width": width}
-        self.network: nn.Module = _NETWORKS[network](count, dim, **chosen)
+        chosen = {} if design.width is None else {"width": design.width}
+        self.network: nn.Module = _NETWORKS[self.kind](count, dim, **chosen)
         self._item = 0
         if fields.history is not None:
             self._item = fields.names.index(fields.history)
@@ -278,19 +283,11 @@ class ClickModel(nn.Module):
         return logits, embedding, plain, weights
 
 
-def click_model(
-    network: str,
-    *,
-    fields: SampleFields = MOVIELENS,
-    dim: int = 8,
-    attention: bool = False,
-    width: int | None = None,
-    seed: int = 0,
-) -> ClickModel:
+def click_model(design: ClickDesign, *, seed: int = 0) -> ClickModel:
     """A click model; ``seed`` draws the initial weights and leaves torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ClickModel(network, fields, dim=dim, attention=attention, width=width)
+        return ClickModel(design)
 
 
 def predicted_clicks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -309,25 +306,19 @@ def embedded_clicks(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Ten
 
 
 def example_clicks(
-    network: str,
-    *,
-    fields: SampleFields = MOVIELENS,
-    batch: int = 16,
-    history: int = 6,
-    width: int | None = None,
-    seed: int = 0,
+    design: ClickDesign, *, batch: int = 16, history: int = 6, seed: int = 0
 ) -> dict[str, Tensor]:
-    """All batch entries of a network's artifact; ``history`` is there for din only, prototypes of
-    ``width`` in place of teachers where that is given."""
-    length = history if network == "din" else 0
+    """All batch entries of a design's artifact; ``history`` is there for din only, prototypes in
+    place of teachers where the design has a width."""
+    length = history if design.network == "din" else 0
     g = torch.Generator().manual_seed(seed)
     return {
-        **example_fields(fields, batch=batch, history=length, seed=seed),
+        **example_fields(design.fields, batch=batch, history=length, seed=seed),
         "label": torch.randint(2, (batch,), generator=g),
         **(
             example_teachers(2, seed=seed)
-            if width is None
-            else example_prototypes(2, width, seed=seed)
+            if design.width is None
+            else example_prototypes(2, design.width, seed=seed)
         ),
     }
 
@@ -336,37 +327,22 @@ CLICK_METRICS = dict.fromkeys(("auc", "accuracy", "log_loss", "calibration"), ("
 """What a click model may be evaluated by. Its loss takes teachers, which samples do not hold."""
 
 
-def export_click(
-    directory: str | Path,
-    network: str,
-    *,
-    fields: SampleFields = MOVIELENS,
-    dim: int = 8,
-    attention: bool = False,
-    width: int | None = None,
-    seed: int = 0,
-    optimizer: Optimizer | None = None,
-    with_proximal: bool = False,
-    with_metrics: bool = False,
-    verify: bool = True,
-) -> Exported:
-    """Write a click model's artifact with the distillation loss (``export.losses``).
+def click_recipe(design: ClickDesign, *, seed: int = 0, with_proximal: bool = False) -> Recipe:
+    """A click model with the distillation loss (``export.losses``).
 
     Plain cross-entropy is ``has_teacher`` = 0, ``weight_ce`` = 1, ``l2`` = 0. ``with_proximal``
-    adds anchors and the batch scalar ``mu`` (``export.losses``), ``with_metrics`` declares
-    ``CLICK_METRICS``. Axes: ``batch``, and ``past`` for din's history. Adam with 1e-3 by default,
-    as in the paper.
+    adds anchors and the batch scalar ``mu`` (``export.losses``). It may be evaluated by
+    ``CLICK_METRICS``. Axes: ``batch``, and ``past`` for din's history. Adam with 1e-3, as in the
+    paper.
 
-    ``width`` is for the method ``prototypes``: the loss is ``export.losses.prototype_alignment``,
-    and predictions hold ``embedding`` [b, width], the last hidden layer. ValueError where it comes
-    with ``with_proximal``.
+    A design with a ``width`` is for the method ``prototypes``: the loss is
+    ``export.losses.prototype_alignment``, and predictions hold ``embedding`` [b, width], the last
+    hidden layer. ValueError where it comes with ``with_proximal``.
     """
-    model: nn.Module = click_model(
-        network, fields=fields, dim=dim, attention=attention, width=width, seed=seed
-    )
-    batch = example_clicks(network, fields=fields, width=width)
+    model: nn.Module = click_model(design, seed=seed)
+    batch = example_clicks(design)
     loss = distillation(lambda module, entries: module(entries))
-    if width is not None:
+    if design.width is not None:
         if with_proximal:
             raise ValueError("width is for prototypes, whose loss has no proximal term: give one")
         loss = prototype_alignment(_embedded)
@@ -374,22 +350,19 @@ def export_click(
         model = with_anchor(model)
         batch["mu"] = torch.tensor(0.1)
         loss = _pulled
-    per_sample = ("categories", *dict(fields.multi_valued), "numbers", "label", "history")
+    per_sample = ("categories", *dict(design.fields.multi_valued), "numbers", "label", "history")
     dynamic = {name: {0: "batch"} for name in per_sample if name in batch}
     if "history" in batch:
         dynamic["history"] = {0: "batch", 1: "past"}
-    return export_train_step(
+    return Recipe(
         model,
         loss,
         batch,
-        optimizer=optimizer or Adam(lr=1e-3),
-        dynamic=dynamic,
-        predict=predicted_clicks if width is None else embedded_clicks,
-        gradient=PENALTY if width is None else None,
-        metrics=CLICK_METRICS if with_metrics else None,
-        directory=directory,
-        verify=verify,
-        name=f"{network}_attention" if attention else network,
+        dynamic,
+        predict=predicted_clicks if design.width is None else embedded_clicks,
+        gradient=PENALTY if design.width is None else None,
+        metrics=CLICK_METRICS,
+        name=f"{design.network}_attention" if design.attention else design.network,
     )
 
 

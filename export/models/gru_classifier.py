@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from export import losses
-from export.build import Exported, export_train_step
+from export.build import Recipe
 from export.models.images import CLASS_METRICS
-from export.optimizers import Optimizer, Sgd
+from export.optimizers import Sgd
 
 DYNAMIC = {"x": {0: "batch"}, "y": {0: "batch"}}
 
@@ -58,32 +56,19 @@ def example_windows(
     }
 
 
-def export_gru_classifier(
-    directory: str | Path,
-    *,
-    features: int,
-    hidden: int = 32,
-    layers: int = 1,
-    hours: int = 48,
-    classes: int = 5,
-    seed: int = 0,
-    optimizer: Optimizer | None = None,
-    with_metrics: bool = False,
-    verify: bool = True,
-) -> Exported:
-    """Write the classifier's artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size.
+def gru_recipe(model: GruClassifier, *, hours: int = 48) -> Recipe:
+    """Its artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size.
 
-    ``with_metrics`` declares the loss and ``images.CLASS_METRICS``.
+    It may be evaluated by the loss and ``images.CLASS_METRICS``.
     """
-    return export_train_step(
-        GruClassifier(features, hidden, classes, layers=layers, seed=seed),
+    gru, head = model.gru, model.head
+    return Recipe(
+        model,
         classification,
-        example_windows(features, hours=hours, classes=classes),
-        optimizer=optimizer or Sgd(lr=0.1, momentum=0.9),
-        dynamic=DYNAMIC,
+        example_windows(gru.input_size, hours=hours, classes=head.out_features),
+        DYNAMIC,
+        Sgd(lr=0.1, momentum=0.9),
         predict=predicted_classes,
-        metrics={"loss": "loss", **CLASS_METRICS} if with_metrics else None,
-        directory=directory,
-        verify=verify,
-        name=f"gru{hidden}",
+        metrics={"loss": "loss", **CLASS_METRICS},
+        name=f"gru{gru.hidden_size}",
     )

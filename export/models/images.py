@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from export import losses
-from export.build import Exported, export_train_step
-from export.optimizers import Optimizer, Sgd
+from export.build import Recipe
+from export.optimizers import Sgd
 
 # What a small image network takes and gives.
 
@@ -21,9 +20,9 @@ from export.optimizers import Optimizer, Sgd
 class ImageShape:
     """Square images [channels, size, size] and the number of classes; ValueError if too small."""
 
-    channels: int
-    size: int
-    classes: int
+    channels: int = 1
+    size: int = 28
+    classes: int = 10
 
     def __post_init__(self) -> None:
         if self.channels < 1:
@@ -33,6 +32,9 @@ class ImageShape:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}; expected at least 2")
 
+
+SMALL_GREY = ImageShape()
+"""28 x 28 grey images of ten classes, as MNIST's."""
 
 # LeNet-5 for small images.
 
@@ -44,9 +46,8 @@ class LeNet(nn.Module):
     with ReLU and max pooling as is usual today. 61,706 parameters for 1 x 28 x 28 and 10 classes.
     """
 
-    def __init__(self, classes: int = 10, *, channels: int = 1, size: int = 28) -> None:
+    def __init__(self, shape: ImageShape = SMALL_GREY) -> None:
         super().__init__()
-        shape = ImageShape(channels, size, classes)
         self.features = nn.Sequential(
             nn.Conv2d(shape.channels, 6, 5, padding=2),
             nn.ReLU(),
@@ -55,13 +56,13 @@ class LeNet(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        side = (size // 2 - 4) // 2
+        side = (shape.size // 2 - 4) // 2
         self.classifier = nn.Sequential(
             nn.Linear(16 * side * side, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
-            nn.Linear(84, classes),
+            nn.Linear(84, shape.classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,14 +83,11 @@ class SmallAlexNet(nn.Module):
     for 1 x 28 x 28 and 10 classes.
     """
 
-    def __init__(
-        self, classes: int = 10, *, channels: int = 1, size: int = 28, dropout: float = 0.25
-    ) -> None:
+    def __init__(self, shape: ImageShape = SMALL_GREY, *, dropout: float = 0.25) -> None:
         super().__init__()
-        shape = ImageShape(channels, size, classes)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; expected 0 <= dropout < 1")
-        large = size > 32
+        large = shape.size > 32
         first = nn.Conv2d(shape.channels, 16, 7 if large else 5, 2, 3 if large else 2)
         layers: list[nn.Module] = [first, nn.ReLU(), _pool(), nn.Conv2d(16, 32, 5, padding=2)]
         layers.append(nn.ReLU())
@@ -99,7 +97,7 @@ class SmallAlexNet(nn.Module):
             layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
         layers.append(_pool())
         self.features = nn.Sequential(*layers)
-        side = size
+        side = shape.size
         for _ in range(4 if large else 3):
             side = (side + 1) // 2
         self.classifier = nn.Sequential(
@@ -109,7 +107,7 @@ class SmallAlexNet(nn.Module):
             nn.Dropout(dropout),
             nn.Linear(128, 64),
             nn.ReLU(),
-            nn.Linear(64, classes),
+            nn.Linear(64, shape.classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,11 +139,8 @@ class SmallResNet(nn.Module):
     GroupNorm (Wu and He 2018) keeps no state, and is the same in training and prediction.
     """
 
-    def __init__(
-        self, classes: int = 10, *, channels: int = 1, size: int = 28, width: int = 16
-    ) -> None:
+    def __init__(self, shape: ImageShape = SMALL_GREY, *, width: int = 16) -> None:
         super().__init__()
-        shape = ImageShape(channels, size, classes)
         if width < GROUP or width % GROUP:
             raise ValueError(f"width is {width}; expected a multiple of {GROUP}")
         stem: list[nn.Module] = [
@@ -153,13 +148,13 @@ class SmallResNet(nn.Module):
             nn.GroupNorm(width // GROUP, width),
             nn.ReLU(),
         ]
-        if size > 32:
+        if shape.size > 32:
             stem.append(nn.MaxPool2d(2))
         self.stem = nn.Sequential(*stem)
         self.blocks = nn.Sequential(
             _Block(width, width, 1), _Block(width, 2 * width, 2), _Block(2 * width, 4 * width, 2)
         )
-        self.classifier = nn.Linear(4 * width, classes)
+        self.classifier = nn.Linear(4 * width, shape.classes)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.blocks(self.stem(x)).mean((2, 3)))
@@ -197,15 +192,12 @@ class SmallVgg(nn.Module):
     1 x 28 x 28 and 10 classes. No normalisation, as there: nothing in it depends on the batch.
     """
 
-    def __init__(
-        self, classes: int = 10, *, channels: int = 1, size: int = 28, width: int = 8
-    ) -> None:
+    def __init__(self, shape: ImageShape = SMALL_GREY, *, width: int = 8) -> None:
         super().__init__()
-        shape = ImageShape(channels, size, classes)
         if width < 1:
             raise ValueError(f"width is {width}; expected at least 1")
         layers: list[nn.Module] = []
-        inputs, side, stage = shape.channels, size, 0
+        inputs, side, stage = shape.channels, shape.size, 0
         while side > 4:
             outputs = width * 2**stage
             for _ in range(1 if stage < 2 else 2):
@@ -216,7 +208,7 @@ class SmallVgg(nn.Module):
             stage += 1
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
-            nn.Linear(inputs * side * side, 64), nn.ReLU(), nn.Linear(64, classes)
+            nn.Linear(inputs * side * side, 64), nn.ReLU(), nn.Linear(64, shape.classes)
         )
         _scale_for_relu(self)
 
@@ -245,9 +237,7 @@ _CLASSES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def image_model(
-    name: str, *, channels: int = 1, size: int = 28, classes: int = 10, seed: int = 0
-) -> nn.Module:
+def image_model(name: str, shape: ImageShape = SMALL_GREY, *, seed: int = 0) -> nn.Module:
     """One of the small networks, [b, channels, size, size] float32 to [b, classes] logits.
 
     ``seed`` draws the initial weights and leaves torch's generator as it was. ValueError for an
@@ -257,17 +247,17 @@ def image_model(
         raise ValueError(f"there is no image model {name!r}; expected {', '.join(IMAGE_MODELS)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _CLASSES[name](classes, channels=channels, size=size)
+        return _CLASSES[name](shape)
 
 
 def example_images(
-    *, channels: int = 1, size: int = 28, classes: int = 10, batch: int = 8, seed: int = 0
+    shape: ImageShape = SMALL_GREY, *, batch: int = 8, seed: int = 0
 ) -> dict[str, Tensor]:
     """Random ``x`` [b, channels, size, size] and ``y`` int64 [b], to trace and verify with."""
     g = torch.Generator().manual_seed(seed)
     return {
-        "x": torch.randn(batch, channels, size, size, generator=g),
-        "y": torch.randint(classes, (batch,), generator=g),
+        "x": torch.randn(batch, shape.channels, shape.size, shape.size, generator=g),
+        "y": torch.randint(shape.classes, (batch,), generator=g),
     }
 
 
@@ -287,31 +277,18 @@ CLASS_METRICS = dict.fromkeys(("accuracy", "log_loss", "calibration"), ("logits"
 """What a classifier of these may be evaluated by, whatever it is trained with."""
 
 
-def export_image(
-    directory: str | Path,
-    name: str,
-    *,
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    seed: int = 0,
-    optimizer: Optimizer | None = None,
-    with_metrics: bool = False,
-    verify: bool = True,
-) -> Exported:
-    """Write a classifier's artifact: ``Trainer.step({"x": ..., "y": ...})``, any batch size.
+def image_recipe(name: str, shape: ImageShape = SMALL_GREY, *, seed: int = 0) -> Recipe:
+    """A classifier: ``Trainer.step({"x": ..., "y": ...})``, any batch size.
 
-    ``with_metrics`` declares the loss and ``CLASS_METRICS``.
+    It may be evaluated by the loss and ``CLASS_METRICS``.
     """
-    return export_train_step(
-        image_model(name, channels=channels, size=size, classes=classes, seed=seed),
+    return Recipe(
+        image_model(name, shape, seed=seed),
         classification,
-        example_images(channels=channels, size=size, classes=classes),
-        optimizer=optimizer or Sgd(lr=0.05, momentum=0.9),
-        dynamic={"x": {0: "batch"}, "y": {0: "batch"}},
+        example_images(shape),
+        {"x": {0: "batch"}, "y": {0: "batch"}},
+        Sgd(lr=0.05, momentum=0.9),
         predict=predicted_classes,
-        metrics={"loss": "loss", **CLASS_METRICS} if with_metrics else None,
-        directory=directory,
-        verify=verify,
+        metrics={"loss": "loss", **CLASS_METRICS},
         name=name,
     )

@@ -7,14 +7,13 @@ latent dimension k, since all three are named axes.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from export.build import Exported, export_train_step
+from export.build import Recipe
 from export.optimizers import Sgd
 from export.short_gradients import ShortGradient
 
@@ -126,24 +125,15 @@ def example_batch(users: int, items: int, triples: int, *, seed: int = 0) -> dic
     }
 
 
-def export_mf(
-    directory: str | Path,
-    *,
-    users: int = 2,
-    items: int = 24,
-    k: int = 8,
-    triples: int = 48,
-    verify: bool = True,
-) -> Exported:
-    """Write the factorisation artifact; the sizes are only its initial example."""
-    return export_train_step(
+def mf_recipe() -> Recipe:
+    """The factorisation: its sizes, all of them free, are only those of the example."""
+    users, items, k, triples = 2, 24, 8, 48
+    return Recipe(
         MatrixFactorisation(users, items, k),
         bpr_loss,
         example_batch(users, items, triples),
-        optimizer=Sgd(lr=1.0),
-        dynamic=DYNAMIC,
+        DYNAMIC,
+        Sgd(lr=1.0),
         predict=scores,
-        directory=directory,
-        verify=verify,
         name="mf",
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from export import losses
-from export.build import Exported, export_train_step
+from export.build import Recipe
 from export.gradient_rules import ConflictProjection
 from export.losses import proximal, with_anchor
-from export.models.images import CLASS_METRICS, example_images, image_model, predicted_classes
-from export.optimizers import Adam, Optimizer
+from export.models.images import (
+    CLASS_METRICS,
+    SMALL_GREY,
+    ImageShape,
+    example_images,
+    image_model,
+    predicted_classes,
+)
 
 DYNAMIC = {
     "x": {0: "batch"},
@@ -59,26 +63,18 @@ def mutual_losses(
 
 
 def example_batch(
-    *,
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    batch: int = 8,
-    public: int = 6,
-    seed: int = 0,
+    shape: ImageShape = SMALL_GREY, *, batch: int = 8, public: int = 6, seed: int = 0
 ) -> dict[str, Tensor]:
     """Random samples and teachers, to trace and verify with."""
-    own = example_images(channels=channels, size=size, classes=classes, batch=batch, seed=seed)
-    others = example_images(
-        channels=channels, size=size, classes=classes, batch=public, seed=seed + 1
-    )
+    own = example_images(shape, batch=batch, seed=seed)
+    others = example_images(shape, batch=public, seed=seed + 1)
     g = torch.Generator().manual_seed(seed)
     # A mean that the networks see as another domain: their gradients then do conflict.
     return {
         **own,
         "x_pub": others["x"] - 1.0,
         "y_pub": others["y"],
-        "teacher": torch.softmax(2 * torch.randn(public, classes, generator=g), -1),
+        "teacher": torch.softmax(2 * torch.randn(public, shape.classes, generator=g), -1),
         "confidence": torch.rand(public, generator=g),
         "weight_local": torch.tensor(0.5),
         "weight_public": torch.tensor(1.0),
@@ -88,40 +84,27 @@ def example_batch(
     }
 
 
-def export_mutual(
-    directory: str | Path,
-    name: str,
-    *,
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    seed: int = 0,
-    optimizer: Optimizer | None = None,
-    with_proximal: bool = False,
-    with_metrics: bool = False,
-    verify: bool = True,
-) -> Exported:
-    """Write the mutual-learning artifact of one of the image networks (``images.IMAGE_MODELS``).
+def mutual_recipe(
+    name: str, shape: ImageShape = SMALL_GREY, *, seed: int = 0, with_proximal: bool = False
+) -> Recipe:
+    """Mutual learning of one of the image networks (``images.IMAGE_MODELS``).
 
     ``with_proximal`` adds anchors and the batch scalar ``mu`` (FedProx); see ``export.losses``.
-    ``with_metrics`` declares ``images.CLASS_METRICS``; the loss takes what samples do not hold.
-    The optimizer is Adam with 1e-3 by default, as in the paper.
+    It may be evaluated by ``images.CLASS_METRICS``; the loss takes what samples do not hold.
+    The optimizer is Adam with 1e-3, as in the paper.
     """
-    model = image_model(name, channels=channels, size=size, classes=classes, seed=seed)
-    batch = example_batch(channels=channels, size=size, classes=classes)
+    model = image_model(name, shape, seed=seed)
+    batch = example_batch(shape)
     if with_proximal:
         model = with_anchor(model)
         batch["mu"] = torch.tensor(0.1)
-    return export_train_step(
+    return Recipe(
         model,
         mutual_losses,
         batch,
-        optimizer=optimizer or Adam(lr=1e-3),
-        dynamic=DYNAMIC,
+        DYNAMIC,
         predict=predicted_classes,
         gradient=ConflictProjection(),
-        metrics=CLASS_METRICS if with_metrics else None,
-        directory=directory,
-        verify=verify,
+        metrics=CLASS_METRICS,
         name=name,
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from export.build import Exported, export_train_step
+from export.build import Recipe
 from export.losses import example_prototypes, prototype_alignment
-from export.models.images import CLASS_METRICS, example_images, image_model
-from export.optimizers import Adam, Optimizer
+from export.models.images import CLASS_METRICS, SMALL_GREY, ImageShape, example_images, image_model
 
 
 class EmbeddingClassifier(nn.Module):
@@ -33,13 +32,7 @@ class EmbeddingClassifier(nn.Module):
 
 
 def embedding_model(
-    name: str,
-    *,
-    width: int = 64,
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    seed: int = 0,
+    name: str, shape: ImageShape = SMALL_GREY, *, width: int = 64, seed: int = 0
 ) -> EmbeddingClassifier:
     """One of the image networks (``images.IMAGE_MODELS``) with ``width`` outputs, and a head.
 
@@ -47,9 +40,9 @@ def embedding_model(
     unknown name.
     """
     with torch.random.fork_rng(devices=[]):
-        encoder = image_model(name, channels=channels, size=size, classes=width, seed=seed)
+        encoder = image_model(name, replace(shape, classes=width), seed=seed)
         torch.manual_seed(seed + 1)
-        return EmbeddingClassifier(encoder, width, classes)
+        return EmbeddingClassifier(encoder, width, shape.classes)
 
 
 def predicted_embeddings(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -62,36 +55,22 @@ def predicted_embeddings(model: nn.Module, batch: dict[str, Tensor]) -> dict[str
     }
 
 
-def export_prototypes(
-    directory: str | Path,
-    name: str,
-    *,
-    width: int = 64,
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    seed: int = 0,
-    optimizer: Optimizer | None = None,
-    with_metrics: bool = False,
-    verify: bool = True,
-) -> Exported:
-    """Write the artifact of one of the image networks for the method ``prototypes``.
+def prototypes_recipe(
+    name: str, shape: ImageShape = SMALL_GREY, *, width: int = 64, seed: int = 0
+) -> Recipe:
+    """One of the image networks (``images.IMAGE_MODELS``) for the method ``prototypes``.
 
-    Batches hold ``x`` and ``label``. ``with_metrics`` declares ``images.CLASS_METRICS``; the loss
-    takes what samples do not hold. The optimizer is Adam with 1e-3 by default.
+    Batches hold ``x`` and ``label``. It may be evaluated by ``images.CLASS_METRICS``; the loss
+    takes what samples do not hold. The optimizer is Adam with 1e-3.
     """
-    images = example_images(channels=channels, size=size, classes=classes)
-    return export_train_step(
-        embedding_model(
-            name, width=width, channels=channels, size=size, classes=classes, seed=seed
-        ),
+    images = example_images(shape)
+    prototypes = example_prototypes(shape.classes, width, seed=seed)
+    return Recipe(
+        embedding_model(name, shape, width=width, seed=seed),
         prototype_alignment(lambda model, batch: model(batch["x"])),
-        {"x": images["x"], "label": images["y"], **example_prototypes(classes, width, seed=seed)},
-        optimizer=optimizer or Adam(lr=1e-3),
-        dynamic={"x": {0: "batch"}, "label": {0: "batch"}},
+        {"x": images["x"], "label": images["y"], **prototypes},
+        {"x": {0: "batch"}, "label": {0: "batch"}},
         predict=predicted_embeddings,
-        metrics=(dict.fromkeys(CLASS_METRICS, ("logits", "label")) if with_metrics else None),
-        directory=directory,
-        verify=verify,
+        metrics=dict.fromkeys(CLASS_METRICS, ("logits", "label")),
         name=name,
     )

@@ -14,7 +14,8 @@ from device_sdk import LocalData, TrainingOptions
 from examples.fleet.broker import mosquitto_path
 from examples.fleet.errors import FleetError
 from examples.local_fleet import FleetTask, Member, local_fleet
-from export.models.attention_meta import export_attention
+from export.build import Recipe
+from export.models.attention_meta import attention_recipe
 from tests.fakes.mutual_artifact import CLASSES, samples, write_mutual_artifact
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
@@ -44,18 +45,9 @@ def write_pair(folder: Path, hidden: int) -> tuple[Path, Path]:
     """A base network, and its meta-network."""
     batch = {"x": torch.randn(5, FEATURES), "label": torch.tensor([0, 1, 2, 0, 1])}
     base, meta = folder / f"hidden{hidden}", folder / f"meta{hidden}"
-    export.train_step(
-        network(hidden),
-        loss,
-        batch,
-        optimizer=export.Sgd(lr=0.1),
-        dynamic=DYNAMIC,
-        predict=logits,
-        directory=base,
-        verify=False,
-        name=base.name,
-    )
-    export_attention(meta, network(hidden), loss, batch, DYNAMIC, verify=False, name=meta.name)
+    recipe = Recipe(network(hidden), loss, batch, DYNAMIC, export.Sgd(lr=0.1), logits)
+    recipe.export(base, verify=False)
+    attention_recipe(recipe).export(meta, verify=False)
     return base, meta
 
 

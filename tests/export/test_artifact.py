@@ -16,14 +16,14 @@ from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.errors import BatchError, NonFiniteStep
 from export.cli import main
-from export.models.mf import example_batch, export_mf
+from export.models.mf import example_batch, mf_recipe
 from export.optimizers.combinators import Around
 
 SHIPPED = Path(__file__).parents[2] / "device_sdk" / "artifacts" / "mf"
 
 
 def test_the_shipped_factorisation_is_what_export_makes(tmp_path: Path) -> None:
-    exported = export_mf(tmp_path / "mf")
+    exported = mf_recipe().export(tmp_path / "mf")
     shipped = load_artifact(SHIPPED).manifest
     made = exported.manifest
     assert made.files == shipped.files, "run `make artifact`: the exporter's result has changed"

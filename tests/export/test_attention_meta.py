@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from device_sdk import Trainer
 from device_sdk.runtime.state import Members
-from export.models.attention_meta import AttentionMeta, base_layout, export_attention, meta_loss
+from export.build import Recipe
+from export.models.attention_meta import (
+    AttentionMeta,
+    MetaDesign,
+    attention_recipe,
+    base_layout,
+    meta_loss,
+)
 from export.models.gru_classifier import (
     DYNAMIC,
     GruClassifier,
@@ -27,16 +34,14 @@ GROUPS, SIZE = len(LAYOUT.groups), LAYOUT.size
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("meta") / "artifact"
-    exported = export_attention(
-        folder,
+    base = Recipe(
         GruClassifier(FEATURES, HIDDEN, CLASSES),
         classification,
         example_windows(FEATURES, hours=6),
         DYNAMIC,
-        sketch=SKETCH,
-        width=4,
-        key_scale=1.0,
     )
+    design = MetaDesign(SKETCH, width=4, key_scale=1.0)
+    exported = attention_recipe(base, design).export(folder)
     assert exported.report is not None
     return folder
 
@@ -115,7 +120,7 @@ def test_the_meta_gradient_is_that_of_the_base_loss_at_the_mixture(artifact: Pat
     trainer.set_parameters(start)
     loss = trainer.step(given)
 
-    torch_meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=1.0)
+    torch_meta = AttentionMeta(LAYOUT, MetaDesign(SKETCH, width=4, key_scale=1.0))
     torch_meta.load_state_dict({name: torch.from_numpy(array) for name, array in start.items()})
     optimizer = torch.optim.Adam(torch_meta.parameters(), lr=0.02)
     batch = {name: torch.from_numpy(np.asarray(array)) for name, array in given.items()}
@@ -154,7 +159,7 @@ def test_a_neighbour_without_others_has_all_the_weight(artifact: Path) -> None:
 
 
 def test_attention_is_uniform_while_its_keys_are_zero() -> None:
-    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4)
+    meta = AttentionMeta(LAYOUT, MetaDesign(SKETCH, width=4))
     batch = {n: torch.from_numpy(np.asarray(a)) for n, a in inputs(4).items()}
     first, heard, shared = meta.weights(batch)
     torch.testing.assert_close(first, torch.full((GROUPS, 4), 0.25))
@@ -163,7 +168,7 @@ def test_attention_is_uniform_while_its_keys_are_zero() -> None:
 
 
 def test_attention_starts_with_the_likeness_of_whole_networks() -> None:
-    meta = AttentionMeta(LAYOUT, sketch=SKETCH, width=4, key_scale=3.0)
+    meta = AttentionMeta(LAYOUT, MetaDesign(SKETCH, width=4, key_scale=3.0))
     given = inputs(4)
     first, _, _ = meta.weights({n: torch.from_numpy(np.asarray(a)) for n, a in given.items()})
     apart = ((given["sketches"] - given["query"]) ** 2).sum(axis=2).mean(axis=1)
@@ -172,7 +177,7 @@ def test_attention_starts_with_the_likeness_of_whole_networks() -> None:
         np.testing.assert_allclose(first[group].detach().numpy(), expected, rtol=1e-4)
 
 
-def test_networks_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:
+def test_networks_that_cannot_be_mixed_are_refused() -> None:
     normed = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     with pytest.raises(ValueError, match="buffers"):
         base_layout(normed)
@@ -181,10 +186,8 @@ def test_networks_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
         base_layout(frozen)
     with pytest.raises(ValueError, match="own inputs"):
-        export_attention(
-            tmp_path / "a", nn.Linear(3, 3), classification, {"query": torch.zeros(3)}, {}
-        )
+        attention_recipe(Recipe(nn.Linear(3, 3), classification, {"query": torch.zeros(3)}, {}))
     with pytest.raises(ValueError, match="at least 1"):
-        AttentionMeta(LAYOUT, width=0)
+        MetaDesign(width=0)
     with pytest.raises(TypeError, match="AttentionMeta"):
         meta_loss(frozen, classification)(frozen, {})

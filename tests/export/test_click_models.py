@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from device_sdk import Trainer
-from export.models.click import CLICK_MODELS, click_model, example_clicks, export_click
+from export.models.click import CLICK_MODELS, ClickDesign, click_model, click_recipe, example_clicks
 from export.models.fields import FieldEmbedding, SampleFields, example_fields
 
 SMALL = SampleFields(
@@ -34,9 +34,10 @@ def _plain(batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 def test_every_network_exports_and_learns(tmp_path: Path, network: str, attention: bool) -> None:
     # The encoding is verified by itself and with one network: tracing takes long.
     verify = not attention or network == "cnn"
-    export_click(tmp_path / "a", network, fields=SMALL, attention=attention, dim=4, verify=verify)
+    design = ClickDesign(network, SMALL, 4, attention)
+    click_recipe(design).export(tmp_path / "a", verify=verify)
     trainer = Trainer(tmp_path / "a", providers="cpu")
-    drawn = example_clicks(network, fields=SMALL, batch=60, history=3, seed=4)
+    drawn = example_clicks(design, batch=60, history=3, seed=4)
     # Movies 0 to 4 are clicked; where there is a history, only by those who saw movie 7 or 8.
     clicked = drawn["categories"][:, 1] < 5
     if network == "din":
@@ -60,9 +61,10 @@ def test_the_last_hidden_layer_embeds_in_the_width_that_is_asked_for(
     tmp_path: Path, network: str
 ) -> None:
     verify = network == "deepfm"  # the loss is verified with one: tracing takes long
-    export_click(tmp_path / "a", network, fields=SMALL, dim=4, width=7, verify=verify)
+    design = ClickDesign(network, SMALL, 4, width=7)
+    click_recipe(design).export(tmp_path / "a", verify=verify)
     trainer = Trainer(tmp_path / "a", providers="cpu")
-    drawn = example_clicks(network, fields=SMALL, batch=60, history=3, width=7, seed=4)
+    drawn = example_clicks(design, batch=60, history=3, seed=4)
     batch = {name: value.numpy() for name, value in drawn.items()}
     batch["has_prototype"] = np.ones(2, np.float32)
     batch["pull"] = np.float32(50)
@@ -71,7 +73,7 @@ def test_the_last_hidden_layer_embeds_in_the_width_that_is_asked_for(
     told = trainer.predict(batch)
     assert told["embedding"].shape == (60, 7) and told["click"].shape == (60,)
     with pytest.raises(ValueError, match="no proximal term"):
-        export_click(tmp_path / "b", network, fields=SMALL, width=7, with_proximal=True)
+        click_recipe(design, with_proximal=True)
 
 
 def test_the_embedding_is_sums_of_rows() -> None:
@@ -97,7 +99,7 @@ def test_the_embedding_is_sums_of_rows() -> None:
 
 
 def test_padding_of_a_history_does_not_matter() -> None:
-    model = click_model("din", fields=SMALL).eval()
+    model = click_model(ClickDesign("din", SMALL)).eval()
     batch = example_fields(SMALL, batch=5, history=3)
     longer = {**batch, "history": torch.cat([batch["history"], -torch.ones(5, 4).long()], 1)}
     assert torch.allclose(model(batch), model(longer), atol=1e-6)
@@ -106,9 +108,10 @@ def test_padding_of_a_history_does_not_matter() -> None:
 
 
 def test_the_proximal_artifact_takes_anchors(tmp_path: Path) -> None:
-    export_click(tmp_path / "a", "wide_deep", fields=SMALL, dim=4, with_proximal=True, verify=False)
+    design = ClickDesign("wide_deep", SMALL, 4)
+    click_recipe(design, with_proximal=True).export(tmp_path / "a", verify=False)
     trainer = Trainer(tmp_path / "a", providers="cpu")
-    batch = _plain(example_clicks("wide_deep", fields=SMALL))
+    batch = _plain(example_clicks(design))
     free = trainer.step({**batch, "mu": np.array(3, np.float32)})
     trainer.reset()
     trainer.set_parameters({f"anchor.{n}": v + 1 for n, v in trainer.parameters.items()})
@@ -119,9 +122,9 @@ def test_the_proximal_artifact_takes_anchors(tmp_path: Path) -> None:
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="no click model 'din2'; expected cnn"):
-        click_model("din2")
+        ClickDesign("din2")
     with pytest.raises(ValueError, match="din reads a history"):
-        click_model("din", fields=SampleFields(categorical=(("movie", 3), ("user", 2))))
+        ClickDesign("din", SampleFields(categorical=(("movie", 3), ("user", 2))))
     with pytest.raises(ValueError, match="no categorical field"):
         SampleFields(numeric=("year",))
     with pytest.raises(ValueError, match="'user' is taken twice"):

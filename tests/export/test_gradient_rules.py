@@ -15,7 +15,7 @@ import export
 from device_sdk import Trainer
 from export.gradient_rules import Gradients
 from export.models.images import image_model
-from export.models.mutual import example_batch, export_mutual
+from export.models.mutual import example_batch, mutual_recipe
 
 LR = 0.1
 
@@ -23,7 +23,7 @@ LR = 0.1
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mutual") / "lenet"
-    exported = export_mutual(folder, "lenet", optimizer=export.Sgd(lr=LR))
+    exported = mutual_recipe("lenet").export(folder, optimizer=export.Sgd(lr=LR))
     conflicts = [c for c in exported.report.comparisons if c.tensor == "output.conflict"]  # type: ignore[union-attr]
     assert conflicts
     return folder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from device_sdk import Trainer
-from export.models.images import IMAGE_MODELS, example_images, export_image, image_model
+from export.models.images import IMAGE_MODELS, ImageShape, example_images, image_model, image_recipe
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,10 @@ def test_documented_sizes_and_seeded_weights(name: str, parameters: int) -> None
 def test_every_network_exports_and_learns(
     tmp_path: Path, name: str, channels: int, size: int
 ) -> None:
-    export_image(tmp_path / "a", name, channels=channels, size=size, classes=7)
+    shape = ImageShape(channels, size, 7)
+    image_recipe(name, shape).export(tmp_path / "a")
     trainer = Trainer(tmp_path / "a", providers="cpu")
-    examples = example_images(channels=channels, size=size, classes=7, batch=12)
+    examples = example_images(shape, batch=12)
     batch = {key: value.numpy() for key, value in examples.items()}
     losses = [trainer.step(batch, hyper={"lr": 0.02}) for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
@@ -47,7 +48,7 @@ def test_every_network_exports_and_learns(
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize("size", [16, 20, 33, 50])
 def test_other_sizes_fit(name: str, size: int) -> None:
-    model = image_model(name, channels=2, size=size, classes=3)
+    model = image_model(name, ImageShape(2, size, 3))
     assert model(torch.zeros(2, 2, size, size)).shape == (2, 3)
 
 
@@ -55,8 +56,8 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="no image model 'lent'; expected lenet"):
         image_model("lent")
     with pytest.raises(ValueError, match="size is 8"):
-        image_model("vgg", size=8)
+        ImageShape(size=8)
     with pytest.raises(ValueError, match="classes is 1"):
-        image_model("alexnet", classes=1)
+        ImageShape(classes=1)
     with pytest.raises(ValueError, match="channels is 0"):
-        image_model("resnet", channels=0)
+        ImageShape(channels=0)

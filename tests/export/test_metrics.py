@@ -13,11 +13,12 @@ from torch import nn
 import export
 from device_sdk.artifact import MetricSource, load_artifact
 from device_sdk.trainer import Trainer
+from export.build import Recipe
 from export.cli import main
-from export.models.click import export_click
-from export.models.gru_classifier import export_gru_classifier
-from export.models.images import export_image
-from export.models.mutual import export_mutual
+from export.models.click import ClickDesign, click_recipe
+from export.models.gru_classifier import GruClassifier, gru_recipe
+from export.models.images import image_recipe
+from export.models.mutual import mutual_recipe
 
 FEATURES = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(24) % 3
@@ -196,19 +197,19 @@ def test_what_looks_like_probabilities_must_be_called_so_or_not(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("write", "asked"),
+    ("recipe", "asked"),
     [
-        (lambda d, **k: export_image(d, "lenet", **k), {"loss", "accuracy", "log_loss"}),
-        (lambda d, **k: export_mutual(d, "lenet", **k), {"accuracy", "calibration"}),
-        (lambda d, **k: export_click(d, "cnn", **k), {"auc", "log_loss", "accuracy"}),
-        (lambda d, **k: export_gru_classifier(d, features=3, hours=4, **k), {"loss", "accuracy"}),
+        (image_recipe("lenet"), {"loss", "accuracy", "log_loss"}),
+        (mutual_recipe("lenet"), {"accuracy", "calibration"}),
+        (click_recipe(ClickDesign("cnn")), {"auc", "log_loss", "accuracy"}),
+        (gru_recipe(GruClassifier(3, 32, 5), hours=4), {"loss", "accuracy"}),
     ],
     ids=["image", "mutual", "click", "gru"],
 )
 def test_ready_made_models_declare_theirs_on_request(
-    tmp_path: Path, write: Any, asked: set[str]
+    tmp_path: Path, recipe: Recipe, asked: set[str]
 ) -> None:
-    written = write(tmp_path / "model", with_metrics=True, verify=False)
+    written = recipe.export(tmp_path / "model", with_metrics=True, verify=False)
     assert asked <= set(written.manifest.metrics)
 
 

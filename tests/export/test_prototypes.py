@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from device_sdk import Trainer
 from export.losses import example_prototypes, prototype_alignment
-from export.models.images import example_images
-from export.models.prototypes import embedding_model, export_prototypes
+from export.models.images import ImageShape, example_images
+from export.models.prototypes import embedding_model, prototypes_recipe
 
 
 def test_the_loss_is_cross_entropy_and_the_distance_to_known_prototypes() -> None:
@@ -40,9 +40,10 @@ def test_the_loss_is_cross_entropy_and_the_distance_to_known_prototypes() -> Non
 # The others are verified as they are (test_image_models.py): what is added is one layer.
 @pytest.mark.parametrize("name", ["resnet", "vgg"])
 def test_a_network_embeds_in_the_width_that_is_asked_for(tmp_path: Path, name: str) -> None:
-    export_prototypes(tmp_path / "a", name, width=6, size=16, classes=4, with_metrics=True)
+    shape = ImageShape(size=16, classes=4)
+    prototypes_recipe(name, shape, width=6).export(tmp_path / "a", with_metrics=True)
     trainer = Trainer(tmp_path / "a", providers="cpu")
-    images = example_images(size=16, classes=4, batch=9)
+    images = example_images(shape, batch=9)
     batch = {"x": images["x"].numpy(), "label": images["y"].numpy()}
     batch |= {key: value.numpy() for key, value in example_prototypes(4, 6).items()}
     batch["pull"] = np.float32(0.01)  # towards random places, against the labels

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import export
 from device_sdk import Trainer
 from export.losses import proximal, with_anchor
-from export.models.mutual import example_batch, export_mutual
+from export.models.images import ImageShape
+from export.models.mutual import example_batch, mutual_recipe
 
 
 def test_the_pull_is_mu_times_the_way_from_the_anchor(tmp_path: Path) -> None:
@@ -53,9 +54,11 @@ def test_the_pull_is_mu_times_the_way_from_the_anchor(tmp_path: Path) -> None:
 
 
 def test_the_mutual_artifact_takes_an_anchor(tmp_path: Path) -> None:
-    export_mutual(tmp_path / "a", "vgg", size=16, with_proximal=True, verify=False)
+    shape = ImageShape(size=16)
+    recipe = mutual_recipe("vgg", shape, with_proximal=True)
+    recipe.export(tmp_path / "a", verify=False)
     trainer = Trainer(tmp_path / "a", providers="cpu")
-    batch = {n: v.numpy() for n, v in example_batch(size=16).items()}
+    batch = {n: v.numpy() for n, v in example_batch(shape).items()}
     plain = trainer.step({**batch, "mu": np.float32(1)})
     trainer.reset()
     zeros = {f"anchor.{n}": np.zeros_like(v) for n, v in trainer.parameters.items()}

@@ -34,7 +34,7 @@ def test_labels_and_identities_stay_valid() -> None:
     }
     axes = {name: {0: "batch"} for name in batch}
     problem = build._problem(
-        build.Given(model, lambda m, b: m(b["x"]).sum(), batch, axes, export.Sgd(0.1))
+        build.Recipe(model, lambda m, b: m(b["x"]).sum(), batch, axes, export.Sgd(0.1))
     )
     state = verify.initial_state(problem, problem.axes.example, rng)
     drawn = verify.draw_batch(problem, problem.axes.example, rng, in_order=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import replace
 
 import numpy as np
 
@@ -94,4 +95,4 @@ def choose(
     """A choice on made-up costs, and the clock it was made with (which started at 100 s)."""
     clock = FakeClock()
     work = FakeWorkload(clock, cost, noise=noise, spikes=spikes, cold=cold, seed=seed)
-    return choose_k(work, request, machine=MACHINE, clock=clock), clock
+    return replace(choose_k(work, request, clock=clock), machine=MACHINE), clock

@@ -429,7 +429,7 @@ def _require_match(meta: Trainer, layout: FlatLayout) -> None:
     ports = {port.of: port.shape for port in meta.artifact.graphs["train"].select("batch")}
     if "start" not in ports:
         raise ValueError(
-            f"{meta.artifact.name!r} is no meta-network: export one with export_attention"
+            f"{meta.artifact.name!r} is no meta-network: export one with attention_recipe"
         )
     groups = [ports.get(f"neighbours.{group}") for group in range(len(layout.groups))]
     if ports["start"] != (layout.size,) or None in groups:

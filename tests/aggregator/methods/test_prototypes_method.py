@@ -23,7 +23,8 @@ from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_prototypes
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Update
-from export.models.prototypes import export_prototypes
+from export.models.images import ImageShape
+from export.models.prototypes import prototypes_recipe
 from tests.fakes.handmade import linear_artifact
 
 TRAINING = PrototypesTraining(classes=3, width=2)
@@ -229,7 +230,8 @@ def table(chosen: dict[str, Any] | None = None, **training: object) -> TomlTable
 
 
 def test_a_task_file_makes_the_method_for_fitting_models(tmp_path: Path) -> None:
-    export_prototypes(tmp_path / "vgg", "vgg", width=8, size=16, classes=4, verify=False)
+    shape = ImageShape(size=16, classes=4)
+    prototypes_recipe("vgg", shape, width=8).export(tmp_path / "vgg", verify=False)
     artifact = load_artifact(tmp_path / "vgg")
     rng = np.random.default_rng(0)
     chosen = {"trained": True, "server": {"epochs": 7}}

@@ -15,7 +15,7 @@ from device_sdk.methods.prototypes.contract import PrototypesTraining, encode_pr
 from device_sdk.methods.prototypes.learner import PrototypesLearner
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Update
-from export.models.prototypes import export_prototypes
+from export.models.prototypes import prototypes_recipe
 
 DEVICES, EACH, ROUNDS, HOSTILE_ROUND = 5, 120, 9, 4
 TRAINING = PrototypesTraining(10, width=64, epochs=2, pull=1.0)
@@ -24,7 +24,7 @@ TRAINING = PrototypesTraining(10, width=64, epochs=2, pull=1.0)
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prototypes") / "lenet"
-    export_prototypes(folder, "lenet")
+    prototypes_recipe("lenet").export(folder)
     return folder
 
 

@@ -14,7 +14,7 @@ from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Update, encode_update
 from device_sdk.wire.arrays.tensors import Codec
-from export.models.click import export_click
+from export.models.click import ClickDesign, click_recipe
 from export.models.fields import SampleFields
 from tests.fakes.handmade import linear_artifact
 
@@ -29,7 +29,8 @@ def table(**values: object) -> TomlTable:
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("artifact") / "wide_deep"
-    export_click(folder, "wide_deep", fields=FIELDS, optimizer=export.Sgd(), verify=False)
+    recipe = click_recipe(ClickDesign("wide_deep", FIELDS))
+    recipe.export(folder, optimizer=export.Sgd(), verify=False)
     return folder
 
 

@@ -14,6 +14,7 @@ from aggregator.simulate.fleet import Failures, VirtualFleet
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.task.file import read_task
 from device_sdk.local_data import LocalData
+from export.build import Recipe
 from export.losses import (
     PENALTY,
     cross_entropy,
@@ -22,7 +23,7 @@ from export.losses import (
     example_teachers,
     prototype_alignment,
 )
-from export.models.attention_meta import export_attention
+from export.models.attention_meta import attention_recipe
 from tests.fakes.array_device import labelled_data, shared_data
 from tests.fakes.handmade import FEATURES, TARGETS
 from tests.fakes.mutual_artifact import write_mutual_artifact
@@ -140,16 +141,9 @@ def test_a_device_mixes_with_the_companion_that_it_is_given(tmp_path: Path) -> N
     def loss(model: torch.nn.Module, b: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return cross_entropy(model(b["x"]), b["label"])
 
-    export.train_step(
-        network,
-        loss,
-        batch,
-        optimizer=export.Sgd(lr=0.1),
-        dynamic=dynamic,
-        directory=tmp_path / "model",
-        verify=False,
-    )
-    export_attention(tmp_path / "meta", network, loss, batch, dynamic, verify=False)
+    recipe = Recipe(network, loss, batch, dynamic, export.Sgd(lr=0.1))
+    recipe.export(tmp_path / "model", verify=False)
+    attention_recipe(recipe).export(tmp_path / "meta", verify=False)
     training = "warm_up_rounds = 1\nbase_steps = 2"
     found = [
         played(tmp_path, "attention", training, more=more)

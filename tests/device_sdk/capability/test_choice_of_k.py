@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_sdk.capability import BlockSize, Request, choose_k
-from tests.fakes.capability_fakes import MACHINE, FakeClock, FakeWorkload, choose
+from device_sdk.capability import Request, choose_k
+from tests.fakes.capability_fakes import FakeClock, FakeWorkload, choose
 
 
 def affine(fixed: float, per_k: float) -> Callable[[int], float]:
@@ -84,7 +84,7 @@ def test_never_outlives_its_time_box_by_more_than_a_run(
 def test_a_step_slower_than_the_box_is_not_even_started() -> None:
     clock = FakeClock()
     work = FakeWorkload(clock, lambda k: 40.0)
-    choice = choose_k(work, Request(1.0, time_box_seconds=5.0), machine=MACHINE, clock=clock)
+    choice = choose_k(work, Request(1.0, time_box_seconds=5.0), clock=clock)
     assert clock.now() - 100.0 < 2.0
     assert work.share < 1.0
     assert (choice.k, choice.fits, choice.measurements) == (1, False, ())
@@ -151,17 +151,10 @@ def test_impossible_requests_are_refused(wrong: dict[str, object], message: str)
         Request(**wrong)  # type: ignore[arg-type]
 
 
-def test_impossible_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="min_runs"):
-        BlockSize(min_runs=0)
-    with pytest.raises(ValueError, match="max_seconds"):
-        BlockSize(min_seconds=2.0, max_seconds=1.0)
-
-
 def test_what_a_run_costs_whatever_its_size_is_not_taken_for_its_work() -> None:
     clock = FakeClock()
     work = FakeWorkload(clock, affine(5e-4, 1e-5), overhead=0.002)
-    choice = choose_k(work, Request(0.01, time_box_seconds=0.2), machine=MACHINE, clock=clock)
+    choice = choose_k(work, Request(0.01, time_box_seconds=0.2), clock=clock)
     assert choice.k == 64
     assert choice.fits
 
@@ -175,9 +168,7 @@ def test_a_moment_without_the_processor_is_not_taken_for_a_slow_device(
     work = FakeWorkload(
         clock, affine(2e-3, 1e-4), overhead=1e-3, held_up=0.1, held_up_runs=held_up_runs
     )
-    choice = choose_k(
-        work, Request(5.0, max_k=8, time_box_seconds=5.0), machine=MACHINE, clock=clock
-    )
+    choice = choose_k(work, Request(5.0, max_k=8, time_box_seconds=5.0), clock=clock)
     assert (choice.k, choice.fits) == (8, True), choice.reason
 
 
@@ -185,7 +176,7 @@ def test_fixed_costs_that_fill_a_share_are_not_scaled_up_with_it() -> None:
     clock = FakeClock()
     # A 64th takes 20 ms, and so does the whole: eight times a 64th might not have fitted.
     work = FakeWorkload(clock, affine(1e-4, 1e-5), overhead=0.02)
-    choice = choose_k(work, Request(1.0, time_box_seconds=1.0), machine=MACHINE, clock=clock)
+    choice = choose_k(work, Request(1.0, time_box_seconds=1.0), clock=clock)
     assert (choice.k, choice.fits) == (64, True), choice.reason
 
 

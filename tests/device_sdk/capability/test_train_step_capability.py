@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.capability import Choice, choose_latent_dimension
+from device_sdk.capability import Choice, Request, WorkSizes, choose_latent_dimension
 from device_sdk.capability.bench import TrainStepWorkload
 from device_sdk.cli.bench import choice_to_json, choice_to_text
 from device_sdk.factorisation import packaged_artifact
@@ -21,16 +21,8 @@ from tests.fakes.waiting import PATIENCE_SECONDS
 
 
 def choose(deadline_seconds: float, **options: float) -> Choice:
-    return choose_latent_dimension(
-        packaged_artifact(),
-        deadline_seconds=deadline_seconds,
-        items=300,
-        interactions=500,
-        max_k=16,
-        time_box_seconds=options.get("time_box_seconds", 60.0),
-        slowdown=options.get("slowdown", 1.0),
-        headroom=options.get("headroom", 0.2),
-    )
+    request = Request(deadline_seconds, **{"max_k": 16, "time_box_seconds": 60.0, **options})  # type: ignore[arg-type]
+    return choose_latent_dimension(packaged_artifact(), request, WorkSizes(300, 500))
 
 
 def test_a_generous_deadline_takes_every_dimension_as_the_report_says() -> None:
@@ -95,10 +87,7 @@ def test_a_step_that_outlasts_the_box_ends_with_it() -> None:
 def test_the_epoch_is_split_into_batches() -> None:
     work = TrainStepWorkload(
         packaged_artifact(),
-        items=50,
-        interactions=100,
-        users=3,
-        batch=30,
+        WorkSizes(50, 100, users=3, batch=30),
         providers="cpu",
         threads=1,
         rng=np.random.default_rng(0),
@@ -114,26 +103,13 @@ def test_the_epoch_is_split_into_batches() -> None:
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
-    for wrong, (items, interactions, users) in {
-        "items": (0, 5, 1),
-        "interactions": (5, 0, 1),
-        "users": (5, 5, 0),
-    }.items():
+    right = {"items": 5, "interactions": 5, "users": 1, "batch": 1}
+    for wrong in right:
         with pytest.raises(ValueError, match=f"{wrong} is 0"):
-            choose_latent_dimension(
-                packaged_artifact(),
-                deadline_seconds=1.0,
-                items=items,
-                interactions=interactions,
-                users=users,
-            )
-    with pytest.raises(ValueError, match="batch is 0"):
-        choose_latent_dimension(
-            packaged_artifact(), deadline_seconds=1.0, items=5, interactions=5, batch=0
-        )
+            WorkSizes(**{**right, wrong: 0})
     linear_artifact(tmp_path)
     with pytest.raises(ArtifactError, match="is no matrix factorisation"):
-        choose_latent_dimension(tmp_path, deadline_seconds=1.0, items=5, interactions=5)
+        choose_latent_dimension(tmp_path, Request(1.0), WorkSizes(5, 5))
 
 
 def test_the_cpu_and_an_accelerator_are_both_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +120,8 @@ def test_the_cpu_and_an_accelerator_are_both_measured(monkeypatch: pytest.Monkey
     monkeypatch.setattr(providers, "candidates", lambda asked: (ODD, providers.CPU))
     choice = choose_latent_dimension(
         packaged_artifact(),
-        deadline_seconds=60.0,
-        items=50,
-        interactions=40,
-        max_k=4,
-        time_box_seconds=2.0,
+        Request(60.0, max_k=4, time_box_seconds=2.0),
+        WorkSizes(50, 40),
     )
     assert choice.k == 4
     assert choice.machine is not None and choice.machine.provider == "CPUExecutionProvider"

@@ -19,7 +19,8 @@ from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.learner import Declined, LearnerError
 from device_sdk.methods.local_steps import SampleStream
 from device_sdk.wire.arrays.exchange import Broadcast
-from export.models.attention_meta import export_attention
+from export.build import Recipe
+from export.models.attention_meta import MetaDesign, attention_recipe
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 
 TOLD = AttentionTraining(
@@ -37,26 +38,11 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("attention")
     example = {"x": torch.randn(4, 2), "y": torch.randint(2, (4,))}
     for name, hidden in (("narrow", 4), ("wide", 6)):
-        export.train_step(
-            network(hidden),
-            classification,
-            example,
-            optimizer=export.Sgd(lr=0.1),
-            dynamic=DYNAMIC,
-            predict=predicted_classes,
-            directory=folder / name,
-            verify=False,
+        base = Recipe(
+            network(hidden), classification, example, DYNAMIC, export.Sgd(lr=0.1), predicted_classes
         )
-        export_attention(
-            folder / f"{name}-meta",
-            network(hidden),
-            classification,
-            example,
-            DYNAMIC,
-            sketch=16,
-            width=4,
-            verify=False,
-        )
+        base.export(folder / name, verify=False)
+        attention_recipe(base, MetaDesign(16, 4)).export(folder / f"{name}-meta", verify=False)
     return folder
 
 

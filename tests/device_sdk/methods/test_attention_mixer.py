@@ -15,7 +15,8 @@ from device_sdk import Trainer
 from device_sdk.methods.attention.contract import AttentionTraining, Layers
 from device_sdk.methods.attention.fleet import Neighbours
 from device_sdk.methods.attention.mixer import Mixer, favoured, layer_weights
-from export.models.attention_meta import base_layout, export_attention
+from export.build import Recipe
+from export.models.attention_meta import MetaDesign, attention_recipe, base_layout
 from export.models.gru_classifier import DYNAMIC, classification
 
 SKETCH = 16
@@ -29,8 +30,9 @@ TOLD = AttentionTraining(sketch_rows=SKETCH)
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("meta") / "artifact"
     example = {"x": torch.randn(4, 2), "y": torch.randint(2, (4,))}
-    told = {"sketch": SKETCH, "width": 4, "key_scale": 1.0, "own_bias": 0.5}
-    export_attention(folder, BASE, classification, example, DYNAMIC, verify=False, **told)  # type: ignore[arg-type]
+    design = MetaDesign(SKETCH, width=4, key_scale=1.0, own_bias=0.5)
+    base = Recipe(BASE, classification, example, DYNAMIC)
+    attention_recipe(base, design).export(folder, verify=False)
     return folder
 
 

@@ -38,7 +38,8 @@ from device_sdk.methods.mutual.contract import (
 from device_sdk.methods.mutual.learner import MutualLearner
 from device_sdk.methods.state import part
 from device_sdk.wire.arrays.exchange import Update
-from export.models.attention_meta import export_attention
+from export.build import Recipe
+from export.models.attention_meta import MetaDesign, attention_recipe
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import classed_data, shared_data
@@ -173,20 +174,10 @@ def write_classifier(folder: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(FEATURES, TARGETS)
     example = {"x": torch.randn(5, FEATURES), "y": torch.arange(5) % TARGETS}
-    export.train_step(
-        model,
-        classification,
-        example,
-        optimizer=export.Sgd(lr=0.1),
-        dynamic=DYNAMIC,
-        predict=predicted_classes,
-        directory=folder / "linear",
-        verify=False,
-    )
-    rows = ATTENTION.sketch_rows
-    export_attention(
-        folder / "meta", model, classification, example, DYNAMIC, sketch=rows, width=4, verify=False
-    )
+    base = Recipe(model, classification, example, DYNAMIC, export.Sgd(lr=0.1), predicted_classes)
+    base.export(folder / "linear", verify=False)
+    design = MetaDesign(ATTENTION.sketch_rows, width=4)
+    attention_recipe(base, design).export(folder / "meta", verify=False)
 
 
 @pytest.mark.slow

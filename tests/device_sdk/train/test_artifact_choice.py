@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from device_sdk.capability.fit import Fit, Request, WorkDone, choose_among
+from device_sdk.capability.fit import Fit, WorkDone, choose_among
+from device_sdk.capability.stopwatch import Request
 from device_sdk.methods.learner import Declined
 from device_sdk.rounds.open_round import pick_artifacts
 from device_sdk.wire.publish.task_messages import OfferedArtifact

@@ -25,7 +25,8 @@ from device_sdk.rounds.current_round import commit_round
 from device_sdk.train.arrays import ArrayTrainer, MeasuredPlacement
 from device_sdk.train.job import LocalArtifact, TrainedRound, TrainingJob
 from device_sdk.wire.arrays.exchange import Broadcast, Update, decode_update
-from export.models.attention_meta import export_attention
+from export.build import Recipe
+from export.models.attention_meta import MetaDesign, attention_recipe
 from export.models.gru_classifier import DYNAMIC, classification, predicted_classes
 from tests.fakes.jobs import artifact_in, job_of
 from tests.fakes.step_clock import StepClock
@@ -45,14 +46,11 @@ TIGHT = 10.0
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> LocalArtifact:
     folder = tmp_path_factory.mktemp("placement")
     example = {"x": torch.randn(4, 2), "y": torch.randint(2, (4,))}
-    export.train_step(
-        nn.Linear(2, 2), classification, example, optimizer=export.Sgd(lr=0.1), dynamic=DYNAMIC,
-        predict=predicted_classes, directory=folder / "base", verify=False,
-    )  # fmt: skip
-    export_attention(
-        folder / "meta", nn.Linear(2, 2), classification, example, DYNAMIC, sketch=16, width=4,
-        verify=False,
-    )  # fmt: skip
+    base = Recipe(
+        nn.Linear(2, 2), classification, example, DYNAMIC, export.Sgd(lr=0.1), predicted_classes
+    )
+    base.export(folder / "base", verify=False)
+    attention_recipe(base, MetaDesign(16, 4)).export(folder / "meta", verify=False)
     return artifact_in(folder / "base", companion=folder / "meta")
 
 

@@ -39,18 +39,21 @@ $(STAMP): pyproject.toml constraints.txt
 		--editable '.[aggregator,cluster,export,demo,simulate,docs,dev]'
 	touch $@
 
-.PHONY: test
+.PHONY: test test-all
 # The tests start hundreds of processes: each would compile our modules again.
-test: export PYTHONDONTWRITEBYTECODE :=
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 # Types are checked beside the tests. One process collects before there are several: what pytest makes
 # of each test file is then on the disk for all, and an error in any is said before the first test.
-test: lint ## linters, type checker and every test
+test: lint ## linters, type checker, and tests of every promise
+	$(MAKE) --no-print-directory --jobs 2 types tested WHICH="not exhaustive"
+test-all: lint ## the same with every test: all cases of what `make test` takes some of
 	$(MAKE) --no-print-directory --jobs 2 types tested
 
 .PHONY: tested
 tested: $(STAMP)
 	@said="$$($(RUN) -m pytest --collect-only -qq $(ARGS))" || { echo "$$said"; exit 1; }
-	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=ci --durations=15 $(ARGS)
+	$(RUN) -m pytest -m "$(WHICH)" -n auto --dist worksteal --hypothesis-profile=ci --durations=15 \
+		$(ARGS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## every decoder against coverage-guided bytes (MINUTES=5, or ARGS=--help)

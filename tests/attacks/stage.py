@@ -231,7 +231,7 @@ class Stage:
         until = self.now_seconds + seconds
         while not true():
             assert self.now_seconds < until, "it did not come true in time"
-            self.run(1.0)
+            self.run(self.idle_seconds)
 
     def closed(self) -> list[RoundRow]:
         """The first task's rounds that have ended, the newest first."""

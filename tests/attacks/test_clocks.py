@@ -12,7 +12,7 @@ from aggregator.store import Database
 from device_sdk.enrol import trust
 from device_sdk.home.home import Home
 from device_sdk.wire.publish.receipts import RecordType
-from device_sdk.world import TrainingOptions
+from device_sdk.world import Pace, TrainingOptions
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -254,7 +254,7 @@ def test_devices_say_what_to_run_where_no_broker_shows_that_keys_were_rotated_si
 def test_a_delegation_that_ends_under_serve_is_named_by_status_until_keys_are_rotated(
     make_stage: MakeStage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = make_stage(round_lines=_ROUNDS)
+    stage = make_stage(round_lines=_ROUNDS.replace("pause_seconds = 5", "pause_seconds = 40"))
     stage.await_version(2)
     for _ in range(37):
         stage.now_seconds += 10 * _DAY_SECONDS
@@ -353,9 +353,11 @@ def test_a_calendar_set_to_and_fro_lets_no_day_be_spent_again_and_again(
 ) -> None:
     """Each device may train for fifty seconds a day, five rounds of the twenty-four."""
     stage = make_stage(
-        round_lines="quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 600\npause_seconds = 3000"
+        round_lines="quorum = 1\nwait_for_devices = 3\ndeadline_seconds = 600\n"
+        "pause_seconds = 3000",
+        pace=Pace(most_seconds=3600.0),
     )
-    stage.idle_seconds = 60.0
+    stage.idle_seconds = 600.0
     for each in stage.devices:
         each.kill()
         each.train_seconds = 10.0

@@ -168,7 +168,7 @@ def test_an_aggregator_that_loses_every_session_is_not_pestered(make_stage: Make
         if device.participant.sessions.opened > told:
             told = device.participant.sessions.opened
             lose(stage)
-        stage.run(0.5)
+        stage.run(2.0)
     assert len(stage.sent_up(0, OPEN)) <= 150, "about one in five minutes"
     stage.drop = lambda parcel: False
     stage.run(1300.0)

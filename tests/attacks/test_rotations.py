@@ -16,6 +16,7 @@ from device_sdk.errors import EnrolmentRefused
 from device_sdk.home.home import Home
 from device_sdk.wire.publish.topics import DescriptorTopic, ManifestTopic, PresenceTopic
 from device_sdk.wire.seal.enrolment_message import EnrolmentCode
+from device_sdk.world import Pace
 from tests.attacks.conftest import MakeStage
 from tests.attacks.simulated_broker import Parcel
 from tests.attacks.stage import Stage
@@ -38,7 +39,8 @@ def test_a_descriptor_renews_itself_under_a_running_fleet(make_stage: MakeStage)
     """Twenty-nine days of rounds, seven renewals: each round counts everybody's update."""
     stage = make_stage(
         round_lines=f"quorum = 3\ndeadline_seconds = {HOUR}\npause_seconds = {4 * HOUR}\n"
-        "[keys]\ndescriptor_days = 6"
+        "[keys]\ndescriptor_days = 6",
+        pace=Pace(most_seconds=4 * HOUR),
     )
     stage.idle_seconds = HOUR / 4
     assert stage.command("rotate", "keys", "--descriptor-expires", "6d") == 0

@@ -626,6 +626,16 @@ class Binding(Generic[Settings], ABC):
         return 0
 
 
+class PersonalBinding(Binding[Settings]):
+    """Models of any kind: none of them is sent to anybody, each device has its own."""
+
+    __slots__ = ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return ("personal",)
+
+
 def read_binding(method: str, table: TomlTable) -> Binding[Any]:
     """A task's binding, from the installed package that offers the method.
 
@@ -644,5 +654,8 @@ _LEAST = 1e-9
 
 
 def rate_at(learning_rate: float, rate_decay: float, round_id: int) -> float:
-    """``learning_rate`` as it is in round ``round_id``, counted from 1."""
+    """``learning_rate`` as it is in round ``round_id``, counted from 1; where it does not fall, 0
+    stays what devices take for the artifact's own."""
+    if rate_decay == 1:
+        return learning_rate
     return max(_LEAST, learning_rate * rate_decay ** (round_id - 1))

@@ -27,6 +27,7 @@ from aggregator.methods.method import (
     Refused,
     Said,
     rate_at,
+    require_floats,
 )
 from aggregator.methods.robust import LastUpdates
 from aggregator.methods.sums import CoveredMean
@@ -437,14 +438,8 @@ def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
     if set(update.tensors) != {"vector"}:
         raise Refused("bad-tensors", "expected exactly the tensor vector")
     width = _checked_width(update, len(layouts))
-    vector, size = update.tensors["vector"], layouts[width].size
-    if vector.dtype != np.float32 or vector.shape != (size,):
-        raise Refused(
-            "bad-values", f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]"
-        )
-    # NaN fails the comparison too.
-    if not float(np.abs(vector).max()) <= LARGEST_TO_HAND_ON:
-        raise Refused("bad-values", "a value is not finite or is absurdly large")
+    shape = (layouts[width].size,)
+    require_floats("vector", update.tensors["vector"], shape, LARGEST_TO_HAND_ON)
 
 
 def _checked_width(update: Update, widths: int) -> int:

@@ -48,6 +48,24 @@ LOSSES = Within(-1e12, 1e12)
 """What a device may say of its loss."""
 
 
+# A dtype compares with another at once, with a scalar type only after making one of it.
+FLOAT32 = np.dtype(np.float32)
+
+
+def require_floats(
+    name: str, values: NDArray[Any], shape: tuple[int, ...], most: float | None = None
+) -> None:
+    """Raises :class:`Refused` with reason ``bad-values`` unless these are float32 of the shape and,
+    where ``most`` is given, none is larger by size, or no number."""
+    if values.dtype != FLOAT32 or values.shape != shape:
+        raise Refused(
+            "bad-values", f"{name} are {values.dtype} {values.shape}; expected float32 {shape}"
+        )
+    # NaN fails the comparison too.
+    if most is not None and values.size and not float(np.abs(values).max()) <= most:
+        raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+
 class NoVersion(ArithmeticError):
     """What was absorbed makes no version that could be published, with these settings; the message
     says why, and what would help."""

@@ -27,8 +27,10 @@ from aggregator.methods.method import (
     Refused,
     Said,
     rate_at,
+    require_floats,
 )
 from aggregator.methods.robust import LastUpdates
+from aggregator.methods.sums import CoveredMean
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Declared, Within
@@ -436,14 +438,8 @@ def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
     if set(update.tensors) != {"vector"}:
         raise Refused("bad-tensors", "expected exactly the tensor vector")
     width = _checked_width(update, len(layouts))
-    vector, size = update.tensors["vector"], layouts[width].size
-    if vector.dtype != np.float32 or vector.shape != (size,):
-        raise Refused(
-            "bad-values", f"vector is {vector.dtype} {vector.shape}; expected float32 [{size}]"
-        )
-    # NaN fails the comparison too.
-    if not float(np.abs(vector).max()) <= LARGEST_TO_HAND_ON:
-        raise Refused("bad-values", "a value is not finite or is absurdly large")
+    shape = (layouts[width].size,)
+    require_floats("vector", update.tensors["vector"], shape, LARGEST_TO_HAND_ON)
 
 
 def _checked_width(update: Update, widths: int) -> int:
@@ -600,9 +596,9 @@ class AttentionMethod(ModelMethod):
         After the warm-up each device's vector is attached for its cluster's cohort, and a mixture
         for each device that does not mix by itself, for that device alone.
         """
-        round_id, training, models = self._round_id, self._training, self._models
-        rate = rate_at(training.learning_rate, self._settings.rate_decay, round_id)
-        training = replace(training, learning_rate=rate)
+        round_id, models = self._round_id, self._models
+        rate = rate_at(self._training.learning_rate, self._settings.rate_decay, round_id)
+        training = replace(self._training, learning_rate=rate)
         sketched, scales = in_cluster_units(self._sketches(models), self._clusters)
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
@@ -704,14 +700,10 @@ class AttentionMethod(ModelMethod):
         """FedAvg over the devices whose models have the number; what none has stays."""
         most = self._settings.most_samples
         counts = np.minimum(came.samples, most) if most else came.samples
-        total = np.zeros(self._layout.size, dtype=np.float64)
-        weight = np.zeros(self._layout.size, dtype=np.float64)
+        mean = CoveredMean(self._model.shape)
         for vector, width, samples in zip(came.vectors, came.widths, counts, strict=True):
-            places = self._places[width]
-            total[places] += float(samples) * vector[places]
-            weight[places] += float(samples)
-        known = weight > 0
-        return np.where(known, total / np.where(known, weight, 1.0), self._model).astype(np.float32)
+            mean.add(self._places[width], vector[self._places[width]], samples)
+        return np.where(mean.known, mean.value, self._model).astype(np.float32)
 
     def _most_members(self, known: int) -> int:
         """How many devices may be in a cluster under the byte cap; all without one."""

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class Bounding(Additive):
             part of the state.
     """
 
-    ADDED = ("clipped", "fewer")
+    ADDED: ClassVar[tuple[str, ...]] = ("clipped", "fewer")
     _clipped = 0
     _fewer = 0
 
@@ -177,6 +177,7 @@ class TensorBounding(Bounding):
         self._bounds = bounds
         self._scales, self._heard = FleetScales(), FleetScale(1)
         self._versions = 0
+        self._told: Mapping[str, Array] = {}
         self.begin(0)
 
     @property
@@ -192,7 +193,7 @@ class TensorBounding(Bounding):
 
     def begin(self, round_id: int) -> None:
         super().begin(round_id)
-        self._told: Mapping[str, Array] = {}
+        self._told = {}
 
     def look_again(self) -> None:
         # Held for the method's sake alone, they are judged by what was known before.

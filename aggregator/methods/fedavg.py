@@ -25,6 +25,7 @@ from aggregator.methods.method import (
     Refused,
     Said,
     fitted,
+    require_floats,
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
@@ -196,18 +197,9 @@ class FedAvgMethod(SummingMethod):
         said.end()
         weight = self._weight(update)
         for one in self._layout:
-            values = update.tensors[one.wire_name]
-            if values.dtype != np.float32 or values.shape != one.wire_shape:
-                raise Refused(
-                    "bad-values",
-                    f"{one.wire_name} is {values.dtype} {values.shape}; expected float32 "
-                    f"{one.wire_shape}",
-                )
             pull = self._most_pull if one.kind == "parameter" else self._most_buffers_pull
             most = min(_LARGEST_VALUE, pull / weight)
-            # NaN fails the comparison too.
-            if values.size and not float(np.abs(values).max()) <= most:
-                raise Refused("bad-values", "a value is not finite or is absurdly large")
+            require_floats(one.wire_name, update.tensors[one.wire_name], one.wire_shape, most)
 
     def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
         for update in updates:

@@ -48,6 +48,24 @@ LOSSES = Within(-1e12, 1e12)
 """What a device may say of its loss."""
 
 
+# A dtype compares with another at once, with a scalar type only after making one of it.
+FLOAT32 = np.dtype(np.float32)
+
+
+def require_floats(
+    name: str, values: NDArray[Any], shape: tuple[int, ...], most: float | None = None
+) -> None:
+    """Raises :class:`Refused` with reason ``bad-values`` unless these are float32 of the shape and,
+    where ``most`` is given, none is larger by size, or no number."""
+    if values.dtype != FLOAT32 or values.shape != shape:
+        raise Refused(
+            "bad-values", f"{name} are {values.dtype} {values.shape}; expected float32 {shape}"
+        )
+    # NaN fails the comparison too.
+    if most is not None and values.size and not float(np.abs(values).max()) <= most:
+        raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+
 class NoVersion(ArithmeticError):
     """What was absorbed makes no version that could be published, with these settings; the message
     says why, and what would help."""
@@ -626,6 +644,16 @@ class Binding(Generic[Settings], ABC):
         return 0
 
 
+class PersonalBinding(Binding[Settings]):
+    """Models of any kind: none of them is sent to anybody, each device has its own."""
+
+    __slots__ = ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return ("personal",)
+
+
 def read_binding(method: str, table: TomlTable) -> Binding[Any]:
     """A task's binding, from the installed package that offers the method.
 
@@ -644,5 +672,8 @@ _LEAST = 1e-9
 
 
 def rate_at(learning_rate: float, rate_decay: float, round_id: int) -> float:
-    """``learning_rate`` as it is in round ``round_id``, counted from 1."""
+    """``learning_rate`` as it is in round ``round_id``, counted from 1; where it does not fall, 0
+    stays what devices take for the artifact's own."""
+    if rate_decay == 1:
+        return learning_rate
     return max(_LEAST, learning_rate * rate_decay ** (round_id - 1))

@@ -15,10 +15,9 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import LOSSES, Arrays, Binding, Method, Refused, Said
+from aggregator.methods.method import LOSSES, Arrays, Method, PersonalBinding, Refused, Said
 from aggregator.methods.robust import LastUpdates
 from device_sdk.artifact import Artifact
-from device_sdk.evaluation.report import Stage
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -347,16 +346,11 @@ class MutualMethod(Method):
         return {"confidence": float(np.mean(right))} if right else {}
 
 
-class MutualBinding(Binding[MutualSettings]):
+class MutualBinding(PersonalBinding[MutualSettings]):
     """Models of any kind, as long as they take the same samples."""
 
     __slots__ = ()
     settings_class = MutualSettings
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """No model is sent to anybody: each device has its own."""
-        return ("personal",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from aggregator.methods.bounds import UpdateBounds
 from aggregator.methods.fleet import bounded_rows
-from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
+from aggregator.methods.method import Method, PersonalBinding, RateDecay, Refused, rate_at
 from aggregator.methods.robust import Robust, RobustRule, TrimShare
+from aggregator.methods.sums import CoveredMean
 from device_sdk.artifact import Artifact
-from device_sdk.evaluation.report import Stage
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.prototypes.contract import PrototypesTraining, decode_prototypes
@@ -235,10 +235,8 @@ class PrototypesMethod(Method):
     :data:`~aggregator.methods.robust.MOST_HELD_BYTES`, after which the round is full.
     """
 
-    PARTS = ("server",)
-    ADDED = ("sums", "weights", "devices", "bounded")
-    _sums: NDArray[np.float64]
-    _weights: NDArray[np.int64]
+    PARTS = ("server", "means")
+    ADDED = ("devices", "bounded")
     _devices: NDArray[np.int64]
     _bounded: int
     bounds = UpdateBounds(rows=("prototypes",), counts=("counts",))
@@ -252,6 +250,7 @@ class PrototypesMethod(Method):
         )
         self._known = np.zeros((classes, width), dtype=np.float32)
         self._known_devices = np.zeros(classes, dtype=np.int64)
+        self._means = CoveredMean((classes, width))
         self._sent: list[LabelKnowledge] = []
         self.begin(0)
 
@@ -265,9 +264,8 @@ class PrototypesMethod(Method):
         [classes]: how many devices a class's prototype is of, 0 where there is none. A class that
         no device of a round had keeps its prototype."""
         told = self._settings.training
-        if self._settings.rate_decay < 1:
-            rate = rate_at(told.learning_rate, self._settings.rate_decay, self._round_id)
-            told = replace(told, learning_rate=rate)
+        rate = rate_at(told.learning_rate, self._settings.rate_decay, self._round_id)
+        told = replace(told, learning_rate=rate)
         return Broadcast(
             round_id=self._round_id,
             version=self._version,
@@ -303,8 +301,7 @@ class PrototypesMethod(Method):
         weight = np.ones_like(found.counts)
         if self._settings.weights == "samples":
             weight = np.minimum(found.counts, self._settings.most_samples)
-        self._sums[found.labels] += found.means.astype(np.float64) * weight[:, None]
-        self._weights[found.labels] += weight
+        self._means.add(found.labels, found.means, weight)
         self._devices[found.labels] += 1
 
     def step(self) -> Mapping[str, float]:
@@ -316,7 +313,7 @@ class PrototypesMethod(Method):
             figures = self._of_all()
         else:
             here = self._devices > 0
-            self._take(here, self._sums[here] / self._weights[here, None])
+            self._take(here, self._means.value[here])
         figures["bounded"] = float(self._bounded)
         figures["labels"] = float((self._known_devices > 0).sum())
         return figures
@@ -362,22 +359,15 @@ class PrototypesMethod(Method):
         return {
             "known": Entry(np.float32, (classes, width)),
             "known_devices": Entry(np.int64, (classes,), least=0),
-            "sums": Entry(np.float64, (classes, width)),
-            "weights": Entry(np.int64, (classes,), least=0),
             "devices": Entry(np.int64, (classes,), least=0),
         }
 
 
-class PrototypesBinding(Binding[PrototypesSettings]):
+class PrototypesBinding(PersonalBinding[PrototypesSettings]):
     """Models of any kind; but all must know the same classes, and embed in the same width."""
 
     __slots__ = ()
     settings_class = PrototypesSettings
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """No model is sent to anybody: each device has its own."""
-        return ("personal",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from aggregator.methods.bounds import Judged, NormBounding
 from aggregator.methods.fleet import euclidean_norm
-from aggregator.methods.method import Arrays, Refused
+from aggregator.methods.method import FLOAT32, Arrays, Refused, require_floats
 from aggregator.methods.robust import RobustRule, touched_means
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
@@ -40,8 +40,6 @@ from device_sdk.wire.arrays.tensors import halved
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-# A dtype compares with another at once, with a scalar type only after making one of it.
-FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,14 +196,6 @@ class BprLoss(ScatterLoss):
     def grow(self, items: int) -> None:
         self.shape = (self.shape[0] + items, self.shape[1])
         self._optimizer.grow(items)
-
-
-def require_floats(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Raises :class:`Refused` with reason ``bad-values``."""
-    if values.dtype != FLOAT32 or values.shape != shape:
-        raise Refused(
-            "bad-values", f"{name} are {values.dtype} {values.shape}; expected float32 {shape}"
-        )
 
 
 # Implicit least squares.

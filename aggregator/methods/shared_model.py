@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Binding, ModelMethod, Refused
+from aggregator.methods.method import Binding, ModelMethod, Refused, require_floats
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout, layout_of
 from device_sdk.fields import Declared
@@ -70,14 +70,14 @@ class SharedModelMethod(ModelMethod):
         tensors = update.tensors
         size = len(self._model)
         if tensors.keys() == {"moved"}:
-            _require_values("moved", tensors["moved"], (size,))
+            require_floats("moved", tensors["moved"], (size,))
         elif tensors.keys() == {"places", "values"}:
             places = tensors["places"]
             if places.dtype != np.int32 or places.ndim != 1 or not 0 < len(places) <= size:
                 raise Refused("bad-places", f"places must be int32, 1 to {size} of them")
             if places[0] < 0 or places[-1] >= size or (places[1:] <= places[:-1]).any():
                 raise Refused("bad-places", "places must rise and lie in the model")
-            _require_values("values", tensors["values"], places.shape)
+            require_floats("values", tensors["values"], places.shape)
         else:
             raise Refused("bad-tensors", "expected moved, or places and values")
 
@@ -107,10 +107,3 @@ class SharedModelBinding(Binding[SharedModelSettings]):
     ) -> SharedModelMethod:
         layout = layout_of(artifacts[0].manifest)
         return self.method_class(layout.flatten(artifacts[0].initial), layout, self.settings)
-
-
-def _require_values(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if array.dtype != np.float32 or array.shape != shape:
-        raise Refused("bad-values", f"{name} must be float32 {list(shape)}")
-    if not np.isfinite(array).all():
-        raise Refused("bad-values", f"{name} holds numbers that are not finite")

@@ -212,3 +212,45 @@ class UnlikeSum(Additive):
         """Add ``values * factor`` of the sum's shape."""
         wide = values.astype(np.float64)
         self._fine.add(self._coarse.add_whole(wide, factor))
+
+
+class CoveredMean(Additive):
+    """The mean of each coordinate over the updates that have it, and have it alone: of models of
+    which devices train a part each, of vectors by label. In float64, for rounds on one shard.
+
+    Args:
+        shape: of the mean, [groups, ...]. What is in a group is had together, and weighs the same.
+    """
+
+    ADDED = ("total", "weight")
+    _total: NDArray[np.float64]
+    _weight: Ints
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self.begin(0)
+
+    def add(self, groups: Ints, values: NDArray[np.floating], weight: Ints | int = 1) -> None:
+        """Add ``values`` [n, ...] of the n distinct ``groups``, whose weights are above 0."""
+        each = np.broadcast_to(weight, groups.shape)
+        scale = each.reshape(-1, *(1 for _ in self._shape[1:]))
+        self._total[groups] += values.astype(np.float64) * scale
+        self._weight[groups] += each
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Whether any update has the group, [groups]."""
+        return self._weight > 0
+
+    @property
+    def value(self) -> NDArray[np.float64]:
+        """Of the constructor's shape; 0 where nothing is known."""
+        weight = np.maximum(self._weight, 1).reshape(-1, *(1 for _ in self._shape[1:]))
+        found: NDArray[np.float64] = self._total / weight
+        return found
+
+    def _schema(self) -> Schema:
+        return {
+            "total": Entry(np.float64, self._shape),
+            "weight": Entry(np.int64, self._shape[:1], least=0),
+        }

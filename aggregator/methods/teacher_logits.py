@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.fleet import FleetScale
-from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
+from aggregator.methods.method import Method, PersonalBinding, RateDecay, Refused, rate_at
 from device_sdk.artifact import Artifact
-from device_sdk.evaluation.report import Stage
 from device_sdk.methods.state import Entry, Schema, counters
 from device_sdk.methods.teacher_logits.contract import (
     TeacherLogitsTraining,
@@ -86,9 +85,8 @@ class TeacherLogitsMethod(Method):
         yet). They differ where rounds missed their quorum: what counted in them was carried over.
         """
         told = self._counted
-        if self._rate_decay < 1:
-            rate = rate_at(told.learning_rate, self._rate_decay, self._round_id)
-            told = replace(told, learning_rate=rate)
+        rate = rate_at(told.learning_rate, self._rate_decay, self._round_id)
+        told = replace(told, learning_rate=rate)
         return Broadcast(
             round_id=self._round_id,
             version=self._version,
@@ -179,16 +177,11 @@ class TeacherLogitsSettings:
     rate_decay: RateDecay = 1.0
 
 
-class TeacherLogitsBinding(Binding[TeacherLogitsSettings]):
+class TeacherLogitsBinding(PersonalBinding[TeacherLogitsSettings]):
     """Models of any kind, for none of them is shared; but all must know the same classes."""
 
     __slots__ = ()
     settings_class = TeacherLogitsSettings
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """No model is sent to anybody: each device has its own."""
-        return ("personal",)
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()

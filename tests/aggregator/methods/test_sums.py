@@ -19,7 +19,13 @@ from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.fleet import Voices, measured, measured_each
 from aggregator.methods.method import Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
-from aggregator.methods.sums import MOST_UPDATES, FixedPointSum, RefusedShare, UnlikeSum
+from aggregator.methods.sums import (
+    MOST_UPDATES,
+    CoveredMean,
+    FixedPointSum,
+    RefusedShare,
+    UnlikeSum,
+)
 from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.state import RestoreError
@@ -546,3 +552,17 @@ def test_a_sum_s_file_is_as_small_as_it_is_said_to_be() -> None:
         share = second_round(name, range(3)).share()
         assert sum(array.nbytes for array in share.values()) < cells * 8 + 12_000
     assert sums.MOST_UPDATES == 1 << 24
+
+
+def test_a_covered_mean_is_over_those_who_have_the_group() -> None:
+    mean = CoveredMean((4, 2))
+    mean.add(np.array([0, 2]), np.array([[1.0, 2.0], [5.0, 6.0]], dtype=np.float32), 3)
+    goes_on = CoveredMean((4, 2)).restored(mean.state())
+    goes_on.add(
+        np.array([2, 3]), np.array([[1.0, 2.0], [7.0, 8.0]], dtype=np.float32), np.array([1, 2])
+    )
+    assert goes_on.known.tolist() == [True, False, True, True]
+    assert goes_on.value.tolist() == [[1, 2], [0, 0], [4, 5], [7, 8]]
+    assert mean.value.tolist() == [[1, 2], [0, 0], [5, 6], [0, 0]], "restored, it shares nothing"
+    goes_on.begin(2)
+    assert not goes_on.known.any()

@@ -165,6 +165,7 @@ OPTIMIZERS: list[tuple[str, Callable[[], Any], set[str]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("make", "expected"), [each[1:] for each in OPTIMIZERS], ids=[each[0] for each in OPTIMIZERS]
 )

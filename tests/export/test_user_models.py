@@ -281,6 +281,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_as_torch_does(name: str, tmp_path: Path) -> None:
     make, more = MODELS[name]

@@ -71,6 +71,7 @@ def _normalised(model: Taught, batch: Batch) -> Tensor:
     return (model.student(batch["x"]) @ model.codes.t()).logsumexp(1).mean()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "loss", [_in_place, _replaced_data, _replaced_parameter, _clipped, _normalised]
 )

@@ -5,321 +5,138 @@ and held to a multiple of that before the method sees it: tensors by their dista
 round told the devices (or from zero, whichever the fleet is nearer to), numbers of samples and the
 like by their size. So one device of n moves a mean by at most ``multiple`` usual contributions out
 of n, whatever it sends and claims, and no other device is handed more of it than that.
+
+One stage (:class:`Bounding`), two policies: :class:`UpdateBounds` for tensors of any kind, one by
+one, and :class:`Limits` for an update that is one matrix, whose sums take their scale from them.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.sums import Additive, RefusedShare
-from device_sdk.methods.state import (
-    COUNT,
-    Entry,
-    RestoreError,
-    Schema,
-    State,
-    part,
-    prefixed,
-    unpack,
+from aggregator.methods.fleet import (
+    FleetScale,
+    FleetScales,
+    Measured,
+    Outliers,
+    bounded_rows,
+    measured,
 )
+from aggregator.methods.sums import Additive
+from device_sdk.methods.state import COUNT, Entry, Schema, State, part, prefixed
 from device_sdk.wire.arrays.exchange import Scalar, Update
 
-Floats = NDArray[np.float64]
-Squares = NDArray[np.float32] | NDArray[np.float64]
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
 
-_SHORT = 4096
-"""Values of a row whose float32 sum is good to four digits: limits are multiples of what is
-usual."""
-
-
-def clip_factor(values: NDArray[Any], limit: float) -> float:
-    """The factor, at most 1, that brings the Euclidean norm of ``values`` down to ``limit``.
-
-    ``limit`` 0 means no limit. The norm is taken in float64: squares of finite float32 values
-    cannot overflow there.
-    """
-    if limit == 0 or values.size == 0:
-        return 1.0
-    norm = euclidean_norm(values)
-    return 1.0 if norm <= limit else limit / norm
-
-
-def euclidean_norm(values: NDArray[Any]) -> float:
-    """The norm of all of ``values``, taken in float64."""
-    flat = values.reshape(-1).astype(np.float64)
-    return math.sqrt(float(flat @ flat))
-
-
-class Measured(NamedTuple):
-    """How large an update [rows, columns] is. ``norm`` is Euclidean, over all values.
-
-    A row's size is its root mean square: comparable whatever the number of columns. Of the rows
-    ``median_row`` is the lower of two in the middle; both are 0 without rows.
-    """
-
-    norm: float
-    median_row: float
-    largest_row: float
-    columns: int
-    squares: Squares
-    """Sums of squares [rows]."""
-
-    @property
-    def rows(self) -> Floats:
-        sizes: Floats = np.sqrt(self.squares.astype(np.float64) / max(1, self.columns))
-        return sizes
-
-
-def measured(values: NDArray[np.float32]) -> Measured:
-    """How large ``values`` [rows, columns] are.
-
-    Squares are summed in float32, which holds those of a million values as large as may be
-    accepted; where rows are long, in float64, which keeps the small ones.
-    """
-    return measured_each(values, [len(values)])[0]
-
-
-def measured_each(values: NDArray[np.float32], counts: Sequence[int]) -> list[Measured]:
-    """As :func:`measured` has them, updates of as many columns whose ``values`` are one behind the
-    other; ``counts`` of their rows. What is found of one is the same bits beside any others."""
-    columns = values.shape[1]
-    if columns <= _SHORT:
-        squares: Squares = np.einsum("ij,ij->i", values, values)
-    else:
-        squares = np.einsum("ij,ij->i", values, values, dtype=np.float64)
-    ends = list(accumulate(counts))
-    ordered = squares.copy()
-    for count, end in zip(counts, ends, strict=True):
-        ordered[end - count : end].sort()
-    # Every update passes here: numpy is called for those that have rows together.
-    some = [(count, end) for count, end in zip(counts, ends, strict=True) if count]
-    width = max(1, columns)
-    sizes: Iterator[tuple[float, float, float]] = iter(())
-    if some:
-        norms = np.sqrt(
-            np.add.reduceat(squares.astype(np.float64), [end - count for count, end in some])
-        )
-        middle = ordered[[end - count + (count - 1) // 2 for count, end in some]]
-        last = ordered[[end - 1 for _, end in some]]
-        medians, largest = (np.sqrt(each.astype(np.float64) / width) for each in (middle, last))
-        sizes = zip(norms.tolist(), medians.tolist(), largest.tolist(), strict=True)
-    return [
-        Measured(*(next(sizes) if count else _NO_SIZES), columns, squares[end - count : end])
-        for count, end in zip(counts, ends, strict=True)
-    ]
-
-
-_NO_SIZES = (0.0, 0.0, 0.0)
-
-
-def bounded_rows(
-    values: NDArray[np.float32], sizes: Floats, limit: float | Floats
-) -> tuple[NDArray[np.float32], int]:
-    """``values`` [rows, columns] with rows above ``limit`` scaled down to it, and how many were.
-
-    ``sizes`` are the rows', as :class:`Measured` has them or by another measure, [rows]; ``limit``
-    is one for all rows or one for each.
-    """
-    large = sizes > limit
-    count = int(np.count_nonzero(large))
-    if not count:
-        return values, 0
-    scale = np.ones(len(sizes), dtype=np.float32)
-    scale[large] = (np.broadcast_to(limit, sizes.shape)[large] / sizes[large]).astype(np.float32)
-    return values * scale[:, None], count
-
-
-# What is usual in a fleet: medians over a few devices, each of which has one voice.
-
-LEAST_VOICES = 3
-"""Voices of which one that lies cannot choose the median."""
-MOST_VOICES = 256
-_NAME_BYTES = 16
-
-Voice = tuple[float, ...]
-
-
-class Voices(Additive):
-    """A few measures of an update, of 256 devices heard of lately.
-
-    Of a round's devices those 256 have a voice whose ids, hashed with the round's number, come
-    first: whatever the order, and on however many shards they are heard. Where a round has fewer,
-    the voices of earlier rounds stay beside its own, the latest first. The aggregator draws the
-    ids, so nobody chooses to be among the first, and each round's are others.
-
-    Args:
-        measures: how many numbers an update is described by.
-
-    Of two updates of one device in a round the larger counts. Those without a sender are named by
-    what they say. A round that is given up leaves no trace: the next absorbs its updates again.
-    """
-
-    FRESH = True
-
-    def __init__(self, measures: int) -> None:
-        self._measures = measures
-        self._settled: dict[bytes, Voice] = {}  # the latest first
-        self.begin(0)
-
-    def begin(self, round_id: int) -> None:
-        """A round begins; forget what came since the last one that settled."""
-        self._round = round_id
-        self._salt = round_id.to_bytes(8, "little")
-        self._order: list[tuple[bytes, bytes]] = []  # rising: each voice's place, and its name
-        self._recent: dict[bytes, Voice] = {}
-
-    @property
-    def settled(self) -> Mapping[bytes, Voice]:
-        """What was known when the round opened, by the voices' names."""
-        return self._settled
-
-    @property
-    def together(self) -> dict[bytes, Voice]:
-        """This round's voices first, in the order of their places, then earlier ones."""
-        found = {name: self._recent[name] for _, name in self._order}
-        for name, values in self._settled.items():
-            if len(found) == MOST_VOICES:
-                break
-            found.setdefault(name, values)
-        return found
-
-    def note(self, sender: str, values: Sequence[float]) -> None:
-        """Take note of an accepted update: finite values, one a measure, none below 0."""
-        self._hear(bytes.fromhex(sender) if sender else _nameless(values), tuple(values))
-
-    def settle(self) -> None:
-        self._settled = self.together
-        self.begin(self._round)
-
-    def _hear(self, name: bytes, values: Voice) -> None:
-        recent, order = self._recent, self._order
-        if name in recent:
-            recent[name] = max(recent[name], values)
-            return
-        place = blake2b(name + self._salt, digest_size=8).digest(), name
-        if len(order) == MOST_VOICES and place > order[-1]:
-            return
-        insort(order, place)
-        recent[name] = values
-        if len(order) > MOST_VOICES:
-            del recent[order.pop()[1]]
-
-    def state(self) -> dict[str, NDArray[Any]]:
-        """``settled.names`` uint8 [voices, 16] and ``settled.values`` float64 [voices, measures],
-        the latest first; of the open round likewise ``recent.*``, and its number, ``round``."""
-        settled = prefixed("settled.", _packed(self._settled, self._measures))
-        return settled | prefixed("recent.", self._recent_state()) | self._round_state()
-
-    def share(self) -> dict[str, NDArray[Any]]:
-        """``names`` and ``values`` of the round's voices, and ``round``."""
-        return self._recent_state() | self._round_state()
-
-    def _recent_state(self) -> dict[str, NDArray[Any]]:
-        return _packed({name: self._recent[name] for _, name in self._order}, self._measures)
-
-    def _round_state(self) -> dict[str, NDArray[Any]]:
-        return {"round": np.asarray(self._round, dtype=np.int64)}
-
-    def restored(self, state: State) -> Self:
-        """See :class:`~device_sdk.methods.state.Stateful`."""
-        found = type(self)(self._measures)
-        if not state:
-            return found
-        own = {n: a for n, a in state.items() if "." not in n}
-        found._settled = _unpacked(part("settled.", state), self._measures)
-        found.begin(int(unpack({"round": COUNT}, own)["round"]))
-        for name, values in _unpacked(part("recent.", state), self._measures).items():
-            found._hear(name, values)
-        return found
-
-    def _read(self, share: State) -> dict[str, Any]:
-        own = dict(share)
-        number = unpack({"round": COUNT}, {n: own.pop(n) for n in ("round",) if n in own})["round"]
-        if number > self._round:
-            raise RefusedShare(f"the share is of round {number}, and this one is {self._round}")
-        return {"voices": _unpacked(own, self._measures)}
-
-    def _add(self, found: Mapping[str, Any]) -> None:
-        for name, values in found["voices"].items():
-            self._hear(name, values)
-
-
-def _nameless(values: Sequence[float]) -> bytes:
-    packed = struct.pack(f"<{len(values)}d", *values)
-    return blake2b(packed, digest_size=_NAME_BYTES).digest()
-
-
-def _packed(voices: Mapping[bytes, Voice], measures: int) -> dict[str, NDArray[Any]]:
-    names = np.frombuffer(b"".join(voices), dtype=np.uint8).reshape(len(voices), _NAME_BYTES)
-    values = np.asarray(list(voices.values()), dtype=np.float64).reshape(len(voices), measures)
-    return {"names": names.copy(), "values": values}
-
-
-def _unpacked(state: State, measures: int) -> dict[bytes, Voice]:
-    schema = {
-        "names": Entry(np.uint8, ("voices", _NAME_BYTES)),
-        "values": Entry(np.float64, ("voices", measures), least=0),
-    }
-    found = unpack(schema, state)
-    names = [name.tobytes() for name in found["names"]]
-    if len(set(names)) < len(names) or len(names) > MOST_VOICES:
-        raise RestoreError(f"'names' are expected to be at most {MOST_VOICES}, and to differ")
-    return dict(zip(names, map(tuple, found["values"].tolist()), strict=True))
-
-
-class FleetScale(Voices):
-    """Medians of a few measures of an update, over the fleet's :class:`Voices`.
-
-    They stay as they are for a whole round, that of its opening. Values are noted as they came,
-    before anything was scaled down.
-    """
-
-    @property
-    def known(self) -> bool:
-        """Whether there are voices enough for a median that no single device chooses."""
-        return self._count >= LEAST_VOICES
-
-    def median(self, measure: int) -> float:
-        """Of one measure, the lower of two in the middle; 0 where nothing is known."""
-        return self._medians[measure]
-
-    def begin(self, round_id: int) -> None:
-        super().begin(round_id)
-        self._judge_by(self._settled)
-
-    def look_again(self) -> None:
-        self._judge_by(self.together)
-
-    def _judge_by(self, voices: Mapping[bytes, Voice]) -> None:
-        self._count = len(voices)
-        measures = zip(*voices.values(), strict=True)
-        columns: list[list[float]] = [sorted(column) for column in measures]
-        middle = (self._count - 1) // 2
-        self._medians = [column[middle] for column in columns] or [0.0] * self._measures
-
+_FIRST_LENGTHS = 10.0
+"""Lengths of what was told, or of the first model, that an update may have while nothing is known
+of the fleet: more than a round of honest training moves a model, far too little to carry it out of
+a codec's range."""
 
 # The stage that every method gets.
 
-Array = NDArray[Any]
+_NOTHING: Mapping[str, Array] = MappingProxyType({})
+_NO_VALUES: Floats = np.empty((0, 0), dtype=np.float32)
+
+
+class Sized(NamedTuple):
+    """An update as it came, decoded.
+
+    Attributes:
+        expected: what the device was told of its tensors; see
+            :meth:`~aggregator.methods.method.Method.expected`.
+        values: of an update that is one matrix, float32 [rows, columns].
+        found: how large they are.
+        others: what limits take note of beside, lengths first.
+        weight: how many times the usual it weighs: it may be that much less long.
+        factor: what one within the limits of its norm has to be multiplied by, at most 1.
+    """
+
+    update: Update
+    expected: Mapping[str, Array] = _NOTHING
+    values: Floats = _NO_VALUES
+    found: Measured = Measured(0.0, 0.0, 0.0, 0, np.empty(0, dtype=np.float32))
+    others: tuple[float, ...] = ()
+    weight: float = 1.0
+    factor: float = 1.0
+
+
+class Judged(NamedTuple):
+    """An update as it counts: ``values`` are multiplied by ``factor``, 0 to 1, already. Of 0, an
+    outlier, no row is left."""
+
+    update: Update
+    values: Floats = _NO_VALUES
+    others: tuple[float, ...] = ()
+    factor: float = 1.0
+
+
+class Bounding(Additive):
+    """The stage by itself, which bounds nothing: for methods whose form is bound enough.
+
+    Each update is judged by what was known when its round opened, so that the order within it says
+    nothing. Where all of a round's are held until it closes, as they are while :attr:`holds`, all
+    are noted first, then :meth:`look_again`, and judged by each other.
+
+    Attributes:
+        lowered: whose claims counted for less than they said, and how: for people, who clear it. No
+            part of the state.
+    """
+
+    ADDED = ("clipped", "fewer")
+    _clipped = 0
+    _fewer = 0
+
+    def __init__(self) -> None:
+        self.lowered: dict[str, str] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether the open round's updates are held until it closes, for too little is known."""
+        return False
+
+    @property
+    def told(self) -> Mapping[str, Array]:
+        """What of the open round's broadcast updates are compared with."""
+        return _NOTHING
+
+    def tell(self, tensors: Mapping[str, Array]) -> None:
+        """The round opened with a broadcast of these tensors."""
+
+    def note(self, one: Sized) -> None:
+        """Take note of an accepted update as it came."""
+
+    def judged(self, one: Sized) -> Judged:
+        """The update as it counts. One that is within all bounds comes back as it is."""
+        return Judged(one.update)
+
+    def lower(self, sender: str, how: str) -> None:
+        """A claim of this update counts for less than it says."""
+        self._fewer += 1
+        self.lowered[sender] = how
+
+    def metrics(self) -> dict[str, float]:
+        """``clipped`` updates of the round, which were brought within bounds, and
+        ``fewer_samples``, whose claims count for less; where there are any."""
+        acted = {"clipped": self._clipped, "fewer_samples": self._fewer}
+        return {name: float(count) for name, count in acted.items() if count}
+
+
+# By tensors: of any method.
+
 _Sizes = dict[str, tuple[float, float]]
 
 _HELD_VERSIONS = 2
 """So many versions' rounds are held until they close. In the first nothing is known of the fleet;
 what the devices are told they may differ from by themselves only from the second on."""
-_FIRST_LENGTHS = 10.0
-"""Lengths of what was told that a tensor may be away from it, where no majority speaks of it."""
-_MOST_SCALES = 4096
-"""As many as an update may have arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,79 +162,7 @@ class UpdateBounds:
     exact: tuple[str, ...] = ()
 
 
-class FleetScales(Additive):
-    """For each name that updates have, how large and how far from what was told it usually is."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, FleetScale] = {}
-        self._round = 0
-
-    def medians(self, name: str) -> tuple[float, float] | None:
-        """Of both measures; None where no majority speaks of the name."""
-        scale = self._by_name.get(name)
-        return (scale.median(0), scale.median(1)) if scale is not None and scale.known else None
-
-    def note(self, name: str, sender: str, sizes: tuple[float, float]) -> None:
-        """Take note of an update's; what is zero says nothing of what is usual."""
-        if max(sizes) > 0:
-            if name not in self._by_name:
-                self._by_name[name] = self._new()
-            self._by_name[name].note(sender, sizes)
-
-    def _new(self) -> FleetScale:
-        scale = FleetScale(2)
-        scale.begin(self._round)
-        return scale
-
-    def begin(self, round_id: int) -> None:
-        self._round = round_id
-        for scale in self._by_name.values():
-            scale.begin(round_id)
-
-    def look_again(self) -> None:
-        for scale in self._by_name.values():
-            scale.look_again()
-
-    def settle(self) -> None:
-        for scale in self._by_name.values():
-            scale.settle()
-        if len(self._by_name) > _MOST_SCALES:
-            # Names that one device made up. Those that a majority uses are known.
-            self._by_name = {name: each for name, each in self._by_name.items() if each.known}
-
-    def state(self) -> dict[str, Array]:
-        """``round``, and of each name ``NAME|ARRAY``; copies."""
-        found = {"round": np.asarray(self._round, dtype=np.int64)}
-        for name, scale in self._by_name.items():
-            found.update(prefixed(f"{name}|", scale.state()))
-        return found
-
-    def restored(self, state: State) -> FleetScales:
-        """See :class:`~device_sdk.methods.state.Stateful`."""
-        found = FleetScales()
-        own = {name: array for name, array in state.items() if "|" not in name}
-        found._round = int(unpack({"round": COUNT}, own)["round"])
-        for name, each in _by_name(state).items():
-            found._by_name[name] = FleetScale(2).restored(each)
-        return found
-
-    def share(self) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        for name, scale in self._by_name.items():
-            found.update(prefixed(f"{name}|", scale.share()))
-        return found
-
-    def _read(self, share: State) -> dict[str, Any]:
-        unpack({}, {name: array for name, array in share.items() if "|" not in name})
-        new, each = self._new(), _by_name(share).items()
-        return {name: self._by_name.get(name, new)._read(own) for name, own in each}
-
-    def _add(self, found: Mapping[str, Any]) -> None:
-        for name, voices in found.items():
-            self._by_name.setdefault(name, self._new())._add(voices)
-
-
-class Bounding(Additive):
+class TensorBounding(Bounding):
     """Measures and bounds a task's updates, each judged by what was known when its round opened.
 
     The rounds of a task's first two versions are held until they close, and judged by themselves,
@@ -426,50 +171,49 @@ class Bounding(Additive):
     """
 
     PARTS = ("heard", "scales")
-    ADDED = ("shortened", "fewer")
-    _shortened: int
-    _fewer: int
 
     def __init__(self, bounds: UpdateBounds) -> None:
+        super().__init__()
         self._bounds = bounds
         self._scales, self._heard = FleetScales(), FleetScale(1)
         self._versions = 0
-        self.told: Mapping[str, Array] = {}
-        """Of what the open round's broadcast holds, float arrays that updates are compared with."""
         self.begin(0)
 
     @property
     def holds(self) -> bool:
-        """Whether the open round's updates are held until it closes."""
         return self._versions < _HELD_VERSIONS or not self._heard.known
+
+    @property
+    def told(self) -> Mapping[str, Array]:
+        return self._told
+
+    def tell(self, tensors: Mapping[str, Array]) -> None:
+        self._told = {name: array for name, array in tensors.items() if array.dtype.kind == "f"}
 
     def begin(self, round_id: int) -> None:
         super().begin(round_id)
-        self.told = {}
+        self._told: Mapping[str, Array] = {}
+
+    def look_again(self) -> None:
+        # Held for the method's sake alone, they are judged by what was known before.
+        if self.holds:
+            super().look_again()
 
     def settle(self) -> None:
         super().settle()
         self._versions += 1
 
-    def metrics(self) -> dict[str, float]:
-        """``shortened`` updates of the round, whose tensors were brought nearer, and
-        ``fewer_samples``, whose claims count for less; where there are any."""
-        acted = {"shortened": self._shortened, "fewer_samples": self._fewer}
-        return {name: float(count) for name, count in acted.items() if count}
-
     # -- an update ---------------------------------------------------------------------------------
 
-    def note(self, update: Update, expected: Mapping[str, Array]) -> None:
-        """Take note of an update as it came."""
-        self._heard.note(update.sender, (1.0,))
-        for name, sizes in self._sizes(update, expected).items():
-            self._scales.note(name, update.sender, sizes)
+    def note(self, one: Sized) -> None:
+        self._heard.note(one.update.sender, (1.0,))
+        for name, sizes in self._sizes(one.update, one.expected).items():
+            self._scales.note(name, one.update.sender, sizes)
 
-    def bounded(
-        self, update: Update, expected: Mapping[str, Array], lowered: dict[str, str]
-    ) -> Update:
-        """The update as it counts. One that is within all bounds comes back as it is. ``lowered``
-        is told whose claims count for less than they say, and how."""
+    def judged(self, one: Sized) -> Judged:
+        return Judged(self._bounded(one.update, one.expected))
+
+    def _bounded(self, update: Update, expected: Mapping[str, Array]) -> Update:
         if not self._heard.known:
             return update
         moved, furthest = {}, 1.0
@@ -486,14 +230,17 @@ class Bounding(Additive):
         }
         said = {name: self._less(name, value, furthest) for name, value in update.metadata.items()}
         changed = {name for name, value in said.items() if value != update.metadata[name]}
-        self._shortened += bool(moved)
-        counted = [name for name in changed if isinstance(said[name], int)]
-        self._fewer += bool(claimed or counted)
-        for name in counted:
-            lowered[update.sender] = f"{name} {update.metadata[name]:,} as {said[name]:,}"
+        self._clipped += bool(moved)
+        lower = [
+            f"{name} {update.metadata[name]:,} as {said[name]:,}"
+            for name in changed
+            if isinstance(said[name], int)
+        ]
         for name, held in claimed.items():
             most, left = int(update.tensors[name].max()), int(held.max())
-            lowered[update.sender] = f"{name} of up to {most:,} as {left:,}"
+            lower.append(f"{name} of up to {most:,} as {left:,}")
+        if lower:
+            self.lower(update.sender, lower[-1])
         if not (moved or claimed or changed):
             return update
         tensors = {**update.tensors, **moved, **claimed}
@@ -609,13 +356,14 @@ class Bounding(Additive):
     def state(self) -> dict[str, Array]:
         """Everything as named arrays (copies). What was told is in it as long as the round is open:
         another process may have to go on."""
-        return {**super().state(), **{f"told.{n}": np.array(each) for n, each in self.told.items()}}
+        told = {name: np.array(each) for name, each in self._told.items()}
+        return {**super().state(), **prefixed("told.", told)}
 
     def restored(self, state: State) -> Self:
         """See :class:`~device_sdk.methods.state.Stateful`."""
         own = {name: array for name, array in state.items() if not name.startswith("told.")}
         found = super().restored(own)
-        found.told = part("told.", state)
+        found._told = part("told.", state)
         return found
 
 
@@ -641,10 +389,151 @@ def _said(name: str) -> str:
     return f"{name}="
 
 
-def _by_name(state: State) -> dict[str, dict[str, Array]]:
-    found: dict[str, dict[str, Array]] = {}
-    for key, array in state.items():
-        name, bar, rest = key.rpartition("|")
-        if bar:
-            found.setdefault(name, {})[rest] = array
-    return found
+# By norms: of one matrix, or of a whole model.
+
+MOST_MEDIANS = 1024.0
+"""Of the fleet's, where no limit of norms holds: a sum of integers has to end somewhere."""
+_NORM, _ROW, _OTHERS = 0, 1, 2
+_LENGTHS = 1
+"""Of the other measures, those that are lengths and come first."""
+
+
+class Limits(NamedTuple):
+    """Each is off at 0.
+
+    Attributes:
+        clip_norm: the largest Euclidean norm; 0 for no limit.
+        clip_multiple: likewise, as a multiple of the fleet's median norm; see
+            :class:`~aggregator.methods.fleet.FleetScale`.
+        row_multiple: the largest size of a row, as a multiple of the median of updates' median
+            rows; for updates of two dimensions. Sizes are root mean squares, so a device that
+            trains few columns is measured as one that trains many.
+        outlier_multiple: an update of two dimensions that is out of line by more than this is left
+            out; see :class:`~aggregator.methods.fleet.Outliers`.
+    """
+
+    clip_norm: float = 0.0
+    clip_multiple: float = 0.0
+    row_multiple: float = 0.0
+    outlier_multiple: float = 0.0
+
+
+class NormBounding(Bounding):
+    """A fixed limit of an update's norm, a limit that follows the fleet, and one of single rows.
+
+    Args:
+        limits: what an update is held to.
+        length: of the first model, Euclidean. Until three devices' norms are known, an update of a
+            limit that follows may be ten times as long.
+        others: further measures; see :meth:`most_length` and :meth:`usual`.
+
+    Memory is that of a thousand numbers.
+    """
+
+    PARTS = ("fleet", "outliers")
+    ADDED = ("rows",)
+    _rows = 0
+
+    def __init__(self, limits: Limits, *, length: float, others: int = 0) -> None:
+        super().__init__()
+        self._clip_norm, self._clip_multiple = limits.clip_norm, limits.clip_multiple
+        self._row_multiple = limits.row_multiple
+        self._length = length
+        self._fleet = FleetScale(_OTHERS + others)
+        multiple = limits.outlier_multiple
+        self._outliers = Outliers(multiple) if multiple else None
+
+    @property
+    def holds(self) -> bool:
+        known = self._fleet.known and (self._outliers is None or self._outliers.known)
+        return not known
+
+    def note(self, one: Sized) -> None:
+        """One without any length says nothing of what is usual."""
+        sender, found = one.update.sender, one.found
+        if found.norm > 0 or any(one.others[:_LENGTHS]):
+            self._fleet.note(sender, (found.norm, found.median_row, *one.others))
+        if self._outliers is not None:
+            self._outliers.note(sender, found)
+
+    def judged(self, one: Sized) -> Judged:
+        values, factor = self._within(one.values, one.found, one.weight)
+        if factor > 0:
+            factor = min(factor, one.factor)
+        if factor == 0:
+            values = values[:0]
+        elif factor < 1:
+            values = values * np.float32(factor)
+            self._clipped += 1
+        return Judged(one.update, values, one.others, factor)
+
+    def _within(self, values: Floats, found: Measured, weight: float) -> tuple[Floats, float]:
+        """``values`` with large rows scaled down, and the factor, at most 1, that brings the whole
+        update within the limits of its norm; 0 where it is an outlier."""
+        if self._outliers is not None and self._outliers.holds(found):
+            return values, 0.0
+        if not values.size:
+            return values, 1.0
+        if self._row_multiple and self._fleet.known:
+            most = self._row_multiple * self._fleet.median(_ROW)
+            if 0 < most < found.largest_row:
+                values, count = bounded_rows(values, found.rows, most)
+                self._rows += count
+                found = measured(values)
+        limit = self._clip_norm or math.inf
+        if self._clip_multiple:
+            following = self._following(_NORM, self._clip_multiple, self._length)
+            limit = min(limit, following / max(1.0, weight))
+        return values, 1.0 if found.norm <= limit else limit / found.norm
+
+    def most_pull(self, usual: float = 1.0, heaviest: float = 1.0) -> float:
+        """The largest norm times weight that :meth:`judged` leaves an update, where ``usual`` is
+        the usual weight and none is above ``heaviest``; infinite without a limit of norms."""
+        most = self._clip_norm * heaviest or math.inf
+        if self._clip_multiple:
+            following = self._following(_NORM, self._clip_multiple, self._length)
+            most = min(most, following * (usual or heaviest))
+        return most
+
+    @property
+    def absurd_norm(self) -> float:
+        """1,024 times the fleet's median norm or, where that is 0, the first model's length."""
+        return MOST_MEDIANS * (self._fleet.median(_NORM) or max(self._length, 1.0))
+
+    @property
+    def multiple(self) -> float:
+        """Of the fleet's medians that limits of lengths follow; 0 for none."""
+        return self._clip_multiple
+
+    def most_length(self, place: int, length: float) -> float:
+        """The largest that another measure, a length, may be: ``clip_multiple`` times the fleet's
+        median or, while that is unknown, ten times ``length``; infinite without the limit."""
+        if not self._clip_multiple:
+            return math.inf
+        return self._following(_OTHERS + place, self._clip_multiple, length)
+
+    def absurd_length(self, place: int, length: float) -> float:
+        """As :attr:`absurd_norm`, of another measure."""
+        return MOST_MEDIANS * (self._fleet.median(_OTHERS + place) or max(length, 1.0))
+
+    def usual(self, place: int) -> float:
+        """The median of another measure, over however few devices; 0 where nothing is known."""
+        return self._fleet.median(_OTHERS + place)
+
+    def metrics(self) -> dict[str, float]:
+        """``clipped`` in any case, and in so far as these limits are in use ``bounded_rows`` that
+        were scaled down, and ``outliers``."""
+        found = {"clipped": float(self._clipped), **super().metrics()}
+        if self._row_multiple:
+            found["bounded_rows"] = float(self._rows)
+        if self._outliers is not None:
+            found["outliers"] = float(self._outliers.count)
+        return found
+
+    def _schema(self) -> Schema:
+        return {**super()._schema(), "length": Entry(np.float64, least=0)}
+
+    def _following(self, measure: int, multiple: float, length: float) -> float:
+        median = self._fleet.median(measure) if self._fleet.known else 0.0
+        # Where most devices send zeros, or too few are known, there is no scale but the model's.
+        return multiple * median if median else _FIRST_LENGTHS * max(length, 1.0)

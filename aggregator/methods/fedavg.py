@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import clip_factor, euclidean_norm, measured
+from aggregator.methods.bounds import MOST_MEDIANS, Judged, Limits, NormBounding, Sized
+from aggregator.methods.fleet import clip_factor, euclidean_norm, measured
 from aggregator.methods.method import (
     LOSSES,
     Arrays,
@@ -27,15 +28,7 @@ from aggregator.methods.method import (
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.summing import (
-    MOST_MEDIANS,
-    Judged,
-    Limits,
-    Sized,
-    SummingMethod,
-    UpdateLimits,
-    finite,
-)
+from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Declared, Within
@@ -71,9 +64,9 @@ class FedAvgSettings(Declared):
             no limit.
         clip_multiple: likewise for more than so many times the fleet's median norm, and so for the
             buffers, by themselves; 0 for no limit. See
-            :class:`~aggregator.methods.bounds.FleetScale`.
+            :class:`~aggregator.methods.fleet.FleetScale`.
         outlier_multiple: an update more than so many times as large as the running median counts
-            for nothing; see :class:`~aggregator.methods.summing.Outliers`. 0: none does.
+            for nothing; see :class:`~aggregator.methods.fleet.Outliers`. 0: none does.
         robust, trim_share: how a coordinate's values become one; see
             :class:`~aggregator.methods.robust.RobustRule`. All but ``none`` keep a round's updates
             in memory until it closes, and count every device alike, whatever samples it claims.
@@ -113,8 +106,7 @@ class FedAvgMethod(SummingMethod):
     """
 
     PARTS = ("optimizer", "moved", "buffers_moved")
-    ADDED = ("fewer", "weight_sum", "losses")
-    _fewer: int
+    ADDED = ("weight_sum", "losses")
     _weight_sum: int
     _losses: NDArray[np.int64]
     _robust: Floats | None
@@ -142,7 +134,7 @@ class FedAvgMethod(SummingMethod):
         self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
         multiples = chosen.clip_multiple, 0.0, chosen.outlier_multiple
-        self._limits = UpdateLimits(
+        self._bounding = NormBounding(
             Limits(chosen.clip_norm, *multiples),
             length=euclidean_norm(self._model[: self._trained]),
             others=2,
@@ -223,12 +215,16 @@ class FedAvgMethod(SummingMethod):
             buffers = euclidean_norm(values[self._trained :])
             # As one row: a model has none that could be compared.
             found = measured(values[None, : self._trained])
-            others = buffers, float(self._samples(update))
-            yield [Sized(update, self._honest_variances(values)[None], found, others)]
-
-    def heavier(self, one: Sized) -> float:
-        weight = self._weight(one.update)
-        return weight / (self._limits.usual(_SAMPLES) or weight)
+            weight = self._weight(update)
+            yield [
+                Sized(
+                    update,
+                    values=self._honest_variances(values)[None],
+                    found=found,
+                    others=(buffers, float(self._samples(update))),
+                    weight=weight / (self._bounding.usual(_SAMPLES) or weight),
+                )
+            ]
 
     def begin_sums(self) -> None:
         self._moved = FixedPointSum((self._trained,), self._bound)
@@ -265,16 +261,13 @@ class FedAvgMethod(SummingMethod):
             self._losses += divmod(round(float(one.update.metadata["loss"]) * _LOSS_UNITS), _LIMB)
             weight, claimed = self._weight(one.update), self._samples(one.update)
             if weight < claimed:
-                self._fewer += 1
-                self._lowered[one.update.sender] = f"samples {claimed:,} as {weight:,}"
+                self._bounding.lower(one.update.sender, f"samples {claimed:,} as {weight:,}")
             if one.factor:
                 yield self._bounded_buffers(one.values[0]), weight
 
     def step(self) -> Mapping[str, float]:
-        """McMahan's mean, and the optimizer's step along it. Figures: ``clipped`` updates,
-        ``fewer_samples`` where claims of samples counted for less, ``outliers`` with
-        ``outlier_multiple``, mean ``loss`` of the devices, ``update_norm`` of the mean difference
-        and the ``weight`` behind it: samples or devices."""
+        """McMahan's mean, and the optimizer's step along it. Figures: mean ``loss`` of the devices,
+        ``update_norm`` of the mean difference and the ``weight`` behind it: samples or devices."""
         difference = self._robust
         if difference is None:
             assert self._moved is not None and self._buffers_moved is not None
@@ -287,10 +280,7 @@ class FedAvgMethod(SummingMethod):
         buffers = self._model[trained:] + difference[trained:]
         self._model = finite("model", np.concatenate([stepped, buffers]))
         high, low = self._losses.tolist()
-        fewer = {"fewer_samples": float(self._fewer)} if self._fewer else {}
         return {
-            **self.figures(),
-            **fewer,
             "update_norm": float(np.linalg.norm(difference[:trained])),
             "loss": (high * _LIMB + low) / _LOSS_UNITS / self._participants,
             "weight": float(self._weight_sum),
@@ -312,15 +302,15 @@ class FedAvgMethod(SummingMethod):
     def follow(self) -> None:
         """How far a value times its weight may pull, and what ``require`` takes of it: where no
         limit shortens updates, a sum of integers needs one."""
-        usual, heaviest = self._limits.usual(_SAMPLES), self._heaviest
+        usual, heaviest = self._bounding.usual(_SAMPLES), self._heaviest
         length = self._buffers_length
-        self._bound = self._limits.most_pull(usual, heaviest)
-        self._buffers_bound = self._limits.most_length(_BUFFERS, length) * heaviest
+        self._bound = self._bounding.most_pull(usual, heaviest)
+        self._buffers_bound = self._bounding.most_length(_BUFFERS, length) * heaviest
         self._most_pull = self._most_buffers_pull = math.inf
         if self._adds_up and math.isinf(self._bound):
-            self._bound = self._most_pull = self._limits.absurd_norm * usual
+            self._bound = self._most_pull = self._bounding.absurd_norm * usual
         if self._adds_up and math.isinf(self._buffers_bound):
-            self._most_buffers_pull = self._limits.absurd_length(_BUFFERS, length) * usual
+            self._most_buffers_pull = self._bounding.absurd_length(_BUFFERS, length) * usual
             # A variance below 0 may be lifted by as much as the model's own.
             own = float(np.abs(self._model[self._trained :]).max(initial=0)) * heaviest
             self._buffers_bound = max(self._most_buffers_pull, own)
@@ -339,7 +329,7 @@ class FedAvgMethod(SummingMethod):
     @property
     def _heaviest(self) -> int:
         """What no update weighs more than."""
-        chosen, usual = self._settings, self._limits.usual(_SAMPLES)
+        chosen, usual = self._settings, self._bounding.usual(_SAMPLES)
         most = min(float(chosen.most_samples) or math.inf, _MOST_WEIGHT)
         if usual:
             most = min(most, (chosen.samples_multiple or MOST_MEDIANS) * usual)
@@ -359,7 +349,7 @@ class FedAvgMethod(SummingMethod):
 
     def _bounded_buffers(self, values: Floats) -> Floats:
         buffers = values[self._trained :]
-        most = self._limits.most_length(_BUFFERS, self._buffers_length)
+        most = self._bounding.most_length(_BUFFERS, self._buffers_length)
         factor = clip_factor(buffers, most) if math.isfinite(most) else 1.0
         if factor == 1:
             return values

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import Bounding, UpdateBounds
+from aggregator.methods.bounds import Bounding, Judged, Sized, TensorBounding, UpdateBounds
 from aggregator.methods.robust import HeldUpdates
 from aggregator.methods.sums import MOST_UPDATES, Additive, RefusedShare
 from aggregator.tables import TomlTable
@@ -135,18 +135,16 @@ class Method(Additive, ABC):
     PARTS: ClassVar[tuple[str, ...]] = ("bounding", "held")
     ADDED: ClassVar[tuple[str, ...]] = ("participants",)
 
-    _bounding: Bounding | None
+    _bounding: Bounding
     _held: HeldUpdates
-    _lowered: dict[str, str]
     _round_id = 0
     _version = 0
     _participants = 0
 
     def __new__(cls, *given: object, **named: object) -> Self:
         found = super().__new__(cls)
-        found._bounding = None if cls.bounds is None else Bounding(cls.bounds)
+        found._bounding = Bounding() if cls.bounds is None else TensorBounding(cls.bounds)
         found._held = HeldUpdates()
-        found._lowered = {}
         return found
 
     def __init_subclass__(cls, *, stages: bool = True) -> None:
@@ -197,8 +195,7 @@ class Method(Additive, ABC):
 
         Here: what the broadcast holds under the same name, in the same shape.
         """
-        told = {} if self._bounding is None else self._bounding.told
-        tensors = update.tensors
+        told, tensors = self._bounding.told, update.tensors
         return {
             name: told[name]
             for name in tensors
@@ -216,6 +213,26 @@ class Method(Additive, ABC):
         methods that are quicker with many at once. Here: False."""
         return False
 
+    def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
+        """Checked updates with what they are bounded by, in groups that are added together. Here:
+        each alone, with what is expected of its tensors."""
+        for update in updates:
+            yield [Sized(update, self.expected(update))]
+
+    def sum_up(self, judged: Sequence[Judged]) -> None:
+        """Add a group of updates as they count. Here: :meth:`add` of each."""
+        for one in judged:
+            self.add(one.update)
+
+    def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
+        """Likewise all of a held round's, none of which is known to have a larger norm than
+        ``largest``. ``judged`` is made as it is gone through. Here: :meth:`add` of each."""
+        for one in judged:
+            self.add(one.update)
+
+    def follow(self) -> None:
+        """What is known of the fleet changed, and with it what ``require`` takes. Here: nothing."""
+
     # -- the stages --------------------------------------------------------------------------------
 
     @property
@@ -232,7 +249,7 @@ class Method(Additive, ABC):
     def lowered(self) -> dict[str, str]:
         """Whose claims of samples counted for less than they said, and how: for people, who clear
         it. No part of the state."""
-        return self._lowered
+        return self._bounding.lowered
 
     def open_round(self, round_id: int) -> Broadcast:
         """Forget what was absorbed and open ``round_id``, which must be above the last one."""
@@ -242,8 +259,8 @@ class Method(Additive, ABC):
         self.begin(round_id)
         self._open()
         opened = self.tell()
-        if self._bounding is not None and type(self).expected is Method.expected:
-            self._bounding.told = {n: a for n, a in opened.tensors.items() if a.dtype.kind == "f"}
+        if type(self).expected is Method.expected:
+            self._bounding.tell(opened.tensors)
         return opened
 
     def begin(self, round_id: int) -> None:
@@ -313,29 +330,30 @@ class Method(Additive, ABC):
     @property
     def _holds(self) -> bool:
         """Whether the open round's updates are held until it closes, whatever for."""
-        return self.keeps or (self._bounding is not None and self._bounding.holds)
+        return self.keeps or self._bounding.holds
 
     def _count(self, updates: Iterable[Update]) -> None:
         """Bound, and add."""
-        for update in updates:
-            if self._bounding is not None:
-                expected = self.expected(update)
-                self._bounding.note(update, expected)
-                update = self._bounding.bounded(update, expected, self._lowered)
-            self.add(update)
+        for group in self.sized(updates):
+            for one in group:
+                self._bounding.note(one)
+            self.sum_up([self._bounding.judged(one) for one in group])
 
     def _count_held(self) -> None:
         """Likewise of all that was held, each judged by all where nothing is known but them."""
-        stage = self._bounding
-        if stage is None or not stage.holds:
-            self._count(self._held)
-            return
-        each = [(update, self.expected(update)) for update in self._held]
-        for update, expected in each:
-            stage.note(update, expected)
-        stage.look_again()
-        for update, expected in each:
-            self.add(stage.bounded(update, expected, self._lowered))
+        largest = 0.0
+        # Decoded twice, one by one: what they unfold to may be many times what is held.
+        for one in self._held_sized():
+            largest = max(largest, one.found.norm)
+            self._bounding.note(one)
+        self._bounding.look_again()
+        self.follow()
+        self.sum_held(map(self._bounding.judged, self._held_sized()), largest)
+
+    def _held_sized(self) -> Iterator[Sized]:
+        for update in self._held:
+            for group in self.sized([update]):
+                yield from group
 
     @property
     def adds_up(self) -> bool:
@@ -394,8 +412,7 @@ class Method(Additive, ABC):
             if self._holds:
                 self._count_held()
             metrics.update(self.step())
-            if self._bounding is not None:
-                metrics.update(self._bounding.metrics())
+            metrics.update(self._bounding.metrics())
             self._version += 1
             self.settle()
         summary = RoundSummary(self._round_id, self._version, self._participants, metrics)

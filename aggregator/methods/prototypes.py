@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import UpdateBounds, bounded_rows
+from aggregator.methods.bounds import UpdateBounds
+from aggregator.methods.fleet import bounded_rows
 from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
 from aggregator.methods.robust import Robust, RobustRule, TrimShare
 from device_sdk.artifact import Artifact

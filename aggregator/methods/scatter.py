@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import bounded_rows, euclidean_norm, measured_each
+from aggregator.methods.bounds import Judged, Limits, NormBounding, Sized
+from aggregator.methods.fleet import Measured, bounded_rows, euclidean_norm, measured_each
 from aggregator.methods.method import (
     Arrays,
     Binding,
@@ -40,7 +41,7 @@ from aggregator.methods.scatter_loss import (
     ScatterLoss,
 )
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.summing import Judged, Limits, Sized, SummingMethod, UpdateLimits, finite
+from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import Additive, FixedPointSum
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import STAGES, Stage
@@ -145,10 +146,10 @@ class ScatterSettings(Declared):
             devices' user_learning_rate as well, so that both sides of the product settle together.
         clip_norm: an update with a larger Euclidean norm is scaled down to it; 0 for no limit.
         clip_multiple: likewise for more than so many times the fleet's median norm; 0 for no limit.
-            See :class:`~aggregator.methods.bounds.FleetScale`.
+            See :class:`~aggregator.methods.fleet.FleetScale`.
         row_multiple: likewise for each row of an update, against the fleet's median row.
         outlier_multiple: 3, say: an update so far out of line counts as one of no rows; 0: none
-            does. See :class:`~aggregator.methods.summing.Outliers`.
+            does. See :class:`~aggregator.methods.fleet.Outliers`.
         item_multiple: 1.25, say: an item's vector longer than so many medians of those touched as
             often is scaled down; 0: no limit. See
             :class:`ItemNorms`.
@@ -233,7 +234,7 @@ class ScatterMethod(SummingMethod):
             ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         )
         multiples = chosen.clip_multiple, chosen.row_multiple, chosen.outlier_multiple
-        self._limits = UpdateLimits(
+        self._bounding = NormBounding(
             Limits(chosen.clip_norm, *multiples),
             length=euclidean_norm(items),
             others=self._loss.MEASURES,
@@ -339,16 +340,18 @@ class ScatterMethod(SummingMethod):
             values = np.concatenate([values for _, values in group])
             found = measured_each(values, [len(values) for _, values in group])
             yield [
-                Sized(update, values, one, self._loss.measures(update))
+                self._sized(update, values, one)
                 for (update, values), one in zip(group, found, strict=True)
             ]
 
-    def shorter(self, one: Sized) -> float:
-        return self._loss.factor(one.others)
+    def _sized(self, update: Update, values: Floats, found: Measured) -> Sized:
+        others = self._loss.measures(update)
+        factor = self._loss.factor(others)
+        return Sized(update, values=values, found=found, others=others, factor=factor)
 
     def begin_sums(self) -> None:
         self._loss.begin_sums()
-        self._total = FixedPointSum(self._shape, min(self._limits.most_pull(), self._most_value))
+        self._total = FixedPointSum(self._shape, min(self._bounding.most_pull(), self._most_value))
 
     def sum_up(self, judged: Sequence[Judged]) -> None:
         assert self._total is not None
@@ -358,7 +361,7 @@ class ScatterMethod(SummingMethod):
         self._add_to(self._total, judged)
 
     def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
-        self._total = FixedPointSum(self._shape, min(largest, self._limits.most_pull()))
+        self._total = FixedPointSum(self._shape, min(largest, self._bounding.most_pull()))
         every: list[Judged] = []
         each = []
         for one in judged:
@@ -410,12 +413,11 @@ class ScatterMethod(SummingMethod):
 
     def step(self) -> Mapping[str, float]:
         """Step 4 of the patent: the scattered gradients' means, and the loss's step along them.
-        Figures: ``clipped`` updates, ``gradient_norm``, ``columns_mean`` trained a device,
-        ``bounded_rows`` with ``row_multiple``, ``outliers`` with ``outlier_multiple``, and
-        ``bounded_items`` with ``item_multiple``."""
+        Figures: ``gradient_norm``, ``columns_mean`` trained a device, and ``bounded_items`` with
+        ``item_multiple``."""
         found = RoundSum(self.gradient, self._drawn, self._participants)
         moved, said = self._loss.step(self._items, found)
-        figures = {**self.figures(), **said, "columns_mean": self._trained / self._participants}
+        figures = {**said, "columns_mean": self._trained / self._participants}
         moved = finite("item matrix", moved)
         if self._touches is not None:
             moved = self._touches.bounded(moved)
@@ -496,12 +498,12 @@ class ScatterMethod(SummingMethod):
 
     def follow(self) -> None:
         """What ``require`` takes: where no limit shortens updates, a sum of integers needs one."""
-        unbounded = self._adds_up and math.isinf(self._limits.most_pull())
-        most = self._limits.absurd_norm if unbounded else math.inf
+        unbounded = self._adds_up and math.isinf(self._bounding.most_pull())
+        most = self._bounding.absurd_norm if unbounded else math.inf
         self._most_value = min(_LARGEST_VALUE, most)
         # No value above the most hides in a sum of squares so much smaller, however it was rounded.
         self._small_squares = min(_SMALL_SQUARES, (self._most_value / 4) ** 2)
-        self._loss.bound_by(self._limits)
+        self._loss.bound_by(self._bounding)
 
 
 _NO_VALUES: Floats = np.empty((0, 0), dtype=np.float32)

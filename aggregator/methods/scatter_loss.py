@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import euclidean_norm
+from aggregator.methods.bounds import Judged, NormBounding
+from aggregator.methods.fleet import euclidean_norm
 from aggregator.methods.method import Arrays, Refused
 from aggregator.methods.robust import RobustRule, touched_means
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.summing import Judged, UpdateLimits
 from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.contract import (
@@ -78,7 +78,7 @@ class ScatterLoss(Additive):
         """What a version's model holds beside ``items``. Here: nothing."""
         return {}
 
-    def bound_by(self, limits: UpdateLimits) -> None:
+    def bound_by(self, limits: NormBounding) -> None:
         """Bounds follow from what is known of the fleet, after a restart within a round too. Here:
         there are none."""
 
@@ -453,7 +453,7 @@ class LeastSquaresLoss(ScatterLoss):
     def model(self) -> Arrays:
         return {SOLVE: self._weights().astype(np.float32)}
 
-    def bound_by(self, limits: UpdateLimits) -> None:
+    def bound_by(self, limits: NormBounding) -> None:
         self._most_length = limits.absurd_length(_LENGTH, self._usual_length)
         self._limit = limits.most_length(_LENGTH, self._usual_length)
         self._most_users = limits.multiple * limits.usual(_USERS) or math.inf

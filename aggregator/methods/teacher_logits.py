@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.bounds import FleetScale
+from aggregator.methods.fleet import FleetScale
 from aggregator.methods.method import Binding, Method, RateDecay, Refused, rate_at
 from device_sdk.artifact import Artifact
 from device_sdk.evaluation.report import Stage

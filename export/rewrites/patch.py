@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from inspect import isbuiltin
+from threading import get_ident
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -95,6 +98,9 @@ def patched(
 ) -> Iterator[None]:
     """Inside, each owner's attribute of that name is another one, or is there at all.
 
+    A function is another one for this thread alone: others' calls are the owner's own meanwhile,
+    and wait only to replace anything themselves.
+
     Raises ExportError where torch has none to replace: torch would call its own, under a new name.
     """
     gone = [
@@ -107,21 +113,35 @@ def patched(
             "which installs a torch that this release was run with",
         )
     every = (*replacements, *added)
-    # What an owner has of its own: it inherits or finds the others again.
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in every]
-    try:
-        for owner, name, function in every:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, own in before:
-            if own is not _ABSENT:
-                setattr(owner, name, own)
-            elif name in vars(owner):
-                delattr(owner, name)
+    with one_at_a_time():
+        # What an owner has of its own: it inherits or finds the others again.
+        before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in every]
+        try:
+            for owner, name, value in every:
+                setattr(owner, name, _here(getattr(owner, name, _ABSENT), value))
+            yield
+        finally:
+            for owner, name, own in before:
+                if own is not _ABSENT:
+                    setattr(owner, name, own)
+                elif name in vars(owner):
+                    delattr(owner, name)
 
 
 _ABSENT = object()
+
+
+def _here(own: Any, value: Any) -> Any:
+    """The value; of two functions, one that is the value in this thread and the own in others."""
+    if not callable(own) or not isinstance(value, FunctionType):
+        return value
+    here = get_ident()
+
+    @wraps(value)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (value if get_ident() == here else own)(*args, **kwargs)
+
+    return either
 
 
 @contextmanager

@@ -323,7 +323,7 @@ LESS_THAN_A_STATE: dict[str, Spoil] = {
     "nothing": lambda state: {},
     "without the model": lambda state: {n: a for n, a in state.items() if n != "items"},
     "without what may begin anew": lambda state: {
-        n: a for n, a in state.items() if n != "limits.length"
+        n: a for n, a in state.items() if n != "bounding.length"
     },
     "another shape": lambda state: {**state, "items": state["items"][1:]},
     "another dtype": lambda state: {**state, "items": state["items"].astype(np.float64)},

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.methods.bounds import FleetScale, measured
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fleet import FleetScale, measured
 from aggregator.methods.robust import HeldUpdates, LastUpdates
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings

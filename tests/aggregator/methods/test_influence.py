@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aggregator.errors import MethodFault
 from aggregator.guard import GuardedBinding
-from aggregator.methods.bounds import Bounding, UpdateBounds
+from aggregator.methods.bounds import Sized, TensorBounding, UpdateBounds
 from aggregator.methods.method import Binding, Method, Refused
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
@@ -184,13 +184,13 @@ def test_an_honest_fleet_s_updates_reach_the_method_as_they_are() -> None:
 
 def test_whole_numbers_that_are_within_bounds_stay_as_they_are_beside_one_that_is_not() -> None:
     most = np.iinfo(np.int64).max
-    stage = Bounding(UpdateBounds(rows=("codes",), values=("codes",)))
+    stage = TensorBounding(UpdateBounds(rows=("codes",), values=("codes",)))
     for place in range(HONEST):
         codes = np.full((3, 2), most >> 4)
-        stage.note(Update(1, {"codes": codes}, {}, sender(place)), {})
+        stage.note(Sized(Update(1, {"codes": codes}, {}, sender(place))))
     stage.look_again()
     odd = np.array([[1, 2**53 + 1], [most, most], [-most, 0]])
-    held = stage.bounded(Update(1, {"codes": odd}, {}, EVIL), {}, {}).tensors["codes"]
+    held = stage.judged(Sized(Update(1, {"codes": odd}, {}, EVIL))).update.tensors["codes"]
     assert held.dtype == np.int64 and held[0].tolist() == odd[0].tolist()
     limit = 3.0 * math.sqrt(2) * (most >> 4)
     np.testing.assert_allclose(np.linalg.norm(held[1:].astype(float), axis=1), limit, rtol=1e-9)
@@ -198,11 +198,12 @@ def test_whole_numbers_that_are_within_bounds_stay_as_they_are_beside_one_that_i
 
 
 def test_a_count_that_stands_alone_stays_an_array() -> None:
-    stage = Bounding(UpdateBounds())
+    stage = TensorBounding(UpdateBounds())
     for place in range(HONEST):
-        stage.note(Update(1, {"users": np.array(3)}, {}, sender(place)), {})
+        stage.note(Sized(Update(1, {"users": np.array(3)}, {}, sender(place))))
     stage.look_again()
-    held = stage.bounded(Update(1, {"users": np.array(999)}, {}, EVIL), {}, {}).tensors["users"]
+    sent = Sized(Update(1, {"users": np.array(999)}, {}, EVIL))
+    held = stage.judged(sent).update.tensors["users"]
     assert held.shape == () and held.dtype == np.int64 and held <= 9
 
 
@@ -218,7 +219,7 @@ def test_what_counts_for_less_is_said_in_the_round_s_metrics() -> None:
         if number == 3:
             one.absorb(Update(3, model_of(START * 99), {"samples": 3200}, EVIL))
         summary = one.close_round()
-        acted = {"shortened": 1.0, "fewer_samples": 1.0} if number == 3 else {}
+        acted = {"clipped": 1.0, "fewer_samples": 1.0} if number == 3 else {}
         assert dict(summary.metrics) == acted
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aggregator.methods.bounds import measured
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fleet import Outliers, measured
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from aggregator.methods.summing import Outliers
 from device_sdk.wire.arrays.exchange import Update
 
 ITEMS, K = 40, 8

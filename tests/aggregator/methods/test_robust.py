@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 import aggregator.methods.robust as robust_held
 from aggregator.errors import TaskError
-from aggregator.methods.bounds import bounded_rows, measured
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fleet import bounded_rows, measured
 from aggregator.methods.method import Refused
 from aggregator.methods.robust import RobustRule, touched_means, touched_sums
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterSettings

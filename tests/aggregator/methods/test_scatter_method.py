@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from aggregator.methods.bounds import clip_factor
+from aggregator.methods.fleet import clip_factor
 from aggregator.methods.method import Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer

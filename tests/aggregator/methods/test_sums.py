@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aggregator.methods import sums
-from aggregator.methods.bounds import Voices, measured, measured_each
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.fleet import Voices, measured, measured_each
 from aggregator.methods.method import Refused
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.sums import MOST_UPDATES, FixedPointSum, RefusedShare, UnlikeSum
@@ -446,7 +446,7 @@ def test_a_share_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> 
                 one.merge({**share, key: each})
     with pytest.raises(RestoreError):
         one.merge({**share, "more": np.zeros(1)})
-    for key in ("limits.fleet.round", "limits.outliers.voices.round"):
+    for key in ("bounding.fleet.round", "bounding.outliers.voices.round"):
         with pytest.raises(RefusedShare, match="round"):
             one.merge({**share, key: np.asarray(7, dtype=np.int64)})
     scales = [key for key in share if key.endswith(".exponent")]

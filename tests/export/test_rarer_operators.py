@@ -170,6 +170,7 @@ def test_sampling_by_a_grid(mode: str, padding: str, aligned: bool) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_sampling_of_volumes() -> None:
     def run(x: Tensor, grid: Tensor, turn: Tensor) -> Tensor:
         moved = functional.affine_grid(turn, [*x.shape], align_corners=True) * 1.5

@@ -443,6 +443,7 @@ def test_what_torch_does_not_copy_with_a_module(assert_parity: Any) -> None:
     assert_parity(Model(), {"x": _numbers(ROWS, 6)})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "refused"),
     [

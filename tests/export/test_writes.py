@@ -144,6 +144,7 @@ def _penalised(model: nn.Module, batch: Batch) -> Tensor:
     return slope.pow(2).sum(1).mean()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", [_stretched, _shown, _decorrelated, _penalised])
 def test_views_are_written_and_gradients_taken(
     loss: Callable[[nn.Module, Batch], Any], assert_parity: Callable[..., export.Exported]
@@ -173,6 +174,7 @@ def test_hooks_that_remember_their_model(assert_parity: Callable[..., export.Exp
     assert_parity(Hooked(), ROWS, loss=loss)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "reduced",
     [

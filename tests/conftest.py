@@ -57,9 +57,25 @@ def _is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None or folder in ("faults", "packaging")
 
 
+def _mark_exhaustive(items: list[pytest.Item]) -> None:
+    """Of a test that is ``sampled(n)``, all cases but ``n``, which are spread evenly."""
+    sampled = [item for item in items if item.get_closest_marker("sampled") is not None]
+    for _, found in groupby(sampled, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = list(found)
+        marker = cases[0].get_closest_marker("sampled")
+        assert marker is not None
+        (count,) = marker.args
+        kept = {place * len(cases) // count for place in range(count)}
+        for place, item in enumerate(cases):
+            if place not in kept:
+                item.add_marker("exhaustive")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow ones first, with every other worker: most of them wait, while the others compute. A
     file's stay together: what its fixtures set up for all of them is set up once."""
+    _mark_exhaustive(items)
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in items if _is_slow(item)]
     others = iter([item for item in items if not _is_slow(item)])

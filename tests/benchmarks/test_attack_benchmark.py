@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_honest_updates_are_counted_under_each_flood(kind: str, tmp_path: Path) -> None:
     found = measure_under_attack(kind, 300, 3, 2, tmp_path)

@@ -53,6 +53,7 @@ def test_devices_over_a_few_connections_are_all_counted(tmp_path: Path) -> None:
     assert "one process, SQLite" in "".join(tables(store, [run], None))
 
 
+@pytest.mark.exhaustive
 @needs_mosquitto
 @pytest.mark.slow
 def test_devices_of_a_killed_worker_open_sessions_with_the_next(tmp_path: Path) -> None:

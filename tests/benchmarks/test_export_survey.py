@@ -19,6 +19,7 @@ from benchmarks.harness import StoredRuns
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_one_model_beside_torch_and_an_older_checkout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

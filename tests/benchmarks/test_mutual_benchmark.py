@@ -188,6 +188,7 @@ def quick(experiment: Experiment) -> Experiment:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_method_runs_from_end_to_end(tmp_path: Path) -> None:
     cache = ArtifactShelf(tmp_path / "artifacts")

@@ -68,6 +68,7 @@ def small(method: MethodName, option: str = "none", rounds: int = 2) -> Experime
     return replace(base, models=(model,), settings=chosen.change(base.settings), data=DATA)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["fedavg", "logits"])
 def test_a_trial_is_repeatable_and_paired(
     method: MethodName, clicks: Clicks, artifacts: ArtifactShelf

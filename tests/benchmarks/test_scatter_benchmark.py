@@ -86,6 +86,7 @@ def test_rows_are_as_they_say() -> None:
         preset("netflix", "test", 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "codec", "broadcast_codec"),
     [

@@ -46,6 +46,7 @@ def test_scores_survive_a_learners_state() -> None:
             scores_of({**given.state(), name: np.zeros((7, 7), np.float32)})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(mosquitto_path() is None, reason="needs Mosquitto")
 def test_stations_learn_whom_to_learn_from(

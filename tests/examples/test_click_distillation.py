@@ -10,6 +10,7 @@ from examples import click_distillation
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_four_devices_teach_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = made_up_movielens(tmp_path)

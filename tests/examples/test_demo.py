@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from examples import demo
+from examples.datasets import movielens
 from examples.datasets.movielens import DatasetError, draw_synthetic
 from examples.fleet import fleet
 from examples.fleet.aggregator import FleetSettings
@@ -54,6 +55,8 @@ def test_a_small_fleet_learns_and_is_reported(
         raise DatasetError("no network in this test")
 
     monkeypatch.setattr(demo, "download_with_bar", offline)
+    few = partial(draw_synthetic, users=160, items=400)
+    monkeypatch.setattr(movielens, "draw_synthetic", few)
     # However busy this machine is, a round ends when everybody has answered.
     endless = partial(FleetSettings, least_deadline_seconds=NEVER_SECONDS)
     monkeypatch.setattr(fleet, "FleetSettings", endless)

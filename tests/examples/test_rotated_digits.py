@@ -12,6 +12,7 @@ from examples import rotated_digits
 DATA = Path(os.environ.get("TESSERA_DATA", "../shared/data"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason=f"no MNIST in {DATA}")
 def test_devices_of_two_architectures_learn_each_others_rotations(

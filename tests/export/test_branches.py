@@ -248,6 +248,7 @@ def _by_names(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": [named[n] for n in names]} for names in _BIASES]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

@@ -27,6 +27,7 @@ def _plain(batch: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 # The encoding is the same in front of each network: with a history and without shows it.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("network", "attention"),
     [*((name, False) for name in CLICK_MODELS), ("cnn", True), ("din", True)],
@@ -56,6 +57,7 @@ def test_every_network_exports_and_learns(tmp_path: Path, network: str, attentio
         np.testing.assert_allclose(told["field_interactions"].sum(1), 1, rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("network", CLICK_MODELS)
 def test_the_last_hidden_layer_embeds_in_the_width_that_is_asked_for(
     tmp_path: Path, network: str

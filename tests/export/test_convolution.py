@@ -132,6 +132,7 @@ def _cross_entropy(model: Any, batch: dict[str, torch.Tensor]) -> Any:
     return nn.functional.cross_entropy(logits, batch["y"]), {"logits": logits}
 
 
+@pytest.mark.exhaustive
 def test_lenet(assert_parity: Parity) -> None:
     torch.manual_seed(0)
     batch = {"x": _images(4, 1, 28, 28), "y": torch.tensor([1, 0, 9, 3])}

@@ -40,6 +40,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_ctc(name: str) -> None:
     assert_as_torch(LOSSES[name], _batch)

@@ -109,6 +109,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FORMS)
 def test_transforms(name: str) -> None:
     assert_as_torch(FORMS[name], lambda n: (_numbers(n, 6, 12),), atol=5e-5)

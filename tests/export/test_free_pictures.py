@@ -60,6 +60,7 @@ def _exported(model: nn.Module, directory: Path) -> Trainer:
     return Trainer(directory)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", JOINS)
 def test_a_unet_of_any_picture(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

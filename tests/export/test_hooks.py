@@ -115,6 +115,7 @@ RECORDED: dict[str, Hung] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_hook_that_changes_a_gradient_is_recorded(name: str, tmp_path: Path) -> None:
     model, optimizer, _, batch = _made(RECORDED[name])

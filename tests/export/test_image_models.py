@@ -26,6 +26,7 @@ def test_documented_sizes_and_seeded_weights(name: str, parameters: int) -> None
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
     [("lenet", 3, 36), ("resnet", 1, 20), ("vgg", 3, 32), ("alexnet", 1, 28)],

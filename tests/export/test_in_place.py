@@ -165,6 +165,7 @@ OPTIMIZERS: list[tuple[str, Callable[[], Any], set[str]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("make", "expected"), [each[1:] for each in OPTIMIZERS], ids=[each[0] for each in OPTIMIZERS]
 )
@@ -309,6 +310,7 @@ def _pure_pull(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
     return (model.wide.weight * model.wide.weight.detach()).sum() + model.out(batch["x"]).mean()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", [_told, _pulled, _pure_pull])
 def test_late_readers_keep_two_banks(tmp_path: Path, loss: Any) -> None:
     def write(to: Path) -> Manifest:

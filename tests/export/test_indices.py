@@ -89,6 +89,7 @@ def of_torch(model: torch.nn.Module, pick: Pick, batch: dict[str, np.ndarray]) -
     return loss.item()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*FROM_ZERO, *FROM_THE_END])
 def test_the_step_takes_the_indices_that_torch_takes(name: str, tmp_path: Path) -> None:
     pick = {**FROM_ZERO, **FROM_THE_END}[name]

@@ -88,6 +88,7 @@ def samples(*labels: int) -> dict[str, np.ndarray]:
     return {"x": x, "label": np.array(labels)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [*LOSSES, *OTHERS])
 def test_a_label_that_is_no_class_is_refused(name: str, trainer_of: TrainerOf) -> None:
     _, trainer = trainer_of(name)

@@ -98,6 +98,7 @@ def test_embedding_with_duplicates(padding_idx: int | None, assert_parity: Any) 
     assert exported.manifest.sequential
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mode", "weighted", "padding"),
     [("sum", True, None), ("sum", False, 9), ("mean", False, None), ("max", False, None),

@@ -138,6 +138,7 @@ MASKED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", MASKED)
 def test_masks(name: str) -> None:
     assert_as_torch(MASKED[name], lambda n: (_numbers(n, 6),))

@@ -196,6 +196,7 @@ def test_what_looks_like_probabilities_must_be_called_so_or_not(tmp_path: Path) 
         assert written.manifest.metrics["log_loss"].scale == scale
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("recipe", "asked"),
     [

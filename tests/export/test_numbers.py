@@ -179,6 +179,7 @@ def _checks(x: Tensor, y: Tensor) -> Tensor:
     return shifted
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [_slices, _lengths, _counts, _arithmetic, _functions])
 def test_numbers_that_a_step_reads(function: Callable[..., Any]) -> None:
     assert_as_torch(function, _batch)

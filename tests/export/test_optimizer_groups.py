@@ -293,6 +293,7 @@ def test_a_wrong_step_long_after_the_first_is_not_exported(
         _export(nn.Sequential(nn.Linear(6, 2)), export.Accumulated(export.Sgd(), 7), tmp_path / "a")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adamax", "ASGD", "Adafactor", "Rprop"])
 def test_torchs_rarer_optimizers_are_taken_over(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -214,6 +214,7 @@ NAMESAKES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMESAKES)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())

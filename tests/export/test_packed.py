@@ -33,6 +33,7 @@ def _batch(n: int, *, falling: bool = False) -> tuple[Tensor, Tensor]:
 
 
 # How they are sorted decides how they are packed, which no layer sees: one kind shows it.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "falling"),
     [(name, name == "gru both ways") for name in LAYERS],

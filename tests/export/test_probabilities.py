@@ -37,6 +37,7 @@ def _trainer(loss: Loss, folder: Path) -> tuple[nn.Linear, Trainer]:
     return model, Trainer(exported.directory)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("logit", [-60.0, -20.0, -16.0, 30.0])
 def test_far_from_zero(name: str, logit: float, tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ APART = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", APART)
 def test_an_observer_apart_from_its_rounding(name: str, tmp_path: Path) -> None:
     """Also while it is switched off, on the device."""

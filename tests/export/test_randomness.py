@@ -101,6 +101,7 @@ def _drawing(
     return run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("shape", "free", "repeats"),
     [

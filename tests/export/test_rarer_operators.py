@@ -46,6 +46,7 @@ ORDERED: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ORDERED)
 def test_orderings(name: str) -> None:
     assert_as_torch(ORDERED[name], lambda n: (_numbers(n, 5),))
@@ -105,6 +106,7 @@ def _triangular(a: Tensor, b: Tensor) -> list[Tensor]:
     ]
 
 
+@pytest.mark.exhaustive
 def test_cholesky_factors_and_triangular_solutions() -> None:
     assert_as_torch(_triangular, lambda n: (_numbers(n, 4, 4), _numbers(n, 4, 2)))
 
@@ -142,6 +144,7 @@ def test_gamma_functions() -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("mode", "padding", "aligned"),
     [
@@ -167,6 +170,7 @@ def test_sampling_by_a_grid(mode: str, padding: str, aligned: bool) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_sampling_of_volumes() -> None:
     def run(x: Tensor, grid: Tensor, turn: Tensor) -> Tensor:
         moved = functional.affine_grid(turn, [*x.shape], align_corners=True) * 1.5

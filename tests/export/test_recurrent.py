@@ -88,6 +88,7 @@ def _sequences(batch: int, steps: int) -> dict[str, Tensor]:
     return {"x": torch.randn(batch, steps, 3, generator=torch.Generator().manual_seed(1))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("options", "kind"), CASES)
 def test_layer_matches_torch(options: str, kind: str, assert_parity: Parity) -> None:
     torch.manual_seed(0)
@@ -212,6 +213,7 @@ def test_a_layer_without_gradient_may_feed_one_with(assert_parity: Parity) -> No
     assert_parity(Frozen(), _sequences(4, 7))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_two_layers_of_128_units_over_48_steps_stay_small(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -149,12 +149,14 @@ def inner_loop(function: Function) -> Function:
     return after
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_gradient_is_differentiated_as_in_torch(name: str) -> None:
     function, make = CASES[name]
     assert_as_torch(penalty(function), make, sizes=[5], atol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["_BatchNormalise", "_Rnn"])
 def test_an_inner_loop_is_differentiated_as_in_torch(name: str) -> None:
     function, make = CASES[name]

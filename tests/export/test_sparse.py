@@ -112,6 +112,7 @@ def _dropped(x: Tensor, kept: Tensor) -> list[Tensor]:
     return [some @ x, (2 * FIXED / 3).t() @ x, FIXED.T.to_dense() @ x]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", [_products, _normalised, _arithmetic, _in_a_function])
 def test_matrices_of_edges(function: Callable[..., Any]) -> None:
     assert_as_torch(function, _edges)

@@ -88,6 +88,7 @@ def exported(
     return folder
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [images, rows, sequences])
 def test_the_file_says_what_the_artifact_says(
     tmp_path: Path, make: Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]

@@ -92,6 +92,7 @@ SUMS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SUMS)
 def test_twenty_runs_at_any_number_of_threads_add_in_one_order(
     name: str, monkeypatch: pytest.MonkeyPatch

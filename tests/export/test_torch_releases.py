@@ -41,9 +41,14 @@ COMMAND = "from export.cli import main; main(['mf', '-o', 'made'])"
     ("owner", "name", "use"),
     [
         ("torch._subclasses.fake_tensor", "is_fake", LIBRARY),
-        ("torch.autograd.function.FunctionCtx", "save_for_backward", LIBRARY),
-        ("torch", "histc", LIBRARY),
         ("torch", "histc", COMMAND),
+        pytest.param(
+            "torch.autograd.function.FunctionCtx",
+            "save_for_backward",
+            LIBRARY,
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param("torch", "histc", LIBRARY, marks=pytest.mark.exhaustive),
     ],
 )
 def test_what_torch_has_no_more_is_told_in_a_sentence(

@@ -281,6 +281,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_as_torch_does(name: str, tmp_path: Path) -> None:
     make, more = MODELS[name]
@@ -442,6 +443,7 @@ def test_what_torch_does_not_copy_with_a_module(assert_parity: Any) -> None:
     assert_parity(Model(), {"x": _numbers(ROWS, 6)})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "refused"),
     [

@@ -71,6 +71,7 @@ def _normalised(model: Taught, batch: Batch) -> Tensor:
     return (model.student(batch["x"]) @ model.codes.t()).logsumexp(1).mean()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "loss", [_in_place, _replaced_data, _replaced_parameter, _clipped, _normalised]
 )
@@ -143,6 +144,7 @@ def _penalised(model: nn.Module, batch: Batch) -> Tensor:
     return slope.pow(2).sum(1).mean()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loss", [_stretched, _shown, _decorrelated, _penalised])
 def test_views_are_written_and_gradients_taken(
     loss: Callable[[nn.Module, Batch], Any], assert_parity: Callable[..., export.Exported]
@@ -172,6 +174,7 @@ def test_hooks_that_remember_their_model(assert_parity: Callable[..., export.Exp
     assert_parity(Hooked(), ROWS, loss=loss)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "reduced",
     [

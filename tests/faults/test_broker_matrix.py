@@ -13,6 +13,7 @@ from tests.faults.fault_proxy import FaultProxy
 from tests.faults.journey import JourneySettings, missing, travel
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("broker", "millis"), [("mosquitto", 50), ("amqtt", 0), ("nats", 0)])
 def test_from_init_to_the_last_device_that_leaves(broker: str, millis: int, tmp_path: Path) -> None:

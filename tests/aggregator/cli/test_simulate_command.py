@@ -375,6 +375,7 @@ def test_rays_workers_give_the_same_bits_and_leave_nothing(
     room.cleanup()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_cluster_that_runs_elsewhere_is_joined(folder: Path, example: str) -> None:
     pytest.importorskip("ray")

@@ -88,6 +88,7 @@ METHODS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["scatter", "fedavg"])
 def test_thousands_of_updates(method: str, tmp_path: Path, make_database: MakeDatabase) -> None:

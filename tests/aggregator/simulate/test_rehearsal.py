@@ -210,6 +210,7 @@ def normed_peers(folder: Path) -> Path:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("method", "artifact", "training", "said"),
     [
@@ -395,6 +396,7 @@ FAILING: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAILING)
 def test_the_rehearsal_of_a_model_that_would_have_failed(name: str, tmp_path: Path) -> None:
     model, given, said = FAILING[name]
@@ -436,6 +438,7 @@ def test_the_first_number_that_is_no_class_is_found_wherever_it_lies() -> None:
     assert rehearsal._bound(lambda value: False, {3}) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("limit", "status", "said"),
     [

@@ -135,7 +135,7 @@ def test_what_a_broadcast_costs_is_what_its_seals_would(tmp_path: Path) -> None:
     own = settings(tmp_path, more="[evaluation]\n")
     run, rng = simulation(own), np.random.default_rng(0)
     task = own.task
-    for columns in (8, 4096):
+    for columns in (8, 1024):
         wide = replace(
             task.binding, settings=replace(task.binding.settings, columns=columns)
         ).build(ITEMS, rng)

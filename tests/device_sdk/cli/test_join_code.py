@@ -130,6 +130,7 @@ def test_a_code_among_the_arguments_joins_and_is_said_to_be_visible(
     assert code.encode() not in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "given", "told"),
     [

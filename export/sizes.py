@@ -398,6 +398,7 @@ _BETWEEN = (
     f"{_TORCH}/__init__.py",
     __file__,
     f"{_OURS}/rewrites/numbers.py",
+    f"{_OURS}/rewrites/patch.py",
 )
 # At these a question has to have one answer; 0 and 1 are left to the run-time's checks.
 PROBES = (2, 3, 4, 5, 7, 8, 16, 31, 32, 64, 100, 127, 128, 1000, 4096)

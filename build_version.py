@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-RELEASE = "0.1.0"
+RELEASE = "0.2.0"
 """The release that this code is, or is on its way to."""
 
 ROOT = Path(__file__).resolve().parent

@@ -171,6 +171,10 @@ bench-attention: $(STAMP) ## attention-based aggregation and its baselines on V-
 bench-distill: $(STAMP) ## attentive federated distillation on MovieLens 1M beside FedAvg
 	$(RUN) -m benchmarks.distill $(ARGS)
 
+.PHONY: bench-submodels
+bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal ones, on Fashion-MNIST
+	$(RUN) -m benchmarks.submodels $(ARGS)
+
 .PHONY: bench-mutual
 bench-mutual: $(STAMP) ## mutual learning and its baselines on Rotated MNIST and PACS
 	$(RUN) -m benchmarks.mutual $(ARGS)

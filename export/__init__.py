@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from export.build import export_train_step as train_step
     from export.errors import ExportError
     from export.gradient_rules import ConflictProjection, GradientRule, StepDirection, WeightPenalty
+    from export.ladder import submodels
     from export.optimizers import (
         ASGD,
         Accumulated,
@@ -79,6 +80,7 @@ __all__ = [
     "GradientRule",
     "WeightPenalty",
     "losses",
+    "submodels",
     "train_step",
 ]
 
@@ -87,6 +89,7 @@ __all__ = [
 _HOMES = {
     "losses": "losses",
     "schedules": "optimizers.schedules",
+    "submodels": "ladder:submodels",
     "train_step": "build:export_train_step",
     "Exported": "build:Exported",
     "ExportError": "errors:ExportError",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import export.wing  # noqa: F401  (its operators and rewrites register themselves)
 from device_sdk.artifact import Manifest
+from device_sdk.artifact.submodels import Submodel
 from export.axes import Axes, Shape, parse_axes
 from export.convert import WAY, lowered, to_onnx
 from export.errors import ExportError
@@ -164,6 +165,14 @@ def export_train_step(
         model, loss, named_tensors(example_batch), named_axes(dynamic), optimizer, predict,
         gradient, described_metrics(metrics), name or Path(directory).resolve().name,
     )  # fmt: skip
+    return export_given(given, Path(directory), verify=verify, progress=progress)
+
+
+def export_given(
+    given: Recipe, directory: Path, *, verify: bool, progress: Progress | None
+) -> Exported:
+    """As :func:`export_train_step`, of what was given to it."""
+    model = given.model
     # Another thread's export of the same model holds its parameters while it runs the step.
     with (
         reported(progress) as say,
@@ -209,8 +218,8 @@ def export_train_step(
             to_train = least_to_train(problem, step, graphs.least)
         say("writing")
         least = {**graphs.least, **(report.least if report else {})}
-        manifest = write_artifact(problem, graphs, Path(directory), least, to_train)
-    return Exported(Path(directory), manifest, report)
+        manifest = write_artifact(problem, graphs, directory, least, to_train)
+    return Exported(directory, manifest, report)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -247,6 +256,8 @@ class Recipe:
     gradient: GradientRule | None = None
     metrics: MetricSpecs = field(default_factory=dict)
     name: str = ""
+    submodel: Submodel | None = None
+    """Which part of a full model this is; see :mod:`export.ladder`."""
 
     def export(
         self,
@@ -316,6 +327,7 @@ def _problem(given: Recipe, beyond: Sequence[NotAsTried] = ()) -> Problem:
         evaluated_loss=evaluated_loss,
         held=held_tensors(model),
         hooks=hooks_of(model, trained),
+        submodel=given.submodel,
     )
     with left_as_it_was(model):
         trial = try_step(problem, trained, trainable)

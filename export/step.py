@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from device_sdk.artifact import MetricSource
+from device_sdk.artifact.submodels import Submodel
 from export.arguments import changed
 from export.axes import Axes, Shape
 from export.draws import drawn_so_far, refuse_draws
@@ -75,6 +76,8 @@ class Problem:
     """Names of the parameters and buffers by their ``id``, also of the model this is a copy of."""
     hooks: Hooks = field(default_factory=dict)
     """What is called with the parameters' gradients."""
+    submodel: Submodel | None = None
+    """Which part of a full model it is."""
 
     @property
     def parameter_slots(self) -> list[LayoutSlot]:

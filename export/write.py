@@ -85,8 +85,7 @@ def write_artifact(
         if any(member.name == name for slot in problem.slots for member in slot.members)
     }
     files = {
-        **{f"{n}.onnx": graph.SerializeToString(deterministic=True) for n, graph in graphs.items()},
-        INITIAL_FILE: safetensors.encode(initial),
+        f"{n}.onnx": graph.SerializeToString(deterministic=True) for n, graph in graphs.items()
     }
     manifest = Manifest(
         name=problem.name,
@@ -98,12 +97,20 @@ def write_artifact(
         state=tuple(replace(each, in_place=each.name in made.in_place) for each in _state(problem)),
         optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
         graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},
-        files={name: FileEntry.of(data) for name, data in files.items()},
+        files={name: FileEntry.of(data) for name, data in {**files, INITIAL_FILE: b""}.items()},
         producer={"torch": torch.__version__.split("+")[0], "onnx": onnx.__version__},
         sequential=any(map(adds_by_scatter, graphs.values())),
         metrics=problem.metrics,
         ignored=_ignored(problem, graphs),
     )
+    if problem.submodel is not None:
+        pieces = problem.submodel.pieces
+        moved = {n: piece for n, piece in pieces.items() if n not in manifest.frozen_members}
+        manifest = replace(manifest, submodel=replace(problem.submodel, pieces=moved))
+    kept = {name: array for name, array in initial.items() if name not in manifest.given}
+    files[INITIAL_FILE] = safetensors.encode(kept)
+    entries = {name: FileEntry.of(data) for name, data in files.items()}
+    manifest = replace(manifest, files=entries)
     _place({**files, MANIFEST_FILE: manifest.to_json()}, directory)
     return manifest
 

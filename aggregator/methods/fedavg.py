@@ -29,25 +29,24 @@ from aggregator.methods.method import (
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
+from aggregator.methods.submodels import Ladder, Rung, rungs_of, trained_of, whole
 from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
-    SharedTensor,
     exact_names,
+    rung_name,
     shared_tensors,
 )
 from device_sdk.methods.state import Entry, Schema
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 Floats = NDArray[np.float32]
 # Far above any difference of a model that trains, far below what could overflow a sum of them.
 _LARGEST_VALUE = 1e12
 _SAMPLE_COUNTS = Within(1, 1 << 40)
-_VARIANCE = "running_var"
-"""What torch calls a buffer that no honest device takes below 0."""
 _BUFFERS, _SAMPLES = 0, 1
 _MOST_WEIGHT = 1 << 38
 """A device's: so much from each of 2^24 stays within 2^62."""
@@ -102,15 +101,17 @@ class FedAvgMethod(SummingMethod):
         settings: of the task.
         frozen: names among them of what no step moves: devices have it from the artifact, and it
             travels no more.
+        rungs: the submodels that devices train, smallest first; None where all train the whole
+            model.
 
     Raises ValueError where there is nothing to share or a value is not finite.
     """
 
     PARTS = ("optimizer", "moved", "buffers_moved")
-    ADDED = ("weight_sum", "losses")
-    _weight_sum: int
+    ADDED = ("weights", "losses")
+    _weights: NDArray[np.int64]
     _losses: NDArray[np.int64]
-    _robust: Floats | None
+    _robust: NDArray[np.float64] | None
     _moved: FixedPointSum | None = None
     _buffers_moved: UnlikeSum | None = None
 
@@ -120,6 +121,7 @@ class FedAvgMethod(SummingMethod):
         buffers: Mapping[str, NDArray[Any]] | None = None,
         settings: FedAvgSettings | None = None,
         frozen: Collection[str] = (),
+        rungs: Sequence[Rung] = (),
     ) -> None:
         self._settings = chosen = settings if settings is not None else FedAvgSettings()
         kept = chosen.training.personal_names
@@ -128,10 +130,14 @@ class FedAvgMethod(SummingMethod):
         self._unshared = {*parameters, *(buffers or {})} - {one.name for one in self._layout}
         first = {**(buffers or {}), **parameters}
         self._frozen = {name: first[name] for name in first if name in frozen}
-        self._model = _flat(self._layout, {one.wire_name: first[one.name] for one in self._layout})
+        self._model = np.concatenate(
+            [first[one.name].astype(np.float32).reshape(-1) for one in self._layout]
+        )
         if not np.isfinite(self._model).all():
             raise ValueError("the first model holds values that are not finite")
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
+        self._ladder = Ladder(self._layout, rungs or [whole(self._layout)])
+        self._cut()
         self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
         multiples = chosen.clip_multiple, 0.0, chosen.outlier_multiple
@@ -141,18 +147,12 @@ class FedAvgMethod(SummingMethod):
             others=2,
         )
         self._buffers_length = euclidean_norm(self._model[self._trained :])
-        self._variances = np.concatenate(
-            [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self._layout]
-        )
         self.begin(0)
 
     @property
     def model(self) -> dict[str, Floats]:
         """The global model's shared parameters and float buffers by torch's names: copies."""
-        return {
-            one.name: part.reshape(one.shape).copy()
-            for one, part in zip(self._layout, self._parts(), strict=True)
-        }
+        return {name: each.copy() for name, each in self._ladder.tensors(self._model).items()}
 
     @property
     def model_arrays(self) -> dict[str, Floats]:
@@ -171,47 +171,80 @@ class FedAvgMethod(SummingMethod):
             )
         found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)
         self._model = np.concatenate([array.reshape(-1) for array in found.values()])
+        self._cut()
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
         self.begin(self._round_id)
 
+    def _cut(self) -> None:
+        """The model is another one: cut its submodels."""
+        self._bases = self._ladder.bases_of(self._model)
+        self._cut_by_bases()
+
+    def _cut_by_bases(self) -> None:
+        self._ladder = self._ladder.cut_by(self._bases)
+        rungs = range(len(self._ladder.rungs))
+        self._parts = [self._ladder.part(self._model, rung) for rung in rungs]
+
     def tell(self) -> Broadcast:
         """The model and the devices' training settings. Tensors are named by
-        :mod:`device_sdk.methods.fedavg.contract`."""
-        told = zip(self._layout, self._parts(), strict=True)
-        return Broadcast(
-            self._round_id,
-            self._version,
-            {one.wire_name: part.reshape(one.wire_shape).copy() for one, part in told},
-            self._settings.training.as_scalars(),
-            exact=exact_names(self._layout),
-        )
+        :mod:`device_sdk.methods.fedavg.contract`; of several submodels each is an attachment."""
+        told = [
+            Attachment(
+                {
+                    one.wire_name: part.reshape(one.wire_shape)
+                    for one, _, part in rung.split(values)
+                },
+                exact=exact_names(rung.layout),
+                lasting=True,
+            )
+            for rung, values in zip(self._ladder.rungs, self._parts, strict=True)
+        ]
+        settings = self._settings.training.as_scalars()
+        if len(told) == 1:
+            (only,) = told
+            return Broadcast(
+                self._round_id, self._version, only.tensors, settings, exact=only.exact
+            )
+        attached = {rung_name(place): each for place, each in enumerate(told, 1)}
+        return Broadcast(self._round_id, self._version, {}, settings, attached)
 
     def require(self, update: Update) -> None:
         """Refuses with reason ``bad-tensors``, ``bad-metadata`` or ``bad-values``."""
-        if set(update.tensors) != {one.wire_name for one in self._layout}:
-            raise Refused("bad-tensors", "the update's tensors are not those of the model")
         said = Said(update.metadata)
         said.number("loss", LOSSES)
         if self._by_samples:
             said.integer("samples", _SAMPLE_COUNTS)
+        place = 1
+        if len(self._ladder.rungs) > 1:
+            place = said.integer("rung", Within(1, len(self._ladder.rungs)))
         said.end()
+        rung = self._ladder.rungs[place - 1]
+        if set(update.tensors) != rung.names:
+            raise Refused("bad-tensors", "the update's tensors are not those of the model")
         weight = self._weight(update)
-        for one in self._layout:
+        for one, piece in zip(rung.layout, rung.pieces, strict=True):
             pull = self._most_pull if one.kind == "parameter" else self._most_buffers_pull
             most = min(_LARGEST_VALUE, pull / weight)
-            require_floats(one.wire_name, update.tensors[one.wire_name], one.wire_shape, most)
+            values = update.tensors[one.wire_name]
+            require_floats(one.wire_name, values, one.wire_shape)
+            require_floats(one.wire_name, self._ladder.moved(piece, values), one.wire_shape, most)
 
     def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
         for update in updates:
-            values = _flat(self._layout, update.tensors)
-            buffers = euclidean_norm(values[self._trained :])
+            rung = self._ladder.rungs[self._rung(update)]
+            parts = [
+                self._ladder.moved(piece, update.tensors[one.wire_name]).reshape(-1)
+                for one, piece in zip(rung.layout, rung.pieces, strict=True)
+            ]
+            values = np.concatenate(parts)
+            buffers = euclidean_norm(values[rung.trained :])
             # As one row: a model has none that could be compared.
-            found = measured(values[None, : self._trained])
+            found = measured(values[None, : rung.trained])
             weight = self._weight(update)
             yield [
                 Sized(
                     update,
-                    values=self._honest_variances(values)[None],
+                    values=self._honest_variances(update, values)[None],
                     found=found,
                     others=(buffers, float(self._samples(update))),
                     weight=weight / (self._bounding.usual(_SAMPLES) or weight),
@@ -219,68 +252,90 @@ class FedAvgMethod(SummingMethod):
             ]
 
     def begin_sums(self) -> None:
-        self._moved = FixedPointSum((self._trained,), self._bound)
-        self._buffers_moved = UnlikeSum((self._untrained,), self._buffers_bound)
+        self._moved = FixedPointSum((self._ladder.ends("parameter")[-1],), self._bound)
+        self._buffers_moved = UnlikeSum((self._ladder.ends("buffer")[-1],), self._buffers_bound)
 
     def sum_up(self, judged: Sequence[Judged]) -> None:
-        for values, weight in self._weighed(judged):
-            self._add_pull(values, weight)
+        for one in self._weighed(judged):
+            self._add_pull(*one)
 
-    def _add_pull(self, values: Floats, weight: int) -> None:
+    def _add_pull(self, rung: int, values: Floats, weight: int) -> None:
         assert self._moved is not None and self._buffers_moved is not None
-        self._weight_sum += weight
-        units = self._moved.array
-        units += self._moved.units(values[: self._trained], weight)
-        self._buffers_moved.add(values[self._trained :], weight)
+        self._weights[rung] += weight
+        trained = self._ladder.rungs[rung].trained
+        self._moved.add_at(self._ladder.span("parameter", rung), values[:trained], weight)
+        self._buffers_moved.add_at(self._ladder.span("buffer", rung), values[trained:], weight)
 
     def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
         counted = list(self._weighed(judged))
         if self._rule.holds and counted:
-            self._robust = self._rule.mean(np.stack([values for values, _ in counted]))
-            self._weight_sum = len(counted)
+            moves = [(rung, values) for rung, values, _ in counted]
+            self._robust = self._ladder.robust_mean(moves, self._rule)
+            for rung, _, _ in counted:
+                self._weights[rung] += 1
             return
-        pulls = [np.abs(values).astype(np.float64) * weight for values, weight in counted]
-        self._bound = max((float(pull[: self._trained].max()) for pull in pulls), default=0.0)
-        buffers = (float(pull[self._trained :].max(initial=0)) for pull in pulls)
-        self._buffers_bound = max(buffers, default=0.0)
+        self._bound = self._buffers_bound = 0.0
+        for rung, values, weight in counted:
+            pull, trained = (
+                np.abs(values).astype(np.float64) * weight,
+                self._ladder.rungs[rung].trained,
+            )
+            self._bound = max(self._bound, float(pull[:trained].max()))
+            self._buffers_bound = max(self._buffers_bound, float(pull[trained:].max(initial=0)))
         self.begin_sums()
-        for values, weight in counted:
-            self._add_pull(values, weight)
+        for one in counted:
+            self._add_pull(*one)
 
-    def _weighed(self, judged: Iterable[Judged]) -> Iterator[tuple[Floats, int]]:
-        """What counts of each but outliers, [p], and its weight; of all the losses."""
+    def _weighed(self, judged: Iterable[Judged]) -> Iterator[tuple[int, Floats, int]]:
+        """Rung, what counts, [the rung's size], and weight of each but outliers; of all the
+        losses."""
         for one in judged:
             self._losses += divmod(round(float(one.update.metadata["loss"]) * _LOSS_UNITS), _LIMB)
             weight, claimed = self._weight(one.update), self._samples(one.update)
             if weight < claimed:
                 self._bounding.lower(one.update.sender, f"samples {claimed:,} as {weight:,}")
             if one.factor:
-                yield self._bounded_buffers(one.values[0]), weight
+                rung = self._rung(one.update)
+                yield rung, self._bounded_buffers(rung, one.values[0]), weight
 
     def step(self) -> Mapping[str, float]:
         """McMahan's mean, and the optimizer's step along it. Figures: mean ``loss`` of the devices,
         ``update_norm`` of the mean difference and the ``weight`` behind it: samples or devices."""
-        difference = self._robust
-        if difference is None:
-            assert self._moved is not None and self._buffers_moved is not None
-            total = np.concatenate([self._moved.value, self._buffers_moved.value])
-            # Without anything that is kept, the mean is of no difference at all.
-            difference = (total / max(1, self._weight_sum)).astype(np.float32)
+        difference = self._mean().astype(np.float32)
         trained = self._trained
         before, gradient = self._model[None, :trained], -difference[None, :trained]
         stepped = self._optimizer.step(before, gradient)[0]
         buffers = self._model[trained:] + difference[trained:]
         self._model = finite("model", np.concatenate([stepped, buffers]))
+        self._cut()
         high, low = self._losses.tolist()
         return {
             "update_norm": float(np.linalg.norm(difference[:trained])),
             "loss": (high * _LIMB + low) / _LOSS_UNITS / self._participants,
-            "weight": float(self._weight_sum),
+            "weight": float(self._weights.sum()),
         }
+
+    def _mean(self) -> NDArray[np.float64]:
+        if self._robust is not None:
+            return self._robust
+        assert self._moved is not None and self._buffers_moved is not None
+        moved, buffers = self._moved.value, self._buffers_moved.value
+        sums = [
+            np.concatenate(
+                [
+                    moved[self._ladder.span("parameter", rung)],
+                    buffers[self._ladder.span("buffer", rung)],
+                ]
+            )
+            for rung in range(len(self._ladder.rungs))
+        ]
+        return self._ladder.mean(sums, self._weights.tolist())
 
     def schema(self) -> Schema:
         return {
             "model": Entry(np.float32, self._model.shape),
+            "bases": Entry(np.float32, (self._ladder.basis_size,)),
+            "weights": Entry(np.int64, (len(self._ladder.rungs),), least=0),
             "losses": Entry(np.int64, (2,)),
         }
 
@@ -288,8 +343,12 @@ class FedAvgMethod(SummingMethod):
         self._robust = None
         self._moved = self._buffers_moved = None
         if self._adds_up:
-            self._moved = FixedPointSum((self._trained,))
-            self._buffers_moved = UnlikeSum((self._untrained,))
+            self._moved = FixedPointSum((self._ladder.ends("parameter")[-1],))
+            self._buffers_moved = UnlikeSum((self._ladder.ends("buffer")[-1],))
+
+    def _require_sound(self) -> None:
+        super()._require_sound()
+        self._cut_by_bases()
 
     def follow(self) -> None:
         """How far a value times its weight may pull, and what ``require`` takes of it: where no
@@ -314,9 +373,8 @@ class FedAvgMethod(SummingMethod):
     def _samples(self, update: Update) -> int:
         return int(update.metadata["samples"]) if self._by_samples else 1
 
-    @property
-    def _untrained(self) -> int:
-        return len(self._model) - self._trained
+    def _rung(self, update: Update) -> int:
+        return int(update.metadata.get("rung", 1)) - 1
 
     @property
     def _heaviest(self) -> int:
@@ -330,46 +388,47 @@ class FedAvgMethod(SummingMethod):
     def _weight(self, update: Update) -> int:
         return min(self._samples(update), self._heaviest)
 
-    def _honest_variances(self, values: Floats) -> Floats:
+    def _honest_variances(self, update: Update, values: Floats) -> Floats:
         """A variance is at least 0, so that a mean of them is: below, a model has no output."""
-        least = -self._model[self._variances]
-        if not least.size or (values[self._variances] >= least).all():
+        place = self._rung(update)
+        rung, own = self._ladder.rungs[place], self._parts[place]
+        if not rung.variances.any():
+            return values
+        least = -own[rung.variances]
+        if (values[rung.variances] >= least).all():
             return values
         held = values.copy()
-        held[self._variances] = np.maximum(held[self._variances], least)
+        held[rung.variances] = np.maximum(held[rung.variances], least)
         return held
 
-    def _bounded_buffers(self, values: Floats) -> Floats:
-        buffers = values[self._trained :]
+    def _bounded_buffers(self, rung: int, values: Floats) -> Floats:
+        trained = self._ladder.rungs[rung].trained
+        buffers = values[trained:]
         most = self._bounding.most_length(_BUFFERS, self._buffers_length)
         factor = clip_factor(buffers, most) if math.isfinite(most) else 1.0
         if factor == 1:
             return values
-        return np.concatenate([values[: self._trained], buffers * np.float32(factor)])
-
-    def _parts(self) -> list[Floats]:
-        ends = np.cumsum([one.size for one in self._layout])
-        return np.split(self._model, ends[:-1])
-
-
-def _flat(layout: tuple[SharedTensor, ...], tensors: Mapping[str, NDArray[Any]]) -> Floats:
-    parts = [tensors[one.wire_name].astype(np.float32).reshape(-1) for one in layout]
-    return np.concatenate(parts)
+        return np.concatenate([values[:trained], buffers * np.float32(factor)])
 
 
 class FedAvgBinding(Binding[FedAvgSettings]):
-    """One artifact: all devices train the same model."""
+    """All devices train one model: the task's artifact, or of a ladder each a part of it."""
 
     __slots__ = ()
     settings_class = FedAvgSettings
-    artifacts = range(1, 2)
+    one_model = True
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> FedAvgMethod:
-        """Begins with the artifact's own parameters and buffers."""
-        (artifact,) = artifacts
-        kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
-        parameters = {n: a for n, a in artifact.initial.items() if kinds[n] == "parameter"}
-        buffers = {n: a for n, a in artifact.initial.items() if kinds[n] == "buffer"}
-        return FedAvgMethod(parameters, buffers, self.settings, artifact.manifest.frozen_members)
+        """Begins with the full artifact's own parameters and buffers."""
+        kept = self.settings.training.personal_names
+        rungs = rungs_of(artifacts, kept)
+        *_, full = artifacts
+        parameters, buffers = trained_of(full)
+        frozen = full.manifest.frozen_members
+        return FedAvgMethod(parameters, buffers, self.settings, frozen, rungs)
+
+    def width_of(self, update: Update) -> int:
+        """The rung, from 1; 0 where all train the whole model."""
+        return int(update.metadata.get("rung", 0))

@@ -575,6 +575,8 @@ class Binding(Generic[Settings], ABC):
     """Whether the task must have a catalogue; without the need it has none."""
     artifacts: ClassVar[range] = range(1, MOST_ARTIFACTS + 1)
     """How many artifacts a task may list."""
+    one_model: ClassVar[bool] = False
+    """Whether several artifacts are the rungs of one model's ladder."""
 
     @classmethod
     def read(cls, method_name: str, table: TomlTable) -> Self:

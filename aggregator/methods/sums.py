@@ -152,10 +152,17 @@ class FixedPointSum(Additive):
         """Add ``values * factor`` of the sum's shape."""
         self._sum += self.units(values, factor)
 
-    def add_whole(self, values: NDArray[np.floating], factor: float) -> NDArray[np.float64]:
-        """As :meth:`add`; what that rounds off, in units."""
+    def add_at(self, place: slice, values: NDArray[np.floating], factor: float = 1.0) -> None:
+        """As :meth:`add` to a part of a sum of one axis."""
+        units = self._sum[place]
+        units += self.units(values, factor)
+
+    def add_whole(
+        self, place: slice, values: NDArray[np.floating], factor: float
+    ) -> NDArray[np.float64]:
+        """As :meth:`add_at`; what that rounds off, in units."""
         units = self.units(values, factor)
-        self._sum += units
+        self._sum[place] += units
         left: NDArray[np.float64] = np.multiply(values, math.ldexp(factor, self._exponent)) - units
         return left
 
@@ -210,8 +217,12 @@ class UnlikeSum(Additive):
 
     def add(self, values: NDArray[np.float32], factor: float = 1.0) -> None:
         """Add ``values * factor`` of the sum's shape."""
+        self.add_at(slice(None), values, factor)
+
+    def add_at(self, place: slice, values: NDArray[np.float32], factor: float = 1.0) -> None:
+        """As :meth:`add` to a part of a sum of one axis."""
         wide = values.astype(np.float64)
-        self._fine.add(self._coarse.add_whole(wide, factor))
+        self._fine.add_at(place, self._coarse.add_whole(place, wide, factor))
 
 
 class CoveredMean(Additive):

@@ -366,7 +366,7 @@ class Attachments:
         publication: Publication,
         signing: Ed25519PrivateKey,
     ) -> int:
-        content = write_attachment(attachment.tensors, self.codec, self.rng)
+        content = write_attachment(attachment, self.codec, self.rng)
         room = self._room()
         sealed = seal_content(
             *(publication, signing, ContentKind.ATTACHMENT, content_id, content, room.chunk_bytes)
@@ -453,7 +453,9 @@ class Publisher:
         self._drop_keys(key)
         publication = self._publication(key)
         if row.threshold == 0:
-            broadcast = replace(broadcast, attachments={}, cohorts={})  # nobody trains any more
+            lasting = {name: each for name, each in broadcast.attachments.items() if each.lasting}
+            # Nobody trains any more.
+            broadcast = replace(broadcast, attachments=lasting, cohorts={})
         try:
             offer = self._attachments.seal(broadcast, publication.broadcast_id, key, signing)
             terms = replace(

@@ -560,6 +560,11 @@ class ArrayDevices(VirtualDevices):
         place = self._fleet.option(device, samples, self._names, self._parts, terms.train_seconds)
         option = option_name(self._names[place])
 
+        if opened.attachments:
+            learner, _ = self._learner(device, place, data, streams.rng)
+            fetch = partial(self._fetched, device, opened, published, fetched)
+            name = device_id(device).hex()
+            broadcast = with_wanted(broadcast, opened, name, learner, fetch)
         evaluation, found = None, None
         if terms.evaluation is not None and _evaluates(published, terms, chosen):
             found = streams.evaluation(terms.evaluation, terms.train_seconds)
@@ -569,10 +574,6 @@ class ArrayDevices(VirtualDevices):
             return DeviceAnswer(device, option, evaluation=_written(found))
 
         learner, trainer = self._learner(device, place, data, streams.rng)
-        if opened.attachments:
-            fetch = partial(self._fetched, device, opened, published, fetched)
-            name = device_id(device).hex()
-            broadcast = with_wanted(broadcast, opened, name, learner, fetch)
         update = learner.train(broadcast)
         body = encode_update(update, BROADCAST_CODECS[terms.update_codec], streams.rng)
         if evaluation is not None and learner.personalises(broadcast):

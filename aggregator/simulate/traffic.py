@@ -138,7 +138,7 @@ def publish(
         chunks=tuple(hashlib.sha256(chunk).digest() for chunk in chunks),
     )
     attachments = {
-        name: (write_attachment(each.tensors, task.broadcast_codec, rng), each.cohort)
+        name: (write_attachment(each, task.broadcast_codec, rng), each.cohort)
         for name, each in opened.attachments.items()
     }
     return PublishedRound(manifest, plaintext, attachments, dict(opened.cohorts))

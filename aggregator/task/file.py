@@ -18,6 +18,9 @@ from aggregator.tables import TomlTable
 from aggregator.task.cluster import Cluster, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.warm_start import WarmStart
+from device_sdk.artifact import ArtifactError, read_manifest
+from device_sdk.artifact.load import rung_folders
+from device_sdk.artifact.submodels import FULL_FILE
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
@@ -97,7 +100,7 @@ class TaskTable:
         name: devices name it when they join: 1 to 64 of a-z 0-9 . _ -
         cohort: which of the task's fleets this one is, likewise.
         method: how the fleet learns.
-        artifact: a folder made by tessera-export, or shipped:mf.
+        artifact: a folder made by tessera-export, a ladder's (export.submodels), or shipped:mf.
         artifacts: several of them, smallest first.
         companions: artifacts that go with them, one for each or none at all (attention's).
         catalogue: one item a line, append only: id, or id<TAB>title, or a table with such a header.
@@ -491,7 +494,8 @@ def _artifacts(
         raise table.error("artifact", "and task.artifacts are given: keep one of them")
     key = "artifacts" if named.artifact is None else "artifact"
     listed = named.artifacts if named.artifact is None else (named.artifact,)
-    artifacts = tuple(_artifact(table, key, each, folder) for each in listed)
+    named_folders = [_artifact(table, key, each, folder) for each in listed]
+    artifacts = _rungs(table, key, named_folders, binding)
     companions = tuple(_artifact(table, "companions", each, folder) for each in named.companions)
     allowed = binding.artifacts
     if len(artifacts) not in allowed:
@@ -506,6 +510,28 @@ def _artifacts(
             "companions", f"lists {len(companions)}; expected one for each artifact, or none"
         )
     return artifacts, companions
+
+
+def _rungs(
+    table: TomlTable, key: str, folders: Sequence[Path], binding: Binding[Any]
+) -> tuple[Path, ...]:
+    """The artifacts in these folders, of a ladder its rungs. What else is wrong with one is told
+    where it is read."""
+    found: list[Path] = []
+    for each in folders:
+        try:
+            rungs = rung_folders(each)
+            of_ladder = read_manifest(rungs[0]).submodel is not None
+        except (ArtifactError, IndexError) as error:
+            if (each / FULL_FILE).is_file():
+                raise table.error(key, f"{each} is no whole ladder: {error}") from None
+            rungs, of_ladder = [each], False
+        if of_ladder and not (binding.one_model or binding.artifacts[-1] == 1):
+            raise table.error(
+                key, f"{each} holds parts of one model, which {binding.method_name} does not share"
+            )
+        found += rungs
+    return tuple(found)
 
 
 def _artifact(table: TomlTable, key: str, value: str, folder: Path) -> Path:

@@ -87,7 +87,7 @@ def task_template(method: str = "scatter") -> str:
         examples = {"task.artifact": "shipped:mf", "evaluation.best_by": "ndcg10_all"}
         examples["evaluation.metrics"] = ["hr10_all", "ndcg10_all"]
     else:
-        one = kind.artifacts[-1] == 1
+        one = kind.one_model or kind.artifacts[-1] == 1
         key, value = ("task.artifact", "model") if one else ("task.artifacts", ["small", "large"])
         live = {"task.method": method, key: value, f"{method}.training.classes": 10}
         below = {"task.method": _ONLY}

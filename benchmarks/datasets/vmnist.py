@@ -60,8 +60,8 @@ def load_vmnist(
     images, angles (0 to 360 degrees), noise (uniform) and pictures. Raises FileNotFoundError where
     a set is missing, ValueError where so many images are not there.
     """
-    digits = {part: _read(root / "mnist", part) for part in ("train", "t10k")}
-    fashion = {part: _read(root / "fashion-mnist", part) for part in ("train", "t10k")}
+    digits = {part: read_pictures(root / "mnist", part) for part in ("train", "t10k")}
+    fashion = {part: read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k")}
     sizes = {"train": train + validation, "t10k": test}
     orders = {
         (name, part): iter(np.split(_drawn(rng, len(source[part][1]), size, devices), devices))
@@ -130,7 +130,9 @@ def _backgrounds(pictures: Images, count: int, rng: np.random.Generator) -> Imag
     return np.asarray(total * 0.5, dtype=np.float32)
 
 
-def _read(folder: Path, part: str) -> tuple[Images, Labels]:
+def read_pictures(folder: Path, part: str) -> tuple[Images, Labels]:
+    """The ``train`` or ``t10k`` pictures of a set in idx files: float32 [n, 28, 28] in 0 to 1, and
+    their classes."""
     images = _idx(folder / f"{part}-images-idx3-ubyte.gz", 3)
     labels = _idx(folder / f"{part}-labels-idx1-ubyte.gz", 1)
     return images.astype(np.float32) / 255, labels.astype(np.int64)

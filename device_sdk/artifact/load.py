@@ -15,6 +15,7 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import (
     INITIAL_FILE,
     MANIFEST_FILE,
+    MAX_FILE_BYTES,
     MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
@@ -30,6 +31,7 @@ from device_sdk.artifact.onnx_reader import (
 )
 from device_sdk.artifact.parts import Dim, FileName, GraphFile, Port, Shape, describe, resolve
 from device_sdk.artifact.safetensors import Array
+from device_sdk.artifact.submodels import FULL_FILE, part_of, stand_in
 from device_sdk.fields import Misfit, require
 
 
@@ -231,30 +233,65 @@ def load_artifact(directory: str | os.PathLike[str]) -> Artifact:
 def load_initial(
     directory: str | os.PathLike[str], manifest: Manifest
 ) -> Mapping[str, safetensors.Array]:
-    """Initial parameters and buffers of an artifact folder, which must be the manifest's."""
-    data = read_checked(Path(directory), INITIAL_FILE, manifest.files[INITIAL_FILE])
-    return checked_initial(manifest, data)
+    """Initial parameters and buffers of an artifact folder, which must be the manifest's.
+
+    A submodel's are parts of the full model where that lies beside its folder, as the exporter
+    leaves it; on a device, where a task brings them, stand-ins.
+    """
+    folder = Path(directory)
+    data = read_checked(folder, INITIAL_FILE, manifest.files[INITIAL_FILE])
+    initial = checked_initial(manifest, data)
+    beside = folder.resolve().parent
+    if manifest.submodel is None or not (beside / FULL_FILE).exists():
+        return initial
+    full = read_file(beside, FULL_FILE, MAX_FILE_BYTES)
+    if hashlib.sha256(full).hexdigest() != manifest.submodel.full:
+        raise ArtifactError(f"{beside / FULL_FILE} is not of the model that {folder} is a part of")
+    shapes = {name: initial[name].shape for name in initial if name in manifest.given}
+    parts = part_of(safetensors.decode(full).tensors, manifest.submodel, shapes)
+    return {**initial, **parts}
 
 
 def checked_initial(manifest: Manifest, data: bytes) -> Mapping[str, safetensors.Array]:
-    """Initial parameters and buffers by torch's names, checked against the manifest."""
+    """Initial parameters and buffers by torch's names, checked against the manifest; stand-ins for
+    those that a task brings."""
     tensors = safetensors.decode(data).tensors
     sizes = manifest.example_sizes
-    wanted = {}
-    for state, member in manifest.members():
-        wanted[member.name] = (state.dtype, resolve(member.shape, sizes))
-    odd = sorted(set(wanted) ^ set(tensors))
+    found: dict[str, safetensors.Array] = {}
+    wanted = {
+        member.name: (state.dtype, resolve(member.shape, sizes))
+        for state, member in manifest.members()
+    }
+    odd = sorted((set(wanted) - manifest.given) ^ set(tensors))
     if odd:
         side = "lacks" if odd[0] in wanted else "holds the unknown"
         raise ArtifactError(f"{INITIAL_FILE} {side} tensor {odd[0]!r}")
     for name, (dtype, shape) in wanted.items():
-        array = tensors[name]
+        array = tensors[name] if name in tensors else stand_in(shape)
         if (array.dtype.name, array.shape) != (dtype, shape):
             raise ArtifactError(
                 f"{INITIAL_FILE}: {name!r} is {array.dtype.name}{list(array.shape)}, the manifest "
                 f"says {dtype}{list(shape)}"
             )
-    return {name: tensors[name] for name in wanted}
+        found[name] = array
+    return found
+
+
+def rung_folders(directory: Path) -> list[Path]:
+    """The artifacts of a ladder's folder, smallest first; the folder itself where it is no ladder.
+
+    Raises ArtifactError where one of them is none of a submodel.
+    """
+    if not (directory / FULL_FILE).is_file():
+        return [directory]
+    found = {}
+    for each in directory.iterdir():
+        if each.is_dir():
+            submodel = read_manifest(each).submodel
+            if submodel is None:
+                raise ArtifactError(f"{each} lies in a ladder's folder, and is no submodel")
+            found[submodel.rung] = each
+    return [found[rung] for rung in sorted(found)]
 
 
 # A graph whose inputs that never change are constants: onnxruntime can then work ahead with them.

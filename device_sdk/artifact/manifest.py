@@ -27,6 +27,7 @@ from device_sdk.artifact.parts import (
     axes_of,
 )
 from device_sdk.artifact.safetensors import canonical_json, strict_json
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.fields import Key, Misfit, OneOf, Such, Within, plain, read
 
 FORMAT: Final = "tessera-artifact"
@@ -106,7 +107,9 @@ class Manifest(Part):
     `graphs` holds "train", where the artifact can predict "infer", and where one of its `metrics`
     is the loss "evaluate": loss and outputs in evaluation mode. `metrics` says, by a metric's name,
     what it is about. `files` describes every file of the folder but the manifest itself. `ignored`
-    are batch entries that its author has and no graph has a use for.
+    are batch entries that its author has and no graph has a use for. `submodel`: of which full
+    model this one is a part; its values are then the task's to bring, and `initial.safetensors`
+    holds only those that stay as they are.
     """
 
     name: Name
@@ -120,12 +123,14 @@ class Manifest(Part):
     sequential: bool
     metrics: Mapping[Name, MetricSource] = field(default_factory=dict)
     ignored: tuple[Name, ...] = ()
+    submodel: Submodel | None = None
 
     def check(self) -> None:
         _refuse_duplicates(list(self.ignored), "ignored batch entries")
         self._check_state()
         self._check_graphs()
         self._check_metrics()
+        self._check_submodel()
         if any(name.lower() == MANIFEST_FILE for name in self.files):
             raise ArtifactError(f"{MANIFEST_FILE} cannot describe itself: leave it out of files")
         for name in [INITIAL_FILE, *(graph.file for graph in self.graphs.values())]:
@@ -232,6 +237,23 @@ class Manifest(Part):
                     f"metric {name!r} is about {source.output!r} and {source.target!r}, which are "
                     "not an output in evaluation mode and a batch entry"
                 )
+
+    def _check_submodel(self) -> None:
+        if self.submodel is None:
+            return
+        if self.axes.keys() & {axis for tensor in self.state for axis in axes_of(tensor.shape)}:
+            raise ArtifactError("a submodel's tensors have no axes of sizes that may vary")
+        if odd := sorted(set(self.submodel.pieces) - self.given):
+            raise ArtifactError(f"submodel: {odd[0]!r} is no tensor that a step moves")
+
+    @cached_property
+    def given(self) -> frozenset[str]:
+        """Names of the parameters and buffers whose values a task brings: of a submodel, those of
+        float32 that a step moves."""
+        if self.submodel is None:
+            return frozenset()
+        floats = {member.name for state, member in self.members() if state.dtype == "float32"}
+        return frozenset(floats - self.frozen_members)
 
     @property
     def evaluation_graph(self) -> GraphFile | None:

@@ -105,6 +105,10 @@ class Learner(ABC):
     has_movable_work: ClassVar[bool] = False
     """:meth:`movable_work` is worth asking."""
 
+    rehearses: ClassVar[bool] = False
+    """:meth:`rehearse` does a round's work without attachments: a device chooses among artifacts
+    before it fetches anything for one."""
+
     @classmethod
     def make(cls, parts: LearnerParts) -> Self:
         """A new learner. Here: with data, trainer, sender and rng as its arguments.
@@ -196,8 +200,8 @@ class Learner(ABC):
         return None
 
     def rehearse(self, broadcast: Broadcast) -> None:
-        """A round with the movable work done here, to be timed, on a learner that is thrown away.
+        """A round, to be timed, on a learner that is thrown away: with the movable work done here.
 
         Needs no attachments. Raises LearnerError as ``train`` does.
         """
-        raise LearnerError("this learner has no work that either end may do")
+        raise LearnerError("this learner cannot do a round's work without its attachments")

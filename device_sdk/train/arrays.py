@@ -178,26 +178,45 @@ class ArrayTrainer(RoundTrainer):
         self._source, self._kind, self._watch = world.source, kind, world.watch
         self._sender = world.membership.grant.device_id.hex()
         self._trainers: dict[Path, WatchedTrainer] = {}
+        self._measured: dict[str, CapabilityRow] = {}
+        """By task, the choice that a round's attachments were fetched for."""
 
     def wants(self, job: TrainingJob) -> Sequence[str]:
-        """What the chosen artifact's learner wants; before a choice, what any of them does."""
-        data = self._data()
-        ahead = self._ahead(job, data)
-        known = self._known(job, data, ahead)
-        artifacts = job.artifacts if known is None else [_chosen(job, known)]
-        where = _where(known)
-        if where is None and ahead is not None and self._obstacle(ahead):
-            where = "aggregator"
+        """What the chosen artifact's learner wants; before a choice that takes attachments to make,
+        what any of them does."""
+        if job.manifest.threshold == 0:
+            own, data, where = self._own(job), LocalData({}), None
+            artifacts: Sequence[LocalArtifact] = [] if own is None else [own]
+        else:
+            data = self._data()
+            artifacts, where = self._ahead_of(job, data)
         wanted: dict[str, None] = {}
         for artifact in artifacts:
             learner, _ = self.learner(job, artifact, data, where)
             wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
         return tuple(wanted)
 
+    def _ahead_of(
+        self, job: TrainingJob, data: LocalData
+    ) -> tuple[Sequence[LocalArtifact], Where | None]:
+        """The artifacts of which one will be trained, and where work will be done that either end
+        may do."""
+        ahead = self._ahead(job, data)
+        known = self._known(job, data, ahead)
+        if known is None and self._kind.rehearses:
+            known = self._capability(job, data)
+            if known is not None:
+                self._measured[job.manifest.task] = known
+            return [_chosen(job, known)], None
+        where = _where(known)
+        if where is None and ahead is not None and self._obstacle(ahead):
+            where = "aggregator"
+        return (job.artifacts if known is None else [_chosen(job, known)]), where
+
     def train(self, job: TrainingJob) -> TrainedRound:
         """One round. Raises LearnerError, ArtifactError, ValueError, or :class:`Declined`."""
         data = self._data()
-        capability = self._capability(job, data)
+        capability = self._measured.pop(job.manifest.task, None) or self._capability(job, data)
         artifact = _chosen(job, capability)
         found = self.evaluation(job)
         evaluation = None if found is None else self._received(job, artifact, data, found)
@@ -235,12 +254,16 @@ class ArrayTrainer(RoundTrainer):
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
         """The task's last version as this device's model, where the method shares one."""
+        artifact = self._own(job)
+        if artifact is None:
+            return None
+        learner, trainer = self.learner(job, artifact, LocalData({}))
+        return model_arrays(trainer) if learner.adopt(job.broadcast) else None
+
+    def _own(self, job: TrainingJob) -> LocalArtifact | None:
+        """The artifact that this device's model is of."""
         own = self._home.models.learner_artifact(job.manifest.task)
-        for artifact in job.artifacts:
-            if artifact.artifact_id == own:
-                learner, trainer = self.learner(job, artifact, LocalData({}))
-                return model_arrays(trainer) if learner.adopt(job.broadcast) else None
-        return None
+        return next((each for each in job.artifacts if each.artifact_id == own), None)
 
     def _data(self) -> LocalData:
         source = self._source()
@@ -408,7 +431,7 @@ class ArrayTrainer(RoundTrainer):
                 partial(self.learner, job, artifact, data, where),
                 job.broadcast,
                 self._clock,
-                rehearses=where == "device",
+                rehearses=self._kind.rehearses or where == "device",
             )
             for artifact in job.artifacts
         ]

@@ -34,6 +34,7 @@ from device_sdk.methods.state import Entry, Schema
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
+from tests.fakes.ladders import ladder_method
 from tests.fakes.scatter_updates import ONE_WIDTH, users
 
 P, CLASSES, WIDTH, ITEMS = 24, 4, 6, 12
@@ -301,6 +302,38 @@ def fedavg_case() -> Case:
     )
 
 
+def ladder_case() -> Case:
+    """As ``fedavg``, of which half of the devices train a part of rank 2."""
+    shapes = {1: {"w.net.w.left": (4, 2), "w.net.w.right": (2, 6)}, 2: {"w.net.w": (4, 6)}}
+
+    def sent(r: int, rung: int, tensors: dict[str, np.ndarray], count: int, who: str) -> Update:
+        metadata = {"samples": count, "loss": 0.5, "rung": rung}
+        bias = {"w.net.b": np.zeros(6, np.float32)}
+        return Update(r, {**tensors, **bias}, metadata, who)
+
+    def honest(r: int, d: int, rng: np.random.Generator) -> Update:
+        rung = 1 + d % 2
+        moved = {name: near(rng, shape, 0.1) for name, shape in shapes[rung].items()}
+        return sent(r, rung, moved, 40 + d, sender(d))
+
+    def hostile(r: int, data: st.DataObject) -> Update:
+        rung = data.draw(st.sampled_from([1, 2]))
+        moved = {name: hostile_array(data, shape) for name, shape in shapes[rung].items()}
+        return sent(r, rung, moved, data.draw(samples), EVIL)
+
+    return Case(
+        lambda: ladder_method((4, 6), ranks=(2,)),
+        honest,
+        hostile,
+        lambda method, opened: np.asarray(opened.attachments["rung2"].tensors["w.net.w"], float),
+        # A factor's move counts as the full model moves by it: more than it moved itself, where the
+        # singular values are above 1.
+        0.12 * 3,
+        # Of what only half of the devices train a share is twice as large.
+        2 * 6.0 * ROUNDS,
+    )
+
+
 RARE = ITEMS - 1
 """An item that one honest device names, in the first round alone."""
 
@@ -451,6 +484,7 @@ CASES: dict[str, Case] = {
 """By the name that a method is registered under."""
 OTHERS: dict[str, Case] = {
     "scatter by triples": bpr_case(),
+    "a ladder of submodels": ladder_case(),
     "models of a stranger": averaging(Averaging, START),
     "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
     "what moved a stranger's shared model": moved_case(),

@@ -359,7 +359,7 @@ class SmallAggregator:
     def _publish_attachment(
         self, name: str, attachment: Attachment, signing: Ed25519PrivateKey, task: str = "default"
     ) -> OfferedAttachment:
-        content = write_attachment(attachment.tensors, "float16")
+        content = write_attachment(attachment, "float16")
         content_id = hashlib.sha256(attachment.cohort.encode() + content).digest()
         key, cohort = self.group_keys[-1], "all"
         if attachment.cohort:

@@ -152,6 +152,11 @@ def shared_tensors(
     return tuple(found.values())
 
 
+def rung_name(rung: int) -> str:
+    """Of the attachment that holds a submodel, by its rung (from 1)."""
+    return f"rung{rung}"
+
+
 def exact_names(layout: Sequence[SharedTensor]) -> frozenset[str]:
     """What no codec is to round: statistics, of whose size a rounding error may exceed what they
     tell apart (a mean of 101,325 Pa that moves by 10). They are few beside the parameters."""

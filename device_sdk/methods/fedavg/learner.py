@@ -9,6 +9,7 @@ personalization layers).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     SharedTensor,
     exact_names,
+    rung_name,
     shared_tensors,
 )
 from device_sdk.methods.learner import LearnerError
@@ -26,6 +28,7 @@ from device_sdk.methods.local_steps import (
     Epochs,
     ModelLearner,
     ProximalTerm,
+    StepsReport,
     forget_momenta,
     train_epochs,
     unchanged_on_error,
@@ -33,6 +36,8 @@ from device_sdk.methods.local_steps import (
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 from device_sdk.wire.publish.report import Reason
+
+Tensors = Mapping[str, NDArray[Any]]
 
 
 class FedAvgLearner(ModelLearner):
@@ -46,11 +51,15 @@ class FedAvgLearner(ModelLearner):
         rng: orders the samples.
     """
 
+    rehearses = True
+
     def __init__(
         self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
     ) -> None:
         super().__init__(data, trainer, sender, rng)
         self._layouts: dict[tuple[str, ...], tuple[SharedTensor, ...]] = {}
+        submodel = trainer.artifact.submodel
+        self._rung = 0 if submodel is None else submodel.rung
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -64,23 +73,38 @@ class FedAvgLearner(ModelLearner):
         training fails; the trainer is then unchanged.
         """
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
+        layout = self._layout(training)
+        with unchanged_on_error(self._trainer):
+            told = self._take(broadcast, layout)
+            report, samples = self._steps(training)
+            moved = self._differences(told, layout)
+        metadata: dict[str, Scalar] = {"loss": report.loss}
+        if training.weighting == "samples":
+            metadata["samples"] = samples
+        if told is not broadcast.tensors:
+            metadata["rung"] = self._rung
+        return Update(broadcast.round_id, moved, metadata, exact=exact_names(layout))
+
+    def rehearse(self, broadcast: Broadcast) -> None:
+        """The round's steps from whatever the trainer holds."""
+        self._steps(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
+
+    def wants(self, broadcast: Broadcast) -> Sequence[str]:
+        """The submodel that this device trains, where the task's model has such."""
+        name = rung_name(self._rung)
+        return [name] if name in broadcast.offered else []
+
+    def _steps(self, training: FedAvgTraining) -> tuple[StepsReport, int]:
+        """Their report, and the number of training samples."""
         data = self._data()
         if data.samples == 0:
             raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
-        layout = self._layout(training)
-        with unchanged_on_error(self._trainer):
-            self._take(broadcast, layout)
-            if training.optimizer_state == "fresh":
-                forget_momenta(self._trainer)
-            proximal = ProximalTerm(self._trainer, training.proximal_mu, training.learning_rate)
-            size = training.batch_size or data.samples
-            passes = Epochs(size, training.epochs, training.most_steps)
-            report = train_epochs(self._trainer, data.train, passes, self._rng, proximal)
-            moved = self._differences(broadcast, layout)
-        metadata: dict[str, Scalar] = {"loss": report.loss}
-        if training.weighting == "samples":
-            metadata["samples"] = data.samples
-        return Update(broadcast.round_id, moved, metadata, exact=exact_names(layout))
+        if training.optimizer_state == "fresh":
+            forget_momenta(self._trainer)
+        proximal = ProximalTerm(self._trainer, training.proximal_mu, training.learning_rate)
+        size = training.batch_size or data.samples
+        passes = Epochs(size, training.epochs, training.most_steps)
+        return train_epochs(self._trainer, data.train, passes, self._rng, proximal), data.samples
 
     def adopt(self, broadcast: Broadcast) -> bool:
         """Take over the broadcast's model without training, to predict with what all made.
@@ -114,17 +138,21 @@ class FedAvgLearner(ModelLearner):
                 raise LearnerError(str(error)) from error
         return self._layouts[known]
 
-    def _take(self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]) -> None:
+    def _take(self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]) -> Tensors:
+        """Begin with the broadcast's model, or with the submodel attached to it, which is
+        returned."""
+        attached = broadcast.attachments.get(rung_name(self._rung))
+        told = broadcast.tensors if attached is None else attached.tensors
         names = {one.wire_name for one in layout}
-        if set(broadcast.tensors) != names:
-            odd = sorted(names ^ set(broadcast.tensors))[0]
+        if set(told) != names:
+            odd = sorted(names ^ set(told))[0]
             side = "lacks" if odd in names else "has the unknown"
             raise LearnerError(
                 f"the broadcast {side} tensor {odd!r}: it is of another model than the artifact"
             )
         values: dict[str, NDArray[Any]] = {}
         for one in layout:
-            value = broadcast.tensors[one.wire_name]
+            value = told[one.wire_name]
             if value.shape != one.wire_shape or value.dtype not in (np.float32, np.float16):
                 raise LearnerError(
                     f"the broadcast's {one.wire_name!r} is {value.dtype} {value.shape}; expected "
@@ -134,15 +162,15 @@ class FedAvgLearner(ModelLearner):
                 raise LearnerError(f"the broadcast's {one.wire_name!r} is not finite")
             values[one.name] = value.astype(np.float32).reshape(one.shape)
         self._trainer.set_parameters(values)
+        return told
 
     def _differences(
-        self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]
+        self, told: Tensors, layout: tuple[SharedTensor, ...]
     ) -> dict[str, NDArray[np.float32]]:
         now = {**self._trainer.parameters, **self._trainer.buffers}
         return {
             one.wire_name: (
-                now[one.name].reshape(one.wire_shape)
-                - broadcast.tensors[one.wire_name].astype(np.float32)
+                now[one.name].reshape(one.wire_shape) - told[one.wire_name].astype(np.float32)
             )
             for one in layout
         }

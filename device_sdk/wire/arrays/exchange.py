@@ -64,11 +64,15 @@ class Attachment:
     """Named arrays that travel apart from a broadcast, to those who want them.
 
     ``cohort`` names who may read it: "" is every device of the task. Named by what it holds on the
-    wire, so one that did not change is not fetched again. Raises as :class:`Broadcast` does.
+    wire, so one that did not change is not fetched again. ``exact`` names tensors that no codec
+    rounds. ``lasting``: a part of the version itself, which stays when nobody trains. Raises as
+    :class:`Broadcast` does.
     """
 
     tensors: Mapping[str, NDArray[Any]]
     cohort: str = ""
+    exact: frozenset[str] = frozenset()
+    lasting: bool = False
 
     def __post_init__(self) -> None:
         if self.cohort:

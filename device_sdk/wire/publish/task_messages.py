@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from device_sdk.evaluation.report import EvaluationTerms
 from device_sdk.fields import Declared, Key, Length, OneOf, Rising, Such, Within, require
@@ -178,10 +177,11 @@ def read_broadcast(plaintext: bytes, manifest: RoundManifest) -> tuple[TaskTerms
 
 
 def write_attachment(
-    tensors: Mapping[str, NDArray[Any]], codec: str, rng: np.random.Generator | None = None
+    attachment: Attachment, codec: str, rng: np.random.Generator | None = None
 ) -> bytes:
     """The content of an attachment. Raises ValueError as :func:`write_broadcast` does."""
-    return encode_tensors(tensors, BROADCAST_CODECS[codec], rng)
+    tensors, exact = attachment.tensors, attachment.exact
+    return encode_tensors(tensors, BROADCAST_CODECS[codec], rng, exact=exact)
 
 
 def read_attachment(content: bytes, cohort: str) -> Attachment:

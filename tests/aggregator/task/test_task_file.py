@@ -27,7 +27,8 @@ from aggregator.task.file import (
     read_task,
 )
 from aggregator.task.template import meanings, task_template
-from tests.fakes.handmade import linear_artifact
+from device_sdk.artifact.submodels import Submodel
+from tests.fakes.handmade import linear_artifact, linear_parts
 
 GOOD = '[task]\ncatalogue = "items.tsv"\n'
 FEDAVG = '[task]\nmethod = "fedavg"\nartifacts = ["shipped:mf"]\n'
@@ -123,6 +124,23 @@ def test_a_task_on_arrays_has_no_catalogue_and_its_methods_own_settings(tmp_path
     assert (settings.optimizer.name, settings.optimizer.learning_rate) == ("plain", 1.0)
     single = read_task(write(tmp_path, FEDAVG.replace('s = ["shipped:mf"]', ' = "shipped:mf"')))
     assert single.artifacts == task.artifacts
+
+
+def test_a_ladder_s_folder_stands_for_its_rungs_smallest_first(tmp_path: Path) -> None:
+    ladder, linear = tmp_path / "net", linear_parts()[0]
+    for name, rung in (("one", 1), ("all", 3), ("half", 2)):
+        (ladder / name).mkdir(parents=True)
+        manifest = replace(linear, submodel=Submodel(rung, 3, "0" * 64))
+        (ladder / name / "manifest.json").write_bytes(manifest.to_json())
+    (ladder / "full.safetensors").write_bytes(b"")
+    text = '[task]\nmethod = "{}"\nartifact = "net"\n'
+    task = read_task(write(tmp_path, text.format("fedavg")))
+    assert [each.name for each in task.artifacts] == ["one", "half", "all"]
+    with pytest.raises(TaskError, match=r"task\.artifact .* parts of one model, which mutual"):
+        read_task(write(tmp_path, text.format("mutual") + "[mutual.training]\nclasses = 3\n"))
+    (ladder / "half/manifest.json").write_bytes(linear.to_json())
+    with pytest.raises(TaskError, match=r"is no whole ladder: .*half lies in a ladder's folder"):
+        read_task(write(tmp_path, text.format("fedavg")))
 
 
 @pytest.mark.parametrize(("loss", "kept"), [("least-squares", 0), ("bpr", 1)])

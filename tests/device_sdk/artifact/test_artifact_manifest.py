@@ -23,14 +23,17 @@ from device_sdk.artifact import (
     Port,
     StateTensor,
 )
+from device_sdk.artifact.submodels import Piece, Submodel
 from tests.fakes.handmade import factor_parts, frozen_manifest, gated_manifest, linear_parts
 
 LINEAR, FACTORS, FROZEN = linear_parts()[0], factor_parts()[0], frozen_manifest()
 GATED = gated_manifest()
-BYTES = LINEAR.to_json()
+PIECES = {"linear.weight": Piece("net.w", "slice", (2, 1)), "linear.bias": Piece("net.b")}
+PART = dataclasses.replace(LINEAR, submodel=Submodel(1, 2, "0" * 64, PIECES))
+BYTES = PART.to_json()
 
 
-@pytest.mark.parametrize("manifest", [LINEAR, FACTORS, FROZEN, GATED])
+@pytest.mark.parametrize("manifest", [LINEAR, FACTORS, FROZEN, GATED, PART])
 def test_round_trip_is_exact(manifest: Manifest) -> None:
     data = manifest.to_json()
     again = Manifest.parse(data)

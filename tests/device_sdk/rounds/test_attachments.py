@@ -188,7 +188,7 @@ def test_an_attachment_forged_by_one_of_its_readers_is_refused(bench: Bench, nam
         Ed25519PrivateKey.generate(),
         ContentKind.ATTACHMENT,
         content_id,
-        write_attachment({"w": np.full(8, 9, np.float32)}, "float16"),
+        write_attachment(Attachment({"w": np.full(8, 9, np.float32)}), "float16"),
     )
     for at in real:
         del bench.broker.retained[at]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 from device_sdk.wire.codec import cbor
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.codec.message import decode, encode
@@ -155,7 +155,7 @@ def test_offers_state_ids_sizes_and_names() -> None:
 @pytest.mark.parametrize("codec", sorted(BROADCAST_CODECS))
 def test_attachments_come_back(codec: str) -> None:
     tensors = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([1, 2])}
-    content = write_attachment(tensors, codec, np.random.default_rng(1))
+    content = write_attachment(Attachment(tensors), codec, np.random.default_rng(1))
     got = read_attachment(content, "near")
     assert got.cohort == "near"
     step = 5 / 7 * 1.01 if codec == "int4" else 0.05

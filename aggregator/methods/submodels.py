@@ -1,0 +1,364 @@
+"""The aggregator's half of a ladder: what unequal submodels moved, as one step of the full model.
+
+Of a factored tensor W = U S V' every device of a rung starts from the same factors L and R, so how
+far they moved W is, to first order, dL R + L dR: linear in what a device sends. In the basis of U
+and V such a move has the coordinates (i, j) with i or j below the rung's rank, as a slice has those
+of its rows. So both kinds are one: **each coordinate is the mean over those who trained it**
+(for slices Diao et al. 2021, HeteroFL, section 3.2), and what only the strong can train is not
+diluted by the weak.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.methods.robust import RobustRule
+from device_sdk.artifact import Artifact
+from device_sdk.artifact.submodels import Basis, Piece, Submodel, part_of, slice_of
+from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors
+
+Floats = NDArray[np.float32]
+Wide = NDArray[np.float64]
+
+LEAST_COVERAGE = 1 / 8
+"""Of a round's weight: what a coordinate's sum is divided by at least. Whoever is alone on a rung
+moves what only it trains by no more than eight times its share of all."""
+
+
+_VARIANCE = "running_var"
+"""What torch calls a buffer that no honest device takes below 0."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One submodel as it is added up: vectors of its ``size``.
+
+    Attributes:
+        layout: its tensors as they travel, parameters before buffers.
+        submodel: what each is of the full model.
+    """
+
+    layout: tuple[SharedTensor, ...]
+    submodel: Submodel
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """In the layout's order."""
+        return tuple(self.submodel.pieces.get(one.name, Piece(one.name)) for one in self.layout)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """On the wire."""
+        return frozenset(one.wire_name for one in self.layout)
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers of its tensors."""
+        return sum(one.size for one in self.layout)
+
+    @cached_property
+    def trained(self) -> int:
+        """Numbers of its parameters, which come first."""
+        return sum(one.size for one in self.layout if one.kind == "parameter")
+
+    @cached_property
+    def variances(self) -> NDArray[np.bool_]:
+        """Which numbers are variances, [size]."""
+        return np.concatenate(
+            [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self.layout]
+        )
+
+    def split(self, values: NDArray[Any]) -> Iterator[tuple[SharedTensor, Piece, NDArray[Any]]]:
+        """Each tensor's part of a vector [size], flat."""
+        yield from zip(self.layout, self.pieces, split(self.layout, values), strict=True)
+
+
+def split(layout: Sequence[SharedTensor], values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Each tensor's part of a vector, flat: views."""
+    ends = np.cumsum([one.size for one in layout])
+    return np.split(values, ends[:-1])
+
+
+def whole(layout: Sequence[SharedTensor]) -> Rung:
+    """The full model as the only rung."""
+    return Rung(tuple(layout), Submodel(1, 1, "0" * 64))
+
+
+def trained_of(artifact: Artifact) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """An artifact's first parameters, and its buffers."""
+    kinds = {member.name: state.kind for state, member in artifact.manifest.members()}
+    found: tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]] = ({}, {})
+    for name, array in artifact.initial.items():
+        found[kinds[name] == "buffer"][name] = array
+    return found
+
+
+def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
+    """The rungs of a ladder, smallest first; none where there is one artifact.
+
+    ``kept``: names of what stays on the devices. Raises ValueError where the artifacts are not the
+    rungs of one ladder, in order, the full model last.
+    """
+    if len(artifacts) < 2:
+        return []
+    known = [artifact.manifest.submodel for artifact in artifacts]
+    names = ", ".join(artifact.manifest.name for artifact in artifacts)
+    ladder = [each for each in known if each is not None]
+    if len(ladder) < len(known) or len({each.full for each in ladder}) > 1:
+        raise ValueError(
+            f"{names} are not parts of one model: make them by export.submodels, or list one"
+        )
+    rungs = [each.rung for each in ladder]
+    if rungs != sorted(set(rungs)) or rungs[-1] != ladder[-1].rungs:
+        raise ValueError(f"{names} are rungs {rungs}; expected rising ones, the full model last")
+    found = []
+    for artifact, submodel in zip(artifacts, ladder, strict=True):
+        frozen = artifact.manifest.frozen_members
+        layout = shared_tensors(*trained_of(artifact), kept, frozen)
+        found.append(Rung(layout, submodel))
+    return found
+
+
+class Ladder:
+    """The full model's tensors in one vector [size], and its rungs.
+
+    A rung's *moves* are a vector of the rung's own size: of a tensor that is whole or a slice its
+    differences; of factors dL and dR in units of the basis, so that a move is as long as what it
+    moves the full model by. Sums of moves are sums of these vectors.
+
+    *Coordinates* are those of the full model with each factored tensor in its basis: U' W V, and
+    what of W lies outside of U or V.
+    """
+
+    def __init__(self, layout: Sequence[SharedTensor], rungs: Sequence[Rung]) -> None:
+        self._layout, self.rungs = tuple(layout), tuple(rungs)
+        factored = {p.of for rung in rungs for p in rung.pieces if p.role != "slice"}
+        self._factored = [one for one in layout if one.name in factored]
+        self._bases: dict[str, Basis] = {}
+        known = {one.name: one for one in layout}
+        for rung in rungs:
+            for one, piece in zip(rung.layout, rung.pieces, strict=True):
+                if piece.of not in known:
+                    raise ValueError(f"{one.name!r} is part of {piece.of!r}, which is not shared")
+                shape = known[piece.of].shape
+                if piece.role != "slice" and len(shape) < 2:
+                    raise ValueError(f"{piece.of!r} is factored, and is no matrix")
+                if piece.of in factored and piece.role == "slice" and one.shape != shape:
+                    raise ValueError(f"{piece.of!r} is factored by one rung and cut by another")
+
+    def ends(self, kind: str) -> list[int]:
+        """Where the rungs' parameters, or buffers, end that are laid one after the other."""
+        counts = [r.trained if kind == "parameter" else r.size - r.trained for r in self.rungs]
+        return [int(end) for end in np.cumsum([0, *counts])]
+
+    def span(self, kind: str, rung: int) -> slice:
+        """One rung's among these."""
+        start, end = self.ends(kind)[rung : rung + 2]
+        return slice(start, end)
+
+    # -- the bases, which every rung of a version is cut by ----------------------------------------
+
+    @property
+    def basis_size(self) -> int:
+        """Numbers that :meth:`bases_of` gives."""
+        return sum(sum(map(_product, _basis_shapes(one))) for one in self._factored)
+
+    def bases_of(self, model: Floats) -> Floats:
+        """The bases of the factored tensors of a model [size], in one vector. They are kept with
+        the model: another machine's decomposition may differ in a direction's sign."""
+        full = self.tensors(model)
+        found = [Basis.of(full[one.name]) for one in self._factored]
+        return np.concatenate([np.empty(0, np.float32), *(e.reshape(-1) for b in found for e in b)])
+
+    def cut_by(self, bases: Floats) -> Ladder:
+        """The same, its factors those of these bases."""
+        found, start = copy.copy(self), 0
+        found._bases = {}
+        for one in self._factored:
+            parts = []
+            for shape in _basis_shapes(one):
+                parts.append(bases[start : start + _product(shape)].reshape(shape))
+                start += _product(shape)
+            found._bases[one.name] = Basis(*parts)
+        return found
+
+    # -- down --------------------------------------------------------------------------------------
+
+    def tensors(self, model: Floats) -> dict[str, Floats]:
+        """A model [size] by torch's names, in its tensors' shapes: views."""
+        parts = zip(self._layout, split(self._layout, model), strict=True)
+        return {one.name: part.reshape(one.shape) for one, part in parts}
+
+    def part(self, model: Floats, rung: int) -> Floats:
+        """The submodel of ``rung`` (from 0) of a model [size]: float32 [the rung's size]."""
+        chosen = self.rungs[rung]
+        full = self.tensors(model)
+        shapes = {one.name: one.shape for one in chosen.layout}
+        parts = part_of(full, chosen.submodel, shapes, self._bases)
+        return np.concatenate([parts[one.name].reshape(-1) for one in chosen.layout])
+
+    # -- up ----------------------------------------------------------------------------------------
+
+    def moved(self, piece: Piece, difference: NDArray[Any]) -> NDArray[Any]:
+        """A tensor's difference in units of the basis, in its shape."""
+        basis = self._bases.get(piece.of)
+        if basis is None or piece.role == "slice":
+            return difference
+        if piece.role == "left":
+            rank = difference.shape[1]
+            scale: NDArray[Any] = basis.strength[:rank] / basis.scale(rank)
+        else:
+            scale = basis.scale(len(difference))[:, None]
+        with np.errstate(over="ignore"):  # a lie may be that large: infinite is refused
+            moved: NDArray[Any] = difference * scale
+        return moved
+
+    def coordinates(self, rung: int, moves: NDArray[Any]) -> Wide:
+        """Moves of a rung [its size], or a sum of them, in the full model's coordinates."""
+        parts = self._zeros()
+        for one, piece, values in self.rungs[rung].split(moves):
+            found = parts[piece.of]
+            if piece.of in self._bases:
+                _rotate(found, self._bases[piece.of], piece.role, values.reshape(one.shape))
+            else:
+                place = slice_of(one.shape, found[0].shape, piece.blocks)
+                found[0][place] += values.reshape(one.shape)
+        return _flat(parts)
+
+    def trained_by(self, rung: int) -> NDArray[np.bool_]:
+        """Which coordinates the devices of a rung train."""
+        parts = self._zeros()
+        for one, piece, _ in self.rungs[rung].split(np.empty(self.rungs[rung].size)):
+            found = parts[piece.of]
+            if piece.of not in self._bases:
+                found[0][slice_of(one.shape, found[0].shape, piece.blocks)] = 1
+                continue
+            rank = len(found[0])
+            if piece.role != "slice":
+                rank = one.shape[-1] if piece.role == "left" else one.shape[0]
+            inner, right, left = found
+            inner[:rank] = right[:rank] = 1
+            inner[:, :rank] = left[:, :rank] = 1
+        return _flat(parts) > 0
+
+    def in_full(self, coordinates: Wide) -> Wide:
+        """Coordinates as differences of the full model, float64 [size]."""
+        found, start = [], 0
+        for one in self._layout:
+            parts = []
+            for shape in self._shapes(one):
+                parts.append(coordinates[start : start + _product(shape)].reshape(shape))
+                start += _product(shape)
+            found.append(parts[0] if len(parts) == 1 else _back(parts, self._bases[one.name]))
+        return np.concatenate([each.reshape(-1) for each in found])
+
+    def mean(self, sums: Sequence[NDArray[Any]], weights: Sequence[int]) -> Wide:
+        """The mean move of the full model, float64 [size]: each coordinate's over those who trained
+        it.
+
+        Args:
+            sums: by rung, of moves [the rung's size] times weights.
+            weights: by rung, their sum.
+        """
+        total = sum(weights)
+        if len(self.rungs) == 1:
+            return np.asarray(sums[0] / max(1, total), dtype=np.float64)
+        found = _flat(self._zeros())
+        covered = np.full(len(found), max(1.0, LEAST_COVERAGE * total))
+        weight = np.zeros(len(found))
+        for rung, (moves, own) in enumerate(zip(sums, weights, strict=True)):
+            if own:
+                found += self.coordinates(rung, moves)
+                weight += own * self.trained_by(rung)
+        return self.in_full(found / np.maximum(weight, covered))
+
+    def robust_mean(self, moves: Sequence[tuple[int, Floats]], rule: RobustRule) -> Wide:
+        """As :meth:`mean` by a robust rule, which counts every device alike: of each coordinate
+        over those who trained it. ``moves``: each with its rung, one or more."""
+        if len(self.rungs) == 1:
+            return rule.mean(np.stack([each for _, each in moves])).astype(np.float64)
+        rungs = np.array([rung for rung, _ in moves])
+        each = np.stack([self.coordinates(*one) for one in moves]).astype(np.float32)
+        trained = np.stack([self.trained_by(rung) for rung in range(len(self.rungs))])
+        found = np.zeros(each.shape[1])
+        # Coordinates that the same rungs train go together: there are few such sets.
+        sets, belongs = np.unique(trained, axis=1, return_inverse=True)
+        for place, among in enumerate(sets.T):
+            voices = among[rungs]
+            if voices.any():
+                at = belongs.reshape(-1) == place
+                share = min(1.0, voices.mean() / LEAST_COVERAGE)
+                found[at] = share * rule.mean(each[np.ix_(voices, at)])
+        return self.in_full(found)
+
+    def _shapes(self, one: SharedTensor) -> list[tuple[int, ...]]:
+        if one.name not in self._bases:
+            return [one.shape]
+        basis = self._bases[one.name]
+        m, q = basis.left.shape
+        n = basis.right.shape[1]
+        return [(q, q), (q, n if n > q else 0), (m if m > q else 0, q)]
+
+    def _zeros(self) -> dict[str, list[Wide]]:
+        return {one.name: [np.zeros(s) for s in self._shapes(one)] for one in self._layout}
+
+
+def _flat(parts: Mapping[str, Sequence[Wide]]) -> Wide:
+    return np.concatenate([each.reshape(-1) for found in parts.values() for each in found])
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _basis_shapes(one: SharedTensor) -> list[tuple[int, ...]]:
+    m, n = one.shape[0], one.size // one.shape[0]
+    q = min(m, n)
+    return [(m, q), (q,), (q, n)]
+
+
+def _rotate(found: Sequence[Wide], basis: Basis, role: str, moved: NDArray[Any]) -> None:
+    """Add a move of a matrix to its coordinates: within both bases [q, q], outside of ``right``
+    [q, n], outside of ``left`` [m, q]. One of the last two is empty: q is the shorter side."""
+    inner, right, left = found
+    u, v = basis.left.astype(np.float64), basis.right.astype(np.float64)
+    if role == "left":
+        rank = moved.shape[1]
+        within = u.T @ moved
+        inner[:, :rank] += within
+        if left.size:
+            left[:, :rank] += moved - u @ within
+        return
+    if role == "right":
+        rank = len(moved)
+        within = moved @ v.T
+        inner[:rank] += within
+        if right.size:
+            right[:rank] += moved - within @ v
+        return
+    matrix = moved.reshape(len(moved), -1)
+    rows, columns = u.T @ matrix, matrix @ v.T
+    within = rows @ v.T
+    inner += within
+    if right.size:
+        right += rows - within @ v
+    if left.size:
+        left += columns - u @ within
+
+
+def _back(parts: Sequence[Wide], basis: Basis) -> Wide:
+    inner, right, left = parts
+    u, v = basis.left.astype(np.float64), basis.right.astype(np.float64)
+    found: Wide = u @ inner @ v
+    if right.size:
+        found = found + u @ right
+    if left.size:
+        found = found + left @ v
+    return found

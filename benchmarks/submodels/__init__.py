@@ -1,0 +1,1 @@
+"""One model, of which each device trains as much as it affords."""

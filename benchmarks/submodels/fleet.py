@@ -1,0 +1,275 @@
+"""The devices of a run, the aggregator's half of the ladder, and what their models are worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import export
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
+from benchmarks.channels import HalfChannel
+from benchmarks.datasets.vmnist import Images, Labels, read_pictures
+from benchmarks.harness import Artifacts
+from benchmarks.simulation import Simulation, device_name
+from benchmarks.submodels.experiment import SHARES, Experiment, Outcome
+from device_sdk import LocalData, Trainer
+from device_sdk.artifact import load_artifact
+from device_sdk.artifact.load import rung_folders
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.local_steps import predict_all
+from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+
+Samples = Mapping[str, NDArray[np.generic]]
+_WIDTH = 32
+_EVALUATED = 10
+"""Rounds between two looks at the validation samples."""
+
+
+class Network(nn.Module):
+    """Two convolutions and a hidden layer: [b, 1, 28, 28] to [b, 10]."""
+
+    def __init__(self, width: int = _WIDTH) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, width, 3, padding=1)
+        self.second = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.hidden = nn.Linear(98 * width, 4 * width)
+        self.head = nn.Linear(4 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = functional.max_pool2d(functional.relu(self.first(x)), 2)
+        seen = functional.max_pool2d(functional.relu(self.second(seen)), 2)
+        found: Tensor = self.head(functional.relu(self.hidden(seen.flatten(1))))
+        return found
+
+
+def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(batch["x"])
+    return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
+
+
+def write_ladder(kind: str, seed: int, folder: Path) -> None:
+    """The network at the shares of ``SHARES``."""
+    torch.manual_seed(seed)
+    batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
+    given = {
+        "optimizer": export.Sgd(lr=0.1),
+        "dynamic": {"x": {0: "batch"}, "label": {0: "batch"}},
+        "directory": folder,
+        "verify": False,
+    }
+    if kind == "ranks":
+        export.submodels(Network(), _loss, batch, ranks=SHARES, **given)
+    else:
+        widths = [round(_WIDTH * share) for share in SHARES]
+        export.submodels(Network, _loss, batch, widths=widths, **given)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Each device's samples, and what all models are judged by."""
+
+    devices: Sequence[Samples]
+    validation: Samples
+    test: Samples
+
+
+@cache
+def deal(root: Path, skew: float, devices: int, seed: int) -> Dealt:
+    """Fashion-MNIST's training pictures to the devices, class by class in Dirichlet shares; half of
+    its test pictures to validate and half to test."""
+    train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
+    rng = np.random.default_rng(seed)
+
+    def samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
+        return {"x": of[0][rows][:, None], "label": of[1][rows]}
+
+    rows: list[list[int]] = [[] for _ in range(devices)]
+    for label in range(10):
+        own = rng.permutation(np.flatnonzero(train[1] == label))
+        shares = np.cumsum(rng.dirichlet(np.full(devices, skew)))
+        for mine, part in zip(
+            rows, np.split(own, (shares[:-1] * len(own)).astype(int)), strict=True
+        ):
+            mine.extend(part.tolist())
+    halves = [samples(held, half) for half in np.split(rng.permutation(len(held[1])), 2)]
+    return Dealt([samples(train, mine) for mine in rows], *halves)
+
+
+class _Counted(HalfChannel):
+    """Bytes by device, too."""
+
+    def __init__(self, devices: int) -> None:
+        super().__init__(devices)
+        self.up_by: dict[int, list[int]] = {}
+        self.down_by: dict[int, list[int]] = {}
+        self._device = 0
+
+    def fetch(self, device: int, attachment: Attachment) -> Attachment:
+        before = self.down_bytes
+        found = super().fetch(device, attachment)
+        self._device = device
+        self.down_by.setdefault(device, []).append(self.down_bytes - before)
+        return found
+
+    def up(self, update: Update) -> Update:
+        before = self.up_bytes
+        found = super().up(update)
+        self.up_by.setdefault(self._device, []).append(self.up_bytes - before)
+        return found
+
+
+def execute(
+    run: Experiment, root: Path, artifacts: Artifacts, progress: Callable[[str], None]
+) -> Outcome:
+    """Carry out a run."""
+    dealt = deal(root, run.skew, run.devices, run.seed)
+    ladder = artifacts.path(
+        {"submodels": run.kind, "seed": run.seed, "shares": SHARES},
+        lambda folder: write_ladder(run.kind, run.seed, folder),
+    )
+    folders = rung_folders(ladder)
+    rungs = [Trainer(folder, providers="cpu", seed=run.seed) for folder in folders]
+    rng = np.random.default_rng([run.seed, 7])
+    classes = rng.permutation(np.arange(run.devices) % len(SHARES))
+    trained = {"full": np.full(run.devices, 3), "smallest": np.zeros(run.devices, int)}.get(
+        run.fleet, classes
+    )
+    able = np.flatnonzero([len(each["label"]) >= run.batch_size for each in dealt.devices])
+    taking_part = able if run.fleet != "strong" else able[classes[able] == len(SHARES) - 1]
+    if run.fleet == "alone":
+        return _alone(run, dealt, rungs, trained, able, progress)
+    training = FedAvgTraining(
+        epochs=1000,
+        batch_size=run.batch_size,
+        most_steps=run.steps,
+        learning_rate=run.learning_rate,
+    )
+    binding = FedAvgBinding("fedavg", FedAvgSettings(training=training))
+    method = binding.build(0, rng, [load_artifact(folder) for folder in folders])
+    assert isinstance(method, FedAvgMethod)
+    learners = [
+        FedAvgLearner(
+            _source(dealt.devices[d]),
+            rungs[trained[d]],
+            device_name(d),
+            np.random.default_rng([run.seed, d]),
+        )
+        for d in range(run.devices)
+    ]
+    channel = _Counted(run.devices)
+    simulation = Simulation(method, learners, rng, channel)
+    best: Outcome | None = None
+    for number in range(1, run.rounds + 1):
+        cohort = rng.choice(taking_part, min(run.cohort, len(taking_part)), replace=False)
+        simulation.round(sorted(cohort.tolist()))
+        if number % _EVALUATED and number != run.rounds:
+            continue
+        served = (
+            [3] * 4 if run.fleet == "full" else [0] * 4 if run.fleet == "smallest" else range(4)
+        )
+        found = _judged(run, method, rungs, served, dealt, number)
+        progress(f"round {number}: validation {found.chosen_by:.4f}")
+        if best is None or found.chosen_by > best.chosen_by:
+            best = found
+    assert best is not None
+
+    def by_class(counted: Mapping[int, Sequence[int]]) -> tuple[float, ...]:
+        means = []
+        for place in range(len(SHARES)):
+            sizes = [n for d, each in counted.items() if classes[d] == place for n in each]
+            means.append(float(np.mean(sizes)) if sizes else 0.0)
+        return tuple(means)
+
+    return replace(
+        best,
+        failed=sum(simulation.failures.values()),
+        up_bytes=by_class(channel.up_by),
+        down_bytes=by_class(channel.down_by),
+        milliseconds=tuple(_step_milliseconds(rungs[place], dealt) for place in served),
+    )
+
+
+def _source(samples: Samples) -> Callable[[], LocalData]:
+    return lambda: LocalData(dict(samples))
+
+
+def _judged(
+    run: Experiment,
+    method: FedAvgMethod,
+    rungs: Sequence[Trainer],
+    served: Sequence[int],
+    dealt: Dealt,
+    number: int,
+) -> Outcome:
+    told: Broadcast = method.tell()
+    rng = np.random.default_rng(0)
+    found: dict[int, tuple[float, float]] = {}
+    for place in set(served):
+        learner = FedAvgLearner(lambda: LocalData({}), rungs[place], device_name(0), rng)
+        learner.adopt(told)
+        validation, test = (
+            _accuracy(rungs[place], each) for each in (dealt.validation, dealt.test)
+        )
+        found[place] = validation, test
+    validation, test = zip(*(found[place] for place in served), strict=True)
+    return Outcome(number, validation, test, (), (), ())
+
+
+def _accuracy(trainer: Trainer, samples: Samples) -> float:
+    inputs = {"x": samples["x"]}
+    logits = predict_all(trainer, inputs, "logits")
+    return float((logits.argmax(axis=1) == samples["label"]).mean())
+
+
+def _alone(
+    run: Experiment,
+    dealt: Dealt,
+    rungs: Sequence[Trainer],
+    classes: NDArray[np.int64],
+    able: NDArray[np.int64],
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Each device takes as many steps as it would in the fleet, from the same first values."""
+    steps = max(1, run.rounds * run.steps * run.cohort // run.devices)
+    scores: dict[int, list[tuple[float, float]]] = {place: [] for place in range(len(SHARES))}
+    for count, device in enumerate(able.tolist(), 1):
+        trainer, samples = rungs[classes[device]], dealt.devices[device]
+        trainer.reset()
+        rng = np.random.default_rng([run.seed, device])
+        for _ in range(steps):
+            chosen = rng.choice(len(samples["label"]), run.batch_size, replace=False)
+            batch = {name: array[chosen] for name, array in samples.items()}
+            trainer.step(batch, hyper={"lr": run.learning_rate})
+        found = (_accuracy(trainer, dealt.validation), _accuracy(trainer, dealt.test))
+        scores[classes[device]].append(found)
+        progress(f"device {count} of {len(able)}")
+    means = [np.mean(each, axis=0) for each in scores.values()]
+    return Outcome(
+        run.rounds,
+        tuple(float(each[0]) for each in means),
+        tuple(float(each[1]) for each in means),
+        (0.0,) * 4,
+        (0.0,) * 4,
+        tuple(_step_milliseconds(each, dealt) for each in rungs),
+    )
+
+
+def _step_milliseconds(trainer: Trainer, dealt: Dealt) -> float:
+    """Processor time of a step of 32, median of 30."""
+    batch = {name: array[:32] for name, array in dealt.validation.items()}
+    taken = []
+    for _ in range(30):
+        start = time.process_time()
+        trainer.step(batch, hyper={"lr": 1e-6})
+        taken.append(1000 * (time.process_time() - start))
+    return float(np.median(taken))

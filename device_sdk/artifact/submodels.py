@@ -1,0 +1,175 @@
+"""Submodels: parts of one full model, each an artifact of its own, that one task trains together.
+
+A *ladder* is a full model and its submodels, from the smallest *rung* to the full one. A submodel's
+tensor is a tensor of the full model whole, or a slice of it, or one of the two factors of its
+truncated singular value decomposition. The manifest of each rung says which, so that both ends
+derive a rung's values from the full model's in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.parts import Name, Part
+from device_sdk.fields import OneOf, Such, Within
+
+FULL_FILE: Final = "full.safetensors"
+"""Beside the rungs' folders: the full model's first values, which no device fetches."""
+MOST_RUNGS: Final = 32
+
+Floats = NDArray[np.float32]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_ROLES = ("slice", "left", "right")
+_LEAST_STRENGTH = 1e-3
+"""Of a singular value beside the largest, for its factors: of two that are zero neither learns."""
+
+
+@dataclass(frozen=True)
+class Piece(Part):
+    """Where a submodel's tensor lies in the full model.
+
+    Attributes:
+        of: the full model's tensor.
+        role: ``left`` [m, r] and ``right`` [r, n] are factors of the tensor as a matrix [m, n] (its
+            first axis, and all others); a ``slice`` has its first rows along each axis.
+        blocks: of a slice, in how many equal blocks each axis falls, of each of which the first
+            rows are taken: 4 for the gates of an LSTM. Empty where every axis is one.
+    """
+
+    of: Name
+    role: Annotated[str, OneOf(_ROLES)] = "slice"
+    blocks: tuple[Annotated[int, Within(1)], ...] = ()
+
+
+@dataclass(frozen=True)
+class Submodel(Part):
+    """Which part of a full model an artifact trains.
+
+    Attributes:
+        rung: from 1, the smallest.
+        rungs: of the ladder; the last is the full model.
+        full: SHA-256 (lower-case hex) of the full model's first values, by which the rungs of one
+            ladder know each other.
+        pieces: by the names of this artifact's tensors; those that are not listed are the full
+            model's tensors of the same name, whole.
+    """
+
+    rung: Annotated[int, Within(1, MOST_RUNGS)]
+    rungs: Annotated[int, Within(1, MOST_RUNGS)]
+    full: Annotated[str, Such(_SHA256.match, "a SHA-256 in lower-case hex")]
+    pieces: Mapping[Name, Piece] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.rung > self.rungs:
+            raise ArtifactError(f"submodel: rung {self.rung} of {self.rungs}")
+
+
+class Basis(NamedTuple):
+    """The thin singular value decomposition of a matrix [m, n], with q = min(m, n).
+
+    Attributes:
+        left: orthonormal columns, float32 [m, q].
+        strength: singular values from the largest, float32 [q].
+        right: orthonormal rows, float32 [q, n].
+    """
+
+    left: Floats
+    strength: Floats
+    right: Floats
+
+    @classmethod
+    def of(cls, tensor: NDArray[Any]) -> Basis:
+        """Of a tensor as a matrix: its first axis, and all others."""
+        matrix = tensor.reshape(len(tensor), -1).astype(np.float64)
+        found = np.linalg.svd(matrix, full_matrices=False)
+        return cls(*(each.astype(np.float32) for each in found))
+
+    def scale(self, rank: int) -> Floats:
+        """What the leading ``rank`` directions are multiplied by in the left factor, [rank]."""
+        least = _LEAST_STRENGTH * max(float(self.strength[0]), _LEAST_STRENGTH)
+        scale: Floats = np.sqrt(np.maximum(self.strength[:rank], np.float32(least)))
+        return scale
+
+    def factors(self, rank: int) -> tuple[Floats, Floats]:
+        """``left`` [m, rank] and ``right`` [rank, n], whose product is the best approximation of
+        that rank; equally large, so that a step moves both alike."""
+        scale = self.scale(rank)
+        right = (self.strength[:rank] / scale)[:, None] * self.right[:rank]
+        return self.left[:, :rank] * scale, right.astype(np.float32)
+
+
+def slice_of(shape: tuple[int, ...], full: tuple[int, ...], blocks: tuple[int, ...]) -> Any:
+    """The index, as of ``np.ix_``, of a slice of ``shape`` in a tensor of the shape ``full``.
+
+    Raises ArtifactError where it does not lie in it.
+    """
+    counts = blocks or (1,) * len(full)
+    if not len(shape) == len(full) == len(counts):
+        raise ArtifactError(f"a slice {list(shape)} of {list(full)} in blocks {list(blocks)}")
+    places = []
+    for size, whole, count in zip(shape, full, counts, strict=True):
+        if size > whole or size % count or whole % count:
+            raise ArtifactError(
+                f"a slice {list(shape)} does not lie in {list(full)} in blocks {list(counts)}"
+            )
+        each = np.arange(whole).reshape(count, whole // count)[:, : size // count]
+        places.append(each.reshape(-1))
+    return np.ix_(*places)
+
+
+def part_of(
+    full: Mapping[str, NDArray[Any]],
+    submodel: Submodel,
+    shapes: Mapping[str, tuple[int, ...]],
+    bases: Mapping[str, Basis] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """A submodel's tensors, by their names, out of the full model's.
+
+    Args:
+        full: the full model's tensors.
+        shapes: of the tensors that are wanted.
+        bases: of the tensors that are factored, where they are known already.
+
+    Raises ArtifactError where one is no part of the full model.
+    """
+    known = dict(bases or {})
+    found: dict[str, NDArray[Any]] = {}
+    for name, shape in shapes.items():
+        piece = submodel.pieces.get(name, Piece(name))
+        if piece.of not in full:
+            raise ArtifactError(f"{name!r} is a part of {piece.of!r}, which the full model lacks")
+        whole = full[piece.of]
+        if piece.role == "slice":
+            at = slice_of(shape, whole.shape, piece.blocks)
+            found[name] = whole[at] if shape != whole.shape else whole
+            continue
+        if whole.ndim < 2 or len(shape) != 2:
+            raise ArtifactError(f"{name!r} is a factor of {piece.of!r}, and one is no matrix")
+        if piece.of not in known:
+            known[piece.of] = Basis.of(whole)
+        rank = shape[-1] if piece.role == "left" else shape[0]
+        if not 1 <= rank <= len(known[piece.of].strength):
+            raise ArtifactError(f"{name!r} has rank {rank}, more than {piece.of!r} can have")
+        found[name] = known[piece.of].factors(rank)[piece.role == "right"]
+        if found[name].shape != shape:
+            wanted = list(found[name].shape)
+            raise ArtifactError(f"{name!r} is {list(shape)}, and {piece.of!r} makes it {wanted}")
+    return found
+
+
+def stand_in(shape: tuple[int, ...]) -> Floats:
+    """Values for a tensor whose own a task brings: small, positive and unequal, [shape]. A step on
+    them takes as long as on any others, and ends in no division by zero."""
+    size = int(np.prod(shape, dtype=np.int64))
+    values: Floats = (0.005 + 0.015 * np.modf(np.arange(size) * 0.6180339887498949)[0]).astype(
+        np.float32
+    )
+    return values.reshape(shape)

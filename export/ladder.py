@@ -1,0 +1,549 @@
+"""``submodels``: one model as a ladder of artifacts, of which each device trains what it affords.
+
+Two kinds of rung. *Low rank*: every large layer of any model is served as two factors of its
+truncated singular value decomposition (Yao et al. 2021, FedHM, section 3), which approximate the
+same function with fewer products and fewer bytes. *Slices*: the model built narrower, whose tensors
+are the first rows of the full one's (Diao et al. 2021, HeteroFL, section 3).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from device_sdk.artifact import ArtifactError, safetensors
+from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of
+from export.build import Exported, Progress, Recipe, export_given, reported
+from export.errors import ExportError
+from export.given import MetricSpecs, described_metrics, named_axes, named_tensors
+from export.optimizers import Optimizer
+from export.step import LossesFunction, LossFunction, PredictFunction
+
+LEAST_SIDE = 16
+"""A matrix with a shorter side is small beside its layer's activations, and stays whole."""
+_TOLERANCE = 1e-4
+"""Of outputs that have to be equal, beside the largest; they are computed in float64."""
+
+AnyOptimizer = Optimizer | Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+
+
+def submodels(
+    model: nn.Module | Callable[[int], nn.Module],
+    loss: LossFunction | LossesFunction,
+    example_batch: Mapping[str, Tensor],
+    *,
+    ranks: Sequence[float] = (),
+    widths: Sequence[int] = (),
+    whole: Collection[str] = (),
+    optimizer: AnyOptimizer,
+    dynamic: Mapping[str, Mapping[int, str]],
+    directory: str | Path,
+    predict: PredictFunction | None = None,
+    metrics: MetricSpecs | None = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+) -> list[Exported]:
+    """Write a ladder: a folder of artifacts, each of a part of one model, smallest first.
+
+    A task that names the folder as its ``artifact`` trains the full model; each device times the
+    rungs, takes the largest that it affords, and fetches no more than that.
+
+    model: any torch module, with ``ranks``; with ``widths`` a function ``make(width)`` of one.
+    ranks: of each large layer, rising to 1: ``(1/8, 1/4, 1/2, 1)``. The weights of linear layers,
+        convolutions, embeddings, RNNs and attention with both sides of 16 or more are factored
+        where that makes them smaller; others stay whole.
+    widths: rising, such as ``(16, 32, 64)``; the last is the full model.
+    whole: names of modules that no rung factors, such as ``("head",)``; of slices, that no rung
+        cuts.
+    optimizer: an ``export.Optimizer``, or what makes one of torch's out of a rung's parameters:
+        ``lambda parameters: torch.optim.Adam(parameters, lr=1e-3)``.
+
+    Other arguments are those of :func:`export.train_step`. Each rung is checked before it is
+    written: its outputs are those of the full model with its layers truncated, or with all that is
+    outside the slices switched off. Raises ExportError, naming the module, where they are not;
+    nothing is written then.
+    """
+    directory = Path(directory)
+    full, rungs = _rungs(model, ranks, widths, whole)
+    given, batch = described_metrics(metrics), named_tensors(example_batch)
+    values = _values(full)
+    data = safetensors.encode(values)
+    digest = hashlib.sha256(data).hexdigest()
+    with reported(progress) as say, _replaced(directory) as draft:
+        (draft / FULL_FILE).write_bytes(data)
+        found = []
+        for place, rung in enumerate(rungs, 1):
+            say(f"{rung.name}: proving it")
+            _prove(full, rung, values, loss, batch, predict)
+            made: Any = optimizer
+            if not _is_optimizer(optimizer):
+                made = optimizer(rung.model.parameters())  # type: ignore[operator]
+            inputs = Recipe(
+                rung.model, loss, batch, named_axes(dynamic), made, predict, None, given,
+                rung.name,
+                Submodel(place, len(rungs), digest, rung.pieces),
+            )  # fmt: skip
+            told = _prefixed(say, rung.name)
+            found.append(export_given(inputs, draft / rung.name, verify=verify, progress=told))
+    return [Exported(directory / each.directory.name, each.manifest, each.report) for each in found]
+
+
+@dataclass(frozen=True)
+class BuiltRung:
+    """A submodel: its module, and which of its tensors are parts of the full model's."""
+
+    name: str
+    model: nn.Module
+    pieces: Mapping[str, Piece]
+
+
+def _rungs(
+    model: nn.Module | Callable[[int], nn.Module],
+    ranks: Sequence[float],
+    widths: Sequence[int],
+    whole: Collection[str],
+) -> tuple[nn.Module, list[BuiltRung]]:
+    if bool(ranks) == bool(widths):
+        raise ExportError("a ladder has either ranks or widths", instead="ranks=(1/8, 1/4, 1/2, 1)")
+    sizes = list(ranks or widths)
+    if sizes != sorted(set(sizes)) or not sizes[0] > 0 or len(sizes) > MOST_RUNGS:
+        raise ExportError(
+            f"the rungs are {sizes}", instead=f"up to {MOST_RUNGS} rising numbers above 0"
+        )
+    if widths:
+        if isinstance(model, nn.Module) or not callable(model):
+            raise ExportError(
+                "widths need a function that builds the model",
+                instead="submodels(lambda width: Net(width), ..., widths=(16, 32, 64)), or ranks=",
+            )
+        return _sliced(model, widths, whole)
+    if not isinstance(model, nn.Module):
+        raise ExportError(
+            f"ranks need a torch module, and this is a {type(model).__name__}",
+            instead="the model itself, or widths= for a function that builds it",
+        )
+    if ranks[-1] != 1:
+        raise ExportError(f"the last rank is {ranks[-1]:g}", instead="1, the full model")
+    found = [_of_rank(model, float(rank), whole) for rank in ranks]
+    for smaller, larger in pairwise(found):
+        if _size(smaller.model) >= _size(larger.model):
+            raise ExportError(
+                f"the rungs {smaller.name} and {larger.name} are the same: no layer is large "
+                f"enough to be factored (both sides of {LEAST_SIDE} or more)",
+                instead="fewer ranks, or widths= for a model built narrower",
+            )
+    return model, found
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# Low rank: layers as two factors.
+
+
+class Factors(nn.Module):
+    """A matrix [m, n] as ``left`` [m, r] times ``right`` [r, n], where a layer's weight was."""
+
+    def __init__(self, layer: str, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        matrix = weight.detach().flatten(1)
+        self.left = nn.Parameter(matrix.new_zeros(len(matrix), rank))
+        self.right = nn.Parameter(matrix.new_zeros(rank, matrix.shape[1]))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            what = f"the weight of {self.layer!r} is two factors here, and has no {name!r}"
+            raise AttributeError(what) from None
+
+
+class _LowRank:
+    """A layer whose ``weight`` is factored: of the same class, with the same settings."""
+
+    weight: Any
+
+    @classmethod
+    def of(cls, name: str, layer: nn.Module, rank: int) -> nn.Module:
+        """The layer of that name at ``rank``; its bias is the layer's own."""
+        made: Any = copy.copy(layer)
+        made.__class__ = cls
+        made._parameters = dict(layer._parameters)
+        made._modules = dict(layer._modules)
+        weight = made._parameters.pop("weight")
+        made._modules["weight"] = Factors(name, weight, rank)
+        return made  # type: ignore[no-any-return]
+
+
+class LowRankLinear(_LowRank, nn.Linear):
+    """``x V' U' + b``: of [.., n] by way of [.., r]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        inner = functional.linear(input, self.weight.right)
+        return functional.linear(inner, self.weight.left, self.bias)
+
+
+class _LowRankConv(_LowRank):
+    """The kernel's own convolution to r channels, then one of 1 x 1."""
+
+    kernel_size: tuple[int, ...]
+    in_channels: int
+    stride: Any
+    padding: Any
+    dilation: Any
+    bias: Tensor | None
+
+    def forward(self, input: Tensor) -> Tensor:
+        convolve = getattr(functional, f"conv{len(self.kernel_size)}d")
+        right = self.weight.right
+        kernel = right.reshape(len(right), self.in_channels, *self.kernel_size)
+        inner = convolve(
+            input, kernel, stride=self.stride, padding=self.padding, dilation=self.dilation
+        )
+        left = self.weight.left
+        found: Tensor = convolve(
+            inner, left.reshape(*left.shape, *(1,) * len(self.kernel_size)), self.bias
+        )
+        return found
+
+
+class LowRankConv1d(_LowRankConv, nn.Conv1d):
+    """[b, c, l]."""
+
+
+class LowRankConv2d(_LowRankConv, nn.Conv2d):
+    """[b, c, h, w]."""
+
+
+class LowRankConv3d(_LowRankConv, nn.Conv3d):
+    """[b, c, d, h, w]."""
+
+
+class LowRankEmbedding(_LowRank, nn.Embedding):
+    """Rows of U, then times V."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = functional.embedding(input, self.weight.left, self.padding_idx)
+        found: Tensor = rows @ self.weight.right
+        return found
+
+
+_FORMS: Mapping[type[nn.Module], Any] = {
+    nn.Linear: LowRankLinear,
+    nn.Conv1d: LowRankConv1d,
+    nn.Conv2d: LowRankConv2d,
+    nn.Conv3d: LowRankConv3d,
+    nn.Embedding: LowRankEmbedding,
+}
+_MULTIPLIED = (nn.RNNBase, nn.MultiheadAttention, nn.modules.linear.NonDynamicallyQuantizableLinear)
+"""Layers whose weights go into one call of torch's: it gets the factors' product."""
+
+
+def _multiplied(name: str, layer: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+    """A layer whose weights ``ranks`` are products of factors, made anew whenever they are read."""
+    made = copy.copy(layer)
+    made._parameters = {n: p for n, p in layer._parameters.items() if n not in ranks}
+    made._modules = dict(layer._modules)
+    factors = nn.ModuleDict()
+    for weight, rank in ranks.items():
+        factors[weight] = Factors(f"{name}.{weight}", getattr(layer, weight), rank)
+    made._modules["factors"] = factors
+
+    def product(weight: str) -> property:
+        return property(lambda self: self.factors[weight].left @ self.factors[weight].right)
+
+    known: dict[str, Any] = {weight: product(weight) for weight in ranks}
+    if isinstance(layer, nn.RNNBase):
+        known["_flat_weights"] = property(
+            lambda self: [getattr(self, each) for each in self._flat_weights_names],
+            lambda self, given: None,  # torch gathers them anew when it moves a model
+        )
+    kind = type(layer)
+    made.__class__ = type(kind.__name__, (kind,), known)
+    return made
+
+
+def _of_rank(model: nn.Module, share: float, whole: Collection[str]) -> BuiltRung:
+    """The model with every layer factored that is large enough, at ``share`` of its full rank."""
+    name = "full" if share == 1 else "{0.numerator}of{0.denominator}".format(_fraction(share))
+    made = copy.deepcopy(model)
+    pieces: dict[str, Piece] = {}
+    # What is inside first: a layer is replaced with what it holds by then.
+    for path, parent in reversed([*made.named_modules()]) if share < 1 else ():
+        for child, layer in [*parent.named_children()]:
+            full = f"{path}.{child}".lstrip(".")
+            ranks = {} if _is_under(full, whole) else _ranks(model, full, share)
+            if not ranks:
+                continue
+            if type(layer) in _FORMS:
+                held = full
+                setattr(parent, child, _FORMS[type(layer)].of(full, layer, ranks["weight"]))
+            else:
+                held = f"{full}.factors"
+                setattr(parent, child, _multiplied(full, layer, ranks))
+            for weight in ranks:
+                for role in ("left", "right"):
+                    pieces[f"{held}.{weight}.{role}"] = Piece(f"{full}.{weight}", role)
+    return BuiltRung(name, made, pieces)
+
+
+def _fraction(share: float) -> Fraction:
+    return Fraction(share).limit_denominator(256)
+
+
+def _ranks(model: nn.Module, path: str, share: float) -> dict[str, int]:
+    """Of a layer's weights that are factored, their ranks."""
+    layer: Any = model.get_submodule(path)
+    if type(layer) in _FORMS:
+        embeds = isinstance(layer, nn.Embedding)
+        if (embeds and (layer.max_norm is not None or layer.sparse)) or (
+            getattr(layer, "groups", 1) != 1 or getattr(layer, "padding_mode", "zeros") != "zeros"
+        ):
+            return {}
+    elif not isinstance(layer, _MULTIPLIED):
+        return {}
+    found = {}
+    for name, weight in layer.named_parameters(recurse=False):
+        if weight.ndim < 2 or not weight.requires_grad or nn.parameter.is_lazy(weight):
+            continue
+        m, n = weight.flatten(1).shape
+        rank = max(1, round(min(m, n) * share))
+        if min(m, n) >= LEAST_SIDE and rank * (m + n) < m * n and not _is_tied(model, weight):
+            found[name] = rank
+    return found
+
+
+def _is_under(name: str, prefixes: Collection[str]) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in prefixes)
+
+
+def _is_tied(model: nn.Module, weight: Tensor) -> bool:
+    """Whether another module has the same weight."""
+    held = [p for each in model.modules() for p in each._parameters.values()]
+    return sum(p is weight for p in held) > 1
+
+
+# Slices: the model built narrower.
+
+
+def _sliced(
+    make: Callable[[int], nn.Module], widths: Sequence[int], whole: Collection[str]
+) -> tuple[nn.Module, list[BuiltRung]]:
+    models = [make(int(width)) for width in widths]
+    full = models[-1]
+    shapes = [{n: tuple(t.shape) for n, t in _tensors(each).items()} for each in models]
+    found = []
+    for width, model, own in zip(widths, models, shapes, strict=True):
+        if own.keys() != shapes[-1].keys():
+            odd = sorted(own.keys() ^ shapes[-1].keys())[0]
+            raise ExportError(
+                f"{odd!r} is not in the models of both widths {width} and {widths[-1]}",
+                instead="a make(width) whose models differ in the sizes of their layers alone",
+            )
+        gates = {entry.name: entry.gates for entry in flat_layout(shapes[-1]).entries}
+        pieces = {
+            name: Piece(name, "slice", _blocks(name, gates.get(name, 1), shape))
+            for name, shape in own.items()
+            if shape != shapes[-1][name]
+        }
+        cut = next((name for name in pieces if _is_under(name, whole)), None)
+        if cut is not None:
+            raise ExportError(f"{cut!r} is smaller at width {width}, and is to stay whole")
+        if not pieces and width != widths[-1]:
+            raise ExportError(
+                f"make({width}) and make({widths[-1]}) build the same model",
+                instead="a function that uses its width",
+            )
+        found.append(BuiltRung(f"width-{width}", model, pieces))
+    return full, found
+
+
+def _blocks(name: str, gates: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How many equal blocks each axis falls into: of a recurrent layer its gates, of attention
+    query, key and value."""
+    if "in_proj_" in name:
+        gates = 3
+    return (gates, *(1,) * (len(shape) - 1)) if gates > 1 else ()
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    own = (*model.named_parameters(), *model.named_buffers())
+    return {name: each.detach() for name, each in own if each.dtype == torch.float32}
+
+
+def _values(model: nn.Module) -> dict[str, Any]:
+    return {name: each.contiguous().numpy() for name, each in _tensors(model).items()}
+
+
+# A rung is what it says.
+
+
+def _prove(
+    full: nn.Module,
+    rung: BuiltRung,
+    values: Mapping[str, Any],
+    loss: LossFunction | LossesFunction,
+    batch: Mapping[str, Tensor],
+    predict: PredictFunction | None,
+) -> None:
+    """Give the rung's model its values, and compare it with the full one of which it is a part."""
+    own = {name: tuple(each.shape) for name, each in _tensors(rung.model).items()}
+    try:
+        parts = part_of(values, _unplaced(rung), own)
+    except ArtifactError as error:
+        raise ExportError(str(error)) from error
+    with torch.no_grad():
+        for name, each in _tensors(rung.model).items():
+            each.copy_(torch.from_numpy(parts[name].copy()))
+    if not rung.pieces:
+        return
+    same = copy.deepcopy(full)
+    with torch.no_grad():
+        for name, each in _tensors(same).items():
+            each.copy_(_switched_off(rung, name, values[name], parts))
+    expected, norms = _outputs(same, loss, batch, predict)
+    try:
+        found, own_norms = _outputs(rung.model, loss, batch, predict)
+    except Exception as error:
+        raise ExportError(
+            f"the rung {rung.name} does not run: {type(error).__name__}: {error}",
+            instead="whole=(...) with the names of modules that other code reads into",
+        ) from error
+    if not _equal(expected, found):
+        where = next(
+            (path for path in own_norms if not _equal(norms.get(path, []), own_norms[path])), ""
+        )
+        what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
+        raise ExportError(
+            f"the outputs of the rung {rung.name} are not those of the full model {what}",
+            module=where or "the model itself",
+            instead="whole=(...) with the module's name, or another form of it: what a layer makes "
+            "of its width (a norm over it, a mean) is not the part's",
+        )
+
+
+def _unplaced(rung: BuiltRung) -> Submodel:
+    return Submodel(1, 1, "0" * 64, rung.pieces)
+
+
+def _is_factored(rung: BuiltRung) -> bool:
+    return any(piece.role != "slice" for piece in rung.pieces.values())
+
+
+def _switched_off(rung: BuiltRung, name: str, value: Any, parts: Mapping[str, Any]) -> Tensor:
+    """The full model's tensor as the rung has it: truncated, or zero outside the slice."""
+    factors = {p.role: parts[n] for n, p in rung.pieces.items() if p.of == name}
+    if "left" in factors:
+        product = factors["left"].astype("f8") @ factors["right"]
+        return torch.from_numpy(product.reshape(value.shape).astype("f4"))
+    if name not in rung.pieces:
+        return torch.from_numpy(value.copy())
+    from device_sdk.artifact.submodels import slice_of
+
+    kept = torch.zeros(value.shape).numpy()
+    at = slice_of(parts[name].shape, value.shape, rung.pieces[name].blocks)
+    kept[at] = parts[name]
+    return torch.from_numpy(kept)
+
+
+def _outputs(
+    model: nn.Module,
+    loss: LossFunction | LossesFunction,
+    batch: Mapping[str, Tensor],
+    predict: PredictFunction | None,
+) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+    """What the model predicts of the example batch, or its loss, and how large each module's
+    output is; in evaluation mode and float64."""
+    double = copy.deepcopy(model).double().eval()
+    norms: dict[str, list[Tensor]] = {}
+
+    def note(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: object, output: object) -> None:
+            if isinstance(output, Tensor) and output.is_floating_point():
+                norms[path] = [output.detach().square().sum()]
+
+        return hook
+
+    for path, module in double.named_modules():
+        if path and not isinstance(module, Factors):
+            module.register_forward_hook(note(path))
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
+    with torch.no_grad():
+        found: Any = loss(double, wide) if predict is None else predict(double, wide)
+    parts = found if isinstance(found, tuple) else (found,)
+    tensors: list[Tensor] = []
+    for each in parts:
+        tensors += [*each.values()] if isinstance(each, Mapping) else [each]
+    return tensors, norms
+
+
+def _equal(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
+    if len(expected) != len(found):
+        return False
+    for one, other in zip(expected, found, strict=True):
+        if one.shape != other.shape:
+            return False
+        size = max(1.0, float(one.abs().max()) if one.numel() else 0.0)
+        if one.numel() and not float((one - other).abs().max()) <= _TOLERANCE * size:
+            return False
+    return True
+
+
+# Written whole or not at all.
+
+
+def _is_optimizer(given: object) -> bool:
+    return all(hasattr(given, name) for name in ("name", "settings", "hyper", "update"))
+
+
+def _prefixed(say: Progress, name: str) -> Progress:
+    return lambda text: say(f"{name}: {text}")
+
+
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not any(directory.iterdir())
+
+
+class _replaced:
+    """A folder beside ``directory`` that takes its place when the block ends without an error."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> Path:
+        directory = self._directory
+        ladder = (directory / FULL_FILE).is_file()
+        if directory.exists() and not ladder and not _is_empty(directory):
+            raise ExportError(
+                f"{directory} holds other files", instead="a new folder, or a ladder to replace"
+            )
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        self._draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        self._draft.chmod(0o755)
+        return self._draft
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            old = Path(tempfile.mkdtemp(prefix=f".{self._directory.name}.", dir=self._draft.parent))
+            if self._directory.exists():
+                os.replace(self._directory, old / "replaced")
+            os.replace(self._draft, self._directory)
+            shutil.rmtree(old)
+        else:
+            shutil.rmtree(self._draft)

@@ -1,0 +1,246 @@
+"""Rungs of a ladder, added up: each coordinate is the mean over those who trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
+from aggregator.methods.method import Refused
+from aggregator.methods.robust import RobustRule
+from aggregator.methods.submodels import LEAST_COVERAGE, Ladder, Rung
+from aggregator.store.versions import pack_state, unpack_state
+from device_sdk.artifact.submodels import Basis
+from device_sdk.methods.fedavg.contract import SharedTensor, rung_name
+from device_sdk.wire.arrays.exchange import Broadcast, Update
+from tests.fakes.ladders import FULL, factored_rung, ladder_method, layout_of, sliced_rung
+from tests.fakes.method_cases import sender
+
+WIDE, TALL = (6, 9), (9, 6)
+
+
+def moved(method: FedAvgMethod, before: np.ndarray) -> np.ndarray:
+    return np.asarray(method.model["net.w"] - before, np.float64)
+
+
+def close(method: FedAvgMethod, updates: Sequence[Update]) -> None:
+    for each in updates:
+        method.check(each)
+        method.absorb(each)
+    method.close_round()
+
+
+def update(
+    opened: Broadcast, rung: int, seed: int, samples: int = 10, scale: float = 0.1
+) -> Update:
+    """Of a device that trains ``rung``, as if its tensors had moved at random."""
+    rng = np.random.default_rng(seed)
+    told = opened.attachments[rung_name(rung)].tensors
+    tensors = {
+        name: (scale * rng.standard_normal(array.shape)).astype(np.float32)
+        for name, array in told.items()
+    }
+    metadata = {"loss": 0.5, "samples": samples, "rung": rung}
+    return Update(opened.round_id, tensors, metadata, sender(seed))
+
+
+@pytest.mark.parametrize("shape", [WIDE, TALL, (5, 5), (4, 3, 2, 2)])
+def test_every_rung_begins_at_the_best_approximation_of_its_rank(shape: tuple[int, ...]) -> None:
+    method = ladder_method(shape, ranks=(1, 2))
+    whole = method.model["net.w"].reshape(shape[0], -1)
+    opened = method.open_round(1)
+    u, s, v = np.linalg.svd(whole, full_matrices=False)
+    for rung, rank in ((1, 1), (2, 2)):
+        told = opened.attachments[rung_name(rung)].tensors
+        product = told["w.net.w.left"] @ told["w.net.w.right"]
+        np.testing.assert_allclose(product, (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5)
+        assert told["w.net.b"].tolist() == method.model["net.b"].tolist()
+    full = opened.attachments[rung_name(3)].tensors["w.net.w"]
+    np.testing.assert_array_equal(full, whole)
+
+
+@pytest.mark.parametrize("shape", [WIDE, TALL])
+def test_a_rung_by_itself_moves_the_full_model_as_its_factors_moved(shape: tuple[int, int]) -> None:
+    """dL R + L dR, which is what their product moved but for the product of the two moves."""
+    method = ladder_method(shape, ranks=(2,))
+    before = method.model["net.w"].copy()
+    opened = method.open_round(1)
+    sent = update(opened, 1, seed=3, scale=1e-3)
+    told = opened.attachments[rung_name(1)].tensors
+    left, right = told["w.net.w.left"], told["w.net.w.right"]
+    close(method, [sent])
+    d_left, d_right = sent.tensors["w.net.w.left"], sent.tensors["w.net.w.right"]
+    exact = (left + d_left) @ (right + d_right) - left @ right
+    np.testing.assert_allclose(moved(method, before), exact, atol=2e-5)
+
+
+def test_what_only_the_full_model_trains_is_not_diluted_by_the_others() -> None:
+    method = ladder_method(WIDE, ranks=(2,))
+    before = method.model["net.w"].copy()
+    basis = Basis.of(before)
+    opened = method.open_round(1)
+    full, low = update(opened, 2, seed=1), update(opened, 1, seed=2)
+    deep = np.outer(basis.left[:, 5], basis.right[5]).astype(np.float32)
+    full = Update(1, {**full.tensors, "w.net.w": 0.1 * deep}, dict(full.metadata), full.sender)
+    still = {name: np.zeros_like(array) for name, array in low.tensors.items()}
+    close(method, [full, Update(1, still, dict(low.metadata), low.sender)])
+    np.testing.assert_allclose(moved(method, before), 0.1 * deep, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rungs=st.lists(st.integers(1, 3), min_size=1, max_size=12), seed=st.integers(0, 999))
+def test_slices_are_averaged_over_those_who_trained_each_coordinate(
+    rungs: list[int], seed: int
+) -> None:
+    shape, sizes = (4, 6), ((1, 2), (2, 4), (4, 6))
+    method = ladder_method(shape, slices=sizes[:2])
+    before = method.model["net.w"].copy()
+    opened = method.open_round(1)
+    sent = [update(opened, rung, seed + place) for place, rung in enumerate(rungs)]
+    close(method, sent)
+    total, weight = np.zeros(shape), np.zeros(shape)
+    for rung, each in zip(rungs, sent, strict=True):
+        m, n = sizes[rung - 1]
+        total[:m, :n] += 10 * each.tensors["w.net.w"].astype(np.float64)
+        weight[:m, :n] += 10
+    least = LEAST_COVERAGE * 10 * len(rungs)
+    expected = total / np.maximum(weight, least)
+    np.testing.assert_allclose(moved(method, before), expected, atol=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    shape=st.sampled_from([WIDE, TALL, (5, 5)]),
+    rungs=st.lists(st.integers(1, 3), min_size=4, max_size=9),
+    seed=st.integers(0, 999),
+    shards=st.integers(1, 3),
+)
+def test_any_order_shards_and_restarts_give_the_same_bits(
+    shape: tuple[int, int], rungs: list[int], seed: int, shards: int
+) -> None:
+    def fleet(number: int, opened: Broadcast) -> list[Update]:
+        return [update(opened, rung, seed + 100 * number + p) for p, rung in enumerate(rungs)]
+
+    one = ladder_method(shape, ranks=(1, 3))
+    close(one, fleet(1, one.open_round(1)))  # the fleet's norms are known from here on
+    start = one.state()
+    opened = one.open_round(2)
+    assert one.adds_up
+    sent = fleet(2, opened)
+    parts = []
+    for shard in range(shards):
+        other = ladder_method(shape, ranks=(1, 3))
+        other.restore(unpack_state(pack_state(start)))
+        other.open_round(2)
+        for each in sent[shard::shards][::-1]:
+            other.absorb(each)
+        parts.append(other)
+    first, *others = parts
+    for each in others:
+        first.merge(each.share())
+    first.close_round()
+    close(one, sent)
+    for name, array in one.state().items():
+        assert array.tobytes() == first.state()[name].tobytes(), name
+
+
+def test_a_restored_round_is_cut_by_the_bases_that_its_devices_were_told() -> None:
+    """Another machine's decomposition may have other signs: the state holds them."""
+    one = ladder_method(WIDE, ranks=(2,))
+    opened = one.open_round(1)
+    state = one.state()
+    flipped = state["bases"].copy()
+    flipped *= -1  # as another library could have it: U and V both with the other sign
+    flipped[6 * 6 : 6 * 6 + 6] *= -1  # but not the singular values
+    other = ladder_method(WIDE, ranks=(2,))
+    other.restore({**state, "bases": flipped})
+    told = other.open_round(2).attachments[rung_name(1)].tensors["w.net.w.left"]
+    before = opened.attachments[rung_name(1)].tensors["w.net.w.left"]
+    np.testing.assert_array_equal(told, -before)
+
+
+def test_whoever_is_alone_on_a_rung_moves_it_by_no_more_than_eight_shares() -> None:
+    method = ladder_method(WIDE, ranks=(1,))
+    before = method.model["net.w"].copy()
+    deep = np.outer(Basis.of(before).left[:, 5], Basis.of(before).right[5]).astype(np.float32)
+    opened = method.open_round(1)
+    low = [update(opened, 1, seed, scale=0.0) for seed in range(99)]
+    alone = update(opened, 2, 100, scale=0.0)
+    alone = Update(1, {**alone.tensors, "w.net.w": deep}, dict(alone.metadata), alone.sender)
+    close(method, [*low, alone])
+    assert np.linalg.norm(moved(method, before)) == pytest.approx(8 / 100, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["ranks", "slices"])
+def test_a_median_over_unequal_devices_keeps_a_minority_out(kind: str) -> None:
+    rule = FedAvgSettings(robust="median", clip_multiple=0)
+    method = ladder_method(WIDE, **{kind: (2,) if kind == "ranks" else ((3, 4),)}, settings=rule)
+    before = method.model["net.w"].copy()
+    opened = method.open_round(1)
+    still = [update(opened, 1 + place % 2, place, scale=0.0) for place in range(12)]
+    evil = [update(opened, 1 + place % 2, 50 + place, scale=1e6) for place in range(4)]
+    close(method, [*still, *evil])
+    assert np.abs(moved(method, before)).max() < 1e-6
+
+
+def test_a_robust_mean_is_the_mean_where_nothing_is_trimmed() -> None:
+    full = layout_of(WIDE)
+    ladder = Ladder(full, [factored_rung(1, 2, WIDE, 2), Rung(full, FULL(2, 2))])
+    model = np.random.default_rng(1).standard_normal(60).astype(np.float32)
+    ladder = ladder.cut_by(ladder.bases_of(model))
+    rng = np.random.default_rng(2)
+    moves = [
+        (r, rng.standard_normal(ladder.rungs[r].size).astype(np.float32)) for r in (0, 1, 0, 1)
+    ]
+    sums = [sum(m.astype(np.float64) for r, m in moves if r == rung) for rung in (0, 1)]
+    mean = ladder.mean(sums, [2, 2])
+    np.testing.assert_allclose(ladder.robust_mean(moves, RobustRule("none")), mean, atol=1e-5)
+
+
+def test_updates_of_another_rung_are_refused_by_reason() -> None:
+    method = ladder_method(WIDE, ranks=(1, 2))
+    opened = method.open_round(1)
+    good = update(opened, 1, seed=0)
+    for change, reason in (
+        ({"rung": 2}, "bad-values"),  # the other rank's shapes
+        ({"rung": 3}, "bad-tensors"),  # the full model has no factors
+        ({"rung": 4}, "bad-metadata"),
+        ({"rung": 0}, "bad-metadata"),
+        ({"rung": 1.0}, "bad-metadata"),
+    ):
+        with pytest.raises(Refused) as refused:
+            method.check(Update(1, good.tensors, {**good.metadata, **change}, sender(0)))
+        assert refused.value.reason == reason, change
+    without = {name: value for name, value in good.metadata.items() if name != "rung"}
+    with pytest.raises(Refused, match="rung"):
+        method.check(Update(1, good.tensors, without, sender(0)))
+    method.check(good)
+
+
+@pytest.mark.parametrize("kind", ["other", "none", "rank"])
+def test_a_ladder_whose_pieces_do_not_fit_is_refused(kind: str) -> None:
+    full = layout_of(WIDE)
+    small = {
+        "other": lambda: sliced_rung(1, 2, (3, 3), of="net.x"),
+        "none": lambda: factored_rung(1, 2, WIDE, 2, of="net.b"),
+        "rank": lambda: sliced_rung(1, 3, (3, 3)),
+    }[kind]()
+    rungs = [small, Rung(full, FULL(2, 2))]
+    if kind == "rank":
+        rungs.insert(1, factored_rung(2, 3, WIDE, 2))
+    with pytest.raises(ValueError, match=r"net\.[xbw]"):
+        Ladder(full, rungs)
+
+
+def test_one_rung_is_plain_averaging() -> None:
+    full: tuple[SharedTensor, ...] = layout_of(WIDE)
+    model = np.random.default_rng(1).standard_normal(60).astype(np.float32)
+    ladder = Ladder(full, [Rung(full, FULL(1, 1))])
+    sums = np.arange(60.0)
+    np.testing.assert_array_equal(ladder.mean([sums], [4]), sums / 4)
+    np.testing.assert_array_equal(ladder.part(model, 0), model)
+    assert ladder.basis_size == 0

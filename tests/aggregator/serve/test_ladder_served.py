@@ -1,0 +1,119 @@
+"""A fleet whose devices train unequal parts of one model, over a real broker, through a kill -9."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import export
+from aggregator.home import AggregatorHome
+from device_sdk import LocalData, TrainingOptions
+from device_sdk.device import Device
+from tests.brokers.mosquitto import Mosquitto
+from tests.fakes.homes import ServeProcess, command, invite
+from tests.fakes.quick import joined
+from tests.fakes.waiting import NEVER_SECONDS, wait_until
+
+FEATURES, CLASSES, ROUNDS = 96, 3, 5
+RUNGS = ("1of8", "1of4", "full")
+_TASK = """
+[task]
+method = "fedavg"
+artifact = "{ladder}"
+[broker]
+url = "{url}"
+[round]
+quorum = 4
+wait_for_devices = 4
+deadline_seconds = {never}
+train_seconds = 60.0
+most_rounds = {rounds}
+[fedavg.training]
+learning_rate = 0.1
+[evaluation]
+"""
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(batch["x"])
+    return cross_entropy(logits, batch["label"]), {"logits": logits}
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("ladder") / "net"
+    model = nn.Sequential(nn.Linear(FEATURES, 512), nn.ReLU(), nn.Linear(512, CLASSES))
+    export.submodels(
+        model,
+        loss,
+        {"x": torch.rand(4, FEATURES), "label": torch.tensor([0, 1, 2, 0])},
+        ranks=(1 / 8, 1 / 4, 1),
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={"x": {0: "batch"}, "label": {0: "batch"}},
+        metrics={"accuracy": ("logits", "label")},
+        directory=folder,
+        verify=False,
+    )
+    return folder
+
+
+def samples(seed: int, count: int) -> dict[str, np.ndarray]:
+    """Of classes that a direction in the features tells apart."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(CLASSES, size=count)
+    directions = 2 * np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
+    x = directions[label] + rng.standard_normal((count, FEATURES))
+    return {"x": x.astype(np.float32), "label": label}
+
+
+def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
+    mosquitto: Mosquitto, ladder: Path, tmp_path: Path
+) -> None:
+    home = AggregatorHome(tmp_path / "fleet")
+    assert command(home, "init") == 0
+    text = _TASK.format(ladder=ladder, url=mosquitto.url, never=NEVER_SECONDS, rounds=ROUNDS)
+    home.task_file.write_text(text)
+    # Each class takes its rung as it was told to; the last one measures, and affords the full one.
+    options = [TrainingOptions(artifact=name) for name in RUNGS] + [TrainingOptions()]
+    devices: list[Device] = []
+    process = ServeProcess(home)
+    try:
+        process.start()
+        for place, (code, chosen) in enumerate(zip(invite(home, 4), options, strict=True)):
+            data = LocalData(samples(place, 40), test=samples(50 + place, 40))
+            folder = tmp_path / f"home-{place}"
+            devices.append(joined(mosquitto.url, code, folder, data=data, options=chosen))
+            devices[-1].start()
+        wait_until(lambda: all((each.status().version or 0) >= 2 for each in devices))
+        process.kill()
+        process.start()
+        wait_until(lambda: all(each.status().version == ROUNDS for each in devices))
+        told = [each.status() for each in devices]
+        assert [each.artifact for each in told] == [*RUNGS, "full"]
+        assert [each.k for each in told] == [1, 2, 3, 3]
+        assert all(each.verdict == "counted" and not each.outbox for each in told)
+        assert "full takes" in told[3].k_reason
+        # What a device sends is of its own part, be some of it sent again after the kill.
+        sent = [each.sent_bytes for each in told]
+        assert max(sent[:2]) < min(sent[2:])
+        # Nobody trains any more, and every device predicts with its part of the last version.
+        fresh = samples(99, 200)
+        for each in devices:
+            logits = each.predict({"x": fresh["x"]})["logits"]
+            assert (logits.argmax(axis=1) == fresh["label"]).mean() > 0.8
+    finally:
+        for each in devices:
+            each.close()
+        process.kill()
+    store = home.open_store()
+    try:
+        rounds = [store.first.rounds.find(number) for number in range(1, ROUNDS + 1)]
+        assert [row.participants for row in rounds if row is not None] == [4] * ROUNDS
+    finally:
+        store.database.close()

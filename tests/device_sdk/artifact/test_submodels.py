@@ -1,0 +1,136 @@
+"""Which part of a full model an artifact is, and what its tensors then are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_sdk.artifact import ArtifactError, Manifest
+from device_sdk.artifact.submodels import Basis, Piece, Submodel, part_of, slice_of, stand_in
+from tests.fakes.handmade import frozen_manifest, linear_parts
+
+ID = "0" * 64
+LINEAR = linear_parts()[0]
+
+
+def submodel(**pieces: Piece) -> Submodel:
+    return Submodel(1, 2, ID, pieces)
+
+
+@given(
+    full=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_a_slice_has_the_first_rows_of_each_block(full: list[int], data: st.DataObject) -> None:
+    blocks = [data.draw(st.integers(1, 3)) for _ in full]
+    sizes = [n * b for n, b in zip(full, blocks, strict=True)]
+    part = [data.draw(st.integers(1, n)) * b for n, b in zip(full, blocks, strict=True)]
+    whole = np.arange(np.prod(sizes)).reshape(sizes)
+    found = whole[slice_of(tuple(part), tuple(sizes), tuple(blocks))]
+    expected = whole
+    for axis, (size, own, count) in enumerate(zip(sizes, part, blocks, strict=True)):
+        kept = [r for r in range(size) if r % (size // count) < own // count]
+        expected = np.take(expected, kept, axis=axis)
+    np.testing.assert_array_equal(found, expected)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    scale=st.sampled_from([0.0, 1e-20, 1.0, 1e20]),
+    seed=st.integers(0, 99),
+)
+def test_factors_make_the_best_approximation_and_neither_is_zero(
+    shape: tuple[int, int], scale: float, seed: int
+) -> None:
+    matrix = (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+    basis = Basis.of(matrix)
+    for rank in range(1, min(shape) + 1):
+        left, right = basis.factors(rank)
+        assert left.shape == (shape[0], rank) and right.shape == (rank, shape[1])
+        assert np.isfinite(left).all() and np.isfinite(right).all()
+        # One that is zero lets the other's gradient be zero too: the left one never is.
+        assert (np.abs(left).max(axis=0) > 0).all()
+    np.testing.assert_allclose(left @ right, matrix, atol=1e-5 * max(scale, 1e-30), rtol=1e-4)
+
+
+@given(shape=st.lists(st.integers(0, 5), max_size=4))
+def test_stand_ins_are_small_positive_and_unequal(shape: list[int]) -> None:
+    found = stand_in(tuple(shape))
+    assert found.dtype == np.float32 and found.shape == tuple(shape)
+    assert ((found >= 0.005) & (found < 0.0201)).all()
+    assert len(np.unique(found)) == found.size
+
+
+FULL = {"w": np.ones((6, 8), np.float32), "b": np.ones(6, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("piece", "shape", "said"),
+    [
+        (Piece("v"), (2, 2), "which the full model lacks"),
+        (Piece("w"), (7, 2), "does not lie in"),
+        (Piece("w"), (2,), "a slice"),
+        (Piece("w", "slice", (4, 1)), (4, 8), "does not lie in"),
+        (Piece("w", "slice", (2,)), (4, 8), "in blocks"),
+        (Piece("b", "left"), (6, 1), "one is no matrix"),
+        (Piece("w", "left"), (6, 7), "rank 7"),
+        (Piece("w", "left"), (5, 2), r"makes it \[6, 2\]"),
+        (Piece("w", "right"), (2, 9), r"makes it \[2, 8\]"),
+    ],
+)
+def test_what_is_no_part_of_the_full_model_is_refused(
+    piece: Piece, shape: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(ArtifactError, match=said):
+        part_of(FULL, submodel(x=piece), {"x": shape})
+
+
+@given(data=st.data())
+def test_whatever_a_manifest_says_the_parts_are_right_or_refused(data: st.DataObject) -> None:
+    piece = Piece(
+        data.draw(st.sampled_from(["w", "b", "v"])),
+        data.draw(st.sampled_from(["slice", "left", "right"])),
+        tuple(data.draw(st.lists(st.integers(1, 4), max_size=3))),
+    )
+    shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
+    try:
+        found = part_of(FULL, submodel(x=piece), {"x": shape})
+    except ArtifactError:
+        return
+    assert found["x"].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rung": 3, "rungs": 2}, "rung 3 of 2"),
+        ({"rung": 0}, "submodel.rung"),
+        ({"full": "abc"}, "submodel.full"),
+        ({"pieces": {"nothing": {"of": "w"}}}, "'nothing' is no tensor that a step moves"),
+        ({"pieces": {"w": {"of": "w", "role": "middle"}}}, "role"),
+        ({"pieces": {"w": {"of": "w", "blocks": [0]}}}, "blocks"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_manifest_that_makes_no_submodel_is_refused(changed: dict[str, Any], said: str) -> None:
+    plain = json.loads(replace(LINEAR, submodel=submodel()).to_json())
+    plain["submodel"] |= changed
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(ArtifactError, match=said):
+        Manifest.parse(text)
+
+
+def test_a_submodel_s_own_values_are_those_that_no_step_moves() -> None:
+    assert LINEAR.given == frozenset()
+    part = replace(LINEAR, submodel=Submodel(1, 2, ID, {"linear.weight": Piece("w")}))
+    assert {"linear.weight", "linear.bias"} <= part.given
+    assert not part.given & part.frozen_members
+    assert Manifest.parse(part.to_json()) == part
+    frozen = replace(frozen_manifest(), submodel=submodel())
+    assert frozen.given and not frozen.given & frozen.frozen_members

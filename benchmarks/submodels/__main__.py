@@ -53,7 +53,7 @@ examples:
     def execute(
         self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
     ) -> Outcome:
-        root = data_folder(options.root, "fashion-mnist")
+        root = data_folder(options.root, "fashion-mnist and ml-100k")
         return execute(run, root, Artifacts(options.artifacts), progress)
 
     def shown(

@@ -4,105 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as functional
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-import export
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
 from benchmarks.channels import HalfChannel
-from benchmarks.datasets.vmnist import Images, Labels, read_pictures
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
 from benchmarks.submodels.experiment import SHARES, Experiment, Outcome
+from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Samples, rows_of
 from device_sdk import LocalData, Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.artifact.load import rung_folders
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.local_steps import predict_all
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
-Samples = Mapping[str, NDArray[np.generic]]
-_WIDTH = 32
 _EVALUATED = 10
 """Rounds between two looks at the validation samples."""
-
-
-class Network(nn.Module):
-    """Two convolutions and a hidden layer: [b, 1, 28, 28] to [b, 10]."""
-
-    def __init__(self, width: int = _WIDTH) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, width, 3, padding=1)
-        self.second = nn.Conv2d(width, 2 * width, 3, padding=1)
-        self.hidden = nn.Linear(98 * width, 4 * width)
-        self.head = nn.Linear(4 * width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seen = functional.max_pool2d(functional.relu(self.first(x)), 2)
-        seen = functional.max_pool2d(functional.relu(self.second(seen)), 2)
-        found: Tensor = self.head(functional.relu(self.hidden(seen.flatten(1))))
-        return found
-
-
-def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    logits = model(batch["x"])
-    return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
-
-
-def write_ladder(kind: str, seed: int, folder: Path) -> None:
-    """The network at the shares of ``SHARES``."""
-    torch.manual_seed(seed)
-    batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
-    given = {
-        "optimizer": export.Sgd(lr=0.1),
-        "dynamic": {"x": {0: "batch"}, "label": {0: "batch"}},
-        "directory": folder,
-        "verify": False,
-    }
-    if kind == "ranks":
-        export.submodels(Network(), _loss, batch, ranks=SHARES, **given)
-    else:
-        widths = [round(_WIDTH * share) for share in SHARES]
-        export.submodels(Network, _loss, batch, widths=widths, **given)
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """Each device's samples, and what all models are judged by."""
-
-    devices: Sequence[Samples]
-    validation: Samples
-    test: Samples
-
-
-@cache
-def deal(root: Path, skew: float, devices: int, seed: int) -> Dealt:
-    """Fashion-MNIST's training pictures to the devices, class by class in Dirichlet shares; half of
-    its test pictures to validate and half to test."""
-    train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
-    rng = np.random.default_rng(seed)
-
-    def samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
-        return {"x": of[0][rows][:, None], "label": of[1][rows]}
-
-    rows: list[list[int]] = [[] for _ in range(devices)]
-    for label in range(10):
-        own = rng.permutation(np.flatnonzero(train[1] == label))
-        shares = np.cumsum(rng.dirichlet(np.full(devices, skew)))
-        for mine, part in zip(
-            rows, np.split(own, (shares[:-1] * len(own)).astype(int)), strict=True
-        ):
-            mine.extend(part.tolist())
-    halves = [samples(held, half) for half in np.split(rng.permutation(len(held[1])), 2)]
-    return Dealt([samples(train, mine) for mine in rows], *halves)
 
 
 class _Counted(HalfChannel):
@@ -132,10 +54,11 @@ def execute(
     run: Experiment, root: Path, artifacts: Artifacts, progress: Callable[[str], None]
 ) -> Outcome:
     """Carry out a run."""
-    dealt = deal(root, run.skew, run.devices, run.seed)
+    task = TASKS[run.data]
+    dealt = task.deal(root, run)
     ladder = artifacts.path(
-        {"submodels": run.kind, "seed": run.seed, "shares": SHARES},
-        lambda folder: write_ladder(run.kind, run.seed, folder),
+        {"submodels": run.data, "kind": run.kind, "seed": run.seed, "shares": SHARES},
+        lambda folder: task.write(run.kind, run.seed, folder),
     )
     folders = rung_folders(ladder)
     rungs = [Trainer(folder, providers="cpu", seed=run.seed) for folder in folders]
@@ -144,7 +67,7 @@ def execute(
     trained = {"full": np.full(run.devices, 3), "smallest": np.zeros(run.devices, int)}.get(
         run.fleet, classes
     )
-    able = np.flatnonzero([len(each["label"]) >= run.batch_size for each in dealt.devices])
+    able = np.flatnonzero([rows_of(each) >= task.least for each in dealt.devices])
     taking_part = able if run.fleet != "strong" else able[classes[able] == len(SHARES) - 1]
     if run.fleet == "alone":
         return _alone(run, dealt, rungs, trained, able, progress)
@@ -217,18 +140,10 @@ def _judged(
     for place in set(served):
         learner = FedAvgLearner(lambda: LocalData({}), rungs[place], device_name(0), rng)
         learner.adopt(told)
-        validation, test = (
-            _accuracy(rungs[place], each) for each in (dealt.validation, dealt.test)
-        )
+        validation, test = (dealt.judge(rungs[place], held) for held in HELD)
         found[place] = validation, test
     validation, test = zip(*(found[place] for place in served), strict=True)
     return Outcome(number, validation, test, (), (), ())
-
-
-def _accuracy(trainer: Trainer, samples: Samples) -> float:
-    inputs = {"x": samples["x"]}
-    logits = predict_all(trainer, inputs, "logits")
-    return float((logits.argmax(axis=1) == samples["label"]).mean())
 
 
 def _alone(
@@ -241,16 +156,17 @@ def _alone(
 ) -> Outcome:
     """Each device takes as many steps as it would in the fleet, from the same first values."""
     steps = max(1, run.rounds * run.steps * run.cohort // run.devices)
-    scores: dict[int, list[tuple[float, float]]] = {place: [] for place in range(len(SHARES))}
+    scores: dict[int, list[tuple[float, ...]]] = {place: [] for place in range(len(SHARES))}
     for count, device in enumerate(able.tolist(), 1):
         trainer, samples = rungs[classes[device]], dealt.devices[device]
         trainer.reset()
         rng = np.random.default_rng([run.seed, device])
         for _ in range(steps):
-            chosen = rng.choice(len(samples["label"]), run.batch_size, replace=False)
+            count = rows_of(samples)
+            chosen = rng.choice(count, min(run.batch_size, count), replace=False)
             batch = {name: array[chosen] for name, array in samples.items()}
             trainer.step(batch, hyper={"lr": run.learning_rate})
-        found = (_accuracy(trainer, dealt.validation), _accuracy(trainer, dealt.test))
+        found = tuple(dealt.judge(trainer, held) for held in HELD)
         scores[classes[device]].append(found)
         progress(f"device {count} of {len(able)}")
     means = [np.mean(each, axis=0) for each in scores.values()]
@@ -265,8 +181,8 @@ def _alone(
 
 
 def _step_milliseconds(trainer: Trainer, dealt: Dealt) -> float:
-    """Processor time of a step of 32, median of 30."""
-    batch = {name: array[:32] for name, array in dealt.validation.items()}
+    """Processor time of a step on some samples, median of 30."""
+    batch = dealt.timed
     taken = []
     for _ in range(30):
         start = time.process_time()

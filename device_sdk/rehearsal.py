@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.manifest import Manifest
-from device_sdk.artifact.parts import DTYPES, Port, resolve
+from device_sdk.artifact.parts import DTYPES, Port, axes_of, resolve
 from device_sdk.local_data import LocalData
 from device_sdk.system.printable import in_words
 from device_sdk.trial import PASSED, TrialLimits, Untried, begin, end, say, supervised
@@ -176,28 +176,43 @@ def made_up(manifest: Manifest, rng: np.random.Generator) -> tuple[Make, ...]:
     """Ways to make samples up, of which a model takes one or the other: inputs of a normal
     distribution, or between 0 and 1 (a model may take logarithms); labels and ids 0 and 1, 0 alone,
     or 1 and 2 (stars are counted from 1); bytes of any value."""
+    return _made_up(manifest, rng, sample_entries(manifest))
 
-    def way(below_zero: bool, numbers: range) -> Make:
-        return lambda rows: _made_up(manifest, rows, rng, below_zero, numbers)
 
-    return way(True, range(2)), way(False, range(2)), way(False, range(1)), way(False, range(1, 3))
+def made_up_batches(manifest: Manifest, rng: np.random.Generator) -> tuple[Make, ...]:
+    """Likewise ways to make whole batches up for the train graph; what is not cut into rows, and a
+    task's method gives, is of the sizes of its export."""
+    return _made_up(manifest, rng, manifest.graphs["train"].select("batch"))
 
 
 def _made_up(
-    manifest: Manifest, rows: int, rng: np.random.Generator, below_zero: bool, numbers: range
-) -> Samples:
+    manifest: Manifest, rng: np.random.Generator, ports: Sequence[Port]
+) -> tuple[Make, ...]:
     labels = label_entries(manifest)
-    found: dict[str, NDArray[Any]] = {}
-    for port in sample_entries(manifest):
-        shape = (rows, *resolve(port.shape[1:], manifest.example_sizes))
-        dtype, is_label = DTYPES[port.dtype], port.of in labels
-        if dtype.kind == "f" and not is_label:
-            drawn = rng.standard_normal(shape) if below_zero else rng.random(shape)
-            found[port.of] = drawn.astype(dtype)
-        else:
+    samples = sample_entries(manifest)
+
+    def way(below_zero: bool, numbers: range) -> Make:
+        def make(rows: int) -> Samples:
+            sizes = dict(manifest.example_sizes)
+            sizes.update({axis: rows for port in samples for axis in axes_of(port.shape[:1])})
+            return {port.of: drawn(port, shape_of(port, rows, sizes)) for port in ports}
+
+        def shape_of(port: Port, rows: int, sizes: Mapping[str, int]) -> tuple[int, ...]:
+            if port in samples:
+                return (rows, *resolve(port.shape[1:], sizes))
+            return resolve(port.shape, sizes)
+
+        def drawn(port: Port, shape: tuple[int, ...]) -> NDArray[Any]:
+            dtype, is_label = DTYPES[port.dtype], port.of in labels
+            if dtype.kind == "f" and not is_label:
+                values = rng.standard_normal(shape) if below_zero else rng.random(shape)
+                return np.asarray(values, dtype)
             among = range(256) if dtype == np.uint8 and not is_label else numbers
-            found[port.of] = rng.integers(among.start, among.stop, shape).astype(dtype)
-    return found
+            return np.asarray(rng.integers(among.start, among.stop, shape), dtype)
+
+        return make
+
+    return way(True, range(2)), way(False, range(2)), way(False, range(1)), way(False, range(1, 3))
 
 
 def usual_samples(batch_size: int) -> int:

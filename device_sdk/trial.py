@@ -191,7 +191,7 @@ def _tried(
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *_numbers(limits), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(_where_modules_are())},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(where_modules_are())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -209,7 +209,7 @@ def _tried(
             process.kill()
 
 
-def _where_modules_are() -> list[str]:
+def where_modules_are() -> list[str]:
     """As this process finds them, but for its working directory's: this package alone is found
     there too."""
     return [*filter(None, sys.path), str(Path(__file__).resolve().parents[1])]

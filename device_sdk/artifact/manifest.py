@@ -25,6 +25,7 @@ from device_sdk.artifact.parts import (
     Shape,
     StateTensor,
     axes_of,
+    resolve,
 )
 from device_sdk.artifact.safetensors import canonical_json, strict_json
 from device_sdk.artifact.submodels import Submodel
@@ -250,10 +251,24 @@ class Manifest(Part):
     def given(self) -> frozenset[str]:
         """Names of the parameters and buffers whose values a task brings: of a submodel, those of
         float32 that a step moves."""
-        if self.submodel is None:
-            return frozenset()
-        floats = {member.name for state, member in self.members() if state.dtype == "float32"}
-        return frozenset(floats - self.frozen_members)
+        return frozenset() if self.submodel is None else frozenset(self.moved)
+
+    @cached_property
+    def moved(self) -> Mapping[str, tuple[int, ...]]:
+        """Of the float32 parameters and buffers that a step moves: shapes at the example's sizes,
+        by their names."""
+        return MappingProxyType(
+            {
+                member.name: resolve(member.shape, self.example_sizes)
+                for state, member in self.members()
+                if state.dtype == "float32" and member.name not in self.frozen_members
+            }
+        )
+
+    @property
+    def moved_numbers(self) -> int:
+        """How many numbers a step moves, by which models are larger or smaller than others."""
+        return sum(math.prod(shape) for shape in self.moved.values())
 
     @property
     def evaluation_graph(self) -> GraphFile | None:

@@ -9,9 +9,9 @@ step that runs cannot be stopped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +20,7 @@ from device_sdk.capability.machine import Machine
 from device_sdk.capability.stopwatch import Measurement, Request, Stopwatch, Workload
 from device_sdk.system.clock import Clock
 
-T = TypeVar("T")
-
-
-def _climb(options: Iterable[T], seconds: Callable[[T], float | None], limit: float) -> T | None:
-    """Time the options, smallest first, up to one that misses (returned) or has no time left."""
-    for option in options:
-        took = seconds(option)
-        if took is None:
-            return None
-        if took > limit:
-            return option
-    return None
+_INSTANT = 1e-9
 
 
 def _shown(seconds: float) -> str:
@@ -59,12 +48,20 @@ class WorkDone:
 
 
 class StoppableWork(Protocol):
-    """A round's training with one artifact, say, on a state that is thrown away."""
+    """A round's training with one artifact, say, on a state that is thrown away.
 
-    name: str
+    ``size``: how many numbers it trains, say; costs between two sizes lie on a line.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> float: ...
 
     def run(self, most_seconds: float) -> WorkDone:
-        """Do it once; cut short between two steps after `most_seconds`."""
+        """Do it once, at least one step of it; cut short between two steps after
+        `most_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,49 +69,64 @@ class Fit:
     """`place`: of the chosen work; None where even the smallest misses.
 
     `p90_seconds`: of its measured runs; an estimate from the pace of its steps where a whole run
-    did not fit the time box.
+    did not fit the time box. `measured`: places, in the order in which they were measured.
     """
 
     place: int | None
     p90_seconds: float | None
     reason: str
+    measured: tuple[int, ...] = ()
 
 
 def choose_among(works: Sequence[StoppableWork], request: Request, clock: Clock) -> Fit:
     """The largest of the `works`, which come smallest first, that fits.
 
-    The smallest one's first run is finished even past the time box, unless it misses.
+    The two smallest are measured first. A line through what was measured then says which is likely
+    the largest that fits, and where it is wrong it is drawn anew. The smallest one's first run is
+    finished even past the time box, unless it misses.
     """
     limit = request.limit_seconds / request.slowdown
     stop_at = clock.now() + request.time_box_seconds
-    whole_steps = 0
-    took: list[float] = []
-
-    def seconds(work: StoppableWork) -> float:
-        nonlocal whole_steps
-        share = max(0.0, stop_at - clock.now()) / (len(works) - len(took))
-        p90, whole_steps = _p90_of(work, limit, share, whole_steps, clock)
-        took.append(p90)
-        return p90
-
-    missing = _climb(works, seconds, limit)
-    shown = [
-        f"{work.name} takes {_shown(p90 * request.slowdown)}"
-        for work, p90 in zip(works, took, strict=False)
-    ]
+    took: dict[int, float] = {}
+    low, high, whole_steps = -1, len(works), 0
+    while high - low > 1:
+        place = _likely_place([work.size for work in works], took, low, high, limit)
+        share = max(0.0, stop_at - clock.now()) / (high - low - 1)
+        took[place], whole_steps = _p90_of(works[place], limit, share, whole_steps, clock)
+        low, high = (place, high) if took[place] <= limit else (low, place)
     bound = (
         f"the limit is {_shown(request.limit_seconds)} "
         f"({1.0 - request.headroom:.0%} of {_shown(request.deadline_seconds)})"
     )
-    missed = ""
-    if missing is not None:
-        missed = shown[-1] if math.isfinite(took[-1]) else f"{missing.name} did not end in time"
-        del took[-1]
-    if not took:
-        return Fit(None, None, f"Even the smallest misses: {missed}; {bound}.")
-    place = len(took) - 1
-    why = f"{shown[place]} at p90, {bound}; {missed or 'it is the largest one'}."
-    return Fit(place, took[place] * request.slowdown, why)
+
+    def shown(place: int) -> str:
+        if not math.isfinite(took[place]):
+            return f"{works[place].name} did not end in time"
+        return f"{works[place].name} takes {_shown(took[place] * request.slowdown)}"
+
+    measured = tuple(took)
+    if low < 0:
+        why = f"Even the smallest misses: {shown(0)}; {bound}."
+        return Fit(None, None, why, measured)
+    then = shown(high) if high < len(works) else "it is the largest one"
+    why = f"{shown(low)} at p90, {bound}; {then}."
+    return Fit(low, took[low] * request.slowdown, why, measured)
+
+
+def _likely_place(
+    sizes: Sequence[float], took: Mapping[int, float], low: int, high: int, limit: float
+) -> int:
+    """Of the places between low and high, the largest that is likely to fit; the least where none
+    is, or where less than two were measured."""
+    known = [place for place in took if math.isfinite(took[place])]
+    if len(known) < 2:
+        return low + 1
+    size = np.array([sizes[place] for place in known])
+    seconds = np.array([took[place] for place in known])
+    apart = size - size.mean()
+    slope = float(apart @ seconds / max(apart @ apart, _INSTANT))
+    likely = seconds.mean() + slope * (np.array(sizes) - size.mean())
+    return max((each for each in range(low + 1, high) if likely[each] <= limit), default=low + 1)
 
 
 def _p90_of(
@@ -122,24 +134,27 @@ def _p90_of(
 ) -> tuple[float, int]:
     """p90 of a run in seconds (infinite: not finished by the limit), and a whole run's steps."""
     until = clock.now() + share
+    # A first step opens and allocates what no later one does: it is in none of the figures.
+    work.run(0.0)
     # The work before says how many steps a run has: then a part of a run is enough.
     most = min(limit, max(share, limit / 16)) if whole_steps else limit
-    first = work.run(most)
-    while not first.finished:
-        if whole_steps and first.steps >= _FEWEST_STEPS:
-            return first.seconds * whole_steps / first.steps, whole_steps
-        if most >= limit:
-            return float("inf"), whole_steps
-        most = min(limit, _LONGER * most)
-        first = work.run(most)
     runs: list[float] = []
-    # The first run was cold; what follows counts, as far as there is time.
-    while len(runs) < _MOST_RUNS and clock.now() + first.seconds <= until:
-        again = work.run(limit)
-        if not again.finished:
-            return float("inf"), whole_steps
-        runs.append(again.seconds)
-    return float(np.quantile(runs or [first.seconds], 0.9)), first.steps
+    while True:
+        done = work.run(most)
+        if done.finished:
+            runs.append(done.seconds)
+            whole_steps = done.steps
+        elif whole_steps and done.steps >= _FEWEST_STEPS:
+            runs.append(done.seconds * whole_steps / done.steps)
+        elif most < limit:
+            most = min(limit, _LONGER * most)
+            continue
+        else:
+            runs.append(math.inf)
+        misses = sum(each > limit for each in runs)
+        if len(runs) == _MOST_RUNS or misses > 1 or clock.now() + done.seconds > until:
+            # Of so few, the second slowest: another program's moment is not the device's pace.
+            return float(np.quantile(runs, 0.9, method="lower")), whole_steps
 
 
 # The largest number of columns: bracket it, refine it, confirm it.
@@ -238,7 +253,10 @@ class _Search:
 
     def run(self) -> None:
         """Search."""
-        _climb(self._ladder(), self._measure, self._limit)
+        for k in self._ladder():
+            took = self._measure(k)
+            if took is None or took > self._limit:
+                break
         if not self._stopwatch.runs:
             self.out_of_time = True
             return

@@ -8,18 +8,23 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from device_sdk.fields import Declared
 
 _DISTRIBUTION = "tessera-edge"
 _CPUINFO_KEYS = ("model name", "Model", "Hardware", "cpu model", "uarch")
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Declared):
     """`cores` counts what this process may use (affinity and container quota; may be a fraction).
 
-    Memory is in bytes; None where the operating system does not tell.
+    `affinity`: numbers of the processors that the scheduler lets it use, as `taskset` sets them;
+    `quota`: cores' worth of time that a container may take. Memory is in bytes. None where the
+    operating system does not tell.
     """
 
     cpu_model: str
@@ -29,7 +34,9 @@ class Machine:
     provider: str
     memory_total_bytes: int | None
     memory_available_bytes: int | None
-    versions: dict[str, str]
+    versions: Mapping[str, str]
+    affinity: tuple[int, ...] | None = None
+    quota: float | None = None
 
 
 def describe_machine(*, threads: int, provider: str, root: Path = Path("/")) -> Machine:
@@ -49,15 +56,21 @@ def describe_machine(*, threads: int, provider: str, root: Path = Path("/")) -> 
             "onnxruntime": _version("onnxruntime", "onnxruntime-gpu"),
             "tessera": _version(_DISTRIBUTION),
         },
+        affinity=_affinity(),
+        quota=cpu_quota(root),
     )
 
 
 def usable_cores(root: Path = Path("/")) -> float:
     """Cores that the scheduler lets this process use, a container's quota included."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    allowed = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    allowed = len(_affinity() or ()) or os.cpu_count() or 1
     quota = cpu_quota(root)
     return float(allowed) if quota is None else min(float(allowed), quota)
+
+
+def _affinity() -> tuple[int, ...] | None:
+    ask = getattr(os, "sched_getaffinity", None)
+    return None if ask is None else tuple(sorted(ask(0)))
 
 
 def _version(*distributions: str) -> str:

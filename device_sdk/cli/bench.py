@@ -1,102 +1,138 @@
-"""`tessera-device bench`: the largest latent dimension that this device trains in time."""
+"""`tessera-device bench`: what this device trains, how fast, and the largest of it in time."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from device_sdk.capability import (
     Choice,
-    Machine,
     Measurement,
     Request,
     WorkSizes,
     choose_latent_dimension,
     choose_solved_dimension,
 )
+from device_sdk.capability.report import (
+    BenchChoice,
+    BenchResult,
+    BenchRow,
+    NoResult,
+    compared,
+    device_names,
+    shown,
+    to_csv,
+)
 from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.contract import LossName
-from device_sdk.system.command_line import fraction, positive_float, positive_int, slowdown
-from device_sdk.system.printable import text_table
+from device_sdk.system.command_line import (
+    add_out,
+    fraction,
+    positive_float,
+    positive_int,
+    slowdown,
+)
+from device_sdk.system.printable import printable
+from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 
 DESCRIPTION = """\
-Times the work that a device would really do in a round, at several latent dimensions k, and picks
-the largest k whose 90th percentile fits the deadline with some headroom. Of least squares that is
-solving for every user's vector; of BPR, an epoch of the exported train step. Cold starts are
-reported apart. The whole measurement stays within its time box."""
+Times what this device would really do in a round, and says how large a model it can train in time.
+
+--artifact: the train step of any exported model, on batches made up for it; of a ladder (what
+export.submodels wrote), of all its rungs. For each it shows milliseconds, samples a second, memory,
+bytes of a round, and energy where the machine tells; with --deadline also which of them a device
+takes, by the code that a device runs in a round, and whether that holds when it is run again.
+--items: the latent dimension k of the factorisation that is installed with the device, for a round
+of least squares or BPR with so many items and interactions.
+--compare: results of several devices, kept with --out, in one table.
+
+taskset and a container's limits hold, and are shown. Nothing leaves the machine."""
 
 EXAMPLES = """\
 examples:
+  tessera-device bench --artifact artifacts/net
+                          every rung of a ladder, or one artifact alone
+  tessera-device bench --artifact artifacts/net --deadline 10 --samples 2000 --epochs 2
+                          which of them trains 2,000 samples twice within 10 s
+  tessera-device bench --artifact artifacts/small artifacts/large --batch 64
+  taskset -c 0 tessera-device bench --artifact artifacts/net --deadline 10 --out one-core
+                          on one core; writes one-core/bench.json, .csv and, where matplotlib is
+                          installed, .png
+  tessera-device bench --compare one-core/bench.json phone/bench.json --out both
+                          devices over each other
   tessera-device bench --deadline 0.5 --items 3706 --interactions 2000
-  tessera-device bench --deadline 0.5 --items 3706 --interactions 8000 --users 48
-                          a gateway's users
-  tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --loss bpr
-  tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --slowdown 8
-                          as if this machine were eight times slower
-  tessera-device bench --deadline 0.5 --items 3706 --interactions 2000 --json
-                          for programs; the answer is the top-level key "k"
+                          the largest k of least squares
+  tessera-device bench --deadline 0.5 --items 3706 --interactions 8000 --users 48 --loss bpr
+                          a gateway's users, by BPR
+  tessera-device bench --artifact artifacts/net --deadline 10 --slowdown 8 --json
+                          as if this machine were eight times slower; for programs, which find the
+                          answer under "chosen" (null: none fits)
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    task = parser.add_argument_group("the task")
-    task.add_argument(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--artifact", type=Path, nargs="+", metavar="DIR", help="artifacts, and folders of ladders"
+    )
+    what.add_argument(
+        "--items", type=positive_int, metavar="M", help="items in the factorisation's catalogue"
+    )
+    what.add_argument(
+        "--compare", type=Path, nargs="+", metavar="JSON", help="results of bench --out"
+    )
+    parser.add_argument(
         "--deadline",
         type=positive_float,
-        required=True,
         metavar="SECONDS",
-        help="a round's work (every interaction once) has to end within this",
+        help="a round's work has to end within this (--items needs it)",
     )
-    task.add_argument(
-        "--items", type=positive_int, required=True, metavar="M", help="items in the catalogue"
-    )
-    task.add_argument(
-        "--interactions",
-        type=positive_int,
-        required=True,
-        metavar="N",
-        help="interactions on this device, of all its users together",
-    )
-    task.add_argument(
-        "--users", type=positive_int, default=1, help="users of this device (default: 1)"
-    )
-    task.add_argument(
-        "--loss",
-        choices=get_args(LossName),
-        default="least-squares",
-        help="what the task minimises (default: least-squares)",
-    )
-    step = parser.add_argument_group("the train step of --loss bpr")
+    parser.add_argument("--threads", type=positive_int, help="threads in an operator (default: 1)")
+    add_providers(parser)
+    parser.set_defaults(providers=None)  # so that what was not asked for is not refused
+    step = parser.add_argument_group("a round with --artifact")
+    step.add_argument("--samples", type=positive_int, metavar="N", help="default: 1000")
+    step.add_argument("--epochs", type=positive_int, help="passes over them (default: 1)")
     step.add_argument(
         "--batch",
         type=positive_int,
-        metavar="TRIPLES",
-        help="triples in a step (default: the whole epoch in one step)",
+        metavar="N",
+        help="samples, or triples, in a step (default: the export's; of BPR all in one)",
     )
     step.add_argument(
-        "--artifact",
-        type=Path,
-        metavar="DIR",
-        help="factorisation artifact (default: built in)",
+        "--most-memory", type=positive_int, metavar="BYTES", help="do not choose what takes more"
     )
-    step.add_argument("--threads", type=positive_int, help="threads in an operator (default: 1)")
-    add_providers(step)
-    step.set_defaults(providers=None)  # so that what was not asked for is not refused
-    add_search_arguments(parser.add_argument_group("the search"))
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def add_search_arguments(search: argparse._ArgumentGroup) -> None:
-    """Options of the measurement itself."""
-    search.add_argument(
-        "--max-k", type=positive_int, default=128, metavar="K", help="largest k (default: 128)"
+    for way, default in (("broadcast", "float16"), ("update", "int8")):
+        step.add_argument(
+            f"--{way}-codec",
+            choices=tuple(BROADCAST_CODECS),
+            help=f"as in the task file (default: {default})",
+        )
+    task = parser.add_argument_group("a round with --items")
+    task.add_argument(
+        "--interactions",
+        type=positive_int,
+        metavar="N",
+        help="on this device, of all its users together (needed)",
     )
+    task.add_argument("--users", type=positive_int, help="of this device (default: 1)")
+    task.add_argument(
+        "--loss",
+        choices=get_args(LossName),
+        help="what the task minimises (default: least-squares)",
+    )
+    task.add_argument("--max-k", type=positive_int, metavar="K", help="largest k (default: 128)")
+    task.add_argument(
+        "--when-none-fits",
+        choices=("one", "decline"),
+        help="where even k = 1 misses: take 1, or decline (default: one)",
+    )
+    search = parser.add_argument_group("the measurement")
     search.add_argument(
         "--headroom",
         type=fraction,
@@ -109,149 +145,190 @@ def add_search_arguments(search: argparse._ArgumentGroup) -> None:
         type=positive_float,
         default=10.0,
         metavar="SECONDS",
-        help="the measurement's own limit (default: 10)",
+        help="the measurement's own limit, beside opening the artifacts (default: 10)",
     )
     search.add_argument(
         "--slowdown",
         type=slowdown,
         default=1.0,
         metavar="X",
-        help="emulate a device X times slower by sleeping (default: 1)",
+        help="emulate a device X times slower (default: 1)",
     )
-    search.add_argument(
-        "--when-none-fits",
-        choices=("one", "decline"),
-        default="one",
-        help="where even k = 1 misses: take 1, or decline (k is null) (default: one)",
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_out(
+        parser, metavar="DIR", help="write bench.json, bench.csv and a picture, bench.png, here"
     )
+
+
+# Options that only one of the ways to bench has a use for.
+_OF_ARTIFACTS = ("samples", "epochs", "most_memory", "broadcast_codec", "update_codec")
+_OF_ITEMS = ("interactions", "users", "loss", "max_k", "when_none_fits")
+_OF_STEPS = ("batch", "threads", "providers")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print. Raises CommandError for options of a train step without one."""
-    of_step = ("batch", "artifact", "threads", "providers")
-    given = [name for name in of_step if getattr(arguments, name) is not None]
-    if given and arguments.loss != "bpr":
-        raise CommandError(f"--{given[0]} is of the train step, which only --loss bpr takes")
+    """Measure, or read what was measured, and show it. Raises CommandError."""
+    if arguments.compare is not None:
+        return _compare(arguments)
     line = ProgressLine(sys.stderr)
     line.show("loading ...")
+    try:
+        result = _artifacts(arguments, line) if arguments.artifact else _items(arguments, line)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    finally:
+        line.clear()
+    print(result.to_json() if arguments.json else shown(result))
+    if arguments.out is not None:
+        names = device_names([arguments.out / "bench.json"])
+        _write(arguments.out, [result], names, quiet=arguments.json)
+    return 0
+
+
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise CommandError(f"--{name.replace('_', '-')} {why}")
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    of_others = ("deadline", *_OF_ARTIFACTS, *_OF_ITEMS, *_OF_STEPS)
+    _refuse(arguments, of_others, "is of a measurement, which --compare does not make")
+    try:
+        results = [BenchResult.read(path) for path in arguments.compare]
+    except NoResult as error:
+        raise CommandError(str(error)) from None
+    if len({each.kind == "k" for each in results}) > 1:
+        raise CommandError("--compare: some of these are of --artifact and some of --items")
+    names = device_names(arguments.compare)
+    if arguments.json:
+        raise CommandError("--compare prints a table; its files are JSON already")
+    print(compared(results, names))
+    if arguments.out is not None:
+        _write(arguments.out, results, names, quiet=False)
+    return 0
+
+
+def _write(
+    folder: Path, results: Sequence[BenchResult], names: Sequence[str], *, quiet: bool
+) -> None:
+    from device_sdk.capability.picture import draw
+
+    written = ["bench.csv"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.csv").write_text(to_csv(results, names), encoding="utf-8")
+        if len(results) == 1:
+            (folder / "bench.json").write_text(results[0].to_json() + "\n", encoding="utf-8")
+            written.insert(0, "bench.json")
+        try:
+            draw(results, names, folder / "bench.png")
+            written.append("bench.png")
+        except ImportError:
+            written.append("no picture, for want of matplotlib")
+    except OSError as error:
+        raise CommandError(f"--out: {folder} cannot be written: {error.strerror}") from None
+    if not quiet:
+        print(f"\n{printable(str(folder))}: {', '.join(written)}")
+
+
+def _artifacts(arguments: argparse.Namespace, line: ProgressLine) -> BenchResult:
+    from device_sdk.capability.rungs import RungRequest, bench_artifacts
+
+    _refuse(arguments, _OF_ITEMS, "is of a choice of k, which goes with --items")
+    given = {
+        "batch": arguments.batch,
+        "threads": arguments.threads,
+        "most_memory_bytes": arguments.most_memory,
+        **{name: getattr(arguments, name) for name in _OF_ARTIFACTS if name != "most_memory"},
+    }
+    request = RungRequest(
+        deadline_seconds=arguments.deadline,
+        headroom=arguments.headroom,
+        # Half for the steps, half for the choice.
+        time_box_seconds=arguments.time_box / (1 if arguments.deadline is None else 2),
+        slowdown=arguments.slowdown,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    return bench_artifacts(
+        arguments.artifact,
+        request,
+        providers=arguments.providers or "auto",
+        progress=lambda text: line.show(f"{text} ..."),
+    )
+
+
+# The factorisation's k.
+
+
+def _items(arguments: argparse.Namespace, line: ProgressLine) -> BenchResult:
+    _refuse(arguments, _OF_ARTIFACTS, "is of a round with --artifact")
+    for name in ("deadline", "interactions"):
+        if getattr(arguments, name) is None:
+            raise CommandError(f"--items needs --{name} too")
+    if arguments.loss != "bpr":
+        _refuse(arguments, _OF_STEPS, "is of the train step, which only --loss bpr takes")
 
     def progress(seen: Measurement) -> None:
         took = "" if seen.p90_seconds is None else f", p90 {seen.p90_seconds * 1e3:.3f} ms"
         line.show(f"measuring: k = {seen.k}, {seen.runs} runs{took}")
 
-    try:
-        request = Request(
-            arguments.deadline,
-            arguments.max_k,
-            arguments.headroom,
-            arguments.time_box,
-            arguments.slowdown,
-            arguments.when_none_fits,
+    request = Request(
+        arguments.deadline,
+        arguments.max_k or 128,
+        arguments.headroom,
+        arguments.time_box,
+        arguments.slowdown,
+        arguments.when_none_fits or "one",
+    )
+    sizes = WorkSizes(
+        arguments.items, arguments.interactions, arguments.users or 1, arguments.batch
+    )
+    if arguments.loss == "bpr":
+        choice = choose_latent_dimension(
+            packaged_artifact(),
+            request,
+            sizes,
+            threads=arguments.threads or 1,
+            providers=arguments.providers or "auto",
+            progress=progress,
         )
-        sizes = WorkSizes(arguments.items, arguments.interactions, arguments.users, arguments.batch)
-        if arguments.loss == "bpr":
-            choice = choose_latent_dimension(
-                packaged_artifact() if arguments.artifact is None else arguments.artifact,
-                request,
-                sizes,
-                threads=arguments.threads or 1,
-                providers=arguments.providers or "auto",
-                progress=progress,
-            )
-        else:
-            choice = choose_solved_dimension(request, sizes, progress=progress)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    finally:
-        line.clear()
-    if arguments.json:
-        print(json.dumps(choice_to_json(choice), indent=2))
     else:
-        print(choice_to_text(choice))
-    return 0
+        choice = choose_solved_dimension(request, sizes, progress=progress)
+    work = "an epoch of BPR" if arguments.loss == "bpr" else "a round of least squares"
+    return of_choice(choice, work, arguments.interactions)
 
 
-# A choice as JSON and as text for people.
-
-
-def choice_to_json(choice: Choice) -> dict[str, object]:
-    """Plain objects; the choice is the top-level key `k` (null where the device declines)."""
-    request = choice.request
-    return {
-        "k": choice.k,
-        "reason": choice.reason,
-        "fits": choice.fits,
-        "confirmed": choice.confirmed,
-        "deadline_seconds": request.deadline_seconds,
-        "headroom": request.headroom,
-        "limit_seconds": request.limit_seconds,
-        "max_k": request.max_k,
-        "time_box_seconds": request.time_box_seconds,
-        "elapsed_seconds": choice.elapsed_seconds,
-        "load_seconds": choice.load_seconds,
-        "slowdown": request.slowdown,
-        "emulated": request.slowdown > 1.0,
-        "measurements": [asdict(entry) for entry in choice.measurements],
-        "machine": None if choice.machine is None else asdict(choice.machine),
-    }
-
-
-def choice_to_text(choice: Choice) -> str:
-    """The machine, one row per measured k, and the choice with its reason."""
+def of_choice(choice: Choice, work: str, interactions: int) -> BenchResult:
+    """A choice of k as a result of bench, whose runs are rounds of so many interactions."""
+    work = f"{work} with {interactions:,} interactions"
     rows = [
-        [
-            f"{entry.k} *" if entry.k == choice.k else str(entry.k),
-            _milliseconds(entry.cold_start_seconds),
-            _milliseconds(entry.median_seconds),
-            _milliseconds(entry.p90_seconds),
-            str(entry.runs),
-            _verdict(entry.p90_seconds, choice.request.limit_seconds),
-        ]
-        for entry in choice.measurements
-    ]
-    headers = ["k", "cold start ms", "median ms", "p90 ms", "runs", "within limit"]
-    parts = [] if choice.machine is None else [_machine_lines(choice.machine)]
-    if choice.request.slowdown > 1.0:
-        parts.append(
-            f"EMULATED: sleeps make every run {choice.request.slowdown:g} times as long, "
-            "as on a device that much slower than this one."
+        BenchRow(
+            option=str(each.k),
+            runs=each.runs,
+            cold_seconds=each.cold_start_seconds,
+            p50_seconds=each.median_seconds,
+            p90_seconds=each.p90_seconds,
+            samples_a_second=interactions / each.median_seconds if each.median_seconds else None,
         )
-    if rows:
-        parts.append(text_table(rows, headers, "rrrrr"))
-    chosen = "The device declines." if choice.k is None else f"Chosen: k = {choice.k}."
-    parts.append(f"{chosen} {choice.reason}")
-    parts.append(
-        f"Measured for {choice.elapsed_seconds:.1f} s of {choice.request.time_box_seconds:g} s, "
-        f"loading ({choice.load_seconds * 1e3:.0f} ms) included."
-    )
-    return "\n\n".join(parts)
-
-
-def _machine_lines(machine: Machine) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    memory = (
-        f"{_gibibytes(machine.memory_total_bytes)} total, "
-        f"{_gibibytes(machine.memory_available_bytes)} available"
-    )
-    rows = [
-        ("processor", f"{machine.cpu_model} ({machine.architecture})"),
-        ("cores used", f"{machine.cores:g} usable, {machine.threads} thread(s)"),
-        ("provider", machine.provider),
-        ("memory", memory),
-        ("versions", versions),
+        for each in choice.measurements
     ]
-    return text_table(rows)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
-
-
-def _gibibytes(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / 2**30:.1f} GiB"
-
-
-def _verdict(p90_seconds: float | None, limit_seconds: float) -> str:
-    if p90_seconds is None:
-        return "not measured"
-    return f"{'yes' if p90_seconds <= limit_seconds else 'no'} ({p90_seconds / limit_seconds:.0%})"
+    assert choice.machine is not None
+    return BenchResult(
+        kind="k",
+        work=work,
+        machine=choice.machine,
+        rows=tuple(rows),
+        slowdown=choice.request.slowdown,
+        elapsed_seconds=choice.elapsed_seconds,
+        choice=BenchChoice(
+            round=work,
+            deadline_seconds=choice.request.deadline_seconds,
+            limit_seconds=choice.request.limit_seconds,
+            fits=choice.fits,
+            confirmed=choice.confirmed,
+            reason=choice.reason,
+            option=None if choice.k is None else str(choice.k),
+            round_seconds=choice.p90_seconds,
+        ),
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from device_sdk.artifact.load import read_manifest
 from device_sdk.capability.fit import Fit, WorkDone, choose_among
 from device_sdk.capability.stopwatch import Request
 from device_sdk.home.model_store import CapabilityRow
@@ -43,7 +44,8 @@ class OutOfTime(Exception):
 
 
 class WatchedTrainer(Trainer):
-    """``steps`` counts since it was last set; ``stop_at`` is in the clock's seconds."""
+    """``steps`` counts since it was last set; of these one is taken even past ``stop_at``, which is
+    in the clock's seconds."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class WatchedTrainer(Trainer):
         self, batch: Mapping[str, NDArray[Any]], *, hyper: Mapping[str, float] | None = None
     ) -> float:
         """As :meth:`device_sdk.trainer.Trainer.step`; raises :class:`OutOfTime` when it is over."""
-        if self._clock.now() >= self.stop_at:
+        if self._clock.now() >= self.stop_at and self.steps:
             raise OutOfTime
         loss = super().step(batch, hyper=hyper)
         self.steps += 1
@@ -123,21 +125,23 @@ class ArrayWork:
 
     def __init__(
         self,
-        name: str,
+        artifact: LocalArtifact,
         make: Callable[[], tuple[Learner, WatchedTrainer]],
         broadcast: Broadcast,
         clock: Clock,
         *,
         rehearses: bool = False,
     ) -> None:
-        self.name = name
+        self.name = artifact.name
+        self.size = float(read_manifest(artifact.folder).moved_numbers)
         self._make = make
         self._broadcast = broadcast
         self._clock = clock
         self._rehearses = rehearses
 
     def run(self, most_seconds: float) -> WorkDone:
-        """Train one round; cut short between two steps after ``most_seconds``."""
+        """Train one round, at least one step of it; cut short between two steps after
+        ``most_seconds``."""
         learner, trainer = self._make()
         trainer.steps = 0
         start = self._clock.now()
@@ -427,7 +431,7 @@ class ArrayTrainer(RoundTrainer):
     def _choice(self, job: TrainingJob, data: LocalData, where: Where | None = None) -> Fit:
         works = [
             ArrayWork(
-                artifact.name,
+                artifact,
                 partial(self.learner, job, artifact, data, where),
                 job.broadcast,
                 self._clock,

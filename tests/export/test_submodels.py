@@ -16,7 +16,9 @@ from device_sdk import Trainer
 from device_sdk.artifact import ArtifactError, load_artifact, read_manifest
 from device_sdk.artifact.load import rung_folders
 from device_sdk.artifact.submodels import FULL_FILE
+from device_sdk.capability.rungs import RungRequest, bench_artifacts
 from export import ExportError
+from tests.fakes.waiting import NEVER_SECONDS
 
 ROWS = 4
 
@@ -107,6 +109,17 @@ def test_a_ladder_is_a_folder_of_rising_rungs_around_one_set_of_values(ladder: P
         "head.bias": (3,),
     }
     assert rung_folders(rungs[0]) == [rungs[0]]
+
+
+def test_a_ladder_is_benched_rung_by_rung_and_one_is_chosen(ladder: Path) -> None:
+    request = RungRequest(time_box_seconds=0.1, deadline_seconds=NEVER_SECONDS, samples=20)
+    found = bench_artifacts([ladder], request, providers="cpu", memory_of=lambda *artifact: None)
+    assert found.kind == "rung"
+    assert [row.option for row in found.rows] == ["1of8", "1of2", "full"]
+    for told in ("numbers", "down_bytes", "up_bytes"):
+        sizes = [getattr(row, told) for row in found.rows]
+        assert sizes == sorted(sizes) and sizes[0] > 0
+    assert found.choice is not None and found.choice.option == "full" and found.choice.confirmed
 
 
 def test_a_device_fetches_graphs_without_values_and_has_stand_ins_for_them(

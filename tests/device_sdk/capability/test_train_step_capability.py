@@ -12,7 +12,8 @@ import pytest
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.capability import Choice, Request, WorkSizes, choose_latent_dimension
 from device_sdk.capability.bench import TrainStepWorkload
-from device_sdk.cli.bench import choice_to_json, choice_to_text
+from device_sdk.capability.report import shown
+from device_sdk.cli.bench import of_choice
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.runtime import providers
 from tests.fakes.handmade import linear_artifact
@@ -36,18 +37,11 @@ def test_a_generous_deadline_takes_every_dimension_as_the_report_says() -> None:
     assert winner.runs >= 8
     assert choice.machine.provider.endswith("ExecutionProvider")
     assert choice.load_seconds > 0.0
-    report = json.loads(json.dumps(choice_to_json(choice), allow_nan=False))
-    assert report["k"] == 16
-    assert set(report["measurements"][0]) == {
-        "k",
-        "cold_start_seconds",
-        "median_seconds",
-        "p90_seconds",
-        "runs",
-        "blocks",
-    }
+    report = json.loads(of_choice(choice, "an epoch", 500).to_json())
+    assert report["chosen"] == "16"
+    assert report["rows"][0]["option"] == "1" and report["rows"][0]["samples_a_second"] > 0
     assert report["machine"]["threads"] == 1
-    text = choice_to_text(choice)
+    text = shown(of_choice(choice, "an epoch", 500))
     assert "Chosen: k = 16." in text
     assert choice.machine is not None and choice.machine.cpu_model in text
     assert "16 *" in text
@@ -70,10 +64,9 @@ def test_a_throttled_device_takes_a_smaller_k_and_says_so() -> None:
     assert fast.k is not None
     assert slow.k < fast.k
     assert not slow.fits
-    assert "EMULATED" in choice_to_text(slow)
-    assert "EMULATED" not in choice_to_text(fast)
-    assert choice_to_json(slow)["slowdown"] == 1000.0
-    assert choice_to_json(slow)["emulated"] is True
+    assert "EMULATED" in shown(of_choice(slow, "an epoch", 500))
+    assert "EMULATED" not in shown(of_choice(fast, "an epoch", 500))
+    assert of_choice(slow, "an epoch", 500).slowdown == 1000.0
 
 
 def test_a_step_that_outlasts_the_box_ends_with_it() -> None:

@@ -37,7 +37,7 @@ def test_bench_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BENCH, "--deadline", "20", "--json"]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)
-    assert report["k"] == 8
+    assert report["chosen"] == "8"
     assert {"cpu_model", "cores", "threads", "provider", "versions"} <= set(report["machine"])
     assert report["machine"]["provider"] == "NumPy"
     assert printed.err == ""
@@ -53,13 +53,13 @@ def test_bench_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Chosen: k = 8." in printed
     assert "EMULATED" in printed
-    assert "cold start ms" in printed
+    assert "first ms" in printed and "of the limit" in printed
 
 
 def test_bench_declines_when_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     command = [*BENCH, "--deadline", "1e-7", "--when-none-fits", "decline", "--json"]
     assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["k"] is None
+    assert json.loads(capsys.readouterr().out)["chosen"] is None
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,7 @@ def test_bench_declines_when_told_to(capsys: pytest.CaptureFixture[str]) -> None
         [*BENCH, "--deadline", "1", "--max-k", "0"],
         [*BENCH, "--deadline", "1", "--items", "1.5"],
         [*BENCH, "--deadline", "1", "--method", "matmul"],
+        [*BENCH, "--artifact", "net"],
         ["train"],
         ["train", "--interactions", "x", "--k", "4", "--deadline", "1"],
         ["train", "--interactions", "x", "--seed", "-1"],
@@ -100,10 +101,18 @@ def test_failures_are_1_and_say_why(
     tmp_path: Path, views: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = str(tmp_path / "nowhere")
-    assert main([*BENCH, "--deadline", "1", "--loss", "bpr", "--artifact", nowhere]) == 1
-    assert "does not exist" in capsys.readouterr().err
-    assert main([*BENCH, "--deadline", "1", "--artifact", nowhere]) == 1
-    assert "--artifact is of the train step" in capsys.readouterr().err
+    assert main(["bench", "--artifact", nowhere]) == 1
+    assert "does not exist: is" in capsys.readouterr().err
+    for odd, why in {
+        "--samples 5": "--samples is of a round with --artifact",
+        "--threads 2": "--threads is of the train step, which only --loss bpr takes",
+    }.items():
+        assert main([*BENCH, "--deadline", "1", *odd.split()]) == 1
+        assert why in capsys.readouterr().err
+    assert main(BENCH) == 1
+    assert "--items needs --deadline too" in capsys.readouterr().err
+    assert main(["bench", "--artifact", nowhere, "--users", "3"]) == 1
+    assert "--users is of a choice of k, which goes with --items" in capsys.readouterr().err
     assert main([*BENCH, "--deadline", "1", "--interactions", "201"]) == 1
     assert "201 interactions of 1 user(s) with 200 items" in capsys.readouterr().err
     assert main(["train", "--interactions", nowhere]) == 1

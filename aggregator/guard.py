@@ -65,16 +65,17 @@ class Patience:
         self._lock = threading.Lock()
         self._process = 0
 
-    def began(self, call: str) -> bool:
-        """This thread begins a call; False within another one, which is the one to end."""
-        thread = threading.get_ident()
-        if thread in self._running:
-            return False
+    @property
+    def within(self) -> bool:
+        """Whether this thread is within a call, which is then the one to end."""
+        return threading.get_ident() in self._running
+
+    def began(self, call: str) -> None:
+        """This thread begins a call."""
         if self._process != os.getpid():
             self._process = os.getpid()
             threading.Thread(target=self._look_on, name="tessera-patience", daemon=True).start()
-        self._running[thread] = _Call(call, self.clock())
-        return True
+        self._running[threading.get_ident()] = _Call(call, self.clock())
 
     def came_back(self) -> None:
         """The call is over; an exception that is on its way to it comes to nobody."""
@@ -146,9 +147,11 @@ def _calling(call: str, *allowed: type[Exception]) -> Iterator[None]:
     """The method's code runs. Raises what is ``allowed`` as it is, Ctrl-C too, and of all else a
     MethodFault: a ``SystemExit`` is no more this program's end than a ``ValueError``, and a call
     that does not come back is one that failed."""
-    outermost = PATIENCE.began(call)
+    outermost = not PATIENCE.within
     try:
         try:
+            if outermost:
+                PATIENCE.began(call)  # from here on it may be ended at any instruction
             yield
         finally:
             if outermost:

@@ -196,7 +196,8 @@ def test_the_readme_is_short_and_its_tables_are_narrow() -> None:
 def test_each_page_is_read_in_one_sitting() -> None:
     words = {page.relative_to(ROOT): len(page.read_text().split()) for page in PAGES}
     assert {page: count for page, count in words.items() if count >= 3000} == {}
-    assert words[Path("CHANGELOG.md")] <= 900
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert [each.split()[0] for each in releases if len(each.split()) > 900] == []
 
 
 def test_pictures_are_small() -> None:

@@ -373,9 +373,6 @@ class OpenRound:
             if lack := self._world.lacks(self.manifest.task):
                 raise Declined(lack, Reason.NO_DATA)
         self._offer = read_offer(self._terms, self.manifest, self._world)
-        self._home.attachments.keep_only(
-            self.manifest.task, {each.content_id for each in self._offer.readable.values()}
-        )
         self.asks = bool(self._offer.readable)
         if rests:
             # Nobody trains: what is here will do.
@@ -383,6 +380,9 @@ class OpenRound:
                 self._local(each) for each in self._terms.artifacts if self._is_here(each)
             )
             return
+        self._home.attachments.keep_only(
+            self.manifest.task, {each.content_id for each in self._offer.readable.values()}
+        )
         folder, has = self._world.artifact_folder, self._world.has_artifact
         if self._terms.artifacts:
             picked = pick_artifacts(self._terms.artifacts, self._world.options)

@@ -155,13 +155,8 @@ def bench_artifacts(
     rng = np.random.default_rng(0) if rng is None else rng
     measure = peak_memory if memory_of is None else memory_of
     start = clock.now()
-    found = found_artifacts(folders)
     with ExitStack() as stack:
-        rungs = []
-        for name, folder in found.items():
-            progress(f"opening {name}")
-            own = _as_on_a_device(folder, stack)
-            rungs.append(_opened(name, own, request, providers, clock, rng))
+        rungs = open_artifacts(folders, request, providers, clock, rng, stack, progress)
         memory = {}
         for rung in rungs:
             progress(f"measuring the memory of {rung.name}")
@@ -200,6 +195,27 @@ def found_artifacts(folders: Sequence[Path]) -> dict[str, Path]:
         if len(set(named)) == len(found):
             return dict(zip(named, found, strict=True))
     return {str(folder): folder for folder in found}
+
+
+def open_artifacts(
+    folders: Sequence[Path],
+    request: RungRequest,
+    providers: Providers,
+    clock: Clock,
+    rng: np.random.Generator,
+    stack: ExitStack,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[OpenArtifact]:
+    """All of :func:`found_artifacts`, each after its first step; ``stack`` ends with their files.
+
+    Raises as :func:`bench_artifacts` does.
+    """
+    found = []
+    for name, folder in found_artifacts(folders).items():
+        progress(f"opening {name}")
+        own = _as_on_a_device(folder, stack)
+        found.append(_opened(name, own, request, providers, clock, rng))
+    return found
 
 
 def _as_on_a_device(folder: Path, stack: ExitStack) -> Path:

@@ -138,12 +138,14 @@ def _rungs(
         )
     if ranks[-1] != 1:
         raise ExportError(f"the last rank is {ranks[-1]:g}", instead="1, the full model")
+    _require_modules(model, whole)
     found = [_of_rank(model, float(rank), whole) for rank in ranks]
     for smaller, larger in pairwise(found):
         if _size(smaller.model) >= _size(larger.model):
             raise ExportError(
-                f"the rungs {smaller.name} and {larger.name} are the same: no layer is large "
-                f"enough to be factored (both sides of {LEAST_SIDE} or more)",
+                f"the rungs {smaller.name} and {larger.name} are the same: no layer (both sides of "
+                f"{LEAST_SIDE} or more, and neither tied nor frozen) becomes smaller there; of a "
+                "square matrix the factors are as large as itself from a rank of 1/2 on",
                 instead="fewer ranks, or widths= for a model built narrower",
             )
     return model, found
@@ -322,6 +324,8 @@ def _ranks(model: nn.Module, path: str, share: float) -> dict[str, int]:
     for name, weight in layer.named_parameters(recurse=False):
         if weight.ndim < 2 or not weight.requires_grad or nn.parameter.is_lazy(weight):
             continue
+        if type(layer) in _FORMS and name != "weight":
+            continue  # a weight that is made of others: of spectral norm, say
         m, n = weight.flatten(1).shape
         rank = max(1, round(min(m, n) * share))
         if min(m, n) >= LEAST_SIDE and rank * (m + n) < m * n and not _is_tied(model, weight):
@@ -333,10 +337,21 @@ def _is_under(name: str, prefixes: Collection[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in prefixes)
 
 
+def _require_modules(model: nn.Module, whole: Collection[str]) -> None:
+    known = dict(model.named_modules(remove_duplicate=False))
+    odd = next((name for name in whole if name not in known), None)
+    if odd is not None:
+        raise ExportError(
+            f"whole names {odd!r}, which is no module of the model",
+            instead=f"names such as {', '.join(list(known)[1:4])}",
+        )
+
+
 def _is_tied(model: nn.Module, weight: Tensor) -> bool:
-    """Whether another module has the same weight."""
-    held = [p for each in model.modules() for p in each._parameters.values()]
-    return sum(p is weight for p in held) > 1
+    """Whether the same weight has another place in the model: in another module, or in one that
+    lies in several places itself."""
+    places = model.named_parameters(remove_duplicate=False)
+    return sum(parameter is weight for _, parameter in places) > 1
 
 
 # Slices: the model built narrower.
@@ -347,6 +362,7 @@ def _sliced(
 ) -> tuple[nn.Module, list[BuiltRung]]:
     models = [make(int(width)) for width in widths]
     full = models[-1]
+    _require_modules(full, whole)
     shapes = [{n: tuple(t.shape) for n, t in _tensors(each).items()} for each in models]
     found = []
     for width, model, own in zip(widths, models, shapes, strict=True):

@@ -37,6 +37,7 @@ from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     exact_names,
+    own_name,
     rung_name,
     shared_tensors,
 )
@@ -137,6 +138,7 @@ class FedAvgMethod(SummingMethod):
             raise ValueError("the first model holds values that are not finite")
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
         self._ladder = Ladder(self._layout, rungs or [whole(self._layout)])
+        self._places = {rung.submodel.rung: at for at, rung in enumerate(self._ladder.rungs)}
         self._cut()
         self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
@@ -205,7 +207,13 @@ class FedAvgMethod(SummingMethod):
             return Broadcast(
                 self._round_id, self._version, only.tensors, settings, exact=only.exact
             )
-        attached = {rung_name(place): each for place, each in enumerate(told, 1)}
+        attached = {}
+        for rung, each in zip(self._ladder.rungs, told, strict=True):
+            attached[rung_name(rung.submodel.rung)] = each
+            if rung.own:
+                # Exact, so that it stays the same content, which a device fetches once.
+                own = Attachment(rung.own, exact=frozenset(rung.own), lasting=True)
+                attached[own_name(rung.submodel.rung)] = own
         return Broadcast(self._round_id, self._version, {}, settings, attached)
 
     def require(self, update: Update) -> None:
@@ -214,11 +222,10 @@ class FedAvgMethod(SummingMethod):
         said.number("loss", LOSSES)
         if self._by_samples:
             said.integer("samples", _SAMPLE_COUNTS)
-        place = 1
-        if len(self._ladder.rungs) > 1:
-            place = said.integer("rung", Within(1, len(self._ladder.rungs)))
+        if len(self._ladder.rungs) > 1 and said.integer("rung") not in self._places:
+            raise Refused("bad-metadata", "rung is none of the task's")
         said.end()
-        rung = self._ladder.rungs[place - 1]
+        rung = self._ladder.rungs[self._rung(update)]
         if set(update.tensors) != rung.names:
             raise Refused("bad-tensors", "the update's tensors are not those of the model")
         weight = self._weight(update)
@@ -374,7 +381,8 @@ class FedAvgMethod(SummingMethod):
         return int(update.metadata["samples"]) if self._by_samples else 1
 
     def _rung(self, update: Update) -> int:
-        return int(update.metadata.get("rung", 1)) - 1
+        """Its place among the task's."""
+        return self._places[int(update.metadata["rung"])] if len(self._places) > 1 else 0
 
     @property
     def _heaviest(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -43,10 +43,13 @@ class Rung:
     Attributes:
         layout: its tensors as they travel, parameters before buffers.
         submodel: what each is of the full model.
+        own: first values, by names on the wire, of what stays on the devices (personal layers): a
+            submodel's artifact brings none.
     """
 
     layout: tuple[SharedTensor, ...]
     submodel: Submodel
+    own: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -104,9 +107,14 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
     """The rungs of a ladder, smallest first; none where there is one artifact.
 
     ``kept``: names of what stays on the devices. Raises ValueError where the artifacts are not the
-    rungs of one ladder, in order, the full model last.
+    rungs of one ladder, in order, the full model last, or where one rung by itself is to have such.
     """
     if len(artifacts) < 2:
+        if kept and any(each.manifest.submodel for each in artifacts):
+            raise ValueError(
+                f"{artifacts[0].manifest.name} is one rung of a ladder, and brings no first values "
+                "of personal layers: list the ladder's folder, or export the model by itself"
+            )
         return []
     known = [artifact.manifest.submodel for artifact in artifacts]
     names = ", ".join(artifact.manifest.name for artifact in artifacts)
@@ -122,7 +130,13 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
     for artifact, submodel in zip(artifacts, ladder, strict=True):
         frozen = artifact.manifest.frozen_members
         layout = shared_tensors(*trained_of(artifact), kept, frozen)
-        found.append(Rung(layout, submodel))
+        known_names = {one.name for one in layout}
+        own = {
+            one.wire_name: artifact.initial[one.name].reshape(one.wire_shape)
+            for one in shared_tensors(*trained_of(artifact), (), frozen)
+            if one.name not in known_names
+        }
+        found.append(Rung(layout, submodel, own))
     return found
 
 

@@ -56,7 +56,7 @@ from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update, encod
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in
 from device_sdk.wire.publish.report import ItemCount, Reason
-from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms
+from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, read_attachment
 
 _Kind = tuple[tuple[str, np.dtype[Any], np.dtype[Any], int], ...]
 _PLACE, _LENGTH = struct.Struct("<H"), struct.Struct("<I")
@@ -632,12 +632,12 @@ class ArrayDevices(VirtualDevices):
         attachment: Attachment,
     ) -> Attachment:
         name = next(key for key, each in opened.attachments.items() if each is attachment)
-        content, _ = published.attachments[name]
+        content, cohort = published.attachments[name]
         mark = hash(content)
         if self._held.get((device, name)) != mark:
             self._held[device, name] = mark
             fetched[0] += len(content)
-        return attachment
+        return read_attachment(content, cohort)  # as its codec left it
 
 
 def _size(manifest: Manifest) -> int:

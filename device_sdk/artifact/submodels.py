@@ -167,9 +167,10 @@ def part_of(
 
 def stand_in(shape: tuple[int, ...]) -> Floats:
     """Values for a tensor whose own a task brings: small, positive and unequal, [shape]. A step on
-    them takes as long as on any others, and ends in no division by zero."""
+    them takes as long as on any others, and ends in no division by zero. A row of a matrix sums to
+    one or so, so that neither wide nor deep models make of them what is not finite."""
     size = int(np.prod(shape, dtype=np.int64))
-    values: Floats = (0.005 + 0.015 * np.modf(np.arange(size) * 0.6180339887498949)[0]).astype(
-        np.float32
-    )
+    middle = 1 / max(1, int(np.prod(shape[1:], dtype=np.int64))) if len(shape) > 1 else 1 / 80
+    shares = 0.4 + 1.2 * np.modf(np.arange(size) * 0.6180339887498949)[0]
+    values: Floats = (middle * shares).astype(np.float32)
     return values.reshape(shape)

@@ -206,12 +206,12 @@ class ArrayTrainer(RoundTrainer):
         """The artifacts of which one will be trained, and where work will be done that either end
         may do."""
         ahead = self._ahead(job, data)
+        if self._kind.rehearses:
+            chosen = self._capability(job, data)
+            if chosen is not None:
+                self._measured[job.manifest.task] = chosen
+            return [_chosen(job, chosen)], None
         known = self._known(job, data, ahead)
-        if known is None and self._kind.rehearses:
-            known = self._capability(job, data)
-            if known is not None:
-                self._measured[job.manifest.task] = known
-            return [_chosen(job, known)], None
         where = _where(known)
         if where is None and ahead is not None and self._obstacle(ahead):
             where = "aggregator"

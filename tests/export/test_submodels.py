@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import export
+from aggregator.methods.fedavg import FedAvgBinding, FedAvgSettings
 from device_sdk import Trainer
 from device_sdk.artifact import ArtifactError, load_artifact, read_manifest
 from device_sdk.artifact.load import rung_folders
 from device_sdk.artifact.submodels import FULL_FILE
 from device_sdk.capability.rungs import RungRequest, bench_artifacts
+from device_sdk.local_data import LocalData
+from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.learner import FedAvgLearner
 from export import ExportError
 from tests.fakes.waiting import NEVER_SECONDS
 
@@ -247,8 +253,10 @@ def touches(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[st
         (Net(), {"ranks": (1 / 8, 1 / 2)}, "the last rank is 0.5"),
         (Net(), {"ranks": (0, 1)}, "above 0"),
         (Net(), {"widths": (4, 8)}, "a function that builds the model"),
-        (nn.Linear(4, 4), {"ranks": (1 / 2, 1)}, "the same: no layer is large enough"),
-        (Net(), {"ranks": (0.5, 1), "whole": ("conv", "words", "hidden")}, "no layer is large"),
+        (nn.Linear(4, 4), {"ranks": (1 / 2, 1)}, r"the same: no layer \(both sides of 16"),
+        (Net(), {"ranks": (0.5, 1), "whole": ("conv", "words", "hidden")}, "no layer"),
+        (Net(), {"ranks": (0.5, 1), "whole": ("haed",)}, "'haed', which is no module"),
+        (Flat, {"widths": (4, 8), "whole": ("haed",)}, "'haed', which is no module"),
         (Ignores, {"widths": (4, 8)}, "build the same model"),
         (Deeper, {"widths": (4, 16)}, "'more.bias' is not in the models of both"),
         (Shrinks, {"widths": (4, 8)}, "does not lie in"),
@@ -331,3 +339,64 @@ def test_the_weights_of_rnns_and_attention_are_factored_too(tmp_path: Path) -> N
         "attention.out_proj.factors.weight.left",
     }
     assert not any("factors" in member.name for _, member in full.manifest.members())
+
+
+class Shared(nn.Module):
+    """Layers that lie in two places, and one whose weight is made of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        twice = nn.Linear(32, 32)
+        self.steps = nn.ModuleList([nn.Linear(20, 32), twice, twice])
+        self.again = nn.Sequential(twice, nn.Tanh())
+        self.norm = nn.utils.spectral_norm(nn.Linear(32, 32))
+        self.head = nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = torch.tanh(step(x))
+        found: Tensor = self.head(self.norm(self.again(x)))
+        return found
+
+
+def test_layers_in_several_places_and_weights_made_of_others_stay_whole(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    batch = {"x": torch.rand(ROWS, 20), "y": torch.rand(ROWS, 2)}
+
+    def squared(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(model(batch["x"]), batch["y"])
+
+    small, _ = export.submodels(
+        Shared(), squared, batch, ranks=(1 / 4, 1), optimizer=export.Sgd(lr=0.1), verify=False,
+        dynamic={"x": {0: "batch"}, "y": {0: "batch"}}, directory=tmp_path / "net",
+    )  # fmt: skip
+    assert small.manifest.submodel is not None
+    assert {piece.of for piece in small.manifest.submodel.pieces.values()} == {"steps.0.weight"}
+
+
+def test_personal_layers_begin_on_a_device_with_the_model_s_own_values(
+    ladder: Path, tmp_path: Path
+) -> None:
+    artifacts = [load_artifact(each) for each in rung_folders(ladder)]
+    training = FedAvgTraining(personal="hidden,head")
+    settings = FedAvgSettings(training=training)
+    binding = FedAvgBinding("fedavg", settings)
+    opened = binding.build(0, np.random.default_rng(0), artifacts).open_round(1)
+    for artifact, folder in zip(artifacts, rung_folders(ladder), strict=True):
+        shutil.copytree(folder, tmp_path / folder.name)
+        trainer = Trainer(tmp_path / folder.name, providers="cpu")
+        state, stand_ins = trainer.state, trainer.parameters
+        learner = FedAvgLearner(lambda: LocalData({}), trainer, "", np.random.default_rng(0))
+        offer = replace(opened, offered=dict.fromkeys(opened.attachments, 1), attachments={})
+        wanted = {name: opened.attachments[name] for name in learner.wants(offer)}
+        told = replace(opened, attachments=wanted)
+        assert learner.adopt(told)
+        for name, array in trainer.parameters.items():
+            np.testing.assert_allclose(array, artifact.initial[name], atol=1e-6, err_msg=name)
+        # Afterwards they are the device's.
+        learner.restore({f"trainer.{name}": array for name, array in state.items()})
+        assert learner.adopt(told)
+        np.testing.assert_array_equal(trainer.parameters["head.bias"], stand_ins["head.bias"])
+        assert len(learner.wants(offer)) == 1
+    with pytest.raises(ValueError, match="one rung of a ladder"):
+        binding.build(0, np.random.default_rng(0), artifacts[:1])

@@ -157,6 +157,11 @@ def rung_name(rung: int) -> str:
     return f"rung{rung}"
 
 
+def own_name(rung: int) -> str:
+    """Of the attachment with the first values of a submodel's personal layers."""
+    return f"own{rung}"
+
+
 def exact_names(layout: Sequence[SharedTensor]) -> frozenset[str]:
     """What no codec is to round: statistics, of whose size a rounding error may exceed what they
     tell apart (a mean of 101,325 Pa that moves by 10). They are few beside the parameters."""

@@ -10,6 +10,7 @@ personalization layers).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     SharedTensor,
     exact_names,
+    own_name,
     rung_name,
     shared_tensors,
 )
@@ -33,11 +35,13 @@ from device_sdk.methods.local_steps import (
     train_epochs,
     unchanged_on_error,
 )
+from device_sdk.methods.state import State
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 from device_sdk.wire.publish.report import Reason
 
 Tensors = Mapping[str, NDArray[Any]]
+_REHEARSAL_RATE = 1e-9
 
 
 class FedAvgLearner(ModelLearner):
@@ -60,6 +64,8 @@ class FedAvgLearner(ModelLearner):
         self._layouts: dict[tuple[str, ...], tuple[SharedTensor, ...]] = {}
         submodel = trainer.artifact.submodel
         self._rung = 0 if submodel is None else submodel.rung
+        self._begins = True
+        """Whether this device has no model yet, so that its personal layers are the task's."""
 
     def train(self, broadcast: Broadcast) -> Update:
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
@@ -86,13 +92,23 @@ class FedAvgLearner(ModelLearner):
         return Update(broadcast.round_id, moved, metadata, exact=exact_names(layout))
 
     def rehearse(self, broadcast: Broadcast) -> None:
-        """The round's steps from whatever the trainer holds."""
-        self._steps(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
+        """The round's steps from whatever the trainer holds, and so short that they stay near it:
+        steps of the round's length from stand-ins may lead to what is not finite."""
+        training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
+        if "lr" in self._trainer.hyper:
+            training = replace(training, learning_rate=_REHEARSAL_RATE)
+        self._steps(training)
 
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
-        """The submodel that this device trains, where the task's model has such."""
-        name = rung_name(self._rung)
-        return [name] if name in broadcast.offered else []
+        """The submodel that this device trains, where the task's model has such, and to begin with
+        its personal layers."""
+        own = [own_name(self._rung)] if self._begins else []
+        return [name for name in (rung_name(self._rung), *own) if name in broadcast.offered]
+
+    def restore(self, state: State) -> None:
+        """See :class:`~device_sdk.methods.learner.Learner`."""
+        super().restore(state)
+        self._begins = False
 
     def _steps(self, training: FedAvgTraining) -> tuple[StepsReport, int]:
         """Their report, and the number of training samples."""
@@ -161,8 +177,30 @@ class FedAvgLearner(ModelLearner):
             if not np.isfinite(value).all():
                 raise LearnerError(f"the broadcast's {one.wire_name!r} is not finite")
             values[one.name] = value.astype(np.float32).reshape(one.shape)
+        if self._begins:
+            values.update(self._own_of(broadcast, layout))
         self._trainer.set_parameters(values)
         return told
+
+    def _own_of(
+        self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]
+    ) -> dict[str, NDArray[Any]]:
+        """The first values of personal layers, where the artifact has none."""
+        given = broadcast.attachments.get(own_name(self._rung))
+        if given is None:
+            return {}
+        trainer, shared = self._trainer, {one.name for one in layout}
+        frozen = trainer.artifact.frozen_members
+        everything = shared_tensors(trainer.parameters, trainer.buffers, (), frozen)
+        own = {one.wire_name: one for one in everything if one.name not in shared}
+        if set(given.tensors) != set(own):
+            raise LearnerError("the task's personal layers are not those of the artifact")
+        found = {}
+        for name, value in given.tensors.items():
+            if value.shape != own[name].wire_shape or not np.isfinite(value).all():
+                raise LearnerError(f"the task's personal {name!r} does not fit the artifact")
+            found[own[name].name] = value.astype(np.float32).reshape(own[name].shape)
+        return found
 
     def _differences(
         self, told: Tensors, layout: tuple[SharedTensor, ...]

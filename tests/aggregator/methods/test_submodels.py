@@ -17,7 +17,14 @@ from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.artifact.submodels import Basis
 from device_sdk.methods.fedavg.contract import SharedTensor, rung_name
 from device_sdk.wire.arrays.exchange import Broadcast, Update
-from tests.fakes.ladders import FULL, factored_rung, ladder_method, layout_of, sliced_rung
+from tests.fakes.ladders import (
+    FULL,
+    arrays_of,
+    factored_rung,
+    ladder_method,
+    layout_of,
+    sliced_rung,
+)
 from tests.fakes.method_cases import sender
 
 WIDE, TALL = (6, 9), (9, 6)
@@ -244,3 +251,16 @@ def test_one_rung_is_plain_averaging() -> None:
     np.testing.assert_array_equal(ladder.mean([sums], [4]), sums / 4)
     np.testing.assert_array_equal(ladder.part(model, 0), model)
     assert ladder.basis_size == 0
+
+
+def test_a_task_may_leave_rungs_of_a_ladder_out() -> None:
+    rungs = [factored_rung(2, 4, WIDE, 2), Rung(layout_of(WIDE), FULL(4, 4))]
+    method = FedAvgMethod(arrays_of(WIDE), {}, FedAvgSettings(), rungs=rungs)
+    before = method.model["net.w"].copy()
+    opened = method.open_round(1)
+    assert set(opened.attachments) == {rung_name(2), rung_name(4)}
+    with pytest.raises(Refused, match="rung"):
+        good = update(opened, 4, seed=1)
+        method.check(Update(1, good.tensors, {**good.metadata, "rung": 1}, sender(0)))
+    close(method, [update(opened, 2, seed=0), update(opened, 4, seed=1)])
+    assert np.abs(moved(method, before)).min() > 0

@@ -160,3 +160,17 @@ def test_the_last_version_replaces_the_devices_own(
     fresh.set_state(adopted)
     wanted = opened(artifacts[0]).tensors["w.linear.weight"]
     np.testing.assert_allclose(fresh.parameters["linear.weight"], wanted)
+
+
+def test_what_was_chosen_before_fetching_is_trained_though_the_data_grew_meanwhile(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    data = [local_data(3)]
+    one = trainer(home, lambda: data[-1], capability_seconds=0.2)
+    row = one.train(job(artifacts)).capability
+    assert row is not None
+    home.models.save_capability(replace(row, option=artifacts[0].artifact_id.hex()))
+    one.wants(job(artifacts))  # the part of the smallest is fetched, and no other
+    data.append(local_data(60))
+    assert one.train(job(artifacts)).k == 1
+    assert one.train(job(artifacts)).k == 2  # measured anew

@@ -17,6 +17,7 @@ from device_sdk.trial import PASSED, TrialLimits, can_try, try_artifact
 from device_sdk.wire.publish.report import Reason
 from tests.fakes.bombs import Bomb, make_bomb
 from tests.fakes.handmade import linear_artifact
+from tests.fakes.quick import run_python
 
 GIB = 2**30
 
@@ -169,15 +170,21 @@ def test_an_environment_in_which_nothing_starts_is_no_fault_of_the_artifact(
     assert "no process could be started" in caplog.text
 
 
-def test_where_no_thread_is_to_be_had_nothing_is_held_against_the_artifact(
-    linear: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = threading.stack_size(2**45)
-    try:
-        assert try_artifact(linear, TrialLimits(60.0)) is None
-    finally:
-        threading.stack_size(before)
-    assert "can't start new thread" in caplog.text
+_NO_THREADS = """
+import logging, sys, threading
+from pathlib import Path
+from device_sdk.trial import TrialLimits, try_artifact
+logging.basicConfig()
+threading.stack_size(2**45)
+print(try_artifact(Path(sys.argv[1]), TrialLimits(60.0)))
+"""
+
+
+def test_where_no_thread_is_to_be_had_nothing_is_held_against_the_artifact(linear: Path) -> None:
+    """In a process of its own: as the test of that name in ``runtime/test_watch.py``."""
+    done = run_python("-c", _NO_THREADS, linear)
+    assert done.stdout == "None\n", done.stderr
+    assert "can't start new thread" in done.stderr
 
 
 @pytest.mark.parametrize(

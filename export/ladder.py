@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,12 +23,13 @@ from torch import Tensor, nn
 
 from device_sdk.artifact import ArtifactError, safetensors
 from device_sdk.artifact.flat_layout import flat_layout
-from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of
+from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of, slice_of
 from export.build import Exported, Progress, Recipe, export_given, reported
 from export.errors import ExportError
 from export.given import MetricSpecs, described_metrics, named_axes, named_tensors
 from export.optimizers import Optimizer
 from export.step import LossesFunction, LossFunction, PredictFunction
+from export.write import replaced
 
 LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
@@ -83,7 +81,8 @@ def submodels(
     values = _values(full)
     data = safetensors.encode(values)
     digest = hashlib.sha256(data).hexdigest()
-    with reported(progress) as say, _replaced(directory) as draft:
+    _require_replaceable(directory)
+    with reported(progress) as say, replaced(directory) as draft:
         (draft / FULL_FILE).write_bytes(data)
         found = []
         for place, rung in enumerate(rungs, 1):
@@ -470,8 +469,6 @@ def _switched_off(rung: BuiltRung, name: str, value: Any, parts: Mapping[str, An
         return torch.from_numpy(product.reshape(value.shape).astype("f4"))
     if name not in rung.pieces:
         return torch.from_numpy(value.copy())
-    from device_sdk.artifact.submodels import slice_of
-
     kept = torch.zeros(value.shape).numpy()
     at = slice_of(parts[name].shape, value.shape, rung.pieces[name].blocks)
     kept[at] = parts[name]
@@ -536,30 +533,9 @@ def _is_empty(directory: Path) -> bool:
     return directory.is_dir() and not any(directory.iterdir())
 
 
-class _replaced:
-    """A folder beside ``directory`` that takes its place when the block ends without an error."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> Path:
-        directory = self._directory
-        ladder = (directory / FULL_FILE).is_file()
-        if directory.exists() and not ladder and not _is_empty(directory):
-            raise ExportError(
-                f"{directory} holds other files", instead="a new folder, or a ladder to replace"
-            )
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        self._draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-        self._draft.chmod(0o755)
-        return self._draft
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            old = Path(tempfile.mkdtemp(prefix=f".{self._directory.name}.", dir=self._draft.parent))
-            if self._directory.exists():
-                os.replace(self._directory, old / "replaced")
-            os.replace(self._draft, self._directory)
-            shutil.rmtree(old)
-        else:
-            shutil.rmtree(self._draft)
+def _require_replaceable(directory: Path) -> None:
+    ladder = (directory / FULL_FILE).is_file()
+    if directory.exists() and not ladder and not _is_empty(directory):
+        raise ExportError(
+            f"{directory} holds other files", instead="a new folder, or a ladder to replace"
+        )

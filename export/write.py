@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -139,13 +140,21 @@ def _place(files: dict[str, bytes], directory: Path) -> None:
                 f"{directory} holds other files ({', '.join(strange[:3])})",
                 instead="a new or empty folder, or one with an artifact to replace",
             )
+    with replaced(directory) as draft:
+        for name, data in files.items():
+            (draft / name).write_bytes(data)
+        load_artifact(draft)
+
+
+@contextmanager
+def replaced(directory: Path) -> Iterator[Path]:
+    """A new folder beside ``directory`` that takes its place when the block ends without an error,
+    and is gone otherwise."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        for name, data in files.items():
-            (draft / name).write_bytes(data)
         draft.chmod(0o755)
-        load_artifact(draft)
+        yield draft
         if directory.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
             os.replace(directory, old / "replaced")

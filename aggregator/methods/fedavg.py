@@ -259,8 +259,8 @@ class FedAvgMethod(SummingMethod):
             ]
 
     def begin_sums(self) -> None:
-        self._moved = FixedPointSum((self._ladder.ends("parameter")[-1],), self._bound)
-        self._buffers_moved = UnlikeSum((self._ladder.ends("buffer")[-1],), self._buffers_bound)
+        self._moved = FixedPointSum((self._ladder.parameters[-1].stop,), self._bound)
+        self._buffers_moved = UnlikeSum((self._ladder.buffers[-1].stop,), self._buffers_bound)
 
     def sum_up(self, judged: Sequence[Judged]) -> None:
         for one in self._weighed(judged):
@@ -270,8 +270,8 @@ class FedAvgMethod(SummingMethod):
         assert self._moved is not None and self._buffers_moved is not None
         self._weights[rung] += weight
         trained = self._ladder.rungs[rung].trained
-        self._moved.add_at(self._ladder.span("parameter", rung), values[:trained], weight)
-        self._buffers_moved.add_at(self._ladder.span("buffer", rung), values[trained:], weight)
+        self._moved.add_at(self._ladder.parameters[rung], values[:trained], weight)
+        self._buffers_moved.add_at(self._ladder.buffers[rung], values[trained:], weight)
 
     def sum_held(self, judged: Iterable[Judged], largest: float) -> None:
         counted = list(self._weighed(judged))
@@ -330,8 +330,8 @@ class FedAvgMethod(SummingMethod):
         sums = [
             np.concatenate(
                 [
-                    moved[self._ladder.span("parameter", rung)],
-                    buffers[self._ladder.span("buffer", rung)],
+                    moved[self._ladder.parameters[rung]],
+                    buffers[self._ladder.buffers[rung]],
                 ]
             )
             for rung in range(len(self._ladder.rungs))
@@ -350,8 +350,8 @@ class FedAvgMethod(SummingMethod):
         self._robust = None
         self._moved = self._buffers_moved = None
         if self._adds_up:
-            self._moved = FixedPointSum((self._ladder.ends("parameter")[-1],))
-            self._buffers_moved = UnlikeSum((self._ladder.ends("buffer")[-1],))
+            self._moved = FixedPointSum((self._ladder.parameters[-1].stop,))
+            self._buffers_moved = UnlikeSum((self._ladder.buffers[-1].stop,))
 
     def _require_sound(self) -> None:
         super()._require_sound()

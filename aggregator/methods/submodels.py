@@ -14,6 +14,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -149,12 +150,16 @@ class Ladder:
 
     *Coordinates* are those of the full model with each factored tensor in its basis: U' W V, and
     what of W lies outside of U or V.
+
+    ``parameters`` and ``buffers``: where each rung's lie in a vector of all rungs'.
     """
 
     def __init__(self, layout: Sequence[SharedTensor], rungs: Sequence[Rung]) -> None:
         self._layout, self.rungs = tuple(layout), tuple(rungs)
         factored = {p.of for rung in rungs for p in rung.pieces if p.role != "slice"}
         self._factored = [one for one in layout if one.name in factored]
+        self.parameters = _one_after_another([rung.trained for rung in rungs])
+        self.buffers = _one_after_another([rung.size - rung.trained for rung in rungs])
         self._bases: dict[str, Basis] = {}
         known = {one.name: one for one in layout}
         for rung in rungs:
@@ -166,16 +171,6 @@ class Ladder:
                     raise ValueError(f"{piece.of!r} is factored, and is no matrix")
                 if piece.of in factored and piece.role == "slice" and one.shape != shape:
                     raise ValueError(f"{piece.of!r} is factored by one rung and cut by another")
-
-    def ends(self, kind: str) -> list[int]:
-        """Where the rungs' parameters, or buffers, end that are laid one after the other."""
-        counts = [r.trained if kind == "parameter" else r.size - r.trained for r in self.rungs]
-        return [int(end) for end in np.cumsum([0, *counts])]
-
-    def span(self, kind: str, rung: int) -> slice:
-        """One rung's among these."""
-        start, end = self.ends(kind)[rung : rung + 2]
-        return slice(start, end)
 
     # -- the bases, which every rung of a version is cut by ----------------------------------------
 
@@ -322,6 +317,11 @@ class Ladder:
 
     def _zeros(self) -> dict[str, list[Wide]]:
         return {one.name: [np.zeros(s) for s in self._shapes(one)] for one in self._layout}
+
+
+def _one_after_another(sizes: Sequence[int]) -> tuple[slice, ...]:
+    ends = np.cumsum([0, *sizes]).tolist()
+    return tuple(slice(start, end) for start, end in pairwise(ends))
 
 
 def _flat(parts: Mapping[str, Sequence[Wide]]) -> Wide:

@@ -26,6 +26,7 @@ from aggregator.methods.method import (
     Said,
     fitted,
     require_floats,
+    require_within,
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
@@ -234,7 +235,7 @@ class FedAvgMethod(SummingMethod):
             most = min(_LARGEST_VALUE, pull / weight)
             values = update.tensors[one.wire_name]
             require_floats(one.wire_name, values, one.wire_shape)
-            require_floats(one.wire_name, self._ladder.moved(piece, values), one.wire_shape, most)
+            require_within(self._ladder.moved(piece, values), most)
 
     def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
         for update in updates:

@@ -104,18 +104,12 @@ def trained_of(artifact: Artifact) -> tuple[dict[str, NDArray[Any]], dict[str, N
     return found
 
 
-def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
-    """The rungs of a ladder, smallest first; none where there is one artifact.
+def submodels_of(artifacts: Sequence[Artifact]) -> list[Submodel]:
+    """What each is of the full model, smallest first; nothing where there is one artifact.
 
-    ``kept``: names of what stays on the devices. Raises ValueError where the artifacts are not the
-    rungs of one ladder, in order, the full model last, or where one rung by itself is to have such.
+    Raises ValueError where they are not the rungs of one ladder, in order, the full model last.
     """
     if len(artifacts) < 2:
-        if kept and any(each.manifest.submodel for each in artifacts):
-            raise ValueError(
-                f"{artifacts[0].manifest.name} is one rung of a ladder, and brings no first values "
-                "of personal layers: list the ladder's folder, or export the model by itself"
-            )
         return []
     known = [artifact.manifest.submodel for artifact in artifacts]
     names = ", ".join(artifact.manifest.name for artifact in artifacts)
@@ -127,8 +121,22 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
     rungs = [each.rung for each in ladder]
     if rungs != sorted(set(rungs)) or rungs[-1] != ladder[-1].rungs:
         raise ValueError(f"{names} are rungs {rungs}; expected rising ones, the full model last")
+    return ladder
+
+
+def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
+    """The rungs of a ladder, smallest first; none where there is one artifact.
+
+    ``kept``: names of what stays on the devices. Raises ValueError as :func:`submodels_of` does,
+    and where one rung by itself is to have such.
+    """
+    if len(artifacts) == 1 and kept and artifacts[0].manifest.submodel:
+        raise ValueError(
+            f"{artifacts[0].manifest.name} is one rung of a ladder, and brings no first values "
+            "of personal layers: list the ladder's folder, or export the model by itself"
+        )
     found = []
-    for artifact, submodel in zip(artifacts, ladder, strict=True):
+    for artifact, submodel in zip(artifacts, submodels_of(artifacts), strict=False):
         frozen = artifact.manifest.frozen_members
         layout = shared_tensors(*trained_of(artifact), kept, frozen)
         known_names = {one.name for one in layout}

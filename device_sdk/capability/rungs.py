@@ -26,10 +26,9 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import read_manifest, rung_folders
 from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE, Manifest
 from device_sdk.capability.energy import EnergyMeter
-from device_sdk.capability.fit import Fit, WorkDone, choose_among
+from device_sdk.capability.fit import Fit, Request, WorkDone, choose, confirmed
 from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.report import BenchChoice, BenchResult, BenchRow
-from device_sdk.capability.stopwatch import Request
 from device_sdk.errors import GraphRunError, NonFiniteStep
 from device_sdk.fields import Declared, OneOf, Within
 from device_sdk.methods.fedavg.contract import exact_names, shared_tensors
@@ -49,7 +48,6 @@ _FEWEST, _MOST = 3, 500
 """Steps in a turn."""
 _MEMORY_STEPS: Final = 3
 _MEMORY_SECONDS: Final = 120.0
-_CONFIRMATIONS: Final = 3
 _Positive = Annotated[int, Within(1)]
 _Codec = Annotated[str, OneOf(tuple(BROADCAST_CODECS))]
 
@@ -108,7 +106,7 @@ class OpenArtifact:
 
 @dataclass(frozen=True, slots=True)
 class RoundOfSteps:
-    """A round of so many steps; a :class:`~device_sdk.capability.fit.StoppableWork`."""
+    """A round of so many steps; an :class:`~device_sdk.capability.fit.Option`."""
 
     rung: OpenArtifact
     steps: int
@@ -143,7 +141,7 @@ def bench_artifacts(
 ) -> BenchResult:
     """Time the artifacts of these folders, each of which may be a ladder's with all its rungs.
 
-    The choice is the one that a device makes in a round (:func:`choose_among`), of rounds of
+    The choice is the one that a device makes in a round (:func:`choose`), of rounds of
     ``samples`` x ``epochs`` in such steps. ``progress`` is told what is being done; ``memory_of``:
     :func:`peak_memory`, where None.
 
@@ -362,32 +360,19 @@ def _choice(
     works = [RoundOfSteps(rung, steps[rung.name], clock) for rung in small]
     fit = Fit(None, None, "No memory is left for the smallest.")
     if works:
-        fit = choose_among(works, asked, clock)
+        fit = choose(works, asked, clock)
     work = None if fit.place is None else works[fit.place]
-    confirmed, told = (False, "") if work is None else _confirmed(work, asked, clock)
+    kept, told = (False, "") if work is None else confirmed(work, asked, clock)
     return BenchChoice(
         round=f"{steps[rungs[0].name]:,} steps ({request.samples:,} samples x {request.epochs})",
         deadline_seconds=asked.deadline_seconds,
         limit_seconds=asked.limit_seconds,
         fits=work is not None,
-        confirmed=confirmed,
+        confirmed=kept,
         reason=f"{fit.reason}{too_large}{told}",
         option=None if work is None else work.name,
         round_seconds=fit.p90_seconds,
     )
-
-
-def _confirmed(work: RoundOfSteps, asked: Request, clock: Clock) -> tuple[bool, str]:
-    """Whether it keeps the deadline when it is run again, and what is said of that."""
-    deadline = asked.deadline_seconds / asked.slowdown
-    until = clock.now() + max(asked.time_box_seconds / _CONFIRMATIONS, deadline)
-    runs: list[float] = []
-    while len(runs) < _CONFIRMATIONS and (not runs or clock.now() + runs[-1] < until):
-        done = work.run(deadline)
-        runs.append(done.seconds if done.finished else math.inf)
-    if float(np.quantile(runs, 0.9, method="lower")) <= deadline:
-        return True, " Run again, it kept the deadline."
-    return False, " Run again, it did not keep the deadline: is another program running?"
 
 
 # Memory, in a process of its own.

@@ -13,8 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_sdk.artifact.load import read_manifest
-from device_sdk.capability.fit import Fit, WorkDone, choose_among
-from device_sdk.capability.stopwatch import Request
+from device_sdk.capability.fit import Fit, Request, WorkDone, choose
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import (
@@ -116,8 +115,7 @@ def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> N
 
 
 class ArrayWork:
-    """A round on a learner that is thrown away; a
-    :class:`~device_sdk.capability.fit.StoppableWork`.
+    """A round on a learner that is thrown away; an :class:`~device_sdk.capability.fit.Option`.
 
     ``make`` gives the learner as the round would begin with it. ``rehearses``: with the work
     that either end may do, even where this round has none.
@@ -444,7 +442,7 @@ class ArrayTrainer(RoundTrainer):
             time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
         )
-        fit = choose_among(works, request, self._clock)
+        fit = choose(works, request, self._clock)
         chosen = self._trainers[job.artifacts[fit.place or 0].folder]
         return replace(fit, reason=f"{fit.reason} {chosen.provider_report}".rstrip())
 

@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Table
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.capability import Measured, Request, WorkSizes, bench_stepped
+from device_sdk.capability import Request, TimedOption, WorkSizes, bench_stepped
 from device_sdk.capability.report import BenchResult
 from device_sdk.errors import DeviceError
 from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
@@ -194,7 +194,7 @@ def _measure(
     train = split.train
     with console.status("measuring ...") as status:
 
-        def progress(seen: Measured) -> None:
+        def progress(seen: TimedOption) -> None:
             slower = "" if slowdown == 1.0 else f" ({slowdown:g} times slower, emulated)"
             status.update(f"measuring{slower}: {seen.name}, {len(seen.seconds)} runs")
 

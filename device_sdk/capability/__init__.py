@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from device_sdk.capability.bench import WorkSizes, bench_solved, bench_stepped
-from device_sdk.capability.fit import Measured, Option, Request, Workload, choose, columns
+from device_sdk.capability.fit import Option, Request, TimedOption, Workload, choose, columns
 from device_sdk.capability.machine import Machine, describe_machine
 from device_sdk.system.clock import Clock, MonotonicClock
 
 __all__ = [
     "Clock",
     "Machine",
-    "Measured",
+    "TimedOption",
     "MonotonicClock",
     "Option",
     "Request",

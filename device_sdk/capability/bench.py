@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.capability.fit import Fit, Measured, Request, Workload, choose, columns, confirmed
+from device_sdk.capability.fit import (
+    Fit,
+    Request,
+    TimedOption,
+    Workload,
+    choose,
+    columns,
+    confirmed,
+)
 from device_sdk.capability.machine import Machine, describe_machine, usable_cores
 from device_sdk.capability.report import BenchChoice, BenchResult, BenchRow
 from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_batch
@@ -160,7 +168,7 @@ class TrainStepWorkload:
 
 
 WhenNoneFits = Literal["one", "decline"]
-Seen = Callable[[Measured], None]
+Seen = Callable[[TimedOption], None]
 
 
 def bench_solved(
@@ -289,7 +297,7 @@ def _result(
     )
 
 
-def _row(seen: Measured, sizes: WorkSizes) -> BenchRow:
+def _row(seen: TimedOption, sizes: WorkSizes) -> BenchRow:
     p50, p90 = (
         each if math.isfinite(each) else None for each in (seen.p50_seconds, seen.p90_seconds)
     )

@@ -1,7 +1,7 @@
 """Which is the largest option that fits into so many seconds?
 
 Options are works whose cost grows, smallest first, each of which can be cut short: rounds with the
-rungs of a ladder, with artifacts of unequal size, or with k columns of a model (:class:`Columns`).
+rungs of a ladder, with artifacts of unequal size, or with k columns of a model (:class:`ColumnsOption`).
 One fits when the 90th percentile of its time keeps the limit. As few are measured as a line through
 what was measured needs, and none for much longer than its share of the time box.
 """
@@ -84,7 +84,7 @@ class Option(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimedOption:
     """What was seen of an option on a device as slow as the request's.
 
     ``seconds``: of its runs; an estimate from the pace of its steps where a whole run did not fit
@@ -116,14 +116,14 @@ class Fit:
     place: int | None
     p90_seconds: float | None
     reason: str
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[TimedOption, ...] = ()
 
 
 def choose(
     options: Sequence[Option],
     request: Request,
     clock: Clock,
-    progress: Callable[[Measured], None] = lambda seen: None,
+    progress: Callable[[TimedOption], None] = lambda seen: None,
 ) -> Fit:
     """The largest of the `options`, which come smallest first, that fits.
 
@@ -135,7 +135,7 @@ def choose(
     """
     limit = request.limit_seconds / request.slowdown
     stop_at = clock.now() + request.time_box_seconds
-    seen: dict[int, Measured] = {}
+    seen: dict[int, TimedOption] = {}
     low, high, whole_steps, halve = -1, len(options), 0, False
     doubts: Counter[int] = Counter()
     while True:
@@ -156,7 +156,7 @@ def choose(
         share = max(0.0, stop_at - clock.now()) / max(1, left).bit_length()
         runs, whole_steps = _timed(options[place], limit, share, whole_steps, clock)
         seconds = tuple(each * request.slowdown for each in runs)
-        seen[place] = Measured(place, options[place].name, seconds)
+        seen[place] = TimedOption(place, options[place].name, seconds)
         progress(seen[place])
         most = _TIE * request.limit_seconds
         if seen[place].p90_seconds <= most:
@@ -170,7 +170,7 @@ def choose(
     return Fit(low, seen[low].p90_seconds, reason, measured)
 
 
-def _reason(seen: Mapping[int, Measured], low: int, high: int, request: Request) -> str:
+def _reason(seen: Mapping[int, TimedOption], low: int, high: int, request: Request) -> str:
     bound = (
         f"the limit is {_shown(request.limit_seconds)} "
         f"({1.0 - request.headroom:.0%} of {_shown(request.deadline_seconds)})"
@@ -273,7 +273,7 @@ class Workload(Protocol):
 
 
 @dataclass(slots=True)
-class Columns:
+class ColumnsOption:
     """A round of ``workload`` with ``k`` columns, an :class:`Option`; ``prepared`` is all its
     options': the k, and of how many parts, that the workload is ready for."""
 
@@ -313,7 +313,7 @@ class Columns:
         return self.clock.now() - start
 
 
-def columns(workload: Workload, most: int, clock: Clock) -> list[Columns]:
+def columns(workload: Workload, most: int, clock: Clock) -> list[ColumnsOption]:
     """Its options: 1 to ``most`` columns."""
     prepared: list[tuple[int, int]] = []
-    return [Columns(k, workload, clock, prepared) for k in range(1, most + 1)]
+    return [ColumnsOption(k, workload, clock, prepared) for k in range(1, most + 1)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from device_sdk.capability import Measured, Request, WorkSizes, bench_solved, bench_stepped
+from device_sdk.capability import Request, TimedOption, WorkSizes, bench_solved, bench_stepped
 from device_sdk.capability.bench import WhenNoneFits
 from device_sdk.capability.report import (
     BenchResult,
@@ -261,7 +261,7 @@ def _items(arguments: argparse.Namespace, line: ProgressLine) -> BenchResult:
     if arguments.loss != "bpr":
         _refuse(arguments, _OF_STEPS, "is of the train step, which only --loss bpr takes")
 
-    def progress(seen: Measured) -> None:
+    def progress(seen: TimedOption) -> None:
         line.show(
             f"measuring: {seen.name}, {len(seen.seconds)} runs, p90 {seen.p90_seconds * 1e3:.3f} ms"
         )

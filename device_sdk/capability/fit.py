@@ -1,9 +1,9 @@
 """Which is the largest option that fits into so many seconds?
 
 Options are works whose cost grows, smallest first, each of which can be cut short: rounds with the
-rungs of a ladder, with artifacts of unequal size, or with k columns of a model (:class:`ColumnsOption`).
-One fits when the 90th percentile of its time keeps the limit. As few are measured as a line through
-what was measured needs, and none for much longer than its share of the time box.
+rungs of a ladder, with artifacts of unequal size, or with k columns of a model. One fits when the
+90th percentile of its time keeps the limit. As few are measured as a line through what was measured
+needs, and none for much longer than its share of the time box.
 """
 
 from __future__ import annotations

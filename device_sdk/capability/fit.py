@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
 
@@ -186,6 +186,28 @@ def _reason(seen: Mapping[int, TimedOption], low: int, high: int, request: Reque
         return f"Even the smallest misses: {told(0)}; {bound}."
     then = told(high) if high in seen else "it is the largest one"
     return f"{told(low)} at p90, {bound}; {then}."
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Kept = TypeVar("_Kept", bound=_Named)
+
+
+def affordable(
+    options: Sequence[_Kept], bytes_of: Callable[[_Kept], int | None], most: int | None, what: str
+) -> tuple[list[_Kept], str]:
+    """Those of the options that take no more than ``most`` bytes (None: no bound) of ``what``, or
+    nobody knows how many; and what is said of the first that takes more."""
+    if most is None:
+        return [*options], ""
+    taken = [bytes_of(each) or 0 for each in options]
+    kept = [each for each, own in zip(options, taken, strict=True) if own <= most]
+    over = [(each.name, own) for each, own in zip(options, taken, strict=True) if own > most]
+    told = "".join(f" {name} takes {own:,} bytes {what}, of {most:,}." for name, own in over[:1])
+    return kept, told
 
 
 def confirmed(option: Option, request: Request, clock: Clock) -> tuple[bool, str]:

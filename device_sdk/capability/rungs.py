@@ -26,7 +26,7 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import read_manifest, rung_folders
 from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE, Manifest
 from device_sdk.capability.energy import EnergyMeter
-from device_sdk.capability.fit import Fit, Request, WorkDone, choose, confirmed
+from device_sdk.capability.fit import Fit, Request, WorkDone, affordable, choose, confirmed
 from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.report import BenchChoice, BenchResult, BenchRow
 from device_sdk.errors import GraphRunError, NonFiniteStep
@@ -62,7 +62,8 @@ class RungRequest(Declared):
         deadline_seconds: a round has to end within it; None: nothing is chosen.
         time_box_seconds: for the timed steps, and as long again for the choice.
         slowdown: so many times slower a device is emulated.
-        most_memory_bytes: what takes more is not chosen.
+        most_memory_bytes, most_bytes: what takes more of memory, or down and up in a round, is not
+            chosen.
         broadcast_codec, update_codec: the task's.
     """
 
@@ -74,6 +75,7 @@ class RungRequest(Declared):
     time_box_seconds: Annotated[float, Within(0, above=True)] = 5.0
     slowdown: Annotated[float, Within(1)] = 1.0
     most_memory_bytes: _Positive | None = None
+    most_bytes: _Positive | None = None
     broadcast_codec: _Codec = "float16"
     update_codec: _Codec = "int8"
     threads: _Positive = 1
@@ -161,8 +163,9 @@ def bench_artifacts(
             memory[rung.name] = measure(rung.folder, request.batch, providers, request.threads)
         meter = EnergyMeter(clock)
         _time(rungs, request.time_box_seconds, clock, meter, progress)
+        measured = tuple(_measured(rung, memory[rung.name], request, rng) for rung in rungs)
         progress("choosing")
-        choice = _choice(rungs, memory, request, clock)
+        choice = _choice(rungs, measured, request, clock)
         first = rungs[0].trainer
         rows = {rung.rows for rung in rungs}
         of = f" of {rows.pop()} samples" if len(rows) == 1 else ""
@@ -170,7 +173,7 @@ def bench_artifacts(
             kind="rung" if rungs[0].manifest.submodel is not None else "artifact",
             work=f"a train step{of}",
             machine=describe_machine(threads=first.threads, provider=first.providers[0]),
-            rows=tuple(_measured(rung, memory[rung.name], request, rng) for rung in rungs),
+            rows=measured,
             slowdown=request.slowdown,
             elapsed_seconds=clock.now() - start,
             energy=meter.source,
@@ -335,7 +338,7 @@ def round_bytes(trainer: Trainer, down: str, up: str, rng: np.random.Generator) 
 
 def _choice(
     rungs: Sequence[OpenArtifact],
-    memory: Mapping[str, int | None],
+    rows: Sequence[BenchRow],
     request: RungRequest,
     clock: Clock,
 ) -> BenchChoice | None:
@@ -347,18 +350,19 @@ def _choice(
         time_box_seconds=request.time_box_seconds,
         slowdown=request.slowdown,
     )
-    most = request.most_memory_bytes
-    small = [each for each in rungs if most is None or (memory[each.name] or 0) <= most]
-    too_large = ""
-    if len(small) < len(rungs):
-        first = next(each for each in rungs if each not in small)
-        too_large = (
-            f" {first.name} takes {memory[first.name]:,} bytes of memory, above the {most:,} "
-            "that it may."
-        )
+    by_name = {row.option: row for row in rows}
+
+    def memory(rung: OpenArtifact) -> int | None:
+        return by_name[rung.name].peak_memory_bytes
+
+    def transfer(rung: OpenArtifact) -> int:
+        return (by_name[rung.name].down_bytes or 0) + (by_name[rung.name].up_bytes or 0)
+
+    small, too_large = affordable(rungs, memory, request.most_memory_bytes, "of memory")
+    small, too_many = affordable(small, transfer, request.most_bytes, "a round")
     steps = {each.name: request.epochs * math.ceil(request.samples / each.rows) for each in rungs}
     works = [RoundOfSteps(rung, steps[rung.name], clock) for rung in small]
-    fit = Fit(None, None, "No memory is left for the smallest.")
+    fit = Fit(None, None, "None is small enough.")
     if works:
         fit = choose(works, asked, clock)
     work = None if fit.place is None else works[fit.place]
@@ -369,7 +373,7 @@ def _choice(
         limit_seconds=asked.limit_seconds,
         fits=work is not None,
         confirmed=kept,
-        reason=f"{fit.reason}{too_large}{told}",
+        reason=f"{fit.reason}{too_large}{too_many}{told}",
         option=None if work is None else work.name,
         round_seconds=fit.p90_seconds,
     )

@@ -99,6 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--most-memory", type=positive_int, metavar="BYTES", help="do not choose what takes more"
     )
+    step.add_argument(
+        "--most-bytes",
+        type=positive_int,
+        metavar="BYTES",
+        help="do not choose what takes more down and up in a round",
+    )
     for way, default in (("broadcast", "float16"), ("update", "int8")):
         step.add_argument(
             f"--{way}-codec",
@@ -153,7 +159,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 # Options that only one of the ways to bench has a use for.
-_OF_ARTIFACTS = ("samples", "epochs", "most_memory", "broadcast_codec", "update_codec")
+_OF_ARTIFACTS = (
+    "samples", "epochs", "most_memory", "most_bytes", "broadcast_codec", "update_codec",
+)  # fmt: skip
 _OF_ITEMS = ("interactions", "users", "loss", "max_k", "when_none_fits")
 _OF_STEPS = ("batch", "threads", "providers")
 

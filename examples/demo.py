@@ -1,4 +1,4 @@
-"""A fleet of unequal devices learns over MQTT on this machine, in about two minutes.
+"""48 unequal devices learn one model over MQTT on this machine, in about a minute.
 
 Run it with `make demo`, or `python -m examples.demo --help`.
 """
@@ -10,53 +10,55 @@ import sys
 
 # Official onnxruntime wheels write to the user's cache folder unless this is set before the import.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-# The times that throttles are set by are those of one thread, as on the devices.
+# Many devices share the cores: one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import shutil
-import signal
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
+from device_sdk.errors import DeviceError
 from device_sdk.system.command_line import add_out, natural, positive_int, print_any_text
-from examples import local_story
-from examples.datasets.movielens import DatasetError, data_root
-from examples.download_bar import download_with_bar
+from device_sdk.system.files import write_atomically
+from examples.digits.baselines import all_small, alone, only_strong
+from examples.digits.data import MOST_DEVICES, DealtDigits, deal_digits
+from examples.digits.plan import CLASSES, Pace, round_seconds
+from examples.digits.report import class_rows, findings, report_html, scheme_rows
+from examples.digits.run import DigitsResults, run_fleet
 from examples.fleet.broker import mosquitto_path
-from examples.fleet.data import FleetData, load_fleet_data
 from examples.fleet.errors import FleetError
-from examples.fleet.fleet import Fleet, FleetOptions
-from examples.fleet.plan import CLASSES
-from examples.fleet.progress import live_view
-from examples.fleet.report import write_report
-from examples.fleet.summary import print_summary, print_synthetic_warning
+from examples.fleet.interrupts import interrupted_once
+from examples.fleet.progress import milliseconds
+from examples.fleet.work_clock import WorkClock, yardstick_seconds
+from examples.program import round_bar
 
 _DESCRIPTION = """\
-Starts an MQTT broker, a tessera-aggregator and 48 devices in 4 processes. Each device has a folder,
-an identity and some of MovieLens 100K's 943 users of its own, is slowed down to one of 4 capacity
-classes, and takes part in 10 rounds. Six devices of each class time their training and pick how
-many of the model's columns they can afford. Ends with tables and a report.html. Ctrl-C stops
-everything and shows what is known."""
+Starts an MQTT broker, a tessera-aggregator and 48 devices of 4 classes. Each holds 30 handwritten
+digits (scikit-learn's: nothing is downloaded), times the four rungs of one convolutional network on
+itself, and trains the largest that it affords, in 12 rounds. Ends with tables and a report.html
+that compare the fleet with the same devices alone, with all at the smallest rung, and with only the
+strongest taking part."""
 
 _EXAMPLES = """\
-data: --data, else the folder in TESSERA_DATA, else ../shared/data, else downloaded from GroupLens
-(5 MB, checksum checked), else, without a network, synthetic data that are labelled as such.
-
 examples:
   make demo                                everything in a temporary folder
-  make demo ARGS="--out out/demo"       keep homes, logs and the database for a look
-  make demo ARGS="--rounds 4"              a shorter one
+  make demo ARGS="--out out/demo"          keep homes, logs and the database for a look
+  make demo ARGS=--recommender             films instead, on MovieLens 100K (--recommender --help)
   make demo ARGS=--local                   no fleet: export, measure and train on this machine alone
+                                           (exports from torch: make venv first)
 """
+BASELINES = {
+    "alone": alone,
+    "all at the smallest rung": all_small,
+    "only the desktops": only_strong,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,20 +67,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 on success, 1 where a part failed, 2 for a wrong command line, 130 when stopped.
     """
     print_any_text()
+    told = list(sys.argv[1:] if argv is None else argv)
+    for flag in ("--recommender", "--local"):
+        if flag in told:
+            told.remove(flag)
+            return _other(flag, told)
     parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.devices < arguments.processes * len(CLASSES):
+    arguments = parser.parse_args(told)
+    if arguments.devices % len(CLASSES) or arguments.devices > MOST_DEVICES:
         parser.error(
-            f"--devices is {arguments.devices}; {arguments.processes} processes with every class "
-            f"of {len(CLASSES)} take at least {arguments.processes * len(CLASSES)}"
+            f"--devices is {arguments.devices}; expected a multiple of {len(CLASSES)}, at most "
+            f"{MOST_DEVICES}"
         )
     console = Console()
+    if arguments.broker == "mosquitto" and mosquitto_path() is None:
+        console.print("demo: Mosquitto is not installed; leave out --broker", style="red")
+        return 1
     temporary = arguments.out is None
     output: Path = Path(tempfile.mkdtemp(prefix="tessera-demo-")) if temporary else arguments.out
-    if arguments.local:
-        told = ["--out", str(output), "--seed", str(arguments.seed)]
-        told += [] if arguments.data is None else ["--data", str(arguments.data)]
-        return local_story.main(told)
     working = output / "fleet"
     try:
         working.mkdir(mode=0o700, parents=True)
@@ -89,20 +95,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             markup=False,
         )
         return 1
+    status = 0
     try:
-        with _interrupted_once():
-            status = _run(arguments, output, working, console)
-    except (FleetError, DatasetError, OSError, ValueError) as error:
+        with interrupted_once():
+            _run(arguments, output, working, console)
+    except (FleetError, DeviceError, OSError, ValueError) as error:
         console.print(f"demo: {error}", style="red", markup=False)
         status = 1
     except KeyboardInterrupt:
-        console.print("stopped before the fleet had started")
+        console.print("\nStopped; every child process has ended.")
         status = 130
     if temporary and status != 1:
         shutil.rmtree(working, ignore_errors=True)
-    elif not temporary or status == 1:
+    else:
         console.print(f"Homes, logs and the aggregator's database: {working}", soft_wrap=True)
     return status
+
+
+def _other(flag: str, told: Sequence[str]) -> int:
+    if flag == "--recommender":
+        from examples import recommender_demo
+
+        return recommender_demo.main(told)
+    from examples import local_story
+
+    return local_story.main(told)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,16 +129,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--local", action="store_true", help="the story of one machine: no broker, no fleet"
-    )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder that holds ml-100k")
+    parser.add_argument("--recommender", action="store_true", help="the recommender's demo")
+    parser.add_argument("--local", action="store_true", help="the story of one machine")
     add_out(parser, metavar="DIR", help="all files go here (default: a temporary folder)")
-    parser.add_argument("--devices", type=positive_int, default=48, help="identities (%(default)s)")
-    parser.add_argument(
-        "--processes", type=positive_int, default=4, help="that hold them (%(default)s)"
-    )
-    parser.add_argument("--rounds", type=positive_int, default=10, help="(%(default)s)")
+    parser.add_argument("--devices", type=positive_int, default=48, help="(%(default)s)")
+    parser.add_argument("--rounds", type=positive_int, default=12, help="(%(default)s)")
     parser.add_argument(
         "--broker",
         choices=("auto", "mosquitto", "amqtt"),
@@ -132,79 +144,51 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(arguments: argparse.Namespace, output: Path, working: Path, console: Console) -> int:
-    data = _load(arguments, output, console)
-    mosquitto = None if arguments.broker == "amqtt" else mosquitto_path()
-    if arguments.broker == "mosquitto" and mosquitto is None:
-        raise FleetError("Mosquitto is not installed; leave out --broker, or install it")
-    options = FleetOptions(
-        mosquitto,
-        devices=arguments.devices,
-        processes=arguments.processes,
-        rounds=arguments.rounds,
-        seed=arguments.seed,
-    )
-    with console.status("timing a round's training, and recommenders that see all data ..."):
-        fleet = Fleet(data, options, working)
-    status = _run_fleet(fleet, console)
-    console.print()
-    print_summary(console, fleet.results)
+def _run(arguments: argparse.Namespace, output: Path, working: Path, console: Console) -> None:
+    dealt = deal_digits(arguments.devices, np.random.default_rng(arguments.seed))
+    yardstick = yardstick_seconds()
+    with console.status("timing a round of each rung ..."):
+        seconds = round_seconds(
+            dealt.train[0], WorkClock(yardstick), np.random.default_rng(arguments.seed)
+        )
+    pace = Pace.of(seconds)
+    results = DigitsResults(arguments.devices, arguments.rounds, arguments.seed, pace)
+    shown = ", ".join(f"{rung} {milliseconds(each)}" for rung, each in seconds.items())
+    console.print(f"A round's training here: {shown}.", highlight=False)
+    broker = None if arguments.broker != "amqtt" else "amqtt"
+    with round_bar(console, arguments.rounds, "devices enrol and time themselves") as show:
+        run_fleet(dealt, results, yardstick, working, broker, show)
+    _compare(dealt, results, console)
+    _print(results, console)
     report = output / "report.html"
-    write_report(report, fleet.results)
+    write_atomically(report, report_html(results).encode())
     console.print(f"\nThe report, with pictures: {report.resolve()}", style="bold", soft_wrap=True)
-    return status
+    console.print("Films instead: make demo ARGS=--recommender", highlight=False)
 
 
-def _run_fleet(fleet: Fleet, console: Console) -> int:
-    try:
-        with live_view(console, time.monotonic) as show:
-            fleet.run(show, lambda name: console.print(f"Broker: {name}.", highlight=False))
-    except KeyboardInterrupt:
-        fleet.results.stopped_early = "it was interrupted."
-        console.print("\nStopped; every child process has ended. What is known so far:")
-        return 130
-    except FleetError as error:
-        fleet.results.stopped_early = f"{error}."
-        console.print(f"\ndemo: {error}", style="red", markup=False)
-        return 1
-    return 0
+def _compare(dealt: DealtDigits, results: DigitsResults, console: Console) -> None:
+    for name, play in BASELINES.items():
+        with console.status(f"beside it: {name} ..."):
+            results.baselines[name] = play(dealt, results.held, results.rounds, results.seed)
 
 
-def _load(arguments: argparse.Namespace, output: Path, console: Console) -> FleetData:
-    data = load_fleet_data(
-        data_root() if arguments.data is None else arguments.data,
-        output / "data",
-        download=lambda folder: download_with_bar(folder, console),
-        rng=np.random.default_rng(arguments.seed),
-    )
-    if data.synthetic:
-        print_synthetic_warning(console, data.origin)
+def _print(results: DigitsResults, console: Console) -> None:
+    limit = milliseconds(results.pace.limit_seconds)
+    titles = f"What each class affords within {limit}", "Accuracy on 357 unseen pictures"
+    for title, (head, rows) in zip(
+        titles, (class_rows(results), scheme_rows(results)), strict=True
+    ):
+        table = Table(*head, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for each in findings(results):
+        console.print(each, highlight=False)
     console.print(
-        f"{data.name}: {data.interactions:,} training interactions of {len(data.user_ids):,} users "
-        f"with {len(data.item_ids):,} items, {'drawn' if data.synthetic else data.origin}.\n"
-        "Each user's latest item is held out; it is on no device but for the test.",
+        f"{results.rounds} rounds, {results.updates:,} updates counted, in "
+        f"{results.seconds:.0f} s. Broker: {results.broker}.",
         highlight=False,
-        markup=False,
-        soft_wrap=True,
     )
-    return data
-
-
-@contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """SIGINT and SIGTERM interrupt once; more of them wait until the children have ended."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, lambda number, frame: None)
-        raise KeyboardInterrupt
-
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,8 @@ def local_fleet(
         task: what to learn.
         members: the devices; their names must differ.
         folder: for homes and logs; made if missing. Nothing is written elsewhere.
-        broker: Mosquitto's executable; found by itself if None, and amqtt where there is none.
+        broker: Mosquitto's executable, or ``amqtt``; if None Mosquitto where there is one, else
+            amqtt.
 
     Raises FleetError where a part does not start, ValueError for repeated names.
     """
@@ -186,7 +187,9 @@ def local_fleet(
     folder = folder.resolve()  # child processes run in another folder
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        running = stack.enter_context(running_broker(folder, broker or mosquitto_path()))
+        executable = mosquitto_path() if broker is None else broker
+        executable = None if executable == "amqtt" else executable
+        running = stack.enter_context(running_broker(folder, executable))
         home = folder / "aggregator"
         aggregator_command("init", "--home", str(home))
         (home / "task.toml").write_text(task.to_toml(running.url, len(members)), encoding="utf-8")

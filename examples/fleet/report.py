@@ -30,7 +30,6 @@ def report_html(results: FleetResults) -> str:
     run = results.run
     title = f"Tessera: {run.devices} devices learn together"
     body = [
-        f"<h1>{title}</h1>",
         f'<p class="soft">{escape(_about(results))}</p>',
         *_warnings(results),
         _tiles(results),
@@ -40,12 +39,7 @@ def report_html(results: FleetResults) -> str:
         _users(results),
         _method(results),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return page(title, body)
 
 
 def _about(results: FleetResults) -> str:
@@ -91,18 +85,14 @@ def _tiles(results: FleetResults) -> str:
         (f"{results.updates_counted:,}", "updates counted, each once"),
         (span(results.seconds), f"in all; {_mean(results.round_seconds):.2f} s a round"),
     ]
-    inner = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for value, name in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
+    return tiles_of(tiles)
 
 
 def _quality(results: FleetResults) -> str:
     rounds = results.curve_rounds()
     last = results.last_round()
     if last is None:
-        return _section("Quality by round", "<p>No round was evaluated.</p>")
+        return section("Quality by round", "<p>No round was evaluated.</p>")
     names: list[tuple[str, str | None]] = [("whole fleet", None)]
     names += [(each.name, each.name) for each in CLASSES]
     hits, gains, rows = [], [], []
@@ -135,16 +125,16 @@ def _quality(results: FleetResults) -> str:
         )
         + "</div>"
     )
-    table = _table(
+    figures = table(
         [
             *("after " + results.round_name(last), "users", "HR@10", "NDCG@10"),
             *("HR@10 of 99", "NDCG@10 of 99"),
         ],
         rows,
     )
-    return _section(
+    return section(
         "Quality by round, and by capacity class",
-        f'<div class="pair">{charts}</div>{table}'
+        f'<div class="pair">{charts}</div>{figures}'
         '<p class="soft">Is a user\'s held-out latest item among the first ten of all items that '
         "the user has not, and of itself and 99 others "
         f"({escape(results.run.negatives)})? Devices evaluate their own users; held-out "
@@ -170,7 +160,7 @@ def _bytes(results: FleetResults) -> str:
         if mean is not None:
             text = f"{_kib(mean)}, 1/{results.dense_bytes / mean:.1f} of dense"
             bars.append(Bar(name, capacity or FLEET, mean, text))
-    return _section(
+    return section(
         "Bytes per update",
         bar_chart("Mean bytes per update", bars)
         + '<p class="soft">As sent: int8 pulls on the rows of likes, item ids, the users\' part, '
@@ -213,7 +203,7 @@ def _capability(results: FleetResults) -> str:
         for each in CLASSES
         if (found := next((m for m in results.measured.values() if m.capacity == each.name), None))
     )
-    return _section(
+    return section(
         "What the devices chose to afford",
         '<div class="pair"><div><h3>k that devices picked</h3>'
         + strip_chart("k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns)
@@ -227,7 +217,7 @@ def _capability(results: FleetResults) -> str:
             level_names="left",
         )
         + "</div></div>"
-        + _table(
+        + table(
             ["class", "slowed down", "picked k", "trains k", "p90 when timed", "mean in rounds"],
             rows,
         )
@@ -249,7 +239,7 @@ def _users(results: FleetResults) -> str:
     if not results.shown:
         return ""
     cards = "".join(_user(shown) for shown in results.shown.values())
-    return _section(
+    return section(
         "Recommended",
         f'<div class="pair">{cards}</div><p class="soft">Made on the device that holds the user, '
         "from its own vectors and the last item matrix it got. Seen films are left out.</p>",
@@ -274,7 +264,7 @@ def _method(results: FleetResults) -> str:
     troubles = "".join(
         f"<li>{escape(each.device)}: {escape(each.text)}</li>" for each in results.troubles[:10]
     )
-    return _section(
+    return section(
         "How this came about",
         "<p>Every device has a folder, a key and an enrolment of its own, and connects to the "
         "broker by itself. The broker sees sealed messages only. Interactions, user vectors and "
@@ -285,11 +275,32 @@ def _method(results: FleetResults) -> str:
     )
 
 
-def _section(title: str, inner: str) -> str:
+def page(title: str, body: Sequence[str]) -> str:
+    """A page that needs nothing else."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
+        f"<body><main><h1>{title}</h1>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def section(title: str, inner: str) -> str:
+    """One of its parts."""
     return f"<section><h2>{escape(title)}</h2>{inner}</section>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def tiles_of(tiles: Sequence[tuple[str, str]]) -> str:
+    """Figures in large, with what each is of."""
+    inner = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for value, name in tiles
+    )
+    return f'<div class="tiles">{inner}</div>'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells of text."""
     header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

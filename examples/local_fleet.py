@@ -32,7 +32,9 @@ from examples.fleet.aggregator import RunningAggregator, aggregator_command, ser
 from examples.fleet.broker import RunningBroker, mosquitto_path, running_broker
 from examples.fleet.errors import FleetError
 
-_PACE = Pace(answer_seconds=3.0, fetch_seconds=3.0, reopen_seconds=0.5, most_seconds=10.0)
+_PACE = Pace(
+    answer_seconds=3.0, fetch_seconds=3.0, reopen_seconds=0.5, most_seconds=10.0, ask_seconds=0.2
+)
 _START_SECONDS = 60.0
 _ENROL_SECONDS = 5.0
 _POLL_SECONDS = 0.05

@@ -11,21 +11,24 @@ import numpy as np
 
 from aggregator.methods.method import Method
 from aggregator.task.file import parse_task
-from device_sdk import LocalData, Trainer
+from device_sdk import LocalData
 from device_sdk.artifact.load import load_artifact, rung_folders
-from device_sdk.capability.fit import Request
+from device_sdk.capability.fit import Request, choose_among
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.fedavg.learner import FedAvgLearner
-from device_sdk.methods.learner import LearnerParts
+from device_sdk.methods.learner import Learner, LearnerParts
 from device_sdk.system.clock import Clock
+from device_sdk.system.watch import Watch
+from device_sdk.train.arrays import ArrayWork, WatchedTrainer
+from device_sdk.train.job import LocalArtifact
 from examples.digits.data import EACH, Batch
 from examples.local_fleet import FleetTask
 
 CLASSES = ("sensor", "phone", "tablet", "desktop")
 """Of devices, the weakest first: each affords one rung more than the one before."""
 LADDER = packaged_artifact().with_name("digits")
-EPOCHS = 10
-_RUNS = 15
+EPOCHS = 6
+_TURNS, _TURN_SECONDS = 5, 0.2
 _ROOM = 1.3
 """The strongest class has so many times the time that the full model's round takes."""
 
@@ -57,22 +60,32 @@ def digits_method(rng: np.random.Generator) -> Method:
 
 
 def round_seconds(data: Batch, clock: Clock, rng: np.random.Generator) -> dict[str, float]:
-    """By rung the p90 of a round's training on this machine, before anything is slowed down.
+    """By rung the p90 of a round's training on this machine, before anything is slowed down, as a
+    device finds it that has this rung alone; the median of some times.
 
     The rungs take turns, so that a machine that gets slower in the meantime slows all of them.
     """
     broadcast = digits_method(rng).open_round(1)
-    trainers = {name: Trainer(folder, threads=1) for name, folder in rungs().items()}
-    taken: dict[str, list[float]] = {name: [] for name in trainers}
-    for _ in range(_RUNS):
-        for name, trainer in trainers.items():
+    request = Request(60.0, time_box_seconds=_TURN_SECONDS)
+
+    def work(rung: Path) -> ArrayWork:
+        trainer = WatchedTrainer(rung, clock, seed=0, providers="cpu", watch=Watch())
+
+        def learner() -> tuple[Learner, WatchedTrainer]:
+            trainer.reset()
             parts = LearnerParts(lambda: LocalData(data), trainer, None, "0" * 32, rng)
-            learner = FedAvgLearner.make(parts)
-            learner.rehearse(broadcast)
-            start = clock.now()
-            learner.rehearse(broadcast)
-            taken[name].append(clock.now() - start)
-    return {name: float(np.quantile(each, 0.9)) for name, each in taken.items()}
+            return FedAvgLearner.make(parts), trainer
+
+        return ArrayWork(
+            LocalArtifact(bytes(32), rung.name, rung), learner, broadcast, clock, rehearses=True
+        )
+
+    works = [work(folder) for folder in rungs().values()]
+    taken = [
+        [choose_among([work], request, clock).p90_seconds or 0.0 for work in works]
+        for _ in range(_TURNS)
+    ]
+    return dict(zip(rungs(), np.median(taken, axis=0).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ class Pace:
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> Pace:
         """Each class's limit lies midway between its rung and the next one, so that noise does not
-        decide: it is a third on either side."""
+        decide."""
         rising: Sequence[float] = np.maximum.accumulate([*seconds.values()]).tolist()
         limit = _ROOM * rising[-1]
         affordable = [

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -21,6 +24,7 @@ from examples.local_fleet import LocalFleet, Member, local_fleet
 
 _CAPABILITY_SECONDS = 0.5
 _FINAL_SECONDS = 60.0
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,47 @@ class DigitsResults:
         )
 
 
+class Turns:
+    """Lets devices choose their rung one after another.
+
+    They share a machine: all at once, each would time the others. Whoever has the turn keeps it
+    until its first update is made.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._has: str | None = None
+        self._had: set[str] = set()
+
+    def may(self, name: str) -> bool:
+        """What :class:`TrainingOptions` ask, as ``only_when``."""
+        with self._lock:
+            if self._has is None and name not in self._had:
+                self._has = name
+            return name in self._had or name == self._has
+
+    @contextmanager
+    def passed_on(self, devices: Mapping[str, Device]) -> Iterator[None]:
+        """Pass the turn on while the block runs."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while len(self._had) < len(devices) and not over.wait(_LOOK_SECONDS):
+                has = self._has
+                if has is not None and devices[has].status().k_reason:
+                    with self._lock:
+                        self._had.add(has)
+                        self._has = None
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+
+
 def run_fleet(
     dealt: DealtDigits,
     results: DigitsResults,
@@ -94,12 +139,16 @@ def run_fleet(
     pace = results.pace
     task = digits_task(results.rounds, pace.train_seconds)
     classes = {f"device-{n + 1:02}": CLASSES[n % len(CLASSES)] for n in range(results.devices)}
+    turns = Turns()
     members = [
         Member(
             name,
             LocalData(train),
             TrainingOptions(
-                slowdown=pace.slowdowns[capacity], capability_seconds=_CAPABILITY_SECONDS
+                slowdown=pace.slowdowns[capacity],
+                capability_seconds=_CAPABILITY_SECONDS,
+                providers="cpu",
+                only_when=partial(turns.may, name),
             ),
             WorkClock(yardstick_seconds),
         )
@@ -107,7 +156,10 @@ def run_fleet(
     ]
     examiner = Examiner(dealt.test)
     method = digits_method(np.random.default_rng(results.seed))
-    with local_fleet(task, members, folder, broker=broker) as fleet:
+    with (
+        local_fleet(task, members, folder, broker=broker) as fleet,
+        turns.passed_on(fleet.devices),
+    ):
         results.broker = fleet.broker.name
         for row in fleet.rounds():
             results.updates += row.participants or 0

@@ -24,9 +24,8 @@ def digits_network(seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         return nn.Sequential(
             nn.Conv2d(1, 32, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Conv2d(32, 96, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(96, 128, 3, padding=1), nn.ReLU(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 128, 10),
+            nn.Conv2d(32, 160, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(160, 224, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 224, 10),
         )  # fmt: skip
 
 

@@ -24,14 +24,13 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from aggregator.demo.broker import mosquitto_path
+from aggregator.demo.child import FleetError, interrupted_once
 from device_sdk.system.command_line import add_out, natural, positive_int, print_any_text
 from examples.datasets.movielens import DatasetError, data_root
 from examples.download_bar import download_with_bar
-from examples.fleet.broker import mosquitto_path
 from examples.fleet.data import FleetData, load_fleet_data
-from examples.fleet.errors import FleetError
 from examples.fleet.fleet import Fleet, FleetOptions
-from examples.fleet.interrupts import interrupted_once
 from examples.fleet.plan import CLASSES
 from examples.fleet.progress import live_view
 from examples.fleet.report import write_report

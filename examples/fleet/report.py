@@ -8,16 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.demo.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
+from aggregator.demo.page import (
+    FLEET,
+    factor,
+    milliseconds,
+    page,
+    section,
+    span,
+    table,
+    tiles_of,
+)
 from device_sdk.system.files import write_atomically
-from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
 from examples.fleet.evaluate import FleetQuality
 from examples.fleet.journal import UserShown
 from examples.fleet.plan import CLASSES, HEADROOM, TIMED_PER_CLASS
-from examples.fleet.progress import factor, k_range, milliseconds, span
+from examples.fleet.progress import k_range
 from examples.fleet.results import FleetResults
-
-_STYLE = Path(__file__).with_name("report.css")
-FLEET = "fleet"
 
 
 def write_report(path: Path, results: FleetResults) -> None:
@@ -272,42 +279,6 @@ def _method(results: FleetResults) -> str:
         "demo read.</p>"
         f"<p>Messages that the aggregator refused: {escape(results.refusals)}.</p>"
         + (f"<p>Troubles that devices told:</p><ul>{troubles}</ul>" if troubles else ""),
-    )
-
-
-def page(title: str, body: Sequence[str]) -> str:
-    """A page that needs nothing else."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
-        f"<body><main><h1>{title}</h1>{''.join(body)}</main></body></html>\n"
-    )
-
-
-def section(title: str, inner: str) -> str:
-    """One of its parts."""
-    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
-
-
-def tiles_of(tiles: Sequence[tuple[str, str]]) -> str:
-    """Figures in large, with what each is of."""
-    inner = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for value, name in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells of text."""
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return (
-        f'<div class="wide" tabindex="0"><table><tr>{header}</tr>{lines}</table></div>'
-        '<p class="soft hint">The table goes on to the right: swipe, or scroll sideways.</p>'
     )
 
 

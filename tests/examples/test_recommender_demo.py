@@ -17,13 +17,13 @@ import psutil
 import pytest
 from rich.console import Console
 
+from aggregator.demo.broker import mosquitto_path, running_broker
+from aggregator.demo.child import FleetError
 from examples import recommender_demo as demo
 from examples.datasets import movielens
 from examples.datasets.movielens import DatasetError, draw_synthetic
 from examples.fleet import fleet
-from examples.fleet.aggregator import FleetSettings
-from examples.fleet.broker import mosquitto_path, running_broker
-from examples.fleet.errors import FleetError
+from examples.fleet.recommender_task import FleetSettings
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
 """A fleet on this machine: a broker, an aggregator, and devices that learn from local arrays.
 
     task = FleetTask("fedavg", [folder], rounds=10, settings={"training": {"epochs": 2}})
-    members = [Member("anna", LocalData(train)), Member("bert", LocalData(other))]
+    members = [FleetMember("anna", LocalData(train)), FleetMember("bert", LocalData(other))]
     with local_fleet(task, members, folder) as fleet:
         for row in fleet.rounds():
             print(row.round, row.metrics, fleet.devices["anna"].predict(batch))
@@ -15,22 +15,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from aggregator.demo.broker import RunningBroker, mosquitto_path, running_broker
+from aggregator.demo.child import FleetError
+from aggregator.demo.serving import RunningAggregator, aggregator_command, serving
 from aggregator.store.rows import RoundRow
 from device_sdk import Device, EnrolmentFailed, LocalData, TrainingOptions
 from device_sdk.local_data import DataSource
 from device_sdk.system.clock import Clock
 from device_sdk.world import Pace
-from examples.fleet.aggregator import RunningAggregator, aggregator_command, serving
-from examples.fleet.broker import RunningBroker, mosquitto_path, running_broker
-from examples.fleet.errors import FleetError
 
 _PACE = Pace(
     answer_seconds=3.0, fetch_seconds=3.0, reopen_seconds=0.5, most_seconds=10.0, ask_seconds=0.2
@@ -96,7 +98,7 @@ class FleetTask:
 
 
 @dataclass(frozen=True)
-class Member:
+class FleetMember:
     """A device to be: its name for people, its samples, and its own choices.
 
     ``work_clock`` times its training; devices that share a machine measure each other with the
@@ -170,7 +172,7 @@ class LocalFleet:
 
 @contextmanager
 def local_fleet(
-    task: FleetTask, members: Sequence[Member], folder: Path, *, broker: str | None = None
+    task: FleetTask, members: Sequence[FleetMember], folder: Path, *, broker: str | None = None
 ) -> Iterator[LocalFleet]:
     """Start everything, run until the block ends, and stop everything.
 
@@ -208,7 +210,7 @@ def local_fleet(
 
 
 def _enrolled(
-    member: Member, url: str, code: str, home: Path, aggregator: RunningAggregator
+    member: FleetMember, url: str, code: str, home: Path, aggregator: RunningAggregator
 ) -> Device:
     """Enrol, asking again for as long as the aggregator is starting."""
     until = time.monotonic() + _START_SECONDS
@@ -229,6 +231,22 @@ def _enrolled(
                 raise FleetError(
                     f"{member.name} could not join: {error}\n{aggregator.child.log_tail()}"
                 ) from None
+
+
+@contextmanager
+def round_bar(console: Console, rounds: int, waiting: str) -> Iterator[Callable[[int, str], None]]:
+    """A bar of so many rounds that says ``waiting`` until it is called with a round's number and
+    what to say of it."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(waiting, total=rounds)
+        yield lambda number, said: progress.update(bar, completed=number, description=said)
 
 
 def _tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

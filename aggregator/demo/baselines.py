@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.demo.digits import EACH, Batch, DealtDigits
+from aggregator.demo.plan import CLASSES, EPOCHS, LADDER, digits_task, rungs
 from aggregator.simulate.data import Entries
 from aggregator.simulate.devices import DeviceSettings
 from aggregator.simulate.fleet import CapabilityClass, Speeds, VirtualFleet
@@ -18,8 +20,6 @@ from aggregator.task.file import parse_task
 from device_sdk import LocalData, Trainer
 from device_sdk.artifact.submodels import part_of
 from device_sdk.methods.local_steps import Epochs, predict_all, train_epochs
-from examples.digits.data import EACH, Batch, DealtDigits
-from examples.digits.plan import CLASSES, EPOCHS, LADDER, digits_task, rungs
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from statistics import fmean
 
 import numpy as np
 
+from aggregator.demo.baselines import Examiner, Reached
+from aggregator.demo.child import FleetError
+from aggregator.demo.digits import DealtDigits
+from aggregator.demo.fleet import FleetMember, LocalFleet, local_fleet
+from aggregator.demo.plan import CLASSES, ClassPace, digits_method, digits_task
+from aggregator.demo.work_clock import WorkClock
 from device_sdk import Device, LocalData, TrainingOptions
-from examples.digits.baselines import Examiner, Reached
-from examples.digits.data import DealtDigits
-from examples.digits.plan import CLASSES, Pace, digits_method, digits_task
-from examples.fleet.errors import FleetError
-from examples.fleet.work_clock import WorkClock
-from examples.local_fleet import LocalFleet, Member, local_fleet
 
 _CAPABILITY_SECONDS = 0.5
 _FINAL_SECONDS = 60.0
@@ -55,7 +55,7 @@ class DigitsResults:
     devices: int
     rounds: int
     seed: int
-    pace: Pace
+    pace: ClassPace
     broker: str = ""
     curve: dict[int, Mapping[str, float]] = field(default_factory=dict)
     accounts: list[DeviceAccount] = field(default_factory=list)
@@ -85,7 +85,7 @@ class DigitsResults:
         )
 
 
-class Turns:
+class OneByOne:
     """Lets devices choose their rung one after another.
 
     They share a machine: all at once, each would time the others. Whoever has the turn keeps it
@@ -139,9 +139,9 @@ def run_fleet(
     pace = results.pace
     task = digits_task(results.rounds, pace.train_seconds)
     classes = {f"device-{n + 1:02}": CLASSES[n % len(CLASSES)] for n in range(results.devices)}
-    turns = Turns()
+    turns = OneByOne()
     members = [
-        Member(
+        FleetMember(
             name,
             LocalData(train),
             TrainingOptions(

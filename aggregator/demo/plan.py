@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.demo.digits import EACH, Batch
+from aggregator.demo.fleet import FleetTask
 from aggregator.methods.method import Method
 from aggregator.task.file import parse_task
 from device_sdk import LocalData
 from device_sdk.artifact.load import load_artifact, rung_folders
-from device_sdk.capability.fit import Request, choose_among
+from device_sdk.capability.fit import choose_among
+from device_sdk.capability.stopwatch import Request
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import Learner, LearnerParts
@@ -21,8 +24,6 @@ from device_sdk.system.clock import Clock
 from device_sdk.system.watch import Watch
 from device_sdk.train.arrays import ArrayWork, WatchedTrainer
 from device_sdk.train.job import LocalArtifact
-from examples.digits.data import EACH, Batch
-from examples.local_fleet import FleetTask
 
 CLASSES = ("sensor", "phone", "tablet", "desktop")
 """Of devices, the weakest first: each affords one rung more than the one before."""
@@ -89,7 +90,7 @@ def round_seconds(data: Batch, clock: Clock, rng: np.random.Generator) -> dict[s
 
 
 @dataclass(frozen=True)
-class Pace:
+class ClassPace:
     """``seconds``: what a round takes on this machine, by rung. ``train_seconds``: what it may take
     on a device. ``slowdowns``: by class."""
 
@@ -103,7 +104,7 @@ class Pace:
         return Request(self.train_seconds).limit_seconds
 
     @classmethod
-    def of(cls, seconds: Mapping[str, float]) -> Pace:
+    def of(cls, seconds: Mapping[str, float]) -> ClassPace:
         """Each class's limit lies midway between its rung and the next one, so that noise does not
         decide."""
         rising: Sequence[float] = np.maximum.accumulate([*seconds.values()]).tolist()

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from html import escape
 from statistics import fmean
 
+from aggregator.demo.baselines import Reached
+from aggregator.demo.charts import Bar, Line, bar_chart, line_chart
+from aggregator.demo.page import FLEET, factor, milliseconds, page, section, span, table, tiles_of
+from aggregator.demo.plan import CLASSES, rungs
+from aggregator.demo.run import DigitsResults
 from device_sdk.artifact.load import read_manifest
-from examples.digits.baselines import Reached
-from examples.digits.plan import CLASSES, rungs
-from examples.digits.run import DigitsResults
-from examples.fleet.charts import Bar, Line, bar_chart, line_chart
-from examples.fleet.progress import factor, milliseconds, span
-from examples.fleet.report import FLEET, page, section, table, tiles_of
 
 TOGETHER = "together"
-
-
-def sizes() -> dict[str, int]:
-    """By rung the numbers that it trains."""
-    found = {}
-    for name, folder in rungs().items():
-        members = [member for _, member in read_manifest(folder).members()]
-        found[name] = sum(math.prod(map(int, member.shape)) for member in members)
-    return found
 
 
 def class_rows(results: DigitsResults) -> tuple[list[str], list[list[str]]]:
@@ -33,7 +22,7 @@ def class_rows(results: DigitsResults) -> tuple[list[str], list[list[str]]]:
         *("class", "slowed down", "rung chosen", "its round, timed", "in the last round"),
         *("full model's round", "down a round", "up a round"),
     ]
-    held, numbers, pace, rows = results.held, sizes(), results.pace, []
+    held, pace, rows = results.held, results.pace, []
     for name in CLASSES:
         own = results.of_class(name)
         chosen = results.rungs_of(name).most_common()
@@ -46,7 +35,7 @@ def class_rows(results: DigitsResults) -> tuple[list[str], list[list[str]]]:
                 milliseconds(_mean(each.p90_seconds for each in own)),
                 milliseconds(_mean(each.train_seconds for each in own)),
                 milliseconds(slower * [*pace.seconds.values()][-1]),
-                kib(2 * numbers[held[name]]),
+                kib(2 * read_manifest(rungs()[held[name]]).moved_numbers),
                 kib(fmean(each.sent_bytes for each in own) / results.rounds),
             ]
         )

@@ -35,6 +35,10 @@ class RunningBroker:
     url: str
     alive: Callable[[], bool]
 
+    @property
+    def is_amqtt(self) -> bool:
+        return self.name.startswith("amqtt")
+
 
 def mosquitto_path() -> str | None:
     """Mosquitto's executable; None where it is not installed."""

@@ -30,6 +30,7 @@ from aggregator.demo.child import FleetError
 from aggregator.demo.serving import RunningAggregator, aggregator_command, serving
 from aggregator.store.rows import RoundRow
 from device_sdk import Device, EnrolmentFailed, LocalData, TrainingOptions
+from device_sdk.link import LinkSettings
 from device_sdk.local_data import DataSource
 from device_sdk.system.clock import Clock
 from device_sdk.world import Pace
@@ -202,7 +203,7 @@ def local_fleet(
         devices: dict[str, Device] = {}
         for member, code in zip(members, printed.split(), strict=False):
             place = folder / "devices" / member.name
-            device = _enrolled(member, running.url, code, place, aggregator)
+            device = _enrolled(member, running, code, place, aggregator)
             devices[member.name] = stack.enter_context(device)
         for device in devices.values():
             device.start()
@@ -210,17 +211,20 @@ def local_fleet(
 
 
 def _enrolled(
-    member: FleetMember, url: str, code: str, home: Path, aggregator: RunningAggregator
+    member: FleetMember, broker: RunningBroker, code: str, home: Path, aggregator: RunningAggregator
 ) -> Device:
     """Enrol, asking again for as long as the aggregator is starting."""
+    # amqtt, which speaks MQTT 3.1.1, never answers one who says hello in MQTT 5.
+    link = LinkSettings(version_probe_seconds=0.3) if broker.is_amqtt else None
     until = time.monotonic() + _START_SECONDS
     while True:
         try:
             return Device.enrol(
-                url,
+                broker.url,
                 code,
                 home,
                 timeout_seconds=_ENROL_SECONDS,
+                link_settings=link,
                 options=member.options,
                 pace=_PACE,
                 work_clock=member.work_clock,

@@ -18,7 +18,7 @@ from aggregator.demo.digits import DealtDigits, deal_digits
 from aggregator.demo.fleet import round_bar
 from aggregator.demo.page import milliseconds
 from aggregator.demo.plan import CLASSES, ClassPace, round_seconds
-from aggregator.demo.report import class_rows, findings, report_html, scheme_rows
+from aggregator.demo.report import class_rows, findings, report_html, scheme_rows, shown
 from aggregator.demo.run import DigitsResults, run_fleet
 from aggregator.demo.work_clock import WorkClock, yardstick_seconds
 from device_sdk.errors import DeviceError
@@ -90,8 +90,8 @@ def _play(options: DemoOptions, output: Path, working: Path, console: Console) -
         )
     pace = ClassPace.of(seconds)
     results = DigitsResults(options.devices, options.rounds, options.seed, pace)
-    shown = ", ".join(f"{rung} {milliseconds(each)}" for rung, each in seconds.items())
-    console.print(f"A round's training here: {shown}.", highlight=False)
+    times = ", ".join(f"{shown(rung)} {milliseconds(each)}" for rung, each in seconds.items())
+    console.print(f"A round's training here: {times}.", highlight=False)
     broker = None if options.broker != "amqtt" else "amqtt"
     with round_bar(console, options.rounds, "devices enrol and time themselves") as show:
         run_fleet(dealt, results, yardstick, working, broker, show)

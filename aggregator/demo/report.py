@@ -16,12 +16,14 @@ from device_sdk.artifact.load import read_manifest
 TOGETHER = "together"
 
 
+def shown(rung: str) -> str:
+    """A rung's name as people write it: "1of4" is "1/4"."""
+    return rung.replace("of", "/")
+
+
 def class_rows(results: DigitsResults) -> tuple[list[str], list[list[str]]]:
     """What each class affords: a table's head and rows."""
-    head = [
-        *("class", "slowed down", "rung chosen", "its round, timed", "in the last round"),
-        *("full model's round", "down a round", "up a round"),
-    ]
+    head = ["class", "rung chosen", "its round", "full model's", "down, up a round"]
     held, pace, rows = results.held, results.pace, []
     for name in CLASSES:
         own = results.of_class(name)
@@ -30,13 +32,11 @@ def class_rows(results: DigitsResults) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [
                 name,
-                factor(slower),
-                ", ".join(f"{rung} ({count} of {len(own)})" for rung, count in chosen),
+                ", ".join(f"{shown(rung)} ({count} of {len(own)})" for rung, count in chosen),
                 milliseconds(_mean(each.p90_seconds for each in own)),
-                milliseconds(_mean(each.train_seconds for each in own)),
                 milliseconds(slower * [*pace.seconds.values()][-1]),
-                kib(2 * read_manifest(rungs()[held[name]]).moved_numbers),
-                kib(fmean(each.sent_bytes for each in own) / results.rounds),
+                f"{read_manifest(rungs()[held[name]]).moved_numbers / 512:.0f}, "
+                f"{kib(fmean(each.sent_bytes for each in own) / results.rounds)}",
             ]
         )
     return head, rows
@@ -92,8 +92,8 @@ def _listed(names: list[str]) -> str:
 
 
 def kib(count: float) -> str:
-    """As in "12.3 KiB"."""
-    return f"{count / 1024:.1f} KiB"
+    """As in "12 KiB"."""
+    return f"{count / 1024:.0f} KiB"
 
 
 def report_html(results: DigitsResults) -> str:
@@ -143,7 +143,7 @@ def _afforded(results: DigitsResults) -> str:
         for name in CLASSES
         if (own := results.of_class(name))
     )
-    names = ", ".join(f"{place} is {rung}" for rung, place in places.items())
+    names = ", ".join(f"{place} is {shown(rung)}" for rung, place in places.items())
     return section(
         "What each class affords",
         table(*class_rows(results))

@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.02
 class DeviceAccount:
     """What a device says of itself at the end, and how many of the test pictures it names.
 
-    ``p90_seconds``: a round's training, as it was timed; ``train_seconds``: in the last round.
+    ``p90_seconds``: a round's training, as it was timed.
     """
 
     name: str
@@ -39,7 +39,6 @@ class DeviceAccount:
     rung: str
     reason: str
     p90_seconds: float | None
-    train_seconds: float | None
     sent_bytes: int
     accuracy: float
 
@@ -194,7 +193,6 @@ def _account(name: str, capacity: str, device: Device, dealt: DealtDigits) -> De
         status.artifact,
         status.k_reason,
         status.step_p90_seconds,
-        status.train_seconds,
         status.sent_bytes,
         float(right.mean()),
     )

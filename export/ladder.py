@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +23,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from device_sdk.artifact import ArtifactError, safetensors
-from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.parts import is_under
 from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of, slice_of
 from export.build import Exported, Progress, Recipe, export_given, reported
 from export.errors import ExportError
@@ -33,6 +34,7 @@ from export.write import replaced
 
 LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
+_RECURRENT = re.compile(r"(?P<path>(.*\.)?)(weight|bias)_(ih|hh)(?P<end>_l\d+(_reverse)?)$")
 _TOLERANCE = 1e-4
 """Of outputs that have to be equal, beside the largest; they are computed in float64."""
 
@@ -289,7 +291,7 @@ def _of_rank(model: nn.Module, share: float, whole: Collection[str]) -> BuiltRun
     for path, parent in reversed([*made.named_modules()]) if share < 1 else ():
         for child, layer in [*parent.named_children()]:
             full = f"{path}.{child}".lstrip(".")
-            ranks = {} if _is_under(full, whole) else _ranks(model, full, share)
+            ranks = {} if is_under(full, whole) else _ranks(model, full, share)
             if not ranks:
                 continue
             if type(layer) in _FORMS:
@@ -332,10 +334,6 @@ def _ranks(model: nn.Module, path: str, share: float) -> dict[str, int]:
     return found
 
 
-def _is_under(name: str, prefixes: Collection[str]) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in prefixes)
-
-
 def _require_modules(model: nn.Module, whole: Collection[str]) -> None:
     known = dict(model.named_modules(remove_duplicate=False))
     odd = next((name for name in whole if name not in known), None)
@@ -371,13 +369,12 @@ def _sliced(
                 f"{odd!r} is not in the models of both widths {width} and {widths[-1]}",
                 instead="a make(width) whose models differ in the sizes of their layers alone",
             )
-        gates = {entry.name: entry.gates for entry in flat_layout(shapes[-1]).entries}
         pieces = {
-            name: Piece(name, "slice", _blocks(name, gates.get(name, 1), shape))
+            name: Piece(name, "slice", _blocks(name, shapes[-1]))
             for name, shape in own.items()
             if shape != shapes[-1][name]
         }
-        cut = next((name for name in pieces if _is_under(name, whole)), None)
+        cut = next((name for name in pieces if is_under(name, whole)), None)
         if cut is not None:
             raise ExportError(f"{cut!r} is smaller at width {width}, and is to stay whole")
         if not pieces and width != widths[-1]:
@@ -389,12 +386,15 @@ def _sliced(
     return full, found
 
 
-def _blocks(name: str, gates: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How many equal blocks each axis falls into: of a recurrent layer its gates, of attention
-    query, key and value."""
-    if "in_proj_" in name:
-        gates = 3
-    return (gates, *(1,) * (len(shape) - 1)) if gates > 1 else ()
+def _blocks(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """How many equal blocks each axis falls into: of a recurrent layer its gates, which lie below
+    one another, of attention query, key and value."""
+    count = 3 if "in_proj_" in name else 1
+    layer = _RECURRENT.match(name)
+    inner = shapes.get(f"{layer['path']}weight_hh{layer['end']}", ()) if layer else ()
+    if len(inner) == 2 and inner[0] % inner[1] == 0:
+        count = inner[0] // inner[1]
+    return (count, *(1,) * (len(shapes[name]) - 1)) if count > 1 else ()
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from benchmarks.harness import (
     Artifacts,
     BySeed,
     Cell,
-    Row,
     Suite,
     against,
     data_folder,
+    markdown_table,
     mean_of,
     spread_of,
     table_of,
 )
-from benchmarks.submodels.experiment import BASELINE, ROWS, SHARES, TABLES, Experiment, Outcome
+from benchmarks.submodels.experiment import (
+    BASELINE,
+    ROWS,
+    SHARES,
+    TABLES,
+    Experiment,
+    Outcome,
+    Setting,
+    Tuned,
+)
 from benchmarks.submodels.fleet import execute
 
 
@@ -27,14 +35,13 @@ class SubmodelSuite(Suite[Experiment, Outcome]):
     description = """\
 A fleet of which a quarter each affords 1/8, 1/4, 1/2 and all of one model, beside fleets that are
 equal, with the real learners, methods and train graphs (float16 both ways). Each class is judged by
-the model that it holds. The round is picked by validation pictures every ten rounds, and so was
-each row's rate (0.05 to 0.8, at --rate). Every finished run is stored under its settings, so a
-benchmark that was stopped continues where it was, and --table-only prints what is there. A run
-takes some two minutes of one core."""
+the model that it holds. Validation samples pick the round, and of the settings that are tried for
+every row the one that is best on seed 0. Every finished run is stored under its settings, so a
+benchmark that was stopped continues where it was, and --table-only prints what is there."""
     examples = """\
 examples:
-  python -m benchmarks.submodels --table fashion-0.3 --seeds 3
-  python -m benchmarks.submodels --rows "low rank;all full" --rate 0.2 --validation
+  python -m benchmarks.submodels --table air --seeds 5
+  python -m benchmarks.submodels --table air --rows "low rank;all full" --settings
   python -m benchmarks.submodels --table-only
 """
     outcome = Outcome
@@ -43,24 +50,44 @@ examples:
     exports = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--rate", type=float, help="another learning rate than the row's own")
-        parser.add_argument("--validation", action="store_true", help="validation accuracy alone")
+        parser.add_argument(
+            "--settings", action="store_true", help="what was tried, on validation samples alone"
+        )
 
-    def run_of(self, row: Row[Experiment], seed: int, options: argparse.Namespace) -> Experiment:
-        run = row.make(seed)
-        return run if options.rate is None else replace(run, learning_rate=options.rate)
+    def run_of(self, row: Tuned, seed: int, options: argparse.Namespace) -> Experiment | None:
+        """With the best of the row's settings; None where one was not tried yet."""
+        tried = self._tried(row, options)
+        best = max(tried, key=lambda one: tried[one], default=None)
+        return row.tried(seed)[best] if best and len(tried) == len(row.settings) else None
+
+    def _tried(self, row: Tuned, options: argparse.Namespace) -> dict[Setting, float]:
+        """Quality on validation samples of seed 0, by setting."""
+        found = {
+            setting: self.carried_out(run, row, 0, options) for setting, run in row.tried(0).items()
+        }
+        return {one: outcome.chosen_by for one, outcome in found.items() if outcome is not None}
 
     def execute(
         self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
     ) -> Outcome:
-        root = data_folder(options.root, "fashion-mnist and ml-100k")
+        root = data_folder(options.root, "beijing-air, ml-1m, ml-100k, mnist and fashion-mnist")
         return execute(run, root, Artifacts(options.artifacts), progress)
 
     def shown(
         self, table: str, outcomes: Mapping[str, BySeed[Outcome]], options: argparse.Namespace
     ) -> Iterator[str]:
-        if options.validation:
-            yield table_of(outcomes, {"validation": spread_of(lambda one: one.chosen_by)})
+        if options.settings:
+            tried = {
+                row.name: self._tried(row, options)
+                for row in self.asked(options)
+                if row.table == table
+            }
+            lines = [
+                (name, str(one), f"{value:.4f}")
+                for name, found in tried.items()
+                for one, value in found.items()
+            ]
+            yield markdown_table(lines, ("", "rate", "validation"))
             return
         base = outcomes.get(BASELINE, {})
         yield table_of(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean
 
 from benchmarks.harness import (
     Artifacts,
     BySeed,
     Cell,
+    Found,
     Suite,
     against,
     data_folder,
@@ -20,7 +23,6 @@ from benchmarks.harness import (
 from benchmarks.submodels.experiment import (
     BASELINE,
     ROWS,
-    SHARES,
     TABLES,
     Experiment,
     Outcome,
@@ -28,6 +30,9 @@ from benchmarks.submodels.experiment import (
     Tuned,
 )
 from benchmarks.submodels.fleet import execute
+
+_CLASSES = ("1/8", "1/4", "1/2", "full")
+_UNEQUAL = ("low rank", "slices")
 
 
 class SubmodelSuite(Suite[Experiment, Outcome]):
@@ -42,7 +47,7 @@ benchmark that was stopped continues where it was, and --table-only prints what 
 examples:
   python -m benchmarks.submodels --table air --seeds 5
   python -m benchmarks.submodels --table air --rows "low rank;all full" --settings
-  python -m benchmarks.submodels --table-only
+  python -m benchmarks.submodels --table-only --picture submodels.png
 """
     outcome = Outcome
     rows = ROWS
@@ -53,12 +58,18 @@ examples:
         parser.add_argument(
             "--settings", action="store_true", help="what was tried, on validation samples alone"
         )
+        parser.add_argument(
+            "--picture", type=Path, help="draw quality over a device's bytes and processor time"
+        )
 
     def run_of(self, row: Tuned, seed: int, options: argparse.Namespace) -> Experiment | None:
         """With the best of the row's settings; None where one was not tried yet."""
+        best = self._best(row, options)
+        return None if best is None else row.tried(seed)[best]
+
+    def _best(self, row: Tuned, options: argparse.Namespace) -> Setting | None:
         tried = self._tried(row, options)
-        best = max(tried, key=lambda one: tried[one], default=None)
-        return row.tried(seed)[best] if best and len(tried) == len(row.settings) else None
+        return max(tried, key=lambda one: tried[one]) if len(tried) == len(row.settings) else None
 
     def _tried(self, row: Tuned, options: argparse.Namespace) -> dict[Setting, float]:
         """Quality on validation samples of seed 0, by setting."""
@@ -76,42 +87,49 @@ examples:
     def shown(
         self, table: str, outcomes: Mapping[str, BySeed[Outcome]], options: argparse.Namespace
     ) -> Iterator[str]:
+        rows = {row.name: row for row in self.asked(options) if row.table == table}
         if options.settings:
-            tried = {
-                row.name: self._tried(row, options)
-                for row in self.asked(options)
-                if row.table == table
-            }
+            tried = {name: self._tried(row, options) for name, row in rows.items()}
             lines = [
-                (name, str(one), f"{value:.4f}")
-                for name, found in tried.items()
-                for one, value in found.items()
+                (name, str(setting), f"{value:.4f}")
+                for name, values in tried.items()
+                for setting, value in values.items()
             ]
             yield markdown_table(lines, ("", "rate", "validation"))
             return
-        base = outcomes.get(BASELINE, {})
-        yield table_of(
-            outcomes,
-            {
-                "mean of the classes": spread_of(lambda one: one.mean),
-                f"against {BASELINE}": against(base, lambda one: one.mean, relative=True),
-                "round": mean_of(lambda one: one.round, ".0f"),
-                "failed": mean_of(lambda one: one.failed, ".1f"),
+        columns: dict[str, Cell[Outcome]] = {
+            "mean of the classes": spread_of(lambda one: one.mean),
+            f"against {BASELINE}, %": _in_percent(outcomes.get(BASELINE, {})),
+            **{
+                f"{name} ahead of it, %": _in_percent(outcomes[name], ahead=True)
+                for name in _UNEQUAL
+                if outcomes.get(name)
             },
-        )
-        names = ["1/8", "1/4", "1/2", "full"]
-        by_class: dict[str, Cell[Outcome]] = {
-            f"at {name}": _at(place) for place, name in enumerate(names)
+            "round": mean_of(lambda one: one.round, ".0f"),
+            "rate": lambda name, found: str(self._best(rows[name], options)),
+            "failed": mean_of(lambda one: one.failed, ".1f"),
         }
+        yield table_of(outcomes, columns)
+        by_class = {f"at {name}": _at(place) for place, name in enumerate(_CLASSES)}
         yield table_of(outcomes, by_class, seeds=False)
-        yield table_of(
-            outcomes,
-            {
-                f"kB up, ms a step at {name}": _cost(place)
-                for place, name in enumerate(names[: len(SHARES)])
-            },
-            seeds=False,
-        )
+        costs = {f"kB up, ms a step at {name}": _cost(place) for place, name in enumerate(_CLASSES)}
+        yield table_of(outcomes, costs, seeds=False)
+
+    def finish(self, options: argparse.Namespace, found: Found[Outcome]) -> None:
+        if options.picture is not None:
+            draw(options.picture, {self.tables[table]: of for table, of in found.items()})
+
+
+def _in_percent(base: BySeed[Outcome], *, ahead: bool = False) -> Cell[Outcome]:
+    """The difference from ``base`` in per cent of it; or how far it is ahead, in per cent of the
+    row."""
+
+    def cell(name: str, found: BySeed[Outcome]) -> str:
+        whole = fmean(one.mean for one in (found if ahead else base).values())
+        read: Callable[[Outcome], float] = lambda one: 100 * one.mean / whole  # noqa: E731
+        return against(base, read, 1, ahead=ahead)(name, found)
+
+    return lambda name, found: cell(name, found) if base else ""
 
 
 def _at(place: int) -> Cell[Outcome]:
@@ -119,9 +137,50 @@ def _at(place: int) -> Cell[Outcome]:
 
 
 def _cost(place: int) -> Cell[Outcome]:
-    size = mean_of(lambda one: one.up_bytes[place] / 1000, ",.0f")
-    time = mean_of(lambda one: one.milliseconds[place], ".1f")
+    size: Cell[Outcome] = mean_of(lambda one: one.up_bytes[place] / 1000, ",.0f")
+    time: Cell[Outcome] = mean_of(lambda one: one.milliseconds[place], ".2f")
     return lambda name, found: f"{size(name, found)}, {time(name, found)}"
+
+
+def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> None:
+    """Quality by class over what a class's device sends a round, and over its processor time a
+    step, means over seeds, a column a table, into ``file``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = {title: rows for title, rows in outcomes.items() if any(rows.values())}
+    size = (3.4 * max(1, len(shown)), 5.4)
+    figure, grid = pyplot.subplots(
+        2, max(1, len(shown)), figsize=size, layout="constrained", squeeze=False, sharey="col"
+    )
+    for column, (title, rows) in enumerate(shown.items()):
+        for name, by_seed in rows.items():
+            found = [*by_seed.values()]
+            if not found or name == "alone":
+                continue
+            quality = _by_class(found, lambda one: one.test)
+            costs = (
+                _by_class(found, lambda one: [size / 1000 for size in one.up_bytes]),
+                _by_class(found, lambda one: one.milliseconds),
+            )
+            for axes, cost in zip(grid[:, column], costs, strict=True):
+                known = [pair for pair in zip(cost, quality, strict=True) if pair[0] > 0]
+                axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=name)
+        grid[0, column].set_title(title.split(":")[0], fontsize=7)
+        grid[0, column].set(xscale="log", xlabel="kB up a round")
+        grid[1, column].set(xscale="log", xlabel="ms a step")
+        grid[0, column].set_ylabel(title.rpartition(": ")[2], fontsize=7)
+    grid[0, 0].legend(fontsize=6, frameon=False)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _by_class(
+    found: list[Outcome], read: Callable[[Outcome], tuple[float, ...] | list[float]]
+) -> list[float]:
+    return [fmean(each) for each in zip(*map(read, found), strict=True)]
 
 
 main = SubmodelSuite().main

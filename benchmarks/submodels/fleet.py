@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,13 +140,12 @@ def _judged(
 ) -> Outcome:
     told: Broadcast = method.tell()
     rng = np.random.default_rng(0)
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[int, tuple[float, ...]] = {}
     for place in set(served):
         learner = FedAvgLearner(lambda: LocalData({}), rungs[place], device_name(0), rng)
         learner.adopt(told)
-        validation, test = (dealt.judge(rungs[place], held, None) for held in HELD)
-        found[place] = validation, test
-    validation, test = zip(*(found[place] for place in served), strict=True)
+        found[place] = tuple(dealt.judge(rungs[place], held, None) for held in HELD)
+    validation, test = (tuple(found[place][part] for place in served) for part in range(len(HELD)))
     return Outcome(number, validation, test, (), (), ())
 
 
@@ -178,14 +176,13 @@ def _alone(
                 own.append(tuple(dealt.judge(trainer, held, [device]) for held in HELD))
         found[classes[device]].append(own)
         progress(f"device {number} of {len(able)}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # users without both kinds of samples have no quality
-        means = np.stack([np.nanmean(found[place], axis=0) for place in found])
-    best = int(means[:, :, 0].mean(axis=0).argmax())
+    # Of a user without both kinds of samples an AUC is not a number.
+    means = np.stack([np.nanmean(found[place], axis=0) for place in found])
+    look = int(means[:, :, 0].mean(axis=0).argmax())
     return Outcome(
-        looks[best] * run.rounds // steps,
-        tuple(means[:, best, 0].tolist()),
-        tuple(means[:, best, 1].tolist()),
+        looks[look] * run.rounds // steps,
+        tuple(means[:, look, 0].tolist()),
+        tuple(means[:, look, 1].tolist()),
         (0.0,) * 4,
         (0.0,) * 4,
         tuple(_step_milliseconds(each, dealt) for each in rungs),

@@ -91,13 +91,13 @@ def _by_device(
     parts: Sequence[Samples], score: Callable[[Trainer, Samples], NDArray[np.float64]]
 ) -> Callable[[Trainer, Sequence[int] | None], float]:
     """The mean over devices, each of which holds one of ``parts``, of the mean of its samples'
-    scores; those that are not a number count for nothing."""
+    scores."""
 
     def judge(trainer: Trainer, devices: Sequence[int] | None) -> float:
         chosen = [parts[d] for d in (range(len(parts)) if devices is None else devices)]
         whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
         ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
-        return float(np.nanmean([own.mean() for own in np.split(score(trainer, whole), ends)]))
+        return float(np.mean([own.mean() for own in np.split(score(trainer, whole), ends)]))
 
     return judge
 
@@ -114,7 +114,8 @@ def _is_right(label: str) -> Callable[[Trainer, Samples], NDArray[np.float64]]:
     def score(trainer: Trainer, samples: Samples) -> NDArray[np.float64]:
         given = {name: array for name, array in samples.items() if name != label}
         found = predict_all(trainer, given, "logits").argmax(axis=1)
-        return (found == samples[label]).astype(np.float64)
+        right: NDArray[np.float64] = (found == samples[label]).astype(np.float64)
+        return right
 
     return score
 
@@ -316,14 +317,15 @@ def deal_clicks(root: Path, run: Experiment) -> Dealt:
         scores = predict_all(trainer, whole, "score") if len(label) else label
         ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
         pairs = zip(np.split(label, ends), np.split(scores, ends), strict=True)
-        return float(np.nanmean([_auc(*pair) for pair in pairs]))
+        found = [value for value in (auc(*pair) for pair in pairs) if not np.isnan(value)]
+        return float(np.mean(found)) if found else float("nan")
 
     timed = {name: array[:32] for name, array in everybody.train.items()}
     timed["categories"] = timed["categories"][:, 1:]
     return Dealt(by_user(everybody.train), judge, timed)
 
 
-def _auc(label: NDArray[np.int64], scores: NDArray[np.float32]) -> float:
+def auc(label: NDArray[np.int64], scores: NDArray[np.float32]) -> float:
     """The share of pairs of a sample of each kind that are in order; NaN where there is none."""
     liked, others = scores[label == 1], scores[label == 0]
     if not len(liked) or not len(others):

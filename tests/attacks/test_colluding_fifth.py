@@ -53,6 +53,7 @@ class Promoter:
             return update
         factor = update.tensors["factor"]
         liked = broadcast.tensors["items"][:PROMOTED].astype(np.float64).mean(axis=0)
+        liked *= broadcast.tensors["strengths"]
         liked *= np.linalg.norm(factor) / np.linalg.norm(liked)
         tensors = {
             "rows": np.array([PROMOTED]),

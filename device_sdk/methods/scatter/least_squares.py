@@ -130,7 +130,10 @@ class LeastSquares:
         own *= self.strengths * scale
         if not (roots == 1).all():
             own *= roots[:, None]
-        found, missing = _ridge(own, roots, k)
+        try:
+            found, missing = _ridge(own, roots, k)
+        except np.linalg.LinAlgError:
+            raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
         vector = scale * found
         if not is_finite(vector):
             raise LearnerError(_UNSOLVED, Reason.NOT_FINITE)
@@ -166,7 +169,8 @@ def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
         found[:k] = inverse @ slope[:k]
         return found
 
-    inverse = _one_more(part.T @ part, np.eye(k, dtype=np.float32))
+    # What eases need not be exact.
+    inverse = np.linalg.inv(part.T @ part + np.eye(k, dtype=np.float32))
     found, missing = np.zeros(width, dtype=np.float32), target
     along = eased(slope)
     gain = slope @ along
@@ -188,10 +192,7 @@ def _one_more(squares: Floats, target: Floats) -> Floats:
     """The solution of (squares + 1) x = target."""
     system = squares.astype(np.float64)
     system[np.diag_indices(len(system))] += 1
-    try:
-        return np.linalg.solve(system, target).astype(np.float32)
-    except np.linalg.LinAlgError:
-        raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
+    return np.linalg.solve(system, target).astype(np.float32)
 
 
 def _summed(

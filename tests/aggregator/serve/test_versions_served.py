@@ -84,7 +84,8 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
         assert anna.take_part(5).verdict is Verdict.COUNTED
         sixth = anna.await_round(6)
         assert sixth.version == 6
-        items = anna.fetch(sixth)[1].tensors["items"].astype(np.float32)
+        tensors = anna.fetch(sixth)[1].tensors
+        items = tensors["items"].astype(np.float32) * tensors["strengths"]
         np.testing.assert_allclose(items, one, atol=1e-3)
         np.testing.assert_array_equal(items_of(home, 6), one)
         assert command(home, "models", "--unpin", "1") == 0

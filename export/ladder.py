@@ -17,22 +17,31 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from device_sdk.artifact import ArtifactError, safetensors
 from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.parts import is_under
 from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of, slice_of
 from export.build import Exported, Progress, Recipe, export_given, reported
 from export.errors import ExportError
-from export.given import MetricSpecs, described_metrics, named_axes, named_tensors
+from export.given import (
+    MetricSpecs,
+    described_metrics,
+    named_axes,
+    named_tensors,
+    require_modules,
+)
 from export.optimizers import Optimizer
 from export.step import LossesFunction, LossFunction, PredictFunction
 from export.write import replaced
 
 LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
+_UNEQUAL = 0.1
 _TOLERANCE = 1e-4
 """Of outputs that have to be equal, beside the largest; they are computed in float64."""
 
@@ -87,7 +96,8 @@ def submodels(
         found = []
         for place, rung in enumerate(rungs, 1):
             say(f"{rung.name}: proving it")
-            _prove(full, rung, values, loss, batch, predict)
+            _prove(full, rung, _told_apart(full, values), loss, batch, predict)
+            _take(rung, values)
             made: Any = optimizer
             if not _is_optimizer(optimizer):
                 made = optimizer(rung.model.parameters())  # type: ignore[operator]
@@ -137,7 +147,7 @@ def _rungs(
         )
     if ranks[-1] != 1:
         raise ExportError(f"the last rank is {ranks[-1]:g}", instead="1, the full model")
-    _require_modules(model, whole)
+    require_modules(model, whole, "whole")
     found = [_of_rank(model, float(rank), whole) for rank in ranks]
     for smaller, larger in pairwise(found):
         if _size(smaller.model) >= _size(larger.model):
@@ -289,7 +299,7 @@ def _of_rank(model: nn.Module, share: float, whole: Collection[str]) -> BuiltRun
     for path, parent in reversed([*made.named_modules()]) if share < 1 else ():
         for child, layer in [*parent.named_children()]:
             full = f"{path}.{child}".lstrip(".")
-            ranks = {} if _is_under(full, whole) else _ranks(model, full, share)
+            ranks = {} if is_under(full, whole) else _ranks(model, full, share)
             if not ranks:
                 continue
             if type(layer) in _FORMS:
@@ -332,20 +342,6 @@ def _ranks(model: nn.Module, path: str, share: float) -> dict[str, int]:
     return found
 
 
-def _is_under(name: str, prefixes: Collection[str]) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in prefixes)
-
-
-def _require_modules(model: nn.Module, whole: Collection[str]) -> None:
-    known = dict(model.named_modules(remove_duplicate=False))
-    odd = next((name for name in whole if name not in known), None)
-    if odd is not None:
-        raise ExportError(
-            f"whole names {odd!r}, which is no module of the model",
-            instead=f"names such as {', '.join(list(known)[1:4])}",
-        )
-
-
 def _is_tied(model: nn.Module, weight: Tensor) -> bool:
     """Whether the same weight has another place in the model: in another module, or in one that
     lies in several places itself."""
@@ -361,7 +357,7 @@ def _sliced(
 ) -> tuple[nn.Module, list[BuiltRung]]:
     models = [make(int(width)) for width in widths]
     full = models[-1]
-    _require_modules(full, whole)
+    require_modules(full, whole, "whole")
     shapes = [{n: tuple(t.shape) for n, t in _tensors(each).items()} for each in models]
     found = []
     for width, model, own in zip(widths, models, shapes, strict=True):
@@ -377,7 +373,7 @@ def _sliced(
             for name, shape in own.items()
             if shape != shapes[-1][name]
         }
-        cut = next((name for name in pieces if _is_under(name, whole)), None)
+        cut = next((name for name in pieces if is_under(name, whole)), None)
         if cut is not None:
             raise ExportError(f"{cut!r} is smaller at width {width}, and is to stay whole")
         if not pieces and width != widths[-1]:
@@ -403,7 +399,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _values(model: nn.Module) -> dict[str, Any]:
-    return {name: each.contiguous().numpy() for name, each in _tensors(model).items()}
+    return {name: each.numpy().copy(order="C") for name, each in _tensors(model).items()}
 
 
 # A rung is what it says.
@@ -417,15 +413,8 @@ def _prove(
     batch: Mapping[str, Tensor],
     predict: PredictFunction | None,
 ) -> None:
-    """Give the rung's model its values, and compare it with the full one of which it is a part."""
-    own = {name: tuple(each.shape) for name, each in _tensors(rung.model).items()}
-    try:
-        parts = part_of(values, _unplaced(rung), own)
-    except ArtifactError as error:
-        raise ExportError(str(error)) from error
-    with torch.no_grad():
-        for name, each in _tensors(rung.model).items():
-            each.copy_(torch.from_numpy(parts[name].copy()))
+    """Give the rung's model these values, and compare it with the full one that it is a part of."""
+    parts = _take(rung, values)
     if not rung.pieces:
         return
     same = copy.deepcopy(full)
@@ -449,8 +438,37 @@ def _prove(
             f"the outputs of the rung {rung.name} are not those of the full model {what}",
             module=where or "the model itself",
             instead="whole=(...) with the module's name, or another form of it: what a layer makes "
-            "of its width (a norm over it, a mean) is not the part's",
+            "of its width (a norm over it, a mean, a scale such as LoRA's alpha / r) has to be the "
+            "same at all of them",
         )
+
+
+def _take(rung: BuiltRung, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the rung's model its part of the full one's values, which is returned."""
+    own = {name: tuple(each.shape) for name, each in _tensors(rung.model).items()}
+    try:
+        parts = part_of(values, _unplaced(rung), own)
+    except ArtifactError as error:
+        raise ExportError(str(error)) from error
+    with torch.no_grad():
+        for name, each in _tensors(rung.model).items():
+            each.copy_(torch.from_numpy(parts[name].copy()))
+    return parts
+
+
+def _told_apart(full: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, unequal where all of a trained tensor are one: what an adapter, a gate or a norm
+    that begins at zero makes of its input shows only after the first step."""
+    rng, found = np.random.default_rng(0), dict(values)
+    for name, parameter in full.named_parameters():
+        value = values.get(name)
+        if value is None or not parameter.requires_grad or not value.size:
+            continue
+        first = value.flat[0]
+        if (value == first).all():
+            share = rng.uniform(-_UNEQUAL, _UNEQUAL, value.shape).astype(np.float32)
+            found[name] = (first + share * (abs(first) or 1)).astype(np.float32)
+    return found
 
 
 def _unplaced(rung: BuiltRung) -> Submodel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -40,6 +40,11 @@ FileName = Annotated[
         "letters, digits, '.', '-' and '_'",
     ),
 ]
+
+
+def is_under(name: str, prefixes: Collection[str]) -> bool:
+    """Whether a dotted name is one of the prefixes or lies below one: ``head`` holds ``head.w``."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
 # Element types an artifact's tensors may have, by the names the manifest uses.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.artifact.parts import is_under
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
 
@@ -166,8 +167,3 @@ def exact_names(layout: Sequence[SharedTensor]) -> frozenset[str]:
     """What no codec is to round: statistics, of whose size a rounding error may exceed what they
     tell apart (a mean of 101,325 Pa that moves by 10). They are few beside the parameters."""
     return frozenset(one.wire_name for one in layout if one.kind == "buffer")
-
-
-def is_under(name: str, prefixes: Sequence[str]) -> bool:
-    """Whether a dotted name is one of the prefixes or lies below one: ``head`` holds ``head.w``."""
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)

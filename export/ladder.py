@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,15 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from device_sdk.artifact import ArtifactError, safetensors
+from device_sdk.artifact import (
+    INITIAL_FILE,
+    MANIFEST_FILE,
+    ArtifactError,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    safetensors,
+)
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.artifact.parts import is_under
 from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of, slice_of
@@ -41,6 +49,7 @@ from export.write import replaced
 
 LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
+LEAST_SHARED_BYTES = 1 << 16
 _UNEQUAL = 0.1
 _TOLERANCE = 1e-4
 """Of outputs that have to be equal, beside the largest; they are computed in float64."""
@@ -108,7 +117,12 @@ def submodels(
             )  # fmt: skip
             told = _prefixed(say, rung.name)
             found.append(export_given(inputs, draft / rung.name, verify=verify, progress=told))
-    return [Exported(directory / each.directory.name, each.manifest, each.report) for each in found]
+        say("writing what is frozen")
+        manifests = _share_frozen([each.directory for each in found])
+    return [
+        Exported(directory / each.directory.name, manifest, each.report)
+        for each, manifest in zip(found, manifests, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -534,6 +548,43 @@ def _equal(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
         if one.numel() and not float((one - other).abs().max()) <= _TOLERANCE * size:
             return False
     return True
+
+
+# What is frozen lies in one file, which all rungs share.
+
+
+def _share_frozen(folders: Sequence[Path]) -> list[Manifest]:
+    """Take what the full model, the last folder's, has frozen out of each rung's own file, as far
+    as it is the same there; the manifests. Less than a message's worth stays where it is."""
+    *_, full = folders
+    initial, frozen = _initial(full), read_manifest(full).frozen_members
+    shared = {n: a for n, a in initial.items() if n in frozen and a.dtype == np.float32}
+    if sum(array.nbytes for array in shared.values()) < LEAST_SHARED_BYTES:
+        return [read_manifest(folder) for folder in folders]
+    data = safetensors.encode(shared)
+    entry = FileEntry.of(data)
+    (full.parent / f"{entry.sha256}.safetensors").write_bytes(data)
+    return [_without(folder, shared, entry) for folder in folders]
+
+
+def _without(folder: Path, shared: Mapping[str, Any], entry: FileEntry) -> Manifest:
+    initial, manifest = _initial(folder), read_manifest(folder)
+    own = {
+        name: array
+        for name, array in initial.items()
+        if name not in shared or not np.array_equal(array, shared[name])
+    }
+    if len(own) < len(initial):
+        data = safetensors.encode(own)
+        files = {**manifest.files, INITIAL_FILE: FileEntry.of(data)}
+        manifest = replace(manifest, files=files, shared=entry)
+        (folder / INITIAL_FILE).write_bytes(data)
+        (folder / MANIFEST_FILE).write_bytes(manifest.to_json())
+    return manifest
+
+
+def _initial(folder: Path) -> Mapping[str, Any]:
+    return safetensors.decode((folder / INITIAL_FILE).read_bytes()).tensors
 
 
 # Written whole or not at all.

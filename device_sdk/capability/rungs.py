@@ -224,10 +224,14 @@ def _as_on_a_device(folder: Path, stack: ExitStack) -> Path:
     manifest = read_manifest(folder)
     if manifest.submodel is None:
         return folder
-    own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
-    for name in (MANIFEST_FILE, *manifest.files):
-        if (folder / name).is_file():  # what is missing is named by whoever loads it
-            shutil.copyfile(folder / name, own / name)
+    beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
+    own = beside / "rung"
+    own.mkdir()
+    files = dict.fromkeys((MANIFEST_FILE, *manifest.files), own)
+    for name, place in {**files, manifest.shared_file: beside}.items():
+        found = (folder if place is own else folder.resolve().parent) / name
+        if name and found.is_file():  # what is missing is named by whoever loads it
+            shutil.copyfile(found, place / name)
     return own
 
 
@@ -300,6 +304,7 @@ def _measured(
     manifest = rung.manifest
     down, up = round_bytes(rung.trainer, request.broadcast_codec, request.update_codec, rng)
     files = sum(entry.size for name, entry in manifest.files.items() if name != INITIAL_FILE)
+    files += 0 if manifest.shared is None else manifest.shared.size
     return BenchRow(
         option=rung.name,
         runs=len(rung.steps),

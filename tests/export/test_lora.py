@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import export
 from device_sdk import Trainer
-from device_sdk.artifact import load_artifact
+from device_sdk.artifact import INITIAL_FILE, ArtifactError, load_artifact, read_manifest
 from device_sdk.artifact.load import rung_folders
 from export import ExportError
 
@@ -25,7 +26,7 @@ class Backbone(nn.Module):
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
-        self.words = nn.Embedding(40, width)
+        self.words = nn.Embedding(1000, width)
         self.blocks = nn.ModuleList(
             nn.Sequential(
                 nn.LayerNorm(width), nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width)
@@ -119,6 +120,29 @@ def test_the_ranks_of_adapters_are_slices_and_begin_equal(ladder: Path) -> None:
         np.testing.assert_array_equal(kept, full["blocks.0.1.weight"])
     for each in logits[:-1]:
         np.testing.assert_allclose(each, logits[-1], atol=1e-6)
+
+
+def test_what_is_frozen_lies_in_one_file_which_all_rungs_share(ladder: Path) -> None:
+    rungs = rung_folders(ladder)
+    manifests = [read_manifest(each) for each in rungs]
+    (name,) = {each.shared_file for each in manifests}
+    assert (ladder / name).stat().st_size > 4 * 24 * 1000
+    for folder, manifest in zip(rungs, manifests, strict=True):
+        assert (folder / INITIAL_FILE).stat().st_size < 100
+        assert {"words.weight", "blocks.0.1.bias"} <= manifest.frozen_members
+    shared: dict[str, bytes] = {}
+    words = [load_artifact(each, shared).initial["words.weight"] for each in rungs]
+    assert np.shares_memory(words[0], words[2]) and len(shared) == 1
+
+
+@pytest.mark.parametrize("harm", ["changed", "missing"])
+def test_other_values_than_the_rung_s_are_refused(ladder: Path, tmp_path: Path, harm: str) -> None:
+    shutil.copytree(ladder / "width-1", tmp_path / "width-1")
+    name = read_manifest(ladder / "width-1").shared_file
+    if harm == "changed":
+        (tmp_path / name).write_bytes((ladder / name).read_bytes()[:-4] + bytes(4))
+    with pytest.raises(ArtifactError, match=r"was changed|does not exist"):
+        load_artifact(tmp_path / "width-1")
 
 
 def test_a_scale_that_depends_on_the_rank_is_refused(backbone: Backbone, tmp_path: Path) -> None:

@@ -102,8 +102,10 @@ def submodels(
     _require_replaceable(directory)
     with reported(progress) as say, replaced(directory) as draft:
         (draft / FULL_FILE).write_bytes(data)
-        found = []
-        for place, rung in enumerate(rungs, 1):
+        found: list[Exported] = []
+        moved: Collection[str] = ()
+        # The full model first: what it trains the others either train or are brought.
+        for place, rung in reversed([*enumerate(rungs, 1)]):
             say(f"{rung.name}: proving it")
             _prove(full, rung, _told_apart(full, values), loss, batch, predict)
             _take(rung, values)
@@ -113,10 +115,14 @@ def submodels(
             inputs = Recipe(
                 rung.model, loss, batch, named_axes(dynamic), made, predict, None, given,
                 rung.name,
-                Submodel(place, len(rungs), digest, rung.pieces),
+                Submodel(place, len(rungs), digest, rung.pieces, rung.parts_of(moved)),
             )  # fmt: skip
             told = _prefixed(say, rung.name)
-            found.append(export_given(inputs, draft / rung.name, verify=verify, progress=told))
+            found = [
+                export_given(inputs, draft / rung.name, verify=verify, progress=told),
+                *found,
+            ]
+            moved = moved or found[0].manifest.moved
         say("writing what is frozen")
         manifests = _share_frozen([each.directory for each in found])
     return [
@@ -132,6 +138,14 @@ class BuiltRung:
     name: str
     model: nn.Module
     pieces: Mapping[str, Piece]
+
+    def parts_of(self, tensors: Collection[str]) -> tuple[str, ...]:
+        """Names of its tensors that are of these of the full model."""
+        return tuple(
+            name
+            for name in _tensors(self.model)
+            if (self.pieces[name].of if name in self.pieces else name) in tensors
+        )
 
 
 def _rungs(
@@ -375,28 +389,49 @@ def _sliced(
     shapes = [{n: tuple(t.shape) for n, t in _tensors(each).items()} for each in models]
     found = []
     for width, model, own in zip(widths, models, shapes, strict=True):
-        if own.keys() != shapes[-1].keys():
-            odd = sorted(own.keys() ^ shapes[-1].keys())[0]
-            raise ExportError(
-                f"{odd!r} is not in the models of both widths {width} and {widths[-1]}",
-                instead="a make(width) whose models differ in the sizes of their layers alone",
-            )
+        _require_part(model, full, width, widths[-1])
         gates = {entry.name: entry.gates for entry in flat_layout(shapes[-1]).entries}
         pieces = {
             name: Piece(name, "slice", _blocks(name, gates.get(name, 1), shape))
             for name, shape in own.items()
             if shape != shapes[-1][name]
         }
-        cut = next((name for name in pieces if is_under(name, whole)), None)
+        changed = (name for name, shape in shapes[-1].items() if own.get(name) != shape)
+        cut = next((name for name in changed if is_under(name, whole)), None)
         if cut is not None:
             raise ExportError(f"{cut!r} is smaller at width {width}, and is to stay whole")
-        if not pieces and width != widths[-1]:
+        found.append(BuiltRung(f"width-{width}", model, pieces))
+    kinds = [(own, _trained(model).keys()) for own, model in zip(shapes, models, strict=True)]
+    for (smaller, larger), (width, wider) in zip(pairwise(kinds), pairwise(widths), strict=True):
+        if smaller == larger:
             raise ExportError(
-                f"make({width}) and make({widths[-1]}) build the same model",
+                f"make({width}) and make({wider}) build the same model",
                 instead="a function that uses its width",
             )
-        found.append(BuiltRung(f"width-{width}", model, pieces))
     return full, found
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _require_part(model: nn.Module, full: nn.Module, width: int, largest: int) -> None:
+    """Raise ExportError where the model has, or trains, what the full one does not, or nothing."""
+    odd = next(iter(sorted(_tensors(model).keys() - _tensors(full).keys())), None)
+    if odd is not None:
+        raise ExportError(
+            f"make({width}) has {odd!r}, which make({largest}), the full model, lacks",
+            instead="models whose layers are those of the full one, narrower or fewer",
+        )
+    trained = _trained(model)
+    if not trained:
+        raise ExportError(f"make({width}) trains nothing: all of its parameters are frozen")
+    odd = next(iter(sorted(trained.keys() - _trained(full).keys())), None)
+    if odd is not None:
+        raise ExportError(
+            f"make({width}) trains {odd!r}, which make({largest}), the full model, keeps frozen",
+            instead="requires_grad where the full model has it, or in fewer places",
+        )
 
 
 def _blocks(name: str, gates: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -429,13 +464,8 @@ def _prove(
 ) -> None:
     """Give the rung's model these values, and compare it with the full one that it is a part of."""
     parts = _take(rung, values)
-    if not rung.pieces:
+    if rung.model is full:
         return
-    same = copy.deepcopy(full)
-    with torch.no_grad():
-        for name, each in _tensors(same).items():
-            each.copy_(_switched_off(rung, name, values[name], parts))
-    expected, norms = _outputs(same, loss, batch, predict)
     try:
         found, own_norms = _outputs(rung.model, loss, batch, predict)
     except Exception as error:
@@ -443,18 +473,32 @@ def _prove(
             f"the rung {rung.name} does not run: {type(error).__name__}: {error}",
             instead="whole=(...) with the names of modules that other code reads into",
         ) from error
-    if not _equal(expected, found):
-        where = next(
-            (path for path in own_norms if not _equal(norms.get(path, []), own_norms[path])), ""
-        )
-        what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
-        raise ExportError(
-            f"the outputs of the rung {rung.name} are not those of the full model {what}",
-            module=where or "the model itself",
-            instead="whole=(...) with the module's name, or another form of it: what a layer makes "
-            "of its width (a norm over it, a mean, a scale such as LoRA's alpha / r) has to be the "
-            "same at all of them",
-        )
+    lacking = _lacking(full, rung.model)
+    norms: Mapping[str, list[Tensor]] = {}
+    # A block whose parameters are zero is none where what it makes is added to what came in; where
+    # a norm stands behind that sum, what came in has to go out.
+    for skipped in ((), lacking) if lacking else ((),):
+        same = _with_the_rest_off(full, rung, values, parts, skipped)
+        try:
+            expected, norms = _outputs(same, loss, batch, predict)
+        except Exception:
+            if not skipped:
+                raise
+            break  # it takes or gives more than one tensor
+        if _equal(expected, found):
+            return
+    where = next(
+        (path for path in own_norms if not _equal(norms.get(path, []), own_norms[path])), ""
+    )
+    what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
+    raise ExportError(
+        f"the outputs of the rung {rung.name} are not those of the full model {what}"
+        + (f", which is {', '.join(lacking)}" if lacking else ""),
+        module=where or "the model itself",
+        instead="whole=(...) with the module's name, or another form of it: what a layer makes of "
+        "its width (a norm over it, a mean, a scale such as LoRA's alpha / r) has to be the same "
+        "at all of them; a block that may be left out adds what it makes to its input",
+    )
 
 
 def _take(rung: BuiltRung, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -493,12 +537,49 @@ def _is_factored(rung: BuiltRung) -> bool:
     return any(piece.role != "slice" for piece in rung.pieces.values())
 
 
+class _Skipped(nn.Module):
+    """In the place of a block that a rung lacks: what comes in goes out."""
+
+    def forward(self, input: Tensor, *_: object, **__: object) -> Tensor:
+        return input
+
+
+def _lacking(full: nn.Module, part: nn.Module) -> tuple[str, ...]:
+    """Names of the outermost modules of the full model that the part lacks."""
+    own, found = dict(part.named_modules(remove_duplicate=False)), []
+    for name, module in full.named_modules():
+        is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        if name not in own and not is_list and not is_under(name, found):
+            found.append(name)
+    return tuple(found)
+
+
+def _with_the_rest_off(
+    full: nn.Module,
+    rung: BuiltRung,
+    values: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    skipped: Sequence[str],
+) -> nn.Module:
+    """The full model as the rung is, without what is skipped."""
+    same = copy.deepcopy(full)
+    for name in skipped:
+        path, _, child = name.rpartition(".")
+        setattr(same.get_submodule(path), child, _Skipped())
+    with torch.no_grad():
+        for name, each in _tensors(same).items():
+            each.copy_(_switched_off(rung, name, values[name], parts))
+    return same
+
+
 def _switched_off(rung: BuiltRung, name: str, value: Any, parts: Mapping[str, Any]) -> Tensor:
     """The full model's tensor as the rung has it: truncated, or zero outside the slice."""
     factors = {p.role: parts[n] for n, p in rung.pieces.items() if p.of == name}
     if "left" in factors:
         product = factors["left"].astype("f8") @ factors["right"]
         return torch.from_numpy(product.reshape(value.shape).astype("f4"))
+    if name not in parts and "left" not in factors:
+        return torch.zeros(value.shape)
     if name not in rung.pieces:
         return torch.from_numpy(value.copy())
     kept = torch.zeros(value.shape).numpy()

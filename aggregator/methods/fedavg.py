@@ -36,7 +36,6 @@ from device_sdk.artifact import Artifact
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
-    exact_names,
     own_name,
     rung_name,
     shared_tensors,
@@ -192,14 +191,14 @@ class FedAvgMethod(SummingMethod):
         :mod:`device_sdk.methods.fedavg.contract`; of several submodels each is an attachment."""
         told = [
             Attachment(
-                {
-                    one.wire_name: part.reshape(one.wire_shape)
-                    for one, _, part in rung.split(values)
-                },
-                exact=exact_names(rung.layout),
+                {one.wire_name: part.reshape(one.wire_shape) for one, _, part in rung.split(values)}
+                | self._ladder.held(self._model, place),
+                exact=self._ladder.exact(place),
                 lasting=True,
             )
-            for rung, values in zip(self._ladder.rungs, self._parts, strict=True)
+            for place, (rung, values) in enumerate(
+                zip(self._ladder.rungs, self._parts, strict=True)
+            )
         ]
         settings = self._settings.training.as_scalars()
         if len(told) == 1:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from aggregator.methods.robust import RobustRule
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.submodels import Basis, Piece, Submodel, part_of, slice_of
-from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors
+from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors, tensors_of
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -44,6 +44,7 @@ class Rung:
     Attributes:
         layout: its tensors as they travel, parameters before buffers.
         submodel: what each is of the full model.
+        held: tensors that come down with it and are not trained by it.
         own: first values, by names on the wire, of what stays on the devices (personal layers): a
             submodel's artifact brings none.
     """
@@ -51,11 +52,12 @@ class Rung:
     layout: tuple[SharedTensor, ...]
     submodel: Submodel
     own: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    held: tuple[SharedTensor, ...] = ()
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """In the layout's order."""
-        return tuple(self.submodel.pieces.get(one.name, Piece(one.name)) for one in self.layout)
+        return tuple(self.submodel.piece(one.name) for one in self.layout)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -129,15 +131,14 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
         raise ValueError(f"{names} are rungs {rungs}; expected rising ones, the full model last")
     found = []
     for artifact, submodel in zip(artifacts, ladder, strict=True):
-        frozen = artifact.manifest.frozen_members
-        layout = shared_tensors(*trained_of(artifact), kept, frozen)
-        known_names = {one.name for one in layout}
+        layout, held = tensors_of(artifact.manifest, *trained_of(artifact), kept)
+        known_names = {one.name for one in (*layout, *held)}
         own = {
             one.wire_name: artifact.initial[one.name].reshape(one.wire_shape)
-            for one in shared_tensors(*trained_of(artifact), (), frozen)
+            for one in shared_tensors(*trained_of(artifact), (), artifact.manifest.fixed)
             if one.name not in known_names
         }
-        found.append(Rung(layout, submodel, own))
+        found.append(Rung(layout, submodel, own, held))
     return found
 
 
@@ -163,7 +164,8 @@ class Ladder:
         self._bases: dict[str, Basis] = {}
         known = {one.name: one for one in layout}
         for rung in rungs:
-            for one, piece in zip(rung.layout, rung.pieces, strict=True):
+            for one in (*rung.layout, *rung.held):
+                piece = rung.submodel.piece(one.name)
                 if piece.of not in known:
                     raise ValueError(f"{one.name!r} is part of {piece.of!r}, which is not shared")
                 shape = known[piece.of].shape
@@ -207,11 +209,30 @@ class Ladder:
 
     def part(self, model: Floats, rung: int) -> Floats:
         """The submodel of ``rung`` (from 0) of a model [size]: float32 [the rung's size]."""
-        chosen = self.rungs[rung]
-        full = self.tensors(model)
-        shapes = {one.name: one.shape for one in chosen.layout}
-        parts = part_of(full, chosen.submodel, shapes, self._bases)
-        return np.concatenate([parts[one.name].reshape(-1) for one in chosen.layout])
+        parts = self._parts(model, rung, self.rungs[rung].layout)
+        return np.concatenate([each.reshape(-1) for each in parts])
+
+    def held(self, model: Floats, rung: int) -> dict[str, Floats]:
+        """What comes down with it beside, as it travels."""
+        layout = self.rungs[rung].held
+        parts = zip(layout, self._parts(model, rung, layout), strict=True)
+        return {one.wire_name: part.reshape(one.wire_shape) for one, part in parts}
+
+    def exact(self, rung: int) -> frozenset[str]:
+        """Of both, what no codec is to round (``contract.exact_names``): the full model's buffers.
+        A parameter that a rung holds is a buffer of its artifact."""
+        chosen, buffers = self.rungs[rung], {e.name for e in self._layout if e.kind == "buffer"}
+        layout = (*chosen.layout, *chosen.held)
+        return frozenset(
+            one.wire_name for one in layout if chosen.submodel.piece(one.name).of in buffers
+        )
+
+    def _parts(
+        self, model: Floats, rung: int, layout: Sequence[SharedTensor]
+    ) -> list[NDArray[Any]]:
+        shapes = {one.name: one.shape for one in layout}
+        parts = part_of(self.tensors(model), self.rungs[rung].submodel, shapes, self._bases)
+        return [parts[one.name] for one in layout]
 
     # -- up ----------------------------------------------------------------------------------------
 

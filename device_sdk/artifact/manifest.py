@@ -249,8 +249,12 @@ class Manifest(Part):
             return
         if self.axes.keys() & {axis for tensor in self.state for axis in axes_of(tensor.shape)}:
             raise ArtifactError("a submodel's tensors have no axes of sizes that may vary")
+        held = set(self.submodel.held)
+        floats = {m.name for state, m in self.members() if state.dtype == "float32"}
+        if odd := sorted(held - (self.frozen_members & floats)):
+            raise ArtifactError(f"submodel: {odd[0]!r} is not held as it is")
         if odd := sorted(set(self.submodel.pieces) - self.given):
-            raise ArtifactError(f"submodel: {odd[0]!r} is no tensor that a step moves")
+            raise ArtifactError(f"submodel: {odd[0]!r} is no tensor that a step moves, or is held")
 
     @property
     def shared_file(self) -> str:
@@ -260,8 +264,16 @@ class Manifest(Part):
     @cached_property
     def given(self) -> frozenset[str]:
         """Names of the parameters and buffers whose values a task brings: of a submodel, those of
-        float32 that a step moves."""
-        return frozenset() if self.submodel is None else frozenset(self.moved)
+        float32 that a step moves, and those that it holds."""
+        if self.submodel is None:
+            return frozenset()
+        return frozenset(self.moved) | frozenset(self.submodel.held)
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Names of the parameters and buffers that came with the artifact and stay so."""
+        held = () if self.submodel is None else self.submodel.held
+        return self.frozen_members - frozenset(held)
 
     @cached_property
     def moved(self) -> Mapping[str, tuple[int, ...]]:

@@ -2,7 +2,8 @@
 
 A *ladder* is a full model and its submodels, from the smallest *rung* to the full one. A submodel's
 tensor is a tensor of the full model whole, or a slice of it, or one of the two factors of its
-truncated singular value decomposition. The manifest of each rung says which, so that both ends
+truncated singular value decomposition; a submodel may lack tensors, and train not all that it has.
+The manifest of each rung says which, so that both ends
 derive a rung's values from the full model's in the same way.
 """
 
@@ -60,12 +61,19 @@ class Submodel(Part):
             ladder know each other.
         pieces: by the names of this artifact's tensors; those that are not listed are the full
             model's tensors of the same name, whole.
+        held: names of those that a step leaves as they are while larger rungs train them: they come
+            with each version, and are not sent back.
     """
 
     rung: Annotated[int, Within(1, MOST_RUNGS)]
     rungs: Annotated[int, Within(1, MOST_RUNGS)]
     full: Annotated[str, Such(_SHA256.match, "a SHA-256 in lower-case hex")]
     pieces: Mapping[Name, Piece] = field(default_factory=dict)
+    held: tuple[Name, ...] = ()
+
+    def piece(self, name: str) -> Piece:
+        """What the tensor of that name is."""
+        return self.pieces.get(name) or Piece(name)
 
     def check(self) -> None:
         if self.rung > self.rungs:
@@ -143,7 +151,7 @@ def part_of(
     known = dict(bases or {})
     found: dict[str, NDArray[Any]] = {}
     for name, shape in shapes.items():
-        piece = submodel.pieces.get(name, Piece(name))
+        piece = submodel.piece(name)
         if piece.of not in full:
             raise ArtifactError(f"{name!r} is a part of {piece.of!r}, which the full model lacks")
         whole = full[piece.of]

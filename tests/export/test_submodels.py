@@ -224,10 +224,12 @@ class Ignores(Net):
         super().__init__(16)
 
 
-class Deeper(Net):
+class Shallower(Flat):
+    """A layer that the full model lacks."""
+
     def __init__(self, width: int) -> None:
         super().__init__(width)
-        if width > 8:
+        if width < 8:
             self.more = nn.Linear(2, 2)
 
 
@@ -258,7 +260,7 @@ def touches(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[st
         (Net(), {"ranks": (0.5, 1), "whole": ("haed",)}, "'haed', which is no module"),
         (Flat, {"widths": (4, 8), "whole": ("haed",)}, "'haed', which is no module"),
         (Ignores, {"widths": (4, 8)}, "build the same model"),
-        (Deeper, {"widths": (4, 16)}, "'more.bias' is not in the models of both"),
+        (Shallower, {"widths": (4, 16)}, r"make\(4\) has 'more.bias', which make\(16\)"),
         (Shrinks, {"widths": (4, 8)}, "does not lie in"),
         (Normed, {"widths": (4, 8)}, "norm"),
         (Net, {"widths": (4, 8)}, "hidden"),  # what it reads is two things beside one another

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import is_under
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
@@ -124,7 +125,8 @@ def shared_tensors(
     which came with the artifact. Raises ValueError where nothing is left, a name in ``kept`` fits
     nothing, or two tensors would have one name on the wire.
     """
-    unused = [prefix for prefix in kept if not any(is_under(n, [prefix]) for n in parameters)]
+    names = (*parameters, *buffers)
+    unused = [prefix for prefix in kept if not any(is_under(n, [prefix]) for n in names)]
     if unused:
         raise ValueError(
             f"{unused[0]!r} names no parameter; expected the start of one of "
@@ -151,6 +153,23 @@ def shared_tensors(
     if not any(one.kind == "parameter" for one in found.values()):
         raise ValueError("no float32 parameter is left to share")
     return tuple(found.values())
+
+
+def tensors_of(
+    manifest: Manifest,
+    parameters: Mapping[str, NDArray[Any]],
+    buffers: Mapping[str, NDArray[Any]],
+    kept: Sequence[str] = (),
+) -> tuple[tuple[SharedTensor, ...], tuple[SharedTensor, ...]]:
+    """What of an artifact's model travels both ways, and what comes down alone (a submodel's
+    tensors that it holds). Raises ValueError as :func:`shared_tensors` does, but that a submodel
+    may lack the layers of a name in ``kept``."""
+    if manifest.submodel is not None:
+        kept = [e for e in kept if any(is_under(name, [e]) for name in (*parameters, *buffers))]
+    moved = shared_tensors(parameters, buffers, kept, manifest.frozen_members)
+    names = {one.name for one in moved}
+    told = shared_tensors(parameters, buffers, kept, manifest.fixed)
+    return moved, tuple(one for one in told if one.name not in names)
 
 
 def rung_name(rung: int) -> str:

@@ -8,8 +8,10 @@ are the first rows of the full one's (Diao et al. 2021, HeteroFL, section 3).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from device_sdk.artifact import (
     INITIAL_FILE,
@@ -33,7 +36,15 @@ from device_sdk.artifact import (
 )
 from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.artifact.parts import is_under
-from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of, slice_of
+from device_sdk.artifact.submodels import (
+    FULL_FILE,
+    MOST_RUNGS,
+    Piece,
+    Submodel,
+    Units,
+    part_of,
+    slice_of,
+)
 from export.build import Exported, Progress, Recipe, export_given, reported
 from export.errors import ExportError
 from export.given import (
@@ -44,6 +55,7 @@ from export.given import (
     require_modules,
 )
 from export.optimizers import Optimizer
+from export.rewrites.patch import without_fast_path
 from export.step import LossesFunction, LossFunction, PredictFunction
 from export.write import replaced
 
@@ -51,8 +63,11 @@ LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
 LEAST_SHARED_BYTES = 1 << 16
 _UNEQUAL = 0.1
-_TOLERANCE = 1e-4
-"""Of outputs that have to be equal, beside the largest; they are computed in float64."""
+_TOLERANCE = 1e-9
+"""Of outputs that have to be equal, beside the largest; they are computed in float64. At first
+values much is near to linear, and what is another function differs by little."""
+_COARSE_TOLERANCE = 1e-5
+"""Where float32 comes in: as factors' product, or in the model's own code."""
 
 AnyOptimizer = Optimizer | Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
@@ -97,25 +112,32 @@ def submodels(
     full, rungs = _rungs(model, ranks, widths, whole)
     given, batch = described_metrics(metrics), named_tensors(example_batch)
     values = _values(full)
+    apart, asked = _told_apart(full, values), (loss, batch, predict)
     data = safetensors.encode(values)
     digest = hashlib.sha256(data).hexdigest()
     _require_replaceable(directory)
     with reported(progress) as say, replaced(directory) as draft:
         (draft / FULL_FILE).write_bytes(data)
+        for rung in rungs:
+            say(f"{rung.name}: proving it")
+            _prove(full, rung, apart, *asked)
+        units = _movable_units(full, rungs, apart, asked)
         found: list[Exported] = []
         moved: Collection[str] = ()
         # The full model first: what it trains the others either train or are brought.
         for place, rung in reversed([*enumerate(rungs, 1)]):
-            say(f"{rung.name}: proving it")
-            _prove(full, rung, _told_apart(full, values), loss, batch, predict)
             _take(rung, values)
+            share = rung.share(full)
             made: Any = optimizer
             if not _is_optimizer(optimizer):
                 made = optimizer(rung.model.parameters())  # type: ignore[operator]
             inputs = Recipe(
                 rung.model, loss, batch, named_axes(dynamic), made, predict, None, given,
                 rung.name,
-                Submodel(place, len(rungs), digest, rung.pieces, rung.parts_of(moved)),
+                Submodel(
+                    place, len(rungs), digest, rung.pieces, rung.parts_of(moved),
+                    units, int(share * units) if units else 0,
+                ),
             )  # fmt: skip
             told = _prefixed(say, rung.name)
             found = [
@@ -138,6 +160,21 @@ class BuiltRung:
     name: str
     model: nn.Module
     pieces: Mapping[str, Piece]
+
+    def cuts(self, full: nn.Module) -> dict[tuple[str, int], Fraction]:
+        """By tensor and axis that it cuts, its share of the full model's rows."""
+        own, whole = _tensors(self.model), _tensors(full)
+        return {
+            (name, axis): Fraction(size, whole[name].shape[axis])
+            for name, piece in self.pieces.items()
+            if piece.role == "slice"
+            for axis, size in enumerate(own[name].shape)
+            if size < whole[name].shape[axis]
+        }
+
+    def share(self, full: nn.Module) -> Fraction:
+        """Of the width, where all that it cuts has the same; 1 where it cuts nothing."""
+        return min(self.cuts(full).values(), default=Fraction(1))
 
     def parts_of(self, tensors: Collection[str]) -> tuple[str, ...]:
         """Names of its tensors that are of these of the full model."""
@@ -461,34 +498,38 @@ def _prove(
     loss: LossFunction | LossesFunction,
     batch: Mapping[str, Tensor],
     predict: PredictFunction | None,
+    units: Units | None = None,
 ) -> None:
-    """Give the rung's model these values, and compare it with the full one that it is a part of."""
-    parts = _take(rung, values)
+    """Give the rung's model these values, and compare it with the full one that it is a part of;
+    its slices are of ``units``, or the first."""
+    parts = _take(rung, values, units)
     if rung.model is full:
         return
     try:
-        found, own_norms = _outputs(rung.model, loss, batch, predict)
+        found = _outputs(rung.model, loss, batch, predict)
     except Exception as error:
         raise ExportError(
             f"the rung {rung.name} does not run: {type(error).__name__}: {error}",
             instead="whole=(...) with the names of modules that other code reads into",
         ) from error
     lacking = _lacking(full, rung.model)
-    norms: Mapping[str, list[Tensor]] = {}
+    norms: Mapping[str, Sequence[Tensor]] = {}
+    tolerance = _TOLERANCE if found.exact and not _is_factored(rung) else _COARSE_TOLERANCE
     # A block whose parameters are zero is none where what it makes is added to what came in; where
     # a norm stands behind that sum, what came in has to go out.
     for skipped in ((), lacking) if lacking else ((),):
-        same = _with_the_rest_off(full, rung, values, parts, skipped)
+        same = _with_the_rest_off(full, rung, values, parts, skipped, units)
         try:
-            expected, norms = _outputs(same, loss, batch, predict)
+            expected = _outputs(same, loss, batch, predict)
         except Exception:
             if not skipped:
                 raise
             break  # it takes or gives more than one tensor
-        if _equal(expected, found):
+        if _equal(expected.outputs, found.outputs, tolerance):
             return
+        norms = expected.norms
     where = next(
-        (path for path in own_norms if not _equal(norms.get(path, []), own_norms[path])), ""
+        (n for n, e in found.norms.items() if not _equal(norms.get(n, []), e, tolerance)), ""
     )
     what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
     raise ExportError(
@@ -501,11 +542,50 @@ def _prove(
     )
 
 
-def _take(rung: BuiltRung, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _movable_units(
+    full: nn.Module,
+    rungs: Sequence[BuiltRung],
+    values: Mapping[str, Any],
+    asked: tuple[Any, ...],
+) -> int:
+    """In how many parts every axis that is cut falls, the most of which any will do as well as the
+    first; 0 where there are none: sizes are not in proportion, or the order of units matters."""
+    cuts = [rung.cuts(full) for rung in rungs]
+    shares = [rung.share(full) for rung in rungs]
+    lengths: dict[tuple[str, int], int] = {}
+    for rung, own in zip(rungs, cuts, strict=True):
+        for name, axis in own:
+            blocks = rung.pieces[name].blocks or (1,) * (axis + 1)
+            lengths[name, axis] = _tensors(full)[name].shape[axis] // blocks[axis]
+    for rung, own, share in zip(rungs, cuts, shares, strict=True):
+        names = _tensors(rung.model)
+        uncut = any(name in names and (name, axis) not in own for name, axis in lengths)
+        if set(own.values()) - {share} or (share < 1 and uncut):
+            return 0
+    most = math.gcd(*lengths.values())
+    least = math.lcm(*(share.denominator for share in shares))
+    for units in (each for each in range(most, 0, -1) if most % each == 0 == each % least):
+        with contextlib.suppress(ExportError):
+            for rung, share in zip(rungs, shares, strict=True):
+                chosen = _others(units, int(share * units))
+                _prove(full, rung, values, *asked, units=Units(units, chosen))
+            return units
+    return 0
+
+
+def _others(units: int, kept: int) -> Any:
+    """So many units at random, not all of them the first."""
+    found = np.sort(np.random.default_rng(0).permutation(units)[:kept])
+    return found if (found != np.arange(kept)).any() else np.arange(units - kept, units)
+
+
+def _take(
+    rung: BuiltRung, values: Mapping[str, Any], units: Units | None = None
+) -> Mapping[str, Any]:
     """Give the rung's model its part of the full one's values, which is returned."""
     own = {name: tuple(each.shape) for name, each in _tensors(rung.model).items()}
     try:
-        parts = part_of(values, _unplaced(rung), own)
+        parts = part_of(values, _unplaced(rung), own, units=units)
     except ArtifactError as error:
         raise ExportError(str(error)) from error
     with torch.no_grad():
@@ -560,6 +640,7 @@ def _with_the_rest_off(
     values: Mapping[str, Any],
     parts: Mapping[str, Any],
     skipped: Sequence[str],
+    units: Units | None,
 ) -> nn.Module:
     """The full model as the rung is, without what is skipped."""
     same = copy.deepcopy(full)
@@ -568,11 +649,13 @@ def _with_the_rest_off(
         setattr(same.get_submodule(path), child, _Skipped())
     with torch.no_grad():
         for name, each in _tensors(same).items():
-            each.copy_(_switched_off(rung, name, values[name], parts))
+            each.copy_(_switched_off(rung, name, values[name], parts, units))
     return same
 
 
-def _switched_off(rung: BuiltRung, name: str, value: Any, parts: Mapping[str, Any]) -> Tensor:
+def _switched_off(
+    rung: BuiltRung, name: str, value: Any, parts: Mapping[str, Any], units: Units | None
+) -> Tensor:
     """The full model's tensor as the rung has it: truncated, or zero outside the slice."""
     factors = {p.role: parts[n] for n, p in rung.pieces.items() if p.of == name}
     if "left" in factors:
@@ -583,9 +666,34 @@ def _switched_off(rung: BuiltRung, name: str, value: Any, parts: Mapping[str, An
     if name not in rung.pieces:
         return torch.from_numpy(value.copy())
     kept = torch.zeros(value.shape).numpy()
-    at = slice_of(parts[name].shape, value.shape, rung.pieces[name].blocks)
+    at = slice_of(parts[name].shape, value.shape, rung.pieces[name].blocks, units)
     kept[at] = parts[name]
     return torch.from_numpy(kept)
+
+
+class _Precision(TorchDispatchMode):
+    """Whether all that is computed inside is float64: a model may have numbers of its own."""
+
+    exact = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.exact &= each.dtype == torch.float64
+        return found
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a model predicts of the example batch, or its loss; the squared size of each module's
+    output, by its path; and whether all of it is float64."""
+
+    outputs: Sequence[Tensor]
+    norms: Mapping[str, Sequence[Tensor]]
+    exact: bool
 
 
 def _outputs(
@@ -593,9 +701,8 @@ def _outputs(
     loss: LossFunction | LossesFunction,
     batch: Mapping[str, Tensor],
     predict: PredictFunction | None,
-) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """What the model predicts of the example batch, or its loss, and how large each module's
-    output is; in evaluation mode and float64."""
+) -> _Seen:
+    """In evaluation mode and float64."""
     double = copy.deepcopy(model).double().eval()
     norms: dict[str, list[Tensor]] = {}
 
@@ -610,23 +717,23 @@ def _outputs(
         if path and not isinstance(module, Factors):
             module.register_forward_hook(note(path))
     wide = {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
-    with torch.no_grad():
+    with torch.no_grad(), without_fast_path(), _Precision() as precision:
         found: Any = loss(double, wide) if predict is None else predict(double, wide)
     parts = found if isinstance(found, tuple) else (found,)
     tensors: list[Tensor] = []
     for each in parts:
         tensors += [*each.values()] if isinstance(each, Mapping) else [each]
-    return tensors, norms
+    return _Seen(tensors, norms, precision.exact)
 
 
-def _equal(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
+def _equal(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> bool:
     if len(expected) != len(found):
         return False
     for one, other in zip(expected, found, strict=True):
         if one.shape != other.shape:
             return False
         size = max(1.0, float(one.abs().max()) if one.numel() else 0.0)
-        if one.numel() and not float((one - other).abs().max()) <= _TOLERANCE * size:
+        if one.numel() and not float((one - other).abs().max()) <= tolerance * size:
             return False
     return True
 

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.robust import RobustRule
 from device_sdk.artifact import Artifact
-from device_sdk.artifact.submodels import Basis, Piece, Submodel, part_of, slice_of
+from device_sdk.artifact.submodels import Basis, Piece, Submodel, Units, part_of, slice_of
 from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors, tensors_of
 
 Floats = NDArray[np.float32]
@@ -45,6 +45,7 @@ class Rung:
         layout: its tensors as they travel, parameters before buffers.
         submodel: what each is of the full model.
         held: tensors that come down with it and are not trained by it.
+        deal: which of several slices of this size it is (from 0); None where there is one.
         own: first values, by names on the wire, of what stays on the devices (personal layers): a
             submodel's artifact brings none.
     """
@@ -53,6 +54,7 @@ class Rung:
     submodel: Submodel
     own: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     held: tuple[SharedTensor, ...] = ()
+    deal: int | None = None
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -142,6 +144,45 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
     return found
 
 
+# Which units of a width slices have: an order of them, of which a rung has as many as it keeps.
+
+Slices = Literal["static", "rolling", "dealt", "ranked"]
+
+
+def dealt(rungs: Sequence[Rung], deals: int) -> list[Rung]:
+    """Each rung with slices ``deals`` times over; the full model once."""
+    found = []
+    for rung in rungs:
+        cut = rung.submodel.kept < rung.submodel.units
+        found += [replace(rung, deal=deal) for deal in range(deals)] if cut else [rung]
+    return found
+
+
+def unit_orders(
+    kind: Slices, units: int, deals: int, version: int, strengths: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Orders of the units in which rungs take them, int64 [deals, units].
+
+    ``static``: as they are (Diao et al. 2021, HeteroFL, section 3). ``rolling``: a window that
+    moves by one from version to version (Alam et al. 2022, FedRolex, eq. 3). ``ranked``: the
+    strongest first, by the squares of their parameters (after Wu et al. 2024, FIARSE, which ranks
+    parameters one by one). ``dealt``: at random, whatever the data are; each deal another one.
+
+    Args:
+        version: that the slices are of.
+        strengths: float64 [units].
+    """
+    order = np.arange(units)
+    if kind == "rolling" and units:
+        order = np.roll(order, -(version % units))
+    if kind == "ranked":
+        order = np.argsort(-strengths, kind="stable")
+    if kind != "dealt":
+        return np.tile(order, (deals, 1))
+    rngs = (np.random.default_rng([version, deal]) for deal in range(deals))
+    return np.array([rng.permutation(units) for rng in rngs]).reshape(deals, units)
+
+
 class Ladder:
     """The full model's tensors in one vector [size], and its rungs.
 
@@ -162,6 +203,7 @@ class Ladder:
         self.parameters = _one_after_another([rung.trained for rung in rungs])
         self.buffers = _one_after_another([rung.size - rung.trained for rung in rungs])
         self._bases: dict[str, Basis] = {}
+        self._units: list[Units | None] = [None] * len(rungs)
         known = {one.name: one for one in layout}
         for rung in rungs:
             for one in (*rung.layout, *rung.held):
@@ -188,9 +230,32 @@ class Ladder:
         found = [Basis.of(full[one.name]) for one in self._factored]
         return np.concatenate([np.empty(0, np.float32), *(e.reshape(-1) for b in found for e in b)])
 
-    def cut_by(self, bases: Floats) -> Ladder:
-        """The same, its factors those of these bases."""
+    def strengths(self, model: Floats) -> NDArray[np.float64]:
+        """Of each unit of the width, the sum of its parameters' squares: float64 [units]."""
+        full, units = self.tensors(model), self.rungs[-1].submodel.units
+        found, seen = np.zeros(units), set()
+        for rung in self.rungs:
+            for one, piece in zip(rung.layout, rung.pieces, strict=True):
+                whole = full[piece.of]
+                for axis, size in enumerate(one.shape if units and piece.role == "slice" else ()):
+                    if size < whole.shape[axis] and (piece.of, axis) not in seen:
+                        seen.add((piece.of, axis))
+                        others = tuple(each for each in range(whole.ndim) if each != axis)
+                        squares = np.square(whole, dtype=np.float64).sum(axis=others)
+                        blocks = piece.blocks[axis] if piece.blocks else 1
+                        found += squares.reshape(blocks, units, -1).sum(axis=(0, 2))
+        return found
+
+    def cut_by(self, bases: Floats, orders: NDArray[np.int64]) -> Ladder:
+        """The same, its factors those of these bases, and its slices of the units that come first
+        in these orders, [deals, units]."""
         found, start = copy.copy(self), 0
+        found._units = []
+        for rung in self.rungs:
+            kept, units = rung.submodel.kept, rung.submodel.units
+            chosen = np.sort(orders[rung.deal or 0][:kept]) if units else np.arange(0)
+            first = not units or np.array_equal(chosen, np.arange(kept))
+            found._units.append(None if first else Units(units, chosen))
         found._bases = {}
         for one in self._factored:
             parts = []
@@ -231,7 +296,8 @@ class Ladder:
         self, model: Floats, rung: int, layout: Sequence[SharedTensor]
     ) -> list[NDArray[Any]]:
         shapes = {one.name: one.shape for one in layout}
-        parts = part_of(self.tensors(model), self.rungs[rung].submodel, shapes, self._bases)
+        full, chosen = self.tensors(model), self.rungs[rung].submodel
+        parts = part_of(full, chosen, shapes, self._bases, self._units[rung])
         return [parts[one.name] for one in layout]
 
     # -- up ----------------------------------------------------------------------------------------
@@ -258,7 +324,7 @@ class Ladder:
             if piece.of in self._bases:
                 _rotate(found, self._bases[piece.of], piece.role, values.reshape(one.shape))
             else:
-                place = slice_of(one.shape, found[0].shape, piece.blocks)
+                place = slice_of(one.shape, found[0].shape, piece.blocks, self._units[rung])
                 found[0][place] += values.reshape(one.shape)
         return _flat(parts)
 
@@ -268,7 +334,8 @@ class Ladder:
         for one, piece, _ in self.rungs[rung].split(np.empty(self.rungs[rung].size)):
             found = parts[piece.of]
             if piece.of not in self._bases:
-                found[0][slice_of(one.shape, found[0].shape, piece.blocks)] = 1
+                at = slice_of(one.shape, found[0].shape, piece.blocks, self._units[rung])
+                found[0][at] = 1
                 continue
             rank = len(found[0])
             if piece.role != "slice":

@@ -151,7 +151,7 @@ def test_a_rung_that_trains_the_last_blocks_is_brought_the_others(tmp_path: Path
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (Divided, r"rest switched off, which is blocks\.2, blocks\.3"),
+        (Divided, r"rest switched off, which is blocks\.1, blocks\.2, blocks\.3"),
         (frozen, r"make\(1\) trains nothing"),
         (headless, r"make\(1\) trains 'head.bias', which make\(4\), the full model, keeps frozen"),
         (lambda count: Stack(5 - count), r"make\(1\) has 'blocks.1.f.0.bias'"),

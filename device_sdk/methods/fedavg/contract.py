@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -172,9 +173,25 @@ def tensors_of(
     return moved, tuple(one for one in told if one.name not in names)
 
 
-def rung_name(rung: int) -> str:
-    """Of the attachment that holds a submodel, by its rung (from 1)."""
-    return f"rung{rung}"
+def rung_name(rung: int, deal: int | None = None) -> str:
+    """Of the attachment that holds a submodel, by its rung (from 1); where its slices are dealt,
+    of one of the several (from 0) that devices of the rung train in a round."""
+    return f"rung{rung}" if deal is None else f"rung{rung}.{deal}"
+
+
+def deal_of(round_id: int, sender: str, deals: int) -> int:
+    """Which of so many slices a device trains in a round: by its name, whatever data it has."""
+    mark = hashlib.sha256(f"{round_id} {sender}".encode()).digest()
+    return int.from_bytes(mark[:8], "big") % deals
+
+
+def own_rung(names: Iterable[str], rung: int, round_id: int, sender: str) -> str | None:
+    """Which of these attachments a device that trains the rung takes; None where it is in none."""
+    one, several = rung_name(rung), f"{rung_name(rung)}."
+    found = sorted(
+        {n for n in names if n == one or n.startswith(several)}, key=lambda n: (len(n), n)
+    )
+    return found[deal_of(round_id, sender, len(found))] if found else None
 
 
 def own_name(rung: int) -> str:

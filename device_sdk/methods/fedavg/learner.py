@@ -22,7 +22,7 @@ from device_sdk.methods.fedavg.contract import (
     SharedTensor,
     exact_names,
     own_name,
-    rung_name,
+    own_rung,
     shared_tensors,
     tensors_of,
 )
@@ -104,13 +104,18 @@ class FedAvgLearner(ModelLearner):
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         """The submodel that this device trains, where the task's model has such, and to begin with
         its personal layers."""
-        own = [own_name(self._rung)] if self._begins else []
-        return [name for name in (rung_name(self._rung), *own) if name in broadcast.offered]
+        wanted = [self._rung_of(broadcast), own_name(self._rung) if self._begins else None]
+        return [name for name in wanted if name is not None and name in broadcast.offered]
 
     def restore(self, state: State) -> None:
         """See :class:`~device_sdk.methods.learner.Learner`."""
         super().restore(state)
         self._begins = False
+
+    def _rung_of(self, broadcast: Broadcast) -> str | None:
+        """The attachment with the submodel that this device trains in this round."""
+        names = broadcast.attachments or broadcast.offered
+        return own_rung(names, self._rung, broadcast.round_id, self._sender)
 
     def _steps(self, training: FedAvgTraining) -> tuple[StepsReport, int]:
         """Their report, and the number of training samples."""
@@ -157,7 +162,8 @@ class FedAvgLearner(ModelLearner):
     def _take(self, broadcast: Broadcast, layout: Layout) -> Tensors:
         """Begin with the broadcast's model, or with the submodel attached to it, which is
         returned."""
-        attached = broadcast.attachments.get(rung_name(self._rung))
+        name = self._rung_of(broadcast)
+        attached = None if name is None else broadcast.attachments.get(name)
         told = broadcast.tensors if attached is None else attached.tensors
         names = {one.wire_name for one in layout}
         if set(told) != names:

@@ -147,3 +147,26 @@ def test_layers_may_be_personal_that_a_rung_lacks_or_holds(
 def test_a_personal_layer_that_no_model_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AggregatorError, match="'haed' names no parameter"):
         simulated(fewer, (1, 2), tmp_path, training='personal = "haed"')
+
+
+@pytest.mark.parametrize("slices", ["rolling", "dealt", "ranked"])
+def test_slices_of_a_width_may_be_other_units_in_each_round(slices: str, tmp_path: Path) -> None:
+    simulation = simulated(Net, (4, 8, 16), tmp_path, f'slices = "{slices}"')
+    rounds = list(simulation.rounds(6))
+    assert [each.counted for each in rounds] == [DEVICES] * 6, rounds[-1].failure
+    assert min(accuracies(simulation, tmp_path, (4, 8, 16))) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "training", "said"),
+    [
+        (fewer, 'slices = "rolling"', "", "no rung of the model has slices that may lie anywhere"),
+        (Net, 'slices = "rolling"', 'personal = "head"', "'head' is personal"),
+        (Net, 'slices = "dealt"', 'optimizer_state = "kept"', "devices keep momenta"),
+    ],
+)
+def test_slices_that_may_not_move_are_told_to_stay(
+    make: Callable[[int], nn.Module], settings: str, training: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AggregatorError, match=said):
+        simulated(make, (1, 2), tmp_path, settings, training)

@@ -69,6 +69,8 @@ values much is near to linear, and what is another function differs by little.""
 _COARSE_TOLERANCE = 1e-5
 """Where float32 comes in: as factors' product, or in the model's own code."""
 
+Asked = tuple[LossFunction | LossesFunction, Mapping[str, Tensor], PredictFunction | None]
+"""Loss, example batch and prediction: what two models are compared by."""
 AnyOptimizer = Optimizer | Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -546,7 +548,7 @@ def _movable_units(
     full: nn.Module,
     rungs: Sequence[BuiltRung],
     values: Mapping[str, Any],
-    asked: tuple[Any, ...],
+    asked: Asked,
 ) -> int:
     """In how many parts every axis that is cut falls, the most of which any will do as well as the
     first; 0 where there are none: sizes are not in proportion, or the order of units matters."""
@@ -626,7 +628,8 @@ class _Skipped(nn.Module):
 
 def _lacking(full: nn.Module, part: nn.Module) -> tuple[str, ...]:
     """Names of the outermost modules of the full model that the part lacks."""
-    own, found = dict(part.named_modules(remove_duplicate=False)), []
+    own = dict(part.named_modules(remove_duplicate=False))
+    found: list[str] = []
     for name, module in full.named_modules():
         is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
         if name not in own and not is_list and not is_under(name, found):
@@ -674,7 +677,9 @@ def _switched_off(
 class _Precision(TorchDispatchMode):
     """Whether all that is computed inside is float64: a model may have numbers of its own."""
 
-    exact = True
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.exact = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -201,8 +201,9 @@ class FedAvgMethod(SummingMethod):
     def _cut(self, version: int) -> None:
         """The model is another one, of this version: cut its submodels."""
         self._bases = self._ladder.bases_of(self._model)
-        strengths = self._ladder.strengths(self._model)
         kind = self._settings.slices
+        ranks = kind == "ranked"
+        strengths = self._ladder.strengths(self._model) if ranks else np.empty(0)
         self._orders = unit_orders(kind, self._units, self._deals, version, strengths)
         self._take_parts()
 

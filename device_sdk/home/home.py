@@ -203,18 +203,16 @@ class Home:
         self.tasks.forget_contents()
         ids = {each for row in served for each in row.artifacts} | self.models.artifacts()
         needed = {each.hex() for each in ids}
-        shared: set[str] = set()
+        shared: dict[bool, set[str]] = {True: set(), False: set()}
         for folder in (self.folder / _ARTIFACTS).glob("[0-9a-f]*"):
-            if folder.suffix:
-                continue
-            if folder.name not in needed:
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            with contextlib.suppress(ArtifactError):
-                shared.add(read_manifest(folder).shared_file)
-        for file in (self.folder / _ARTIFACTS).glob("*.safetensors"):
-            if file.name not in shared:
-                file.unlink(missing_ok=True)
+            if folder.is_dir():
+                with contextlib.suppress(ArtifactError):
+                    shared[folder.name in needed].add(read_manifest(folder).shared_file)
+                if folder.name not in needed:
+                    shutil.rmtree(folder, ignore_errors=True)
+        # Only what those had that went: what came for others may be ahead of them.
+        for name in filter(None, shared[False] - shared[True]):
+            (self.folder / _ARTIFACTS / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the database and release the lock. May be called twice."""

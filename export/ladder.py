@@ -12,6 +12,7 @@ import contextlib
 import copy
 import hashlib
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -34,7 +35,6 @@ from device_sdk.artifact import (
     read_manifest,
     safetensors,
 )
-from device_sdk.artifact.flat_layout import flat_layout
 from device_sdk.artifact.parts import is_under
 from device_sdk.artifact.submodels import (
     FULL_FILE,
@@ -61,6 +61,7 @@ from export.write import replaced
 
 LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
+_RECURRENT = re.compile(r"(?P<path>(.*\.)?)(weight|bias)_(ih|hh)(?P<end>_l\d+(_reverse)?)$")
 LEAST_SHARED_BYTES = 1 << 16
 _UNEQUAL = 0.1
 _TOLERANCE = 1e-9
@@ -429,9 +430,8 @@ def _sliced(
     found = []
     for width, model, own in zip(widths, models, shapes, strict=True):
         _require_part(model, full, width, widths[-1])
-        gates = {entry.name: entry.gates for entry in flat_layout(shapes[-1]).entries}
         pieces = {
-            name: Piece(name, "slice", _blocks(name, gates.get(name, 1), shape))
+            name: Piece(name, "slice", _blocks(name, shapes[-1]))
             for name, shape in own.items()
             if shape != shapes[-1][name]
         }
@@ -473,12 +473,15 @@ def _require_part(model: nn.Module, full: nn.Module, width: int, largest: int) -
         )
 
 
-def _blocks(name: str, gates: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How many equal blocks each axis falls into: of a recurrent layer its gates, of attention
-    query, key and value."""
-    if "in_proj_" in name:
-        gates = 3
-    return (gates, *(1,) * (len(shape) - 1)) if gates > 1 else ()
+def _blocks(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """How many equal blocks each axis falls into: of a recurrent layer its gates, which lie below
+    one another, of attention query, key and value."""
+    count = 3 if "in_proj_" in name else 1
+    layer = _RECURRENT.match(name)
+    inner = shapes.get(f"{layer['path']}weight_hh{layer['end']}", ()) if layer else ()
+    if len(inner) == 2 and inner[0] % inner[1] == 0:
+        count = inner[0] // inner[1]
+    return (count, *(1,) * (len(shapes[name]) - 1)) if count > 1 else ()
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

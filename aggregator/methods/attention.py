@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -28,17 +28,19 @@ from aggregator.methods.method import (
     Said,
     rate_at,
     require_floats,
+    require_within,
 )
 from aggregator.methods.robust import LastUpdates
+from aggregator.methods.submodels import submodels_of, trained_of
 from aggregator.methods.sums import CoveredMean
 from device_sdk.artifact import Artifact
-from device_sdk.artifact.flat_layout import FlatLayout, layout_of
+from device_sdk.artifact.flat_layout import FlatLadder, FlatLayout
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.attention.contract import (
     MIXTURE,
     VECTOR,
     AttentionTraining,
-    layouts_to_text,
+    ladder_to_text,
     sketches,
 )
 from device_sdk.methods.state import Entry, RestoreError, Schema
@@ -52,8 +54,8 @@ from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, halved
 class DeviceModels:
     """The last models of n devices, in the order in which these were first heard of.
 
-    ``senders``: names. ``vectors`` float32 [n, p]: in the widest layout, zero where a model has
-    nothing. ``widths``, ``samples`` int64 [n]: the model's layout, and its training samples.
+    ``senders``: names. ``vectors`` float32 [n, p]: of the full model, zero where a rung has
+    nothing. ``widths``, ``samples`` int64 [n]: the model's rung, and its training samples.
     ``asks`` bool [n]: the device leaves mixing to the aggregator.
     """
 
@@ -73,12 +75,13 @@ class DeviceModels:
         return np.frombuffer(raw, dtype=np.uint8).reshape(len(self), 16).copy()
 
     @classmethod
-    def of(cls, updates: Iterable[Update], layouts: Sequence[FlatLayout]) -> DeviceModels:
-        """What these say; ``layouts`` are of all widths, the narrowest first."""
+    def of(
+        cls, updates: Iterable[Update], places: Sequence[NDArray[np.int64]], size: int
+    ) -> DeviceModels:
+        """What these say; ``places``: of each rung's numbers among the full model's ``size``."""
         each = list(updates)
         said = [update.metadata for update in each]
-        places = [layout.places_in(layouts[-1]) for layout in layouts]
-        vectors = np.zeros((len(each), layouts[-1].size), dtype=np.float32)
+        vectors = np.zeros((len(each), size), dtype=np.float32)
         for vector, update in zip(vectors, each, strict=True):
             vector[places[int(update.metadata["width"])]] = update.tensors["vector"]
         return cls(
@@ -123,24 +126,19 @@ class AggregatorMixer:
     """Mixes for one device at a time, out of what the aggregator holds in a round.
 
     Args:
-        models: the known devices', in the widest layout.
-        layouts: of all widths, the narrowest first.
-        shared: w_g, float32 [p] of the widest layout.
+        models: the known devices'.
+        places: of each rung's numbers among the full model's, smallest rung first.
+        shared: w_g, float32 [p] of the full model.
         sketches: in units of their cluster's length, float32 [n, g, d].
         own_weight: see :class:`~device_sdk.methods.attention.contract.AttentionTraining`.
     """
 
     models: DeviceModels
-    layouts: Sequence[FlatLayout]
+    places: Sequence[NDArray[np.int64]]
     shared: Numbers
     sketches: Numbers
     settings: MixtureSettings
     own_weight: float = 0.0
-
-    @cached_property
-    def places(self) -> list[NDArray[Any]]:
-        """Of each layout's parameters among those of the widest."""
-        return [layout.places_in(self.layouts[-1]) for layout in self.layouts]
 
     def mixture(self, row: int, cluster: NDArray[np.int64]) -> NDArray[np.float32]:
         """What the device in ``row`` is to start from, float32 [p] in its own layout.
@@ -167,7 +165,7 @@ class AggregatorMixer:
         return np.asarray(mixed, dtype=np.float32)
 
     def _amp_weights(self, row: int, cluster: NDArray[np.int64]) -> Numbers:
-        """Distances are over the block that all widths have."""
+        """Distances are over the smallest rung's numbers, which all have."""
         common = self.models.vectors[cluster][:, self.places[0]].astype(np.float64)
         mine = self.models.vectors[row][self.places[0]]
         squared = ((common - mine) ** 2).sum(axis=1)[cluster != row]
@@ -430,16 +428,14 @@ class AttentionSettings(Declared):
 _SAMPLE_COUNTS = Within(1, 1 << 40)
 
 
-def check_parts(update: Update, layouts: Sequence[FlatLayout]) -> None:
-    """Raises Refused with reason ``bad-tensors``, ``bad-metadata`` or ``bad-values``.
-
-    ``layouts``: of the task's models, the narrowest first.
-    """
+def check_parts(update: Update, ladder: FlatLadder) -> None:
+    """Raises Refused with reason ``bad-tensors``, ``bad-metadata`` or ``bad-values``."""
     if set(update.tensors) != {"vector"}:
         raise Refused("bad-tensors", "expected exactly the tensor vector")
-    width = _checked_width(update, len(layouts))
-    shape = (layouts[width].size,)
-    require_floats("vector", update.tensors["vector"], shape, LARGEST_TO_HAND_ON)
+    width = _checked_width(update, len(ladder.layouts))
+    shape = (ladder.layouts[width].size,)
+    require_floats("vector", update.tensors["vector"], shape)
+    require_within(update.tensors["vector"], LARGEST_TO_HAND_ON)
 
 
 def _checked_width(update: Update, widths: int) -> int:
@@ -468,10 +464,10 @@ def gap_sketches(
     layout: FlatLayout,
     training: AttentionTraining,
 ) -> Floats:
-    """P (w_j - w_g), float32 [n, g, d], over the block that all widths have.
+    """P (w_j - w_g), float32 [n, g, d], over the smallest rung's numbers, which all have.
 
-    ``vectors`` [n, p] and ``shared`` [p] in the widest layout; ``layout`` is the narrowest, and
-    ``places`` its parameters' places among the p.
+    ``vectors`` [n, p] and ``shared`` [p] of the full model; ``layout`` is the smallest rung's, and
+    ``places`` its numbers' places among the p.
     """
     gaps = vectors[:, places] - shared[places]
     return sketches(gaps, layout, training.sketch_seed, training.sketch_rows)
@@ -540,38 +536,36 @@ class AttentionMethod(ModelMethod):
     version: what devices made of it for themselves is theirs.
 
     Args:
-        initial: the global model to start from, float32 [p] of the widest layout.
-        layouts: the models' layouts, the narrowest first; each lies within the next.
+        initial: the global model to start from, float32 [p] of the full model.
+        ladder: of the model; each rung lies within the next.
         settings: of the task.
 
     Memory is that of one vector for each device heard of in the last ``keep_rounds`` rounds: whom
     a device will listen to is not known when another's update arrives. Raises ValueError where the
-    layouts do not nest, ``initial`` does not fit, or not even one neighbour fits the byte cap.
+    rungs do not nest, ``initial`` does not fit, or not even one neighbour fits the byte cap.
     """
 
     PARTS = ("last",)
     keeps = True
     _training: AttentionTraining
-    # A model's place among the layouts is no amount.
+    # A rung is no amount.
     bounds = UpdateBounds(exact=("width",))
 
     def __init__(
         self,
         initial: Floats,
-        layouts: Sequence[FlatLayout],
+        ladder: FlatLadder,
         settings: AttentionSettings | None = None,
     ) -> None:
-        if not layouts:
-            raise ValueError("a task needs at least one layout")
-        self._layouts = tuple(layouts)
+        self._ladder = ladder
         self._settings = settings if settings is not None else AttentionSettings()
-        for inner, outer in zip(self._layouts[:-1], self._layouts[1:], strict=True):
-            inner.places_in(outer)
-        self._places = tuple(one.places_in(layouts[-1]) for one in layouts)
+        for inner, outer in pairwise(ladder.layouts):
+            ladder.places(inner, outer)
+        self._places = tuple(map(ladder.places, ladder.layouts))
         self._last, self._came = LastUpdates(), LastUpdates()
         self._losses: list[float] = []
         self._clusters = np.empty(0, dtype=np.int64)
-        super().__init__(initial, layouts[-1], self._settings.training)
+        super().__init__(initial, ladder.full, self._settings.training)
         if self._most_members(0) < 2:
             raise ValueError(
                 f"most_bytes is {self._settings.clusters.most_bytes}, too little for the global "
@@ -580,7 +574,7 @@ class AttentionMethod(ModelMethod):
 
     @property
     def shared(self) -> Floats:
-        """w_g, float32 [p] of the widest layout: a copy."""
+        """w_g, float32 [p] of the full model: a copy."""
         return self.model
 
     @property
@@ -603,7 +597,7 @@ class AttentionMethod(ModelMethod):
         attachments: dict[str, Attachment] = {}
         cohorts: dict[str, tuple[str, ...]] = {}
         if training.mix and round_id > training.warm_up_rounds:
-            chosen, seen = self._settings, (models, self._layouts, self._model, sketched)
+            chosen, seen = self._settings, (models, self._places, self._model, sketched)
             mixer = AggregatorMixer(*seen, chosen.mixture, training.own_weight)
             attachments, cohorts = attachments_of(mixer, self._clusters, chosen)
         return Broadcast(
@@ -617,7 +611,7 @@ class AttentionMethod(ModelMethod):
                 "clusters": self._clusters.astype(np.int32),
                 "scales": scales,
             },
-            settings={**training.as_scalars(), "layouts": layouts_to_text(self._layouts)},
+            settings={**training.as_scalars(), "ladder": ladder_to_text(self._ladder)},
             attachments=attachments,
             cohorts=cohorts,
         )
@@ -629,7 +623,7 @@ class AttentionMethod(ModelMethod):
             raise Refused("no-sender", "attention must know whose model it is")
         if self._held.has(update.sender, update.round_id):
             raise Refused("repeated", "this device's model of the round is here already")
-        check_parts(update, self._layouts)
+        check_parts(update, self._ladder)
 
     def expected(self, update: Update) -> dict[str, Floats]:
         """The global model, in the layout of the device's own: w_j - w_g is what is bounded."""
@@ -647,7 +641,7 @@ class AttentionMethod(ModelMethod):
         came, losses = self._came, self._losses
         self._came, self._losses = LastUpdates(), []
         self._participants = len(came)  # of whom some may have been carried over, and come again
-        self._model = self._average(DeviceModels.of(came, self._layouts))
+        self._model = self._average(self._models_of(came))
         before = self.clusters
         for update in came:
             self._last.put(update)
@@ -682,7 +676,7 @@ class AttentionMethod(ModelMethod):
             raise RestoreError(f"'clusters' are expected to be those of {len(self._last)} models")
         for update in (*self._last, *self._held):
             try:
-                check_parts(update, self._layouts)
+                check_parts(update, self._ladder)
             except Refused as error:
                 raise RestoreError(f"a kept model is of another task: {error}") from None
 
@@ -694,7 +688,10 @@ class AttentionMethod(ModelMethod):
 
     @property
     def _models(self) -> DeviceModels:
-        return DeviceModels.of(self._last, self._layouts)
+        return self._models_of(self._last)
+
+    def _models_of(self, updates: Iterable[Update]) -> DeviceModels:
+        return DeviceModels.of(updates, self._places, self._layout.size)
 
     def _average(self, came: DeviceModels) -> Floats:
         """FedAvg over the devices whose models have the number; what none has stays."""
@@ -722,19 +719,39 @@ class AttentionMethod(ModelMethod):
 
     def _sketches(self, models: DeviceModels) -> Floats:
         vectors, training = models.vectors, self._training
-        return gap_sketches(vectors, self._model, self._places[0], self._layouts[0], training)
+        return gap_sketches(
+            vectors, self._model, self._places[0], self._ladder.layouts[0], training
+        )
 
 
 class AttentionBinding(Binding[AttentionSettings]):
-    """Models of one kind in several widths."""
+    """All devices train one model: the task's artifact, or of a ladder of slices each a part."""
 
     __slots__ = ()
     settings_class = AttentionSettings
+    one_model = True
 
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> AttentionMethod:
-        """Begins with the widest artifact's own parameters."""
-        layouts = [layout_of(artifact.manifest) for artifact in artifacts]
-        initial = layouts[-1].flatten(artifacts[-1].initial)
-        return AttentionMethod(initial, layouts, self.settings)
+        """Begins with the full artifact's own parameters."""
+        submodels = submodels_of(artifacts)
+        ladder = FlatLadder.of([artifact.manifest for artifact in artifacts])
+        *_, full = artifacts
+        buffers = [name for name in trained_of(full)[1] if name in full.manifest.moved]
+        if submodels and buffers:
+            raise ValueError(
+                f"{buffers[0]!r} is a buffer, of which a ladder's rungs bring no first values, and "
+                "attention shares parameters alone: use group or layer norm, or one artifact"
+            )
+        for each in artifacts if submodels else ():
+            if lacking := sorted(full.manifest.moved.keys() - each.manifest.moved.keys()):
+                raise ValueError(
+                    f"the rung {each.manifest.name} does not train {lacking[0]!r}; attention "
+                    "compares whole models: a ladder of widths, each trained in full"
+                )
+        return AttentionMethod(ladder.full.flatten(full.initial), ladder, self.settings)
+
+    def width_of(self, update: Update) -> int:
+        """The rung's place, from 1."""
+        return 1 + int(update.metadata["width"])

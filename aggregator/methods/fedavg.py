@@ -26,6 +26,7 @@ from aggregator.methods.method import (
     Said,
     fitted,
     require_floats,
+    require_within,
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
@@ -126,7 +127,7 @@ class FedAvgMethod(SummingMethod):
     ADDED = ("weights", "losses")
     _weights: NDArray[np.int64]
     _losses: NDArray[np.int64]
-    _robust: NDArray[np.float64] | None
+    _robust: Floats | None
     _moved: FixedPointSum | None = None
     _buffers_moved: UnlikeSum | None = None
 
@@ -259,7 +260,7 @@ class FedAvgMethod(SummingMethod):
             most = min(_LARGEST_VALUE, pull / weight)
             values = update.tensors[one.wire_name]
             require_floats(one.wire_name, values, one.wire_shape)
-            require_floats(one.wire_name, self._ladder.moved(piece, values), one.wire_shape, most)
+            require_within(self._ladder.moved(piece, values), most)
 
     def sized(self, updates: Iterable[Update]) -> Iterator[list[Sized]]:
         for update in updates:
@@ -333,7 +334,7 @@ class FedAvgMethod(SummingMethod):
     def step(self) -> Mapping[str, float]:
         """McMahan's mean, and the optimizer's step along it. Figures: mean ``loss`` of the devices,
         ``update_norm`` of the mean difference and the ``weight`` behind it: samples or devices."""
-        difference = self._mean().astype(np.float32)
+        difference = self._mean()
         trained = self._trained
         before, gradient = self._model[None, :trained], -difference[None, :trained]
         stepped = self._optimizer.step(before, gradient)[0]
@@ -347,21 +348,20 @@ class FedAvgMethod(SummingMethod):
             "weight": float(self._weights.sum()),
         }
 
-    def _mean(self) -> NDArray[np.float64]:
+    def _mean(self) -> Floats:
         if self._robust is not None:
             return self._robust
+        return self._ladder.mean(self._sum_of, self._weights.tolist())
+
+    def _sum_of(self, rung: int, at: slice) -> NDArray[np.float64]:
+        """A tensor's place in a rung's vector: parameters come before buffers."""
         assert self._moved is not None and self._buffers_moved is not None
-        moved, buffers = self._moved.value, self._buffers_moved.value
-        sums = [
-            np.concatenate(
-                [
-                    moved[self._ladder.parameters[rung]],
-                    buffers[self._ladder.buffers[rung]],
-                ]
-            )
-            for rung in range(len(self._ladder.rungs))
-        ]
-        return self._ladder.mean(sums, self._weights.tolist())
+        trained = self._ladder.rungs[rung].trained
+        if at.start < trained:
+            begin = self._ladder.parameters[rung].start
+            return self._moved.value_at(slice(begin + at.start, begin + at.stop))
+        begin = self._ladder.buffers[rung].start - trained
+        return self._buffers_moved.value_at(slice(begin + at.start, begin + at.stop))
 
     def schema(self) -> Schema:
         return {

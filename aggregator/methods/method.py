@@ -52,17 +52,19 @@ LOSSES = Within(-1e12, 1e12)
 FLOAT32 = np.dtype(np.float32)
 
 
-def require_floats(
-    name: str, values: NDArray[Any], shape: tuple[int, ...], most: float | None = None
-) -> None:
-    """Raises :class:`Refused` with reason ``bad-values`` unless these are float32 of the shape and,
-    where ``most`` is given, none is larger by size, or no number."""
+def require_floats(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raises :class:`Refused` with reason ``bad-values`` unless these are float32 of the shape."""
     if values.dtype != FLOAT32 or values.shape != shape:
         raise Refused(
             "bad-values", f"{name} are {values.dtype} {values.shape}; expected float32 {shape}"
         )
+
+
+def require_within(values: NDArray[Any], most: float) -> None:
+    """Raises :class:`Refused` with reason ``bad-values`` where one is larger by size, or no
+    number."""
     # NaN fails the comparison too.
-    if most is not None and values.size and not float(np.abs(values).max()) <= most:
+    if values.size and not float(np.abs(values).max()) <= most:
         raise Refused("bad-values", "a value is not finite or is absurdly large")
 
 

@@ -11,9 +11,9 @@ diluted by the weak.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -83,6 +83,12 @@ class Rung:
             [np.full(one.size, one.name.endswith(_VARIANCE)) for one in self.layout]
         )
 
+    def pieces_of(self, full: str) -> list[tuple[SharedTensor, Piece, slice]]:
+        """What is part of the full model's tensor, with where it lies in a vector [size]."""
+        places = _one_after_another([one.size for one in self.layout])
+        parts = zip(self.layout, self.pieces, places, strict=True)
+        return [part for part in parts if part[1].of == full]
+
     def split(self, values: NDArray[Any]) -> Iterator[tuple[SharedTensor, Piece, NDArray[Any]]]:
         """Each tensor's part of a vector [size], flat."""
         yield from zip(self.layout, self.pieces, split(self.layout, values), strict=True)
@@ -108,18 +114,12 @@ def trained_of(artifact: Artifact) -> tuple[dict[str, NDArray[Any]], dict[str, N
     return found
 
 
-def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
-    """The rungs of a ladder, smallest first; none where there is one artifact.
+def submodels_of(artifacts: Sequence[Artifact]) -> list[Submodel]:
+    """What each is of the full model, smallest first; nothing where there is one artifact.
 
-    ``kept``: names of what stays on the devices. Raises ValueError where the artifacts are not the
-    rungs of one ladder, in order, the full model last, or where one rung by itself is to have such.
+    Raises ValueError where they are not the rungs of one ladder, in order, the full model last.
     """
     if len(artifacts) < 2:
-        if kept and any(each.manifest.submodel for each in artifacts):
-            raise ValueError(
-                f"{artifacts[0].manifest.name} is one rung of a ladder, and brings no first values "
-                "of personal layers: list the ladder's folder, or export the model by itself"
-            )
         return []
     known = [artifact.manifest.submodel for artifact in artifacts]
     names = ", ".join(artifact.manifest.name for artifact in artifacts)
@@ -131,8 +131,22 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
     rungs = [each.rung for each in ladder]
     if rungs != sorted(set(rungs)) or rungs[-1] != ladder[-1].rungs:
         raise ValueError(f"{names} are rungs {rungs}; expected rising ones, the full model last")
+    return ladder
+
+
+def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
+    """The rungs of a ladder, smallest first; none where there is one artifact.
+
+    ``kept``: names of what stays on the devices. Raises ValueError as :func:`submodels_of` does,
+    and where one rung by itself is to have such.
+    """
+    if len(artifacts) == 1 and kept and artifacts[0].manifest.submodel:
+        raise ValueError(
+            f"{artifacts[0].manifest.name} is one rung of a ladder, and brings no first values "
+            "of personal layers: list the ladder's folder, or export the model by itself"
+        )
     found = []
-    for artifact, submodel in zip(artifacts, ladder, strict=True):
+    for artifact, submodel in zip(artifacts, submodels_of(artifacts), strict=False):
         layout, held = tensors_of(artifact.manifest, *trained_of(artifact), kept)
         known_names = {one.name for one in (*layout, *held)}
         own = {
@@ -215,6 +229,10 @@ class Ladder:
                     raise ValueError(f"{piece.of!r} is factored, and is no matrix")
                 if piece.of in factored and piece.role == "slice" and one.shape != shape:
                     raise ValueError(f"{piece.of!r} is factored by one rung and cut by another")
+        self._tensors = [
+            _Held(one, at, [rung.pieces_of(one.name) for rung in rungs])
+            for one, at in zip(layout, _one_after_another([o.size for o in layout]), strict=True)
+        ]
 
     # -- the bases, which every rung of a version is cut by ----------------------------------------
 
@@ -246,16 +264,18 @@ class Ladder:
                         found += squares.reshape(blocks, units, -1).sum(axis=(0, 2))
         return found
 
-    def cut_by(self, bases: Floats, orders: NDArray[np.int64]) -> Ladder:
+    def cut_by(self, bases: Floats, orders: NDArray[np.int64] | None = None) -> Ladder:
         """The same, its factors those of these bases, and its slices of the units that come first
-        in these orders, [deals, units]."""
+        in these orders, [deals, units]; None for the first rows."""
         found, start = copy.copy(self), 0
         found._units = []
         for rung in self.rungs:
             kept, units = rung.submodel.kept, rung.submodel.units
-            chosen = np.sort(orders[rung.deal or 0][:kept]) if units else np.arange(0)
-            first = not units or np.array_equal(chosen, np.arange(kept))
-            found._units.append(None if first else Units(units, chosen))
+            first = chosen = np.arange(kept)
+            if orders is not None and units:
+                chosen = np.sort(orders[rung.deal or 0][:kept])
+            same = np.array_equal(chosen, first)
+            found._units.append(None if same else Units(units, chosen))
         found._bases = {}
         for one in self._factored:
             parts = []
@@ -316,95 +336,177 @@ class Ladder:
             moved: NDArray[Any] = difference * scale
         return moved
 
-    def coordinates(self, rung: int, moves: NDArray[Any]) -> Wide:
-        """Moves of a rung [its size], or a sum of them, in the full model's coordinates."""
-        parts = self._zeros()
-        for one, piece, values in self.rungs[rung].split(moves):
-            found = parts[piece.of]
-            if piece.of in self._bases:
-                _rotate(found, self._bases[piece.of], piece.role, values.reshape(one.shape))
-            else:
-                place = slice_of(one.shape, found[0].shape, piece.blocks, self._units[rung])
-                found[0][place] += values.reshape(one.shape)
-        return _flat(parts)
+    def mean(self, sum_of: Callable[[int, slice], NDArray[Any]], weights: Sequence[int]) -> Floats:
+        """The mean move of the full model, [size]: each coordinate's over those who trained it.
 
-    def trained_by(self, rung: int) -> NDArray[np.bool_]:
-        """Which coordinates the devices of a rung train."""
-        parts = self._zeros()
-        for one, piece, _ in self.rungs[rung].split(np.empty(self.rungs[rung].size)):
-            found = parts[piece.of]
-            if piece.of not in self._bases:
-                at = slice_of(one.shape, found[0].shape, piece.blocks, self._units[rung])
-                found[0][at] = 1
-                continue
-            rank = len(found[0])
-            if piece.role != "slice":
-                rank = one.shape[-1] if piece.role == "left" else one.shape[0]
-            inner, right, left = found
-            inner[:rank] = right[:rank] = 1
-            inner[:, :rank] = left[:, :rank] = 1
-        return _flat(parts) > 0
-
-    def in_full(self, coordinates: Wide) -> Wide:
-        """Coordinates as differences of the full model, float64 [size]."""
-        found, start = [], 0
-        for one in self._layout:
-            parts = []
-            for shape in self._shapes(one):
-                parts.append(coordinates[start : start + _product(shape)].reshape(shape))
-                start += _product(shape)
-            found.append(parts[0] if len(parts) == 1 else _back(parts, self._bases[one.name]))
-        return np.concatenate([each.reshape(-1) for each in found])
-
-    def mean(self, sums: Sequence[NDArray[Any]], weights: Sequence[int]) -> Wide:
-        """The mean move of the full model, float64 [size]: each coordinate's over those who trained
-        it.
+        A tensor at a time, so that no more than one lies in memory in float64.
 
         Args:
-            sums: by rung, of moves [the rung's size] times weights.
+            sum_of: of a rung (from 0), moves times weights: a part of a vector [the rung's size].
             weights: by rung, their sum.
         """
         total = sum(weights)
-        if len(self.rungs) == 1:
-            return np.asarray(sums[0] / max(1, total), dtype=np.float64)
-        found = _flat(self._zeros())
-        covered = np.full(len(found), max(1.0, LEAST_COVERAGE * total))
-        weight = np.zeros(len(found))
-        for rung, (moves, own) in enumerate(zip(sums, weights, strict=True)):
-            if own:
-                found += self.coordinates(rung, moves)
-                weight += own * self.trained_by(rung)
-        return self.in_full(found / np.maximum(weight, covered))
+        covered = max(1.0, LEAST_COVERAGE * total)
+        mean = np.empty(sum(one.size for one in self._layout), dtype=np.float32)
+        for tensor in self._tensors:
+            frame = _Frame(tensor.full.shape, self._bases.get(tensor.full.name))
+            found, weight = frame.zeros(), frame.zeros()
+            for rung, (pieces, own) in enumerate(zip(tensor.pieces, weights, strict=True)):
+                if own:
+                    frame.add(found, pieces, partial(sum_of, rung), self._units[rung])
+                    frame.cover(weight, pieces, own, self._units[rung])
+            for each, own_weight in zip(found, weight, strict=True):
+                each /= np.maximum(own_weight, covered, out=own_weight)
+            mean[tensor.at] = frame.back(found)
+        return mean
 
-    def robust_mean(self, moves: Sequence[tuple[int, Floats]], rule: RobustRule) -> Wide:
+    def robust_mean(self, moves: Sequence[tuple[int, Floats]], rule: RobustRule) -> Floats:
         """As :meth:`mean` by a robust rule, which counts every device alike: of each coordinate
         over those who trained it. ``moves``: each with its rung, one or more."""
-        if len(self.rungs) == 1:
-            return rule.mean(np.stack([each for _, each in moves])).astype(np.float64)
         rungs = np.array([rung for rung, _ in moves])
-        each = np.stack([self.coordinates(*one) for one in moves]).astype(np.float32)
-        trained = np.stack([self.trained_by(rung) for rung in range(len(self.rungs))])
-        found = np.zeros(each.shape[1])
-        # Coordinates that the same rungs train go together: there are few such sets.
-        sets, belongs = np.unique(trained, axis=1, return_inverse=True)
-        for place, among in enumerate(sets.T):
-            voices = among[rungs]
-            if voices.any():
-                at = belongs.reshape(-1) == place
-                share = min(1.0, voices.mean() / LEAST_COVERAGE)
-                found[at] = share * rule.mean(each[np.ix_(voices, at)])
-        return self.in_full(found)
+        mean = np.empty(sum(one.size for one in self._layout), dtype=np.float32)
+        for tensor in self._tensors:
+            frame = _Frame(tensor.full.shape, self._bases.get(tensor.full.name))
+            trained = []
+            for pieces, units in zip(tensor.pieces, self._units, strict=True):
+                frame.cover(mask := frame.zeros(), pieces, 1, units)
+                trained.append(_flat(mask) > 0)
+            each = []
+            for rung, values in moves:
+                own, units = frame.zeros(), self._units[rung]
+                frame.add(own, tensor.pieces[rung], values.__getitem__, units)
+                each.append(_flat(own).astype(np.float32))
+            found = _covered_rule(rule, np.stack(each), np.stack(trained), rungs)
+            mean[tensor.at] = frame.back(frame.split(found))
+        return mean
 
-    def _shapes(self, one: SharedTensor) -> list[tuple[int, ...]]:
-        if one.name not in self._bases:
-            return [one.shape]
-        basis = self._bases[one.name]
-        m, q = basis.left.shape
-        n = basis.right.shape[1]
-        return [(q, q), (q, n if n > q else 0), (m if m > q else 0, q)]
 
-    def _zeros(self) -> dict[str, list[Wide]]:
-        return {one.name: [np.zeros(s) for s in self._shapes(one)] for one in self._layout}
+def _covered_rule(
+    rule: RobustRule, moves: Floats, trained: NDArray[np.bool_], rungs: NDArray[np.int64]
+) -> Wide:
+    """The rule over those moves [devices, n] that have a coordinate: ``trained`` [rungs, n] says
+    which a rung's do, ``rungs`` whose each is."""
+    found = np.zeros(moves.shape[1])
+    # Coordinates that the same rungs train go together: there are few such sets.
+    sets, belongs = np.unique(trained, axis=1, return_inverse=True)
+    for place, among in enumerate(sets.T):
+        voices = among[rungs]
+        if voices.any():
+            at = belongs.reshape(-1) == place
+            share = min(1.0, voices.mean() / LEAST_COVERAGE)
+            found[at] = share * rule.mean(moves[np.ix_(voices, at)])
+    return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tensor of the full model: where it lies in the model's vector, and by rung what of the
+    rung's tensors is part of it, with where that lies in the rung's vector."""
+
+    full: SharedTensor
+    at: slice
+    pieces: Sequence[Sequence[tuple[SharedTensor, Piece, slice]]]
+
+
+class _Frame:
+    """The coordinates of one tensor: its own, or of one that is factored, as a matrix [m, n]:
+    within both bases [q, q], outside of ``right`` [q, n], and outside of ``left`` [m, q]. One of
+    the last two is empty: q is the shorter side."""
+
+    def __init__(self, shape: tuple[int, ...], basis: Basis | None) -> None:
+        self._shape, self._shapes, self._factored = shape, [shape], basis is not None
+        if basis is not None:
+            self._left, self._right = basis.left.astype(np.float64), basis.right.astype(np.float64)
+            (m, q), n = self._left.shape, self._right.shape[1]
+            self._shapes = [(q, q), (q, n if n > q else 0), (m if m > q else 0, q)]
+
+    def zeros(self) -> list[Wide]:
+        """Coordinates that are 0."""
+        return [np.zeros(shape) for shape in self._shapes]
+
+    def split(self, flat: Wide) -> list[Wide]:
+        """The coordinates in one vector."""
+        ends = np.cumsum([_product(shape) for shape in self._shapes])[:-1]
+        parts = zip(np.split(flat, ends), self._shapes, strict=True)
+        return [part.reshape(shape) for part, shape in parts]
+
+    def add(
+        self,
+        found: Sequence[Wide],
+        pieces: Sequence[tuple[SharedTensor, Piece, slice]],
+        values: Callable[[slice], NDArray[Any]],
+        units: Units | None,
+    ) -> None:
+        """Add a rung's moves; ``values``: of its vector; ``units``: that its slices are of."""
+        for one, piece, at in pieces:
+            move = values(at).reshape(one.shape)
+            if self._factored:
+                self._rotate(found, piece.role, move)
+            else:
+                found[0][self._place(one, piece, units)] += move
+
+    def cover(
+        self,
+        found: Sequence[Wide],
+        pieces: Sequence[tuple[SharedTensor, Piece, slice]],
+        weight: float,
+        units: Units | None,
+    ) -> None:
+        """Add ``weight`` to the coordinates that a rung trains."""
+        for one, piece, _ in pieces:
+            if not self._factored:
+                found[0][self._place(one, piece, units)] += weight
+                continue
+            inner, right, left = found
+            rank = {"left": one.shape[-1], "right": one.shape[0]}.get(piece.role, len(inner))
+            inner[:rank] += weight
+            inner[rank:, :rank] += weight
+            right[:rank] += weight
+            left[:, :rank] += weight
+            return  # its other factor trains the same
+
+    def back(self, found: Sequence[Wide]) -> Wide:
+        """Coordinates as differences of the tensor, flat."""
+        if not self._factored:
+            return found[0].reshape(-1)
+        inner, right, left = found
+        back: Wide = self._left @ inner @ self._right
+        if right.size:
+            back += self._left @ right
+        if left.size:
+            back += left @ self._right
+        return back.reshape(-1)
+
+    def _place(self, one: SharedTensor, piece: Piece, units: Units | None) -> Any:
+        if one.shape == self._shape:
+            return ...
+        return slice_of(one.shape, self._shape, piece.blocks, units)
+
+    def _rotate(self, found: Sequence[Wide], role: str, moved: NDArray[Any]) -> None:
+        inner, right, left = found
+        u, v = self._left, self._right
+        if role == "left":
+            rank = moved.shape[1]
+            within = u.T @ moved
+            inner[:, :rank] += within
+            if left.size:
+                left[:, :rank] += moved - u @ within
+            return
+        if role == "right":
+            rank = len(moved)
+            within = moved @ v.T
+            inner[:rank] += within
+            if right.size:
+                right[:rank] += moved - within @ v
+            return
+        matrix = moved.reshape(len(moved), -1)
+        rows = u.T @ matrix
+        within = rows @ v.T
+        inner += within
+        if right.size:
+            right += rows - within @ v
+        if left.size:
+            left += matrix @ v.T - u @ within
 
 
 def _one_after_another(sizes: Sequence[int]) -> tuple[slice, ...]:
@@ -412,8 +514,8 @@ def _one_after_another(sizes: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(start, end) for start, end in pairwise(ends))
 
 
-def _flat(parts: Mapping[str, Sequence[Wide]]) -> Wide:
-    return np.concatenate([each.reshape(-1) for found in parts.values() for each in found])
+def _flat(parts: Sequence[Wide]) -> Wide:
+    return np.concatenate([each.reshape(-1) for each in parts])
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -424,43 +526,3 @@ def _basis_shapes(one: SharedTensor) -> list[tuple[int, ...]]:
     m, n = one.shape[0], one.size // one.shape[0]
     q = min(m, n)
     return [(m, q), (q,), (q, n)]
-
-
-def _rotate(found: Sequence[Wide], basis: Basis, role: str, moved: NDArray[Any]) -> None:
-    """Add a move of a matrix to its coordinates: within both bases [q, q], outside of ``right``
-    [q, n], outside of ``left`` [m, q]. One of the last two is empty: q is the shorter side."""
-    inner, right, left = found
-    u, v = basis.left.astype(np.float64), basis.right.astype(np.float64)
-    if role == "left":
-        rank = moved.shape[1]
-        within = u.T @ moved
-        inner[:, :rank] += within
-        if left.size:
-            left[:, :rank] += moved - u @ within
-        return
-    if role == "right":
-        rank = len(moved)
-        within = moved @ v.T
-        inner[:rank] += within
-        if right.size:
-            right[:rank] += moved - within @ v
-        return
-    matrix = moved.reshape(len(moved), -1)
-    rows, columns = u.T @ matrix, matrix @ v.T
-    within = rows @ v.T
-    inner += within
-    if right.size:
-        right += rows - within @ v
-    if left.size:
-        left += columns - u @ within
-
-
-def _back(parts: Sequence[Wide], basis: Basis) -> Wide:
-    inner, right, left = parts
-    u, v = basis.left.astype(np.float64), basis.right.astype(np.float64)
-    found: Wide = u @ inner @ v
-    if right.size:
-        found = found + u @ right
-    if left.size:
-        found = found + left @ v
-    return found

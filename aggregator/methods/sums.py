@@ -141,7 +141,11 @@ class FixedPointSum(Additive):
     @property
     def value(self) -> NDArray[np.float64]:
         """The sum, rounded once."""
-        return self.in_values(self._sum.astype(np.float64))
+        return self.value_at(slice(None))
+
+    def value_at(self, place: slice) -> NDArray[np.float64]:
+        """Of a part of the sum."""
+        return self.in_values(self._sum[place].astype(np.float64))
 
     def in_values(self, units: NDArray[np.float64]) -> NDArray[np.float64]:
         """What so many units are."""
@@ -213,7 +217,11 @@ class UnlikeSum(Additive):
     @property
     def value(self) -> NDArray[np.float64]:
         """The sum."""
-        return self._coarse.value + self._coarse.in_values(self._fine.value)
+        return self.value_at(slice(None))
+
+    def value_at(self, place: slice) -> NDArray[np.float64]:
+        """Of a part of the sum."""
+        return self._coarse.value_at(place) + self._coarse.in_values(self._fine.value_at(place))
 
     def add(self, values: NDArray[np.float32], factor: float = 1.0) -> None:
         """Add ``values * factor`` of the sum's shape."""

@@ -142,7 +142,7 @@ def _declared(table: TomlTable, artifacts: Sequence[Path]) -> list[str]:
             raise table.error(
                 "",
                 f"asks for an evaluation, but the artifact {folder} names no metric: export it "
-                "again with train_step(metrics=...), or take the table out",
+                "again with metrics=..., or take the table out",
             )
     found = [name for name in declared[0] if all(name in each for each in declared)]
     if not found:

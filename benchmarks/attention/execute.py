@@ -23,7 +23,8 @@ from benchmarks.datasets.air import CLASSES, FEATURES, load_air, without_feature
 from benchmarks.datasets.vmnist import load_vmnist
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
-from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.artifact import read_manifest
+from device_sdk.artifact.flat_layout import FlatLadder
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.learner import AttentionLearner
 from device_sdk.methods.fedavg.learner import FedAvgLearner
@@ -32,6 +33,7 @@ from device_sdk.methods.local_steps import SampleStream, predict_all
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from export.build import Recipe
+from export.ladder import submodels
 from export.models.attention_meta import MetaDesign, attention_recipe, base_layout
 from export.models.gru_classifier import (
     DYNAMIC,
@@ -114,14 +116,9 @@ class Fleet:
     head: str
 
     @property
-    def layouts(self) -> tuple[FlatLayout, ...]:
-        """Of each width."""
-        return tuple(base_layout(network) for network in self.networks)
-
-    @property
     def initial(self) -> NDArray[np.float32]:
         """The widest network's first parameters, float32 [p]."""
-        return self.layouts[-1].flatten(self.parameters(len(self.networks) - 1))
+        return base_layout(self.networks[-1]).flatten(self.parameters(len(self.networks) - 1))
 
     def parameters(self, width: int) -> Mapping[str, NDArray[Any]]:
         """A network's first parameters by name."""
@@ -147,7 +144,7 @@ def fleet_of(data: str, seed: int, root: Path, only: Sequence[str] = ()) -> Flee
             for i, s in enumerate(stations)
         ]
         sizes = (_HIDDEN, _WIDE) if wide else (_HIDDEN,)
-        networks = [GruClassifier(len(FEATURES), h, CLASSES, seed=seed) for h in sizes]
+        networks = [_gru(hidden, seed) for hidden in sizes]
         head = "head"
     else:
         raise ValueError(f"no fleet for {data!r}")
@@ -163,32 +160,34 @@ def export_artifacts(
 ) -> tuple[Path, Path]:
     """Folders of the base network's and the meta-network's artifacts, written when missing."""
     kind = data.partition("-")[0]
+    hidden, optimizer = (_HIDDEN, _WIDE)[width], Sgd(lr=0.1, momentum=0.9)  # rounds tell the rate
     network: nn.Module
     if kind == "vmnist":
         network, example = DigitCnn(), example_digits()
     else:
-        network = GruClassifier(len(FEATURES), (_HIDDEN, _WIDE)[width], CLASSES)
-        example = example_windows(len(FEATURES))
-
+        network, example = _gru(hidden), example_windows(len(FEATURES))
     base = Recipe(
-        network,
-        classification,
-        example,
-        DYNAMIC,
-        Sgd(lr=0.1, momentum=0.9),  # each round tells the rate
-        predict=predicted_classes,
-        name=kind,
+        network, classification, example, DYNAMIC, optimizer, predict=predicted_classes, name=kind
     )
     meta = attention_recipe(base, MetaDesign(key_scale=key_scale, own_bias=own_bias))
 
     def write(recipe: Recipe) -> Callable[[Path], object]:
         return lambda folder: recipe.export(folder, verify=False)
 
-    described = [kind, width]
-    return (
-        artifacts.path(described, write(base)),
-        artifacts.path([*described, "meta", key_scale, own_bias], write(meta)),
-    )
+    def write_ladder(folder: Path) -> None:
+        submodels(
+            _gru, classification, example, widths=(_HIDDEN, _WIDE), optimizer=optimizer,
+            dynamic=DYNAMIC, directory=folder, predict=predicted_classes, verify=False,
+        )  # fmt: skip
+
+    metas = artifacts.path([kind, width, "meta", key_scale, own_bias], write(meta))
+    if data == "air-widths":
+        return artifacts.path([kind, "ladder"], write_ladder) / f"width-{hidden}", metas
+    return artifacts.path([kind, width], write(base)), metas
+
+
+def _gru(hidden: int, seed: int = 0) -> nn.Module:
+    return GruClassifier(len(FEATURES), hidden, CLASSES, seed=seed)
 
 
 class _Timed(Learner):
@@ -227,7 +226,8 @@ def execute(
     """
     fleet = fleet_of(experiment.data, experiment.seed, root, experiment.devices)
     timed = [_Timed(learner) for learner in _learners(experiment, fleet, artifacts)]
-    method = _method(experiment, fleet)
+    ladder = _ladder(experiment, fleet, artifacts)
+    method = _method(experiment, fleet, ladder)
     channel = FallingRate(len(timed), experiment.decay)
     alone = experiment.method if isinstance(experiment.method, Local) else None
     simulation = None
@@ -253,7 +253,7 @@ def execute(
             scores += _scores(round_id, [one.learner for one in timed])
         if round_id % experiment.every and round_id != experiment.rounds:
             continue
-        models = _models(experiment, fleet, method, [one.learner for one in timed])
+        models = _models(experiment, fleet, ladder, method, [one.learner for one in timed])
         point, each = _evaluate(models, fleet.devices, round_id, seconds)
         if not curve or point.validation > max(other.validation for other in curve):
             by_device = each
@@ -307,24 +307,37 @@ def _learners(experiment: Experiment, fleet: Fleet, artifacts: Artifacts) -> lis
     return found
 
 
-def _method(experiment: Experiment, fleet: Fleet) -> Method | None:
+def _ladder(experiment: Experiment, fleet: Fleet, artifacts: Artifacts) -> FlatLadder:
+    design = experiment.key_scale, experiment.own_bias
+    rungs = [
+        export_artifacts(artifacts, experiment.data, width, *design)[0]
+        for width in range(len(fleet.networks))
+    ]
+    return FlatLadder.of([read_manifest(each) for each in rungs])
+
+
+def _method(experiment: Experiment, fleet: Fleet, ladder: FlatLadder) -> Method | None:
     """None where devices share nothing."""
     if isinstance(experiment.method, Local):
         return None
     if isinstance(experiment.method, FedAvgSettings):
         return FedAvgMethod(dict(fleet.parameters(0)), {}, experiment.method)
-    return AttentionMethod(fleet.initial, fleet.layouts, experiment.method)
+    return AttentionMethod(fleet.initial, ladder, experiment.method)
 
 
 def _models(
-    experiment: Experiment, fleet: Fleet, method: Method | None, learners: list[AnyLearner]
+    experiment: Experiment,
+    fleet: Fleet,
+    ladder: FlatLadder,
+    method: Method | None,
+    learners: list[AnyLearner],
 ) -> list[Callable[[], Trainer]]:
     """For each device, what sets its trainer to the model that is to be evaluated."""
     if experiment.shows == "personal":
         return [lambda one=one: _own(one) for one in learners]
     if isinstance(method, AttentionMethod):
-        widest, shared = fleet.layouts[-1], method.shared
-        parts = [shared[fleet.layouts[d.width].places_in(widest)] for d in fleet.devices]
+        shared = method.shared
+        parts = [shared[ladder.places(ladder.layouts[d.width])] for d in fleet.devices]
         return [
             lambda one=one, part=part: one.show(part)
             for one, part in zip(learners, parts, strict=True)

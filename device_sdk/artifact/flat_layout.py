@@ -1,11 +1,10 @@
-"""A model's parameters as one flat vector, and where a narrower model lies in a wider one."""
+"""A model's parameters as one flat vector, and where a ladder's narrower ones lie in it."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,30 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.manifest import Manifest
+from device_sdk.artifact.submodels import slice_of
 
 Floats = NDArray[np.float32]
 Places = NDArray[np.int64]
 
-_RECURRENT = re.compile(r"(?P<layer>(.*\.)?)(weight|bias)_(ih|hh)(?P<end>_l\d+(_reverse)?)$")
-
 
 @dataclass(frozen=True, slots=True)
 class FlatEntry:
-    """One parameter: torch's name, shape, and the number of equal gate blocks along axis 0.
-
-    A GRU's matrices hold three gates below one another (an LSTM's four), so a narrower layer's
-    rows are not the first rows of a wider one's, but the first of each block.
-    """
+    """One parameter: torch's name, and its shape."""
 
     name: str
     shape: tuple[int, ...]
-    gates: int = 1
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.shape):
             raise ValueError(f"{self.name!r} has the shape {self.shape}; expected positive sizes")
-        if self.gates < 1 or (self.gates > 1 and (not self.shape or self.shape[0] % self.gates)):
-            raise ValueError(f"{self.name!r}, {self.shape}, does not divide into {self.gates}")
 
     @property
     def group(self) -> str:
@@ -110,29 +101,10 @@ class FlatLayout:
             start += entry.size
         return found
 
-    def places_in(self, wider: FlatLayout) -> Places:
-        """For each number of this layout its place in ``wider``, int64 [p], increasing.
-
-        The block of each parameter that both widths have (of each gate of a recurrent layer):
-        the overlap of section 4.4 in papers/fedamn. Raises ValueError where this layout does not
-        lie within ``wider``: other names or gates, or a size that is larger here.
-        """
-        if [entry.name for entry in self.entries] != [entry.name for entry in wider.entries]:
-            raise ValueError("models of different widths must have the same parameters")
-        parts, start = [], 0
-        for mine, theirs in zip(self.entries, wider.entries, strict=True):
-            parts.append(start + _overlap(mine, theirs))
-            start += theirs.size
-        return np.concatenate(parts)
-
 
 def flat_layout(shapes: Mapping[str, Sequence[int]]) -> FlatLayout:
-    """The layout of parameters with these shapes, by torch's names.
-
-    The gates of recurrent layers are found by their names (``weight_hh_l0`` and the like).
-    """
-    known = {name: tuple(int(size) for size in shape) for name, shape in shapes.items()}
-    entries = [FlatEntry(name, shape, _gates(name, known)) for name, shape in known.items()]
+    """The layout of parameters with these shapes, by torch's names."""
+    entries = [FlatEntry(name, tuple(map(int, shape))) for name, shape in shapes.items()]
     return FlatLayout(tuple(sorted(entries, key=lambda entry: (entry.group, entry.name))))
 
 
@@ -153,26 +125,54 @@ def layout_of(manifest: Manifest) -> FlatLayout:
     return flat_layout(shapes)
 
 
-def _gates(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    found = _RECURRENT.match(name)
-    if found is None:
-        return 1
-    inner = shapes.get(f"{found['layer']}weight_hh{found['end']}")
-    if inner is None or len(inner) != 2 or inner[0] % inner[1]:
-        return 1
-    return inner[0] // inner[1]
+@dataclass(frozen=True)
+class FlatLadder:
+    """The rungs of a ladder of slices as flat vectors; a model by itself is the only rung.
 
+    Attributes:
+        layouts: smallest first, the full model's last.
+        blocks: of the parameters that are cut, as :class:`~device_sdk.artifact.submodels.Piece` has
+            them; empty where every axis is one block.
+    """
 
-def _overlap(mine: FlatEntry, theirs: FlatEntry) -> Places:
-    fits = len(mine.shape) == len(theirs.shape) and mine.gates == theirs.gates
-    if not fits or any(a > b for a, b in zip(mine.shape, theirs.shape, strict=True)):
-        raise ValueError(
-            f"{mine.name!r}: {mine.shape} with {mine.gates} gates does not lie within "
-            f"{theirs.shape} with {theirs.gates}"
-        )
-    if not mine.shape:
-        return np.zeros(1, dtype=np.int64)
-    places = np.arange(theirs.size, dtype=np.int64)
-    places = places.reshape(theirs.gates, theirs.shape[0] // theirs.gates, *theirs.shape[1:])
-    block = (slice(None), slice(mine.shape[0] // mine.gates), *(slice(n) for n in mine.shape[1:]))
-    return places[block].reshape(-1)
+    layouts: tuple[FlatLayout, ...]
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifests: Sequence[Manifest]) -> FlatLadder:
+        """Of a ladder's artifacts, smallest first. Raises ValueError for low rank."""
+        blocks: dict[str, tuple[int, ...]] = {}
+        several = [each for each in manifests if len(manifests) > 1 and each.submodel is not None]
+        for manifest in several:
+            assert manifest.submodel is not None
+            for name, piece in manifest.submodel.pieces.items():
+                if piece.role != "slice" or piece.of != name:
+                    raise ValueError(
+                        f"{name!r} of {manifest.name} is a factor of {piece.of!r}, and a flat "
+                        "vector takes slices: export the ladder with widths="
+                    )
+                if piece.blocks:
+                    blocks[name] = piece.blocks
+        return cls(tuple(map(layout_of, manifests)), blocks)
+
+    @property
+    def full(self) -> FlatLayout:
+        """The full model's layout."""
+        return self.layouts[-1]
+
+    def places(self, part: FlatLayout, whole: FlatLayout | None = None) -> Places:
+        """For each number of a rung's vector its place in a larger one's (None: the full model's),
+        int64 [p], increasing.
+
+        Raises ValueError where it does not lie in it: other names, or a size that is larger.
+        """
+        whole = self.full if whole is None else whole
+        if [entry.name for entry in part.entries] != [entry.name for entry in whole.entries]:
+            raise ValueError("the rungs of a ladder of slices must have the same parameters")
+        found, start = [], 0
+        for mine, theirs in zip(part.entries, whole.entries, strict=True):
+            at = slice_of(mine.shape, theirs.shape, self.blocks.get(mine.name, ()))
+            inside = np.arange(start, start + theirs.size, dtype=np.int64).reshape(theirs.shape)
+            found.append(inside[at].reshape(-1))
+            start += theirs.size
+        return np.concatenate(found)

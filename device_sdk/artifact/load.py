@@ -299,16 +299,21 @@ def checked_initial(
 def rung_folders(directory: Path) -> list[Path]:
     """The artifacts of a ladder's folder, smallest first; the folder itself where it is no ladder.
 
-    Raises ArtifactError where one of them is none of a submodel.
+    Raises ArtifactError where one of them is none of a submodel, or two are of one rung.
     """
     if not (directory / FULL_FILE).is_file():
         return [directory]
-    found = {}
+    found: dict[int, Path] = {}
     for each in directory.iterdir():
         if each.is_dir():
             submodel = read_manifest(each).submodel
             if submodel is None:
                 raise ArtifactError(f"{each} lies in a ladder's folder, and is no submodel")
+            if submodel.rung in found:
+                raise ArtifactError(
+                    f"{found[submodel.rung].name} and {each.name} in {directory} are both rung "
+                    f"{submodel.rung}: remove one of them"
+                )
             found[submodel.rung] = each
     return [found[rung] for rung in sorted(found)]
 

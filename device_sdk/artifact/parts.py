@@ -44,7 +44,7 @@ FileName = Annotated[
 
 def is_under(name: str, prefixes: Collection[str]) -> bool:
     """Whether a dotted name is one of the prefixes or lies below one: ``head`` holds ``head.w``."""
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 # Element types an artifact's tensors may have, by the names the manifest uses.

@@ -41,14 +41,18 @@ def logits(model: torch.nn.Module, batch: Batch) -> Batch:
     return {"logits": model(batch["x"])}
 
 
-def write_pair(folder: Path, hidden: int) -> tuple[Path, Path]:
-    """A base network, and its meta-network."""
+def write_ladder(folder: Path, *widths: int) -> tuple[Path, list[Path]]:
+    """A ladder, and the meta-network of each rung."""
     batch = {"x": torch.randn(5, FEATURES), "label": torch.tensor([0, 1, 2, 0, 1])}
-    base, meta = folder / f"hidden{hidden}", folder / f"meta{hidden}"
-    recipe = Recipe(network(hidden), loss, batch, DYNAMIC, export.Sgd(lr=0.1), logits)
-    recipe.export(base, verify=False)
-    attention_recipe(recipe).export(meta, verify=False)
-    return base, meta
+    sgd, metas = export.Sgd(lr=0.1), [folder / f"meta-{width}" for width in widths]
+    export.submodels(
+        network, loss, batch, widths=widths, optimizer=sgd, dynamic=DYNAMIC,
+        directory=folder / "net", predict=logits, verify=False,
+    )  # fmt: skip
+    for width, meta in zip(widths, metas, strict=True):
+        recipe = Recipe(network(width), loss, batch, DYNAMIC, sgd, logits)
+        attention_recipe(recipe).export(meta, verify=False)
+    return folder / "net", metas
 
 
 def labelled(count: int, seed: int) -> LocalData:
@@ -85,18 +89,18 @@ def test_mutual_learners_fetch_each_others_samples_once(tmp_path: Path) -> None:
 
 
 def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
-    pairs = [write_pair(tmp_path, hidden) for hidden in (3, 6)]
+    ladder, metas = write_ladder(tmp_path, 3, 6)
     task = FleetTask(
         "attention",
-        [base for base, _ in pairs],
-        companions=[meta for _, meta in pairs],
+        [ladder],
+        companions=metas,
         rounds=4,
         settings={"training": {"warm_up_rounds": 1, "base_steps": 5}},
         deadline_seconds=NEVER_SECONDS,
     )
     members = [
         Member("measured", labelled(40, 0), TrainingOptions(capability_seconds=0.5)),
-        Member("small", labelled(40, 1), TrainingOptions(artifact="hidden3")),
+        Member("small", labelled(40, 1), TrainingOptions(artifact="width-3")),
         Member("weak", labelled(40, 2), TrainingOptions(placement="aggregator")),
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
@@ -106,9 +110,9 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         assert [row.participants for row in rows] == [3] * 4
         assert {each.verdict for each in status.values()} == {"counted"}
         assert {each.problem for each in status.values()} == {""}
-        assert (status["measured"].artifact, status["measured"].k) == ("hidden6", 2)
-        assert "hidden6 takes" in status["measured"].k_reason
-        assert (status["small"].artifact, status["small"].k) == ("hidden3", 1)
+        assert (status["measured"].artifact, status["measured"].k) == ("width-6", 2)
+        assert "width-6 takes" in status["measured"].k_reason
+        assert (status["small"].artifact, status["small"].k) == ("width-3", 1)
         # Of the others' vectors each fetched those it may mix, the weak device its mixture alone.
         kept = {
             name: len(each._home.attachments.ids(each.status().task))

@@ -117,6 +117,13 @@ def test_a_ladder_is_a_folder_of_rising_rungs_around_one_set_of_values(ladder: P
     assert rung_folders(rungs[0]) == [rungs[0]]
 
 
+def test_two_folders_of_one_rung_are_no_ladder(ladder: Path, tmp_path: Path) -> None:
+    shutil.copytree(ladder, tmp_path / "net")
+    shutil.copytree(ladder / "1of2", tmp_path / "net/1of2 (copy)")
+    with pytest.raises(ArtifactError, match=r"1of2.* are both rung 2: remove one"):
+        rung_folders(tmp_path / "net")
+
+
 def test_a_ladder_is_benched_rung_by_rung_and_one_is_chosen(ladder: Path) -> None:
     request = RungRequest(time_box_seconds=0.1, deadline_seconds=NEVER_SECONDS, samples=20)
     found = bench_artifacts([ladder], request, providers="cpu", memory_of=lambda *artifact: None)

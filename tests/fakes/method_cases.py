@@ -20,7 +20,7 @@ from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings, initial_items
 from aggregator.methods.shared_model import SharedModelMethod, SharedModelSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.flat_layout import FlatLadder, flat_layout
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.mutual.contract import (
     MutualTraining,
@@ -239,7 +239,7 @@ def whole_case() -> Case:
 def attention_case() -> Case:
     told = {"width": 0, "mixture": False, "loss": 0.5}
     return Case(
-        lambda: AttentionMethod(START, [LAYOUT], AttentionSettings()),
+        lambda: AttentionMethod(START, FlatLadder((LAYOUT,)), AttentionSettings()),
         lambda r, d, rng: Update(
             r,
             {"vector": START + near(rng, (P,), 0.1)},

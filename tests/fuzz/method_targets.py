@@ -18,7 +18,7 @@ from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.scatter import ScatterMethod, ScatterSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.flat_layout import FlatLadder, flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.fleet import read_fleet
 from device_sdk.methods.fedavg.contract import FedAvgTraining
@@ -145,7 +145,9 @@ def _fedavg() -> FedAvgMethod:
 
 
 def _attention() -> AttentionMethod:
-    return AttentionMethod(np.ones(_WIDE.size, np.float32), (_NARROW, _WIDE), _ATTENTION)
+    return AttentionMethod(
+        np.ones(_WIDE.size, np.float32), FlatLadder((_NARROW, _WIDE)), _ATTENTION
+    )
 
 
 def _mutual() -> MutualMethod:

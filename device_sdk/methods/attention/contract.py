@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.artifact.flat_layout import FlatLayout, flat_layout
+from device_sdk.artifact.flat_layout import FlatLadder, FlatLayout, flat_layout
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
 
@@ -89,33 +89,36 @@ class AttentionTraining(TrainingSettings):
             raise ValueError("personal needs a proximal pull above 0: nothing else would be shared")
 
 
-def layouts_to_text(layouts: Sequence[FlatLayout]) -> str:
-    """Layouts as one setting: JSON of the parameters' shapes, in the order given."""
-    shapes = [{entry.name: entry.shape for entry in layout.entries} for layout in layouts]
-    return json.dumps(shapes, separators=(",", ":"), sort_keys=True)
+def ladder_to_text(ladder: FlatLadder) -> str:
+    """A ladder as one setting: JSON of its rungs' shapes, in their order, and of its blocks."""
+    rungs = [{entry.name: entry.shape for entry in each.entries} for each in ladder.layouts]
+    told = {"rungs": rungs, "blocks": dict(ladder.blocks)}
+    return json.dumps(told, separators=(",", ":"), sort_keys=True)
 
 
-def layouts_from_text(text: object) -> tuple[FlatLayout, ...]:
-    """What :func:`layouts_to_text` wrote; raises ValueError for anything else."""
+def ladder_from_text(text: object) -> FlatLadder:
+    """What :func:`ladder_to_text` wrote; raises ValueError for anything else."""
     if not isinstance(text, str) or len(text) > _MOST_TEXT:
-        raise ValueError("the layouts are no text, or far too long")
+        raise ValueError("the ladder is no text, or far too long")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the layouts are no JSON: {error}") from error
-    if not isinstance(found, list) or not found:
-        raise ValueError("the layouts must be a list of at least one model's shapes")
-    return tuple(flat_layout(_shapes(one)) for one in found)
+        raise ValueError(f"the ladder is no JSON: {error}") from error
+    rungs = found.get("rungs") if isinstance(found, dict) and len(found) == 2 else None
+    if not isinstance(rungs, list) or not rungs:
+        raise ValueError("the ladder must have 'rungs', a list of at least one model's shapes")
+    layouts = tuple(flat_layout(_sizes(one)) for one in rungs)
+    return FlatLadder(layouts, _sizes(found.get("blocks")))
 
 
-def _shapes(found: object) -> dict[str, list[int]]:
+def _sizes(found: object) -> dict[str, tuple[int, ...]]:
     if not isinstance(found, dict):
-        raise ValueError("a layout must be an object of shapes by name")
-    for name, shape in found.items():
-        whole = isinstance(shape, list) and all(type(size) is int for size in shape)
-        if not whole or len(shape) > 8 or not all(0 < size < 2**31 for size in shape):
-            raise ValueError(f"the shape of {str(name)[:80]!r} must be a list of positive integers")
-    return found
+        raise ValueError("shapes and blocks must be objects of sizes by name")
+    for name, sizes in found.items():
+        whole = isinstance(sizes, list) and all(type(size) is int for size in sizes)
+        if not whole or len(sizes) > 8 or not all(0 < size < 2**31 for size in sizes):
+            raise ValueError(f"the sizes of {str(name)[:80]!r} must be a list of positive integers")
+    return {name: tuple(sizes) for name, sizes in found.items()}
 
 
 # Sketches: 64 numbers that stand for thousands, keeping lengths and angles nearly as they are.

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.artifact.flat_layout import FlatLadder, FlatLayout
 from device_sdk.methods.attention.contract import (
     MIXTURE,
     VECTOR,
     AttentionTraining,
-    layouts_from_text,
+    ladder_from_text,
     sketches,
 )
 from device_sdk.methods.learner import LearnerError, MovableWork
@@ -44,17 +44,17 @@ class FleetView:
 
     Attributes:
         training: the task's settings.
-        layouts: of all widths, the narrowest first; ``width`` is the own one's place among them.
+        ladder: of the task's model; ``width`` is the own rung's place in it.
         shared: w_g in the own layout, float32 [p].
         senders: who is known to the aggregator; row i of the arrays below belongs to sender i.
-        sketches: float32 [n, g, d], of the block that all widths have in common, divided by the
+        sketches: float32 [n, g, d], of the smallest rung's numbers, which all have, divided by the
             cluster's RMS difference (``scales`` float32 [clusters, g]).
         widths, clusters: int64 [n].
     """
 
     round_id: int
     training: AttentionTraining
-    layouts: tuple[FlatLayout, ...]
+    ladder: FlatLadder
     width: int
     shared: Floats
     senders: tuple[str, ...]
@@ -66,7 +66,7 @@ class FleetView:
     @property
     def layout(self) -> FlatLayout:
         """The own one."""
-        return self.layouts[self.width]
+        return self.ladder.layouts[self.width]
 
     @property
     def warming_up(self) -> bool:
@@ -105,11 +105,9 @@ class FleetView:
         if own in self.senders:
             listed: Floats = self.sketches[self.senders.index(own)]
             return listed
-        common = self.layouts[0].places_in(self.layout)
-        moved = (vector - self.shared)[common][None]
-        found = sketches(
-            moved, self.layouts[0], self.training.sketch_seed, self.training.sketch_rows
-        )
+        smallest = self.ladder.layouts[0]
+        moved = (vector - self.shared)[self.ladder.places(smallest, self.layout)][None]
+        found = sketches(moved, smallest, self.training.sketch_seed, self.training.sketch_rows)
         scale = self.scales[self.clusters[rows[0]]] if rows else np.ones(len(found[0]), np.float32)
         query: Floats = found[0] / np.maximum(scale, np.float32(1e-12))[:, None]
         return query
@@ -128,7 +126,7 @@ class FleetView:
         vectors = np.empty((len(rows), self.layout.size), dtype=np.float32)
         for place, row in enumerate(rows):
             name = VECTOR + self.senders[row]
-            theirs = self.layouts[int(self.widths[row])]
+            theirs = self.ladder.layouts[int(self.widths[row])]
             # As it came: numbers that travelled as float16 become float32 on their way to the row.
             found = _half_or_single(
                 broadcast.attachments[name].tensors, "vector", name, (theirs.size,)
@@ -137,9 +135,9 @@ class FleetView:
                 vectors[place] = found
             elif self.widths[row] < self.width:
                 vectors[place] = vector
-                vectors[place, theirs.places_in(self.layout)] = found
+                vectors[place, self.ladder.places(theirs, self.layout)] = found
             else:
-                vectors[place] = found[self.layout.places_in(theirs)]
+                vectors[place] = found[self.ladder.places(self.layout, theirs)]
             _require_finite(vectors[place], "vector", name)
         return Neighbours(tuple(self.senders[row] for row in rows), vectors, self.sketches[rows])
 
@@ -160,14 +158,14 @@ def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> FleetView:
     """
     try:
         training = AttentionTraining.from_scalars(broadcast.settings)
-        layouts = layouts_from_text(broadcast.settings.get("layouts"))
+        ladder = ladder_from_text(broadcast.settings.get("ladder"))
         # First, so that a layout takes no more memory than the model that came with it.
-        widest = _array(broadcast.tensors, "global", "the broadcast", (layouts[-1].size,))
-        shared = widest[layout.places_in(layouts[-1])]
+        full = _array(broadcast.tensors, "global", "the broadcast", (ladder.full.size,))
+        shared = full[ladder.places(layout)]
     except ValueError as error:
         raise LearnerError(f"the broadcast does not fit: {error}") from error
-    if layout not in layouts:
-        raise LearnerError("the task has no model of this device's width")
+    if layout not in ladder.layouts:
+        raise LearnerError("the task has no rung like this device's model")
     tensors = broadcast.tensors
     names = tensors.get("senders")
     if names is None or names.dtype != np.uint8 or names.ndim != 2 or names.shape[1] != 16:
@@ -178,13 +176,13 @@ def read_fleet(broadcast: Broadcast, layout: FlatLayout) -> FleetView:
     scales = _array(tensors, "scales", "the broadcast", None)
     if scales.ndim != 2 or scales.shape[1] != groups:
         raise LearnerError(f"the broadcast's 'scales' are {scales.shape}; expected [k, {groups}]")
-    if n and (clusters.max() >= len(scales) or widths.max() >= len(layouts)):
+    if n and (clusters.max() >= len(scales) or widths.max() >= len(ladder.layouts)):
         raise LearnerError("the broadcast names clusters or widths that it does not have")
     return FleetView(
         round_id=broadcast.round_id,
         training=training,
-        layouts=layouts,
-        width=layouts.index(layout),
+        ladder=ladder,
+        width=ladder.layouts.index(layout),
         shared=shared,
         senders=tuple(row.tobytes().hex() for row in names),
         sketches=_array(tensors, "sketches", "the broadcast", (n, groups, training.sketch_rows)),
@@ -243,7 +241,7 @@ def mixing_ahead(fleet: FleetView, broadcast: Broadcast, own: str) -> MovableWor
 
     None where the task leaves it none, or nobody to mix with is known yet. A device that is not
     listed counts on the largest cluster. ``download_bytes`` is of the vectors as they are offered;
-    where none are (in the warm-up, say) an estimate of float16 in the widest layout.
+    where none are (in the warm-up, say) an estimate: full models in float16.
     """
     training = fleet.training
     if not training.mix or training.aggregator_mixes:
@@ -267,7 +265,7 @@ def mixing_ahead(fleet: FleetView, broadcast: Broadcast, own: str) -> MovableWor
         ),
         reverse=True,
     )
-    about = count * fleet.layouts[-1].size * _ABOUT_EACH
+    about = count * fleet.ladder.full.size * _ABOUT_EACH
     return _mixing(count, sum(offered[:count]) if offered else about)
 
 

@@ -14,12 +14,13 @@ from aggregator.methods.attention import (
     sketch_weights,
 )
 from aggregator.methods.method import Refused
-from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.flat_layout import FlatLadder, flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.wire.arrays.exchange import Update
 
 NARROW = flat_layout({"a.weight": (2, 3), "a.bias": (2,), "b.weight": (4, 2)})
 WIDE = flat_layout({"a.weight": (5, 3), "a.bias": (5,), "b.weight": (4, 5)})
+BOTH = FlatLadder((NARROW, WIDE))
 TOLD = AttentionTraining(warm_up_rounds=1, sketch_rows=8)
 SETTINGS = AttentionSettings(training=TOLD, half=False)
 
@@ -34,7 +35,7 @@ def vector(seed: int, size: int = NARROW.size) -> np.ndarray:
 
 def method(settings: AttentionSettings = SETTINGS, **changes: object) -> AttentionMethod:
     chosen = replace(settings, **changes)  # type: ignore[arg-type]
-    return AttentionMethod(np.zeros(NARROW.size, np.float32), [NARROW], chosen)
+    return AttentionMethod(np.zeros(NARROW.size, np.float32), FlatLadder((NARROW,)), chosen)
 
 
 def update(round_id: int, index: int, values: np.ndarray, **told: object) -> Update:
@@ -58,10 +59,10 @@ def test_the_global_model_is_the_mean_weighted_by_samples() -> None:
 
 def test_widths_overlap_on_the_common_block() -> None:
     start = vector(9, WIDE.size)
-    one = AttentionMethod(start, [NARROW, WIDE], SETTINGS)
+    one = AttentionMethod(start, BOTH, SETTINGS)
     narrow, wide = vector(0), vector(1, WIDE.size)
     run_round(one, 1, update(1, 0, narrow), update(1, 1, wide, width=1))
-    places = NARROW.places_in(WIDE)
+    places = BOTH.places(NARROW)
     expected = wide.copy()
     expected[places] = (narrow + wide[places]) / 2
     np.testing.assert_allclose(one.shared, expected, rtol=1e-6)
@@ -146,11 +147,11 @@ def test_a_mixture_over_widths_keeps_what_the_neighbour_lacks() -> None:
     settings = AttentionSettings(
         training=told, mixture=MixtureSettings(rule="fedamp", amp_rate=10.0), half=False
     )
-    one = AttentionMethod(np.zeros(WIDE.size, np.float32), [NARROW, WIDE], settings)
+    one = AttentionMethod(np.zeros(WIDE.size, np.float32), BOTH, settings)
     narrow, wide = vector(0), vector(1, WIDE.size)
     run_round(one, 1, update(1, 0, narrow), update(1, 1, wide, width=1))
     opened = one.open_round(2)
-    places = NARROW.places_in(WIDE)
+    places = BOTH.places(NARROW)
     expected = wide.copy()
     expected[places] = narrow
     found = opened.attachments[f"mixture.{name(1)}"].tensors["mixture"]
@@ -268,10 +269,10 @@ def test_a_forgotten_device_is_handed_on_no_more() -> None:
 def test_tasks_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="most_bytes"):
         method(clusters=ClusterSettings(most_bytes=NARROW.size * 4))
-    with pytest.raises(ValueError, match="lie within"):
-        AttentionMethod(vector(0), [WIDE, NARROW], SETTINGS)
+    with pytest.raises(ValueError, match="does not lie in"):
+        AttentionMethod(vector(0), FlatLadder((WIDE, NARROW)), SETTINGS)
     with pytest.raises(ValueError, match="40"):
-        AttentionMethod(vector(0), [NARROW, WIDE], SETTINGS)
+        AttentionMethod(vector(0), BOTH, SETTINGS)
     with pytest.raises(ValueError, match="aggregator_mixes"):
         AttentionSettings(mixture=MixtureSettings(rule="fedamp"))
     with pytest.raises(ValueError, match="keep_rounds"):

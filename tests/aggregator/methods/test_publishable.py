@@ -12,7 +12,7 @@ from aggregator.methods.method import Refused
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from aggregator.methods.teacher_logits import TeacherLogitsMethod
-from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.flat_layout import FlatLadder, flat_layout
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.labels import LabelKnowledge
 from device_sdk.methods.mutual.contract import (
@@ -40,7 +40,7 @@ def publish(broadcast: Broadcast) -> None:
 @pytest.mark.parametrize("spread", [False, True])
 def test_attention_hands_on_the_largest_vectors_that_it_takes(spread: bool) -> None:
     settings = AttentionSettings(training=AttentionTraining(warm_up_rounds=1, sketch_rows=8))
-    one = AttentionMethod(np.zeros(LAYOUT.size, np.float32), [LAYOUT], settings)
+    one = AttentionMethod(np.zeros(LAYOUT.size, np.float32), FlatLadder((LAYOUT,)), settings)
     rng = np.random.default_rng(0)
     for number in range(1, 5):
         publish(one.open_round(number))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -15,8 +17,13 @@ from aggregator.methods.method import Refused
 from aggregator.methods.robust import RobustRule
 from aggregator.methods.submodels import LEAST_COVERAGE, Ladder, Rung, Slices, unit_orders
 from aggregator.store.versions import pack_state, unpack_state
-from device_sdk.artifact.submodels import Basis
-from device_sdk.methods.fedavg.contract import SharedTensor, own_rung, rung_name
+from device_sdk.artifact.submodels import Basis, Piece
+from device_sdk.methods.fedavg.contract import (
+    SharedTensor,
+    own_rung,
+    rung_name,
+    shared_tensors,
+)
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.ladders import (
@@ -201,13 +208,13 @@ def test_a_robust_mean_is_the_mean_where_nothing_is_trimmed() -> None:
     full = layout_of(WIDE)
     ladder = Ladder(full, [factored_rung(1, 2, WIDE, 2), Rung(full, FULL(2, 2))])
     model = np.random.default_rng(1).standard_normal(60).astype(np.float32)
-    ladder = ladder.cut_by(ladder.bases_of(model), np.empty((1, 0), np.int64))
+    ladder = ladder.cut_by(ladder.bases_of(model))
     rng = np.random.default_rng(2)
     moves = [
         (r, rng.standard_normal(ladder.rungs[r].size).astype(np.float32)) for r in (0, 1, 0, 1)
     ]
     sums = [sum(m.astype(np.float64) for r, m in moves if r == rung) for rung in (0, 1)]
-    mean = ladder.mean(sums, [2, 2])
+    mean = ladder.mean(lambda rung, at: sums[rung][at], [2, 2])
     np.testing.assert_allclose(ladder.robust_mean(moves, RobustRule("none")), mean, atol=1e-5)
 
 
@@ -246,12 +253,45 @@ def test_a_ladder_whose_pieces_do_not_fit_is_refused(kind: str) -> None:
         Ladder(full, rungs)
 
 
+@pytest.mark.parametrize("kind", ["ranks", "slices", "robust"])
+def test_a_round_closes_in_the_memory_of_one_tensor(kind: str) -> None:
+    side, many = 64, 60
+    arrays = {f"l{n}": np.zeros((side, side), np.float32) for n in range(many)}
+    small: dict[str, np.ndarray] = {}
+    pieces: dict[str, Piece] = {}
+    for name in arrays:
+        if kind == "slices":
+            small[name], pieces[name] = np.zeros((8, 8), np.float32), Piece(name)
+            continue
+        for role, shape in (("left", (side, 4)), ("right", (4, side))):
+            small[f"{name}.{role}"] = np.zeros(shape, np.float32)
+            pieces[f"{name}.{role}"] = Piece(name, role)
+    rungs = [
+        Rung(shared_tensors(small, {}), replace(FULL(1, 2), pieces=pieces)),
+        Rung(shared_tensors(arrays, {}), FULL(2, 2)),
+    ]
+    ladder = Ladder(rungs[1].layout, rungs)
+    model = np.random.default_rng(0).standard_normal(many * side**2).astype(np.float32)
+    ladder = ladder.cut_by(ladder.bases_of(model))
+    moves = [(at, np.ones(rung.size, np.float32)) for at, rung in enumerate(rungs)]
+    tracemalloc.start()
+    try:
+        if kind == "robust":
+            ladder.robust_mean(moves, RobustRule("median"))
+        else:
+            ladder.mean(lambda rung, at: moves[rung][1][at], [1, 1])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * model.size + 20 * 8 * side**2  # in float64 all would be 60 of these
+
+
 def test_one_rung_is_plain_averaging() -> None:
     full: tuple[SharedTensor, ...] = layout_of(WIDE)
     model = np.random.default_rng(1).standard_normal(60).astype(np.float32)
     ladder = Ladder(full, [Rung(full, FULL(1, 1))])
     sums = np.arange(60.0)
-    np.testing.assert_array_equal(ladder.mean([sums], [4]), sums / 4)
+    np.testing.assert_array_equal(ladder.mean(lambda _, at: sums[at], [4]), sums / 4)
     np.testing.assert_array_equal(ladder.part(model, 0), model)
     assert ladder.basis_size == 0
 

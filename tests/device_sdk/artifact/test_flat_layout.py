@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.artifact.flat_layout import FlatEntry, FlatLayout, flat_layout
+from device_sdk.artifact.flat_layout import FlatEntry, FlatLadder, FlatLayout, flat_layout
 
 GRU = ("gru.weight_ih_l0", "gru.weight_hh_l0", "gru.bias_ih_l0", "gru.bias_hh_l0")
 
@@ -56,13 +56,17 @@ def test_groups_lie_together_whatever_the_order_of_the_names(
     assert ends[-1] == layout.size
 
 
+def gru_ladder(*hidden: int) -> FlatLadder:
+    """Its gates lie below one another, three of them."""
+    blocks = {name: (3, 1) if "weight" in name else (3,) for name in GRU}
+    return FlatLadder(tuple(flat_layout(gru(each)) for each in hidden), blocks)
+
+
 def test_a_narrow_gru_lies_in_the_first_rows_of_each_gate() -> None:
-    narrow, wide = flat_layout(gru(2)), flat_layout(gru(4))
-    assert {entry.name: entry.gates for entry in wide.entries if entry.gates > 1} == dict.fromkeys(
-        GRU, 3
-    )
+    ladder = gru_ladder(2, 4)
+    narrow, wide = ladder.layouts
     numbers = {n: np.arange(np.prod(s), dtype=np.float32).reshape(s) for n, s in gru(4).items()}
-    inner = narrow.unflatten(wide.flatten(numbers)[narrow.places_in(wide)])
+    inner = narrow.unflatten(wide.flatten(numbers)[ladder.places(narrow)])
     for gate in range(3):
         rows, outer = slice(2 * gate, 2 * gate + 2), slice(4 * gate, 4 * gate + 2)
         np.testing.assert_array_equal(
@@ -77,16 +81,21 @@ def test_a_narrow_gru_lies_in_the_first_rows_of_each_gate() -> None:
     np.testing.assert_array_equal(inner["head.weight"], numbers["head.weight"][:, :2])
 
 
-def test_a_layout_lies_in_itself_at_every_place() -> None:
-    layout = flat_layout(gru(3))
-    np.testing.assert_array_equal(layout.places_in(layout), np.arange(layout.size))
+@given(st.lists(st.integers(1, 6), min_size=3, max_size=3, unique=True).map(sorted))
+def test_places_of_a_rung_lead_through_every_larger_one(sizes: list[int]) -> None:
+    ladder = gru_ladder(*sizes)
+    small, middle, full = ladder.layouts
+    np.testing.assert_array_equal(ladder.places(full), np.arange(full.size))
+    through = ladder.places(middle)[ladder.places(small, middle)]
+    np.testing.assert_array_equal(through, ladder.places(small))
 
 
 def test_what_does_not_nest_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="does not lie within"):
-        flat_layout(gru(4)).places_in(flat_layout(gru(2)))
+    ladder = gru_ladder(4, 2)
+    with pytest.raises(ValueError, match="does not lie in"):
+        ladder.places(ladder.layouts[0])
     with pytest.raises(ValueError, match="same parameters"):
-        flat_layout({"a": (1,)}).places_in(flat_layout({"b": (1,)}))
+        FlatLadder((flat_layout({"b": (1,)}),)).places(flat_layout({"a": (1,)}))
 
 
 def test_wrong_parts_are_refused() -> None:
@@ -97,8 +106,6 @@ def test_wrong_parts_are_refused() -> None:
         layout.unflatten(np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="positive"):
         FlatEntry("a", (0,))
-    with pytest.raises(ValueError, match="does not divide"):
-        FlatEntry("a", (4,), gates=3)
     with pytest.raises(ValueError, match="needs parameters"):
         FlatLayout(())
     with pytest.raises(ValueError, match="flat_layout"):

@@ -1,4 +1,4 @@
-"""What attention tells its devices: layouts, sketches, and a fleet that fits its receiver."""
+"""What attention tells its devices: its ladder, sketches, and a fleet that fits its receiver."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_sdk.artifact.flat_layout import flat_layout
+from device_sdk.artifact.flat_layout import FlatLadder, flat_layout
 from device_sdk.methods.attention.contract import (
     AttentionTraining,
-    layouts_from_text,
-    layouts_to_text,
+    ladder_from_text,
+    ladder_to_text,
     sketches,
 )
 from device_sdk.methods.attention.fleet import read_fleet
@@ -22,12 +22,17 @@ from device_sdk.methods.learner import LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast
 
 
-def test_layouts_survive_a_broadcast() -> None:
+def test_a_ladder_survives_a_broadcast() -> None:
     layouts = (
         flat_layout({"gru.weight_hh_l0": (6, 2), "head.bias": (5,)}),
         flat_layout({"gru.weight_hh_l0": (12, 4), "head.bias": (5,)}),
     )
-    assert layouts_from_text(layouts_to_text(layouts)) == layouts
+    ladder = FlatLadder(layouts, {"gru.weight_hh_l0": (3, 1)})
+    assert ladder_from_text(ladder_to_text(ladder)) == ladder
+
+
+def _with(blocks: object) -> dict[str, object]:
+    return {"rungs": [{"a": [4]}], "blocks": blocks}
 
 
 @given(
@@ -40,27 +45,47 @@ def test_layouts_survive_a_broadcast() -> None:
                 st.lists(inner, max_size=3)
                 | st.dictionaries(st.text(max_size=5), inner, max_size=3)
             ),
-        ).map(json.dumps),
+        )
+        .flatmap(lambda one: st.sampled_from([one, {"rungs": one, "blocks": {}}, _with(one)]))
+        .map(json.dumps),
     )
 )
-def test_bad_layouts_raise_value_error_and_nothing_else(text: object) -> None:
+def test_a_bad_ladder_raises_value_error_and_nothing_else(text: object) -> None:
     try:
-        found = layouts_from_text(text)
+        found = ladder_from_text(text)
     except ValueError:
         return
-    assert all(layout.size > 0 for layout in found)
+    assert all(layout.size > 0 for layout in found.layouts)
 
 
-@pytest.mark.parametrize("text", ["[]", "[[]]", '[{"a":[0]}]', '[{"a":[1.5]}]', "[" * 5000])
-def test_layouts_of_the_wrong_kind_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"layout|shape"):
-        layouts_from_text(text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"rungs":[],"blocks":{}}',
+        '{"rungs":[[]],"blocks":{}}',
+        '{"rungs":[{"a":[0]}],"blocks":{}}',
+        '{"rungs":[{"a":[1.5]}],"blocks":{}}',
+        '{"rungs":[{"a":[4]}],"blocks":{"a":[0]}}',
+        '{"rungs":[{"a":[4]}],"blocks":{"a":2}}',
+        '{"rungs":[{"a":[4]}],"blocks":[]}',
+        '{"rungs":[{"a":[4]}]}',
+        "[" * 5000,
+    ],
+)
+def test_a_ladder_of_the_wrong_kind_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"ladder|shape|sizes"):
+        ladder_from_text(text)
 
 
 def test_a_layout_of_a_million_millions_is_refused_before_memory_is_taken_for_it() -> None:
     own = flat_layout({"a.weight": (2, 2)})
     widest = flat_layout({"a.weight": (2**20, 2**20)})
-    settings = {**AttentionTraining().as_scalars(), "layouts": layouts_to_text([own, widest])}
+    settings = {
+        **AttentionTraining().as_scalars(),
+        "ladder": ladder_to_text(FlatLadder((own, widest))),
+    }
     broadcast = Broadcast(1, 0, {"global": np.ones(4, np.float32)}, settings)
     with pytest.raises(LearnerError, match=r"'global' of the broadcast is \(4,\)"):
         read_fleet(broadcast, own)

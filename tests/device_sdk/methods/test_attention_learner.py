@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import torch
 from torch import nn
 
 import export
-from aggregator.methods.attention import AttentionMethod, AttentionSettings
+from aggregator.methods.attention import AttentionBinding, AttentionMethod, AttentionSettings
 from benchmarks.simulation import Simulation, device_name
 from device_sdk import Trainer
-from device_sdk.artifact.flat_layout import FlatLayout, layout_of
+from device_sdk.artifact import load_artifact
+from device_sdk.artifact.flat_layout import FlatLadder, FlatLayout, layout_of
+from device_sdk.artifact.load import rung_folders
 from device_sdk.local_data import LocalData
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
@@ -34,15 +37,17 @@ def network(hidden: int) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Base and meta-network of a narrow and of a wide model."""
-    folder = tmp_path_factory.mktemp("attention")
+    """A ladder of a narrow and a wide model, and the meta-network of each."""
+    folder, sgd = tmp_path_factory.mktemp("attention"), export.Sgd(lr=0.1)
     example = {"x": torch.randn(4, 2), "y": torch.randint(2, (4,))}
+    export.submodels(
+        network, classification, example, widths=(4, 6), optimizer=sgd, dynamic=DYNAMIC,
+        directory=folder / "net", predict=predicted_classes, verify=False,
+    )  # fmt: skip
     for name, hidden in (("narrow", 4), ("wide", 6)):
-        base = Recipe(
-            network(hidden), classification, example, DYNAMIC, export.Sgd(lr=0.1), predicted_classes
-        )
-        base.export(folder / name, verify=False)
+        base = Recipe(network(hidden), classification, example, DYNAMIC, sgd, predicted_classes)
         attention_recipe(base, MetaDesign(16, 4)).export(folder / f"{name}-meta", verify=False)
+        (folder / name).symlink_to(folder / f"net/width-{hidden}")
     return folder
 
 
@@ -71,9 +76,10 @@ def layout(folder: Path, width: str = "narrow") -> FlatLayout:
 
 
 def method(folder: Path, told: AttentionTraining = TOLD, widest: str = "narrow") -> AttentionMethod:
-    layouts = [layout(folder)] if widest == "narrow" else [layout(folder), layout(folder, "wide")]
-    start = layouts[-1].flatten(Trainer(folder / widest).parameters)
-    return AttentionMethod(start, layouts, AttentionSettings(training=told))
+    names = ["narrow"] if widest == "narrow" else ["narrow", "wide"]
+    ladder = FlatLadder.of([Trainer(folder / name).artifact for name in names])
+    start = ladder.full.flatten(Trainer(folder / widest).parameters)
+    return AttentionMethod(start, ladder, AttentionSettings(training=told))
 
 
 def accuracy(one: AttentionLearner, sign: int) -> float:
@@ -226,6 +232,40 @@ def test_unequal_widths_learn_together(artifacts: Path) -> None:
         assert accuracy(each, 1) > 0.8
 
 
+def test_a_task_takes_the_rungs_of_one_ladder_of_slices_and_nothing_else(
+    artifacts: Path, tmp_path: Path
+) -> None:
+    def build(*folders: Path) -> AttentionMethod:
+        binding = AttentionBinding("attention", AttentionSettings(training=TOLD))
+        rng = np.random.default_rng(0)
+        return binding.build(0, rng, [load_artifact(folder) for folder in folders])
+
+    def ladder(name: str, model: Any, **chosen: Any) -> list[Path]:
+        example = {"x": torch.randn(20, 20), "y": torch.randint(2, (20,))}
+        export.submodels(
+            model, classification, example, optimizer=export.Sgd(lr=0.1), dynamic=DYNAMIC,
+            directory=tmp_path / name, predict=predicted_classes, verify=False, **chosen,
+        )  # fmt: skip
+        return rung_folders(tmp_path / name)
+
+    whole = build(artifacts / "narrow", artifacts / "wide")
+    start = layout(artifacts, "wide").flatten(Trainer(artifacts / "wide").parameters)
+    np.testing.assert_array_equal(whole.shared, start)
+    with pytest.raises(ValueError, match="not parts of one model"):
+        build(artifacts / "narrow", artifacts / "wide-meta")
+    with pytest.raises(ValueError, match="the full model last"):
+        build(artifacts / "wide", artifacts / "narrow")
+    with pytest.raises(ValueError, match="takes slices: export the ladder with widths="):
+        build(*ladder("ranks", nn.Sequential(nn.Linear(20, 20)), ranks=(1 / 4, 1)))
+    normed = ladder(
+        "normed",
+        lambda n: nn.Sequential(nn.Linear(20, n), nn.BatchNorm1d(n), nn.Linear(n, 2)),
+        widths=(2, 4),
+    )
+    with pytest.raises(ValueError, match="is a buffer"):
+        build(*normed)
+
+
 def test_a_failed_round_changes_nothing(artifacts: Path) -> None:
     learners = [learner(artifacts, index) for index in range(3)]
     broadcast = after_rounds(method(artifacts), learners, 3)
@@ -233,7 +273,7 @@ def test_a_failed_round_changes_nothing(artifacts: Path) -> None:
     before = one.state()
     cases = [
         replace(broadcast, settings={}),
-        replace(broadcast, settings={**broadcast.settings, "layouts": "[]"}),
+        replace(broadcast, settings={**broadcast.settings, "ladder": "[]"}),
         replace(broadcast, tensors={**broadcast.tensors, "global": np.zeros(3, np.float32)}),
         replace(
             broadcast,

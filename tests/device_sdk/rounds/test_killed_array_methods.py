@@ -22,7 +22,7 @@ from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.robust import unpack_updates
 from benchmarks.simulation import Simulation
 from device_sdk import Trainer
-from device_sdk.artifact.flat_layout import layout_of
+from device_sdk.artifact.flat_layout import FlatLadder
 from device_sdk.home.home import Home
 from device_sdk.methods.attention.contract import AttentionTraining
 from device_sdk.methods.attention.learner import AttentionLearner
@@ -220,9 +220,9 @@ def test_killed_devices_attend_to_each_other_as_if_nobody_had_died(
         for name in names
     ]
     trainer = Trainer(tmp_path / "linear")
-    layout = layout_of(trainer.artifact)
+    ladder = FlatLadder.of([trainer.artifact])
     settings = AttentionSettings(training=ATTENTION, half=False)
-    method = AttentionMethod(layout.flatten(trainer.parameters), [layout], settings)
+    method = AttentionMethod(ladder.full.flatten(trainer.parameters), ladder, settings)
     expected = simulated(method, learners, names)
     for name, wanted in zip(names, expected, strict=True):
         assert_same(kept[name][1], wanted)

@@ -14,7 +14,7 @@ from torch import nn
 import export
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from device_sdk import Trainer
-from device_sdk.artifact.flat_layout import layout_of
+from device_sdk.artifact.flat_layout import FlatLadder
 from device_sdk.home.home import Home
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
@@ -66,9 +66,9 @@ class Fleet:
 
     def __init__(self, home: Home, artifact: LocalArtifact) -> None:
         model = Trainer(artifact.folder)
-        layout = layout_of(model.artifact)
-        self.start = layout.flatten(model.parameters)
-        self.method = AttentionMethod(self.start, [layout], AttentionSettings(training=TOLD))
+        ladder = FlatLadder.of([model.artifact])
+        self.start = ladder.full.flatten(model.parameters)
+        self.method = AttentionMethod(self.start, ladder, AttentionSettings(training=TOLD))
         self.home = home
         self.artifact = artifact
         self.rng = np.random.default_rng(1)

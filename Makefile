@@ -39,6 +39,17 @@ $(STAMP): pyproject.toml constraints.txt
 		--editable '.[aggregator,cluster,export,demo,simulate,docs,dev]'
 	touch $@
 
+# What the demo needs, in a fraction of the time: no torch, no tools.
+DEMO := $(VENV)/.installed-demo
+
+$(DEMO): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later found: install one, or name it with" \
+		"make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(RUN) || "$(PYTHON)" -m venv $(VENV)
+	test $(STAMP) -nt pyproject.toml -a $(STAMP) -nt constraints.txt || $(RUN) -m pip install \
+		--quiet --constraint constraints.txt --editable '.[aggregator,demo]'
+	touch $@
+
 .PHONY: test test-all
 # The tests start hundreds of processes: each would compile our modules again.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
@@ -86,12 +97,13 @@ format: $(STAMP) ## let ruff mend what it can
 	$(RUN) -m ruff format .
 
 .PHONY: demo
-demo: $(STAMP) ## a fleet over MQTT on MovieLens 100K, with a report (ARGS=--local: one machine, no fleet)
+demo: $(DEMO) ## 48 unequal devices learn one model over MQTT, with a report (ARGS=--recommender: films)
 	$(RUN) -m examples.demo $(ARGS)
 
 .PHONY: artifact
-artifact: $(STAMP) ## rebuild the factorisation artifact that the wheel carries
+artifact: $(STAMP) ## rebuild the artifacts that the wheel carries: the factorisation, the demo's ladder
 	$(VENV)/bin/tessera-export mf -o device_sdk/artifacts/mf
+	$(RUN) -c "from export.models.digits import export_digits as e; e('device_sdk/artifacts/digits')"
 
 .PHONY: docs
 docs: $(STAMP) ## the documentation as a site, in site/
@@ -172,7 +184,7 @@ bench-distill: $(STAMP) ## attentive federated distillation on MovieLens 1M besi
 	$(RUN) -m benchmarks.distill $(ARGS)
 
 .PHONY: bench-submodels
-bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal ones, on Fashion-MNIST
+bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal ones, on six tasks
 	$(RUN) -m benchmarks.submodels $(ARGS)
 
 .PHONY: bench-mutual

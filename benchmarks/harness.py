@@ -477,16 +477,19 @@ class Suite(ABC, Generic[RunT, OutcomeT]):
     def outcome_of(self, row: Any, seed: int, options: argparse.Namespace) -> OutcomeT | None:
         """What is stored of the row's run of a seed; what is not is run, unless none may be."""
         run = self.run_of(row, seed, options)
+        return None if run is None else self.carried_out(run, row, seed, options)
+
+    def carried_out(
+        self, run: RunT, row: Any, seed: int, options: argparse.Namespace
+    ) -> OutcomeT | None:
+        """What is stored of a run, which is told of as the row's; as :meth:`outcome_of`."""
 
         def make() -> OutcomeT:
-            assert run is not None
             several = row.table if len(self.tables) > 1 else ""
             label = ", ".join(filter(None, (f"seed {seed}", several, str(row.name))))
             with progress_line(label) as progress:
                 return self.execute(run, options, progress)
 
-        if run is None:
-            return None
         found: OutcomeT | None = options.store.found_or_made(
             run, None if options.table_only else make
         )

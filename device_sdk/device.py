@@ -25,7 +25,7 @@ from device_sdk.events import (
     ProblemEvent,
     RoundEvent,
 )
-from device_sdk.factorisation import packaged_artifact
+from device_sdk.factorisation import packaged_artifacts
 from device_sdk.forecaster import Forecaster
 from device_sdk.home.home import Home, forget
 from device_sdk.link import LinkSettings
@@ -560,7 +560,7 @@ def _world(home: Home, **given: Any) -> DeviceWorld:
     chosen = {name: value for name, value in given.items() if value is not None}
     if "tasks" in chosen:
         chosen["tasks"] = tuple(map(_name, chosen["tasks"]))
-    installed = installed_artifacts(packaged_artifact())
+    installed = installed_artifacts(*packaged_artifacts())
     return DeviceWorld(home, membership, installed=installed, **chosen)
 
 

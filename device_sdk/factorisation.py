@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.artifact import MANIFEST_FILE
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.fields import Declared, Within
@@ -43,6 +44,12 @@ def packaged_artifact() -> Path:
             "`tessera-export mf -o DIR` and pass DIR with --artifact"
         )
     return folder
+
+
+def packaged_artifacts() -> list[Path]:
+    """The folders of all that are installed: the factorisation first, then the demo's rungs."""
+    first = packaged_artifact()
+    return [first, *sorted(each.parent for each in first.parent.glob(f"*/*/{MANIFEST_FILE}"))]
 
 
 def check_factorisation(manifest: Manifest) -> None:

@@ -25,7 +25,8 @@ class LocalModel:
         task: that it is of.
         version, round: what it was trained from, and in which round.
         arrays: parameters and buffers by torch's names, this device's personal layers included;
-            for tasks that recommend ``items``, [N, K], as they came. Copies.
+            for tasks that recommend ``items``, [N, K], as they came, and ``strengths``, [K], by
+            which their columns are to be multiplied where there are any. Copies.
         items: for tasks that recommend, the items' ids, one for each row.
     """
 

@@ -111,7 +111,7 @@ class Trainer:
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._calls: Final = Calls(watch, manifest.id)
         self._train: Final = manifest.graphs["train"]
-        self._frozen: Final = {tensor.name for tensor in manifest.state if tensor.frozen}
+        self._frozen: Final = manifest.frozen
         # Their bytes until a session is made of them; with frozen state inside it may be made anew.
         self._graphs: Final = dict(artifact.graphs)
         # Graphs that a provider which is not the CPU's has yet to show that it computes right.

@@ -29,14 +29,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from aggregator.demo.fleet import FleetMember, FleetTask, LocalFleet, local_fleet, round_bar
 from benchmarks.datasets.air import CLASSES, FEATURES, SUBURBS, AirStation, load_air
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.methods.attention.mixer import AttentionScores, scores_of
 from device_sdk.methods.local_steps import SampleStream, predict_all
 from device_sdk.system.command_line import positive_int
 from examples.attention_picture import draw_attention
-from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
-from examples.program import carried_out, how_often, option_parser, round_bar
+from examples.program import carried_out, how_often, option_parser
 from export.models.attention_meta import attention_recipe
 from export.models.gru_classifier import GruClassifier, gru_recipe
 
@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     base, meta = _export(out, console)
     weak = {station.name for station in stations[: arguments.weak]}
     members = [
-        Member(
+        FleetMember(
             station.name,
             LocalData({"x": station.train.x, "y": station.train.y}),
             TrainingOptions(

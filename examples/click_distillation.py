@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from tabulate import tabulate
 
+from aggregator.demo.fleet import FleetMember, FleetTask, LocalFleet, local_fleet
+from aggregator.demo.work_clock import WorkClock, yardstick_seconds
 from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.recommendation.click_metrics import ClickQuality, click_quality
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.errors import NothingLearnt
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
-from examples.fleet.work_clock import WorkClock, yardstick_seconds
-from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from examples.program import carried_out, option_parser
 from export.losses import example_teachers
 from export.models.click import ClickDesign, click_recipe
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace, console: Console) -> None:
         broadcast_codec="float32",
     )
     members = [
-        Member(
+        FleetMember(
             name,
             LocalData(_entries(device.train)),
             TrainingOptions(slowdown=_slowdown(slowness, seconds, budget / _steps(device.train))),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from aggregator.demo.child import FleetError
 from benchmarks.harness import default_data_folder
 from device_sdk.errors import DeviceError
 from device_sdk.system.command_line import positive_int, print_any_text
-from examples.fleet.errors import FleetError
 from export import ExportError
 
 
@@ -68,19 +66,3 @@ def carried_out(name: str, run: Callable[[Console], None]) -> int:
 def how_often(points: float) -> str:
     """A difference of percentages in words: "1.4 points less often"."""
     return f"{abs(points):.1f} points {'less' if points < 0 else 'more'} often"
-
-
-@contextmanager
-def round_bar(console: Console, rounds: int, waiting: str) -> Iterator[Callable[[int, str], None]]:
-    """A bar of so many rounds that says ``waiting`` until it is called with a round's number and
-    what to say of it."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("round {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(waiting, total=rounds)
-        yield lambda number, said: progress.update(bar, completed=number, description=said)

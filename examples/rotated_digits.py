@@ -28,12 +28,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from aggregator.demo.fleet import FleetMember, FleetTask, LocalFleet, local_fleet, round_bar
 from benchmarks.mutual.domains import Domain, rotated_mnist
 from device_sdk import Device, LocalData, Trainer, TrainingOptions
 from device_sdk.methods.local_steps import SampleStream, predict_all
 from device_sdk.system.command_line import positive_int
-from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
-from examples.program import carried_out, how_often, option_parser, round_bar
+from examples.program import carried_out, how_often, option_parser
 from examples.rotated_picture import draw_picture
 from export import Adam
 from export.models.images import image_recipe
@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
         deadline_seconds=600.0,
     )
     members = [
-        Member(
+        FleetMember(
             domain.name,
             LocalData(domain.private, domain.public),
             TrainingOptions(artifact=NETWORKS[domain.name]),

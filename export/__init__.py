@@ -10,6 +10,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from export import losses
+    from export.adapters import lora
     from export.build import Exported
     from export.build import export_train_step as train_step
     from export.errors import ExportError
@@ -79,6 +80,7 @@ __all__ = [
     "Exported",
     "GradientRule",
     "WeightPenalty",
+    "lora",
     "losses",
     "submodels",
     "train_step",
@@ -87,6 +89,7 @@ __all__ = [
 # Loaded on first use: the light install has this package and its command too, without torch.
 # What is not named here is one of `export.optimizers`.
 _HOMES = {
+    "lora": "adapters:lora",
     "losses": "losses",
     "schedules": "optimizers.schedules",
     "submodels": "ladder:submodels",

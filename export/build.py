@@ -338,7 +338,7 @@ def _problem(given: Recipe, beyond: Sequence[NotAsTried] = ()) -> Problem:
     parameters, counting = _laid_out(counted(chosen, shapes, over), trained, trial.used, axes)
     unused = {name: value for name, value in trained.items() if name not in trial.used}
     others = lay_out_buffers(
-        {**buffers, **unused}, axes, trial.unchanged, _frozen(model, trial.used)
+        {**buffers, **unused}, axes, trial.unchanged, _frozen(model, trial.used), _held(problem)
     )
     return replace(
         problem,
@@ -350,6 +350,15 @@ def _problem(given: Recipe, beyond: Sequence[NotAsTried] = ()) -> Problem:
         over=over,
         branches=bool(beyond),
     )
+
+
+def _held(problem: Problem) -> set[str]:
+    """What a rung leaves as it is while larger ones train it: no constant."""
+    return set() if problem.submodel is None else set(problem.submodel.held)
+
+
+def _is_held(slot: LayoutSlot, problem: Problem) -> bool:
+    return any(member.name in _held(problem) for member in slot.members)
 
 
 def _frozen(model: nn.Module, trained: Collection[str]) -> set[str]:
@@ -383,7 +392,8 @@ def lower(problem: Problem, say: Progress) -> Graphs:
     say("tracing the step")
     trained: set[str] = set()
     own = {**dict(problem.model.named_buffers()), **dict(problem.model.named_parameters())}
-    held = {f"state.{slot.name}": slot.pack(own).detach() for slot in problem.slots if slot.kept}
+    constant = [slot for slot in problem.slots if slot.kept and not _is_held(slot, problem)]
+    held = {f"state.{slot.name}": slot.pack(own).detach() for slot in constant}
     step = record(
         lambda inputs: train_step(problem, inputs, trainable, trained),
         specs,

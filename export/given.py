@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,17 @@ _CALLED = {
     "loss": 'lambda model, batch: criterion(model(batch["x"]), batch["label"])',
     "predict": 'lambda model, batch: {"logits": model(batch["x"])}',
 }
+
+
+def require_modules(model: nn.Module, names: Collection[str], argument: str) -> None:
+    """Raise ExportError where the argument names what is no module of the model."""
+    known = dict(model.named_modules(remove_duplicate=False))
+    odd = next((name for name in names if name not in known), None)
+    if odd is not None:
+        raise ExportError(
+            f"{argument} names {odd!r}, which is no module of the model",
+            instead=f"names such as {', '.join(list(known)[1:4])}",
+        )
 
 
 def _check_directory(directory: object) -> None:

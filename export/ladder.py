@@ -8,36 +8,70 @@ are the first rows of the full one's (Diao et al. 2021, HeteroFL, section 3).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from device_sdk.artifact import ArtifactError, safetensors
+from device_sdk.artifact import (
+    INITIAL_FILE,
+    MANIFEST_FILE,
+    ArtifactError,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    safetensors,
+)
 from device_sdk.artifact.parts import is_under
-from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel, part_of, slice_of
+from device_sdk.artifact.submodels import (
+    FULL_FILE,
+    MOST_RUNGS,
+    Piece,
+    Submodel,
+    Units,
+    part_of,
+    slice_of,
+)
 from export.build import Exported, Progress, Recipe, export_given, reported
 from export.errors import ExportError
-from export.given import MetricSpecs, described_metrics, named_axes, named_tensors
+from export.given import (
+    MetricSpecs,
+    described_metrics,
+    named_axes,
+    named_tensors,
+    require_modules,
+)
 from export.optimizers import Optimizer
+from export.rewrites.patch import without_fast_path
 from export.step import LossesFunction, LossFunction, PredictFunction
 from export.write import replaced
 
 LEAST_SIDE = 16
 """A matrix with a shorter side is small beside its layer's activations, and stays whole."""
 _RECURRENT = re.compile(r"(?P<path>(.*\.)?)(weight|bias)_(ih|hh)(?P<end>_l\d+(_reverse)?)$")
-_TOLERANCE = 1e-4
-"""Of outputs that have to be equal, beside the largest; they are computed in float64."""
+LEAST_SHARED_BYTES = 1 << 16
+_UNEQUAL = 0.1
+_TOLERANCE = 1e-9
+"""Of outputs that have to be equal, beside the largest; they are computed in float64. At first
+values much is near to linear, and what is another function differs by little."""
+_COARSE_TOLERANCE = 1e-5
+"""Where float32 comes in: as factors' product, or in the model's own code."""
 
+Asked = tuple[LossFunction | LossesFunction, Mapping[str, Tensor], PredictFunction | None]
+"""Loss, example batch and prediction: what two models are compared by."""
 AnyOptimizer = Optimizer | Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -81,26 +115,45 @@ def submodels(
     full, rungs = _rungs(model, ranks, widths, whole)
     given, batch = described_metrics(metrics), named_tensors(example_batch)
     values = _values(full)
+    apart, asked = _told_apart(full, values), (loss, batch, predict)
     data = safetensors.encode(values)
     digest = hashlib.sha256(data).hexdigest()
     _require_replaceable(directory)
     with reported(progress) as say, replaced(directory) as draft:
         (draft / FULL_FILE).write_bytes(data)
-        found = []
-        for place, rung in enumerate(rungs, 1):
+        for rung in rungs:
             say(f"{rung.name}: proving it")
-            _prove(full, rung, values, loss, batch, predict)
+            _prove(full, rung, apart, *asked)
+        units = _movable_units(full, rungs, apart, asked)
+        found: list[Exported] = []
+        moved: Collection[str] = ()
+        # The full model first: what it trains the others either train or are brought.
+        for place, rung in reversed([*enumerate(rungs, 1)]):
+            _take(rung, values)
+            share = rung.share(full)
             made: Any = optimizer
             if not _is_optimizer(optimizer):
                 made = optimizer(rung.model.parameters())  # type: ignore[operator]
             inputs = Recipe(
                 rung.model, loss, batch, named_axes(dynamic), made, predict, None, given,
                 rung.name,
-                Submodel(place, len(rungs), digest, rung.pieces),
+                Submodel(
+                    place, len(rungs), digest, rung.pieces, rung.parts_of(moved),
+                    units, int(share * units) if units else 0,
+                ),
             )  # fmt: skip
             told = _prefixed(say, rung.name)
-            found.append(export_given(inputs, draft / rung.name, verify=verify, progress=told))
-    return [Exported(directory / each.directory.name, each.manifest, each.report) for each in found]
+            found = [
+                export_given(inputs, draft / rung.name, verify=verify, progress=told),
+                *found,
+            ]
+            moved = moved or found[0].manifest.moved
+        say("writing what is frozen")
+        manifests = _share_frozen([each.directory for each in found])
+    return [
+        Exported(directory / each.directory.name, manifest, each.report)
+        for each, manifest in zip(found, manifests, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -110,6 +163,29 @@ class BuiltRung:
     name: str
     model: nn.Module
     pieces: Mapping[str, Piece]
+
+    def cuts(self, full: nn.Module) -> dict[tuple[str, int], Fraction]:
+        """By tensor and axis that it cuts, its share of the full model's rows."""
+        own, whole = _tensors(self.model), _tensors(full)
+        return {
+            (name, axis): Fraction(size, whole[name].shape[axis])
+            for name, piece in self.pieces.items()
+            if piece.role == "slice"
+            for axis, size in enumerate(own[name].shape)
+            if size < whole[name].shape[axis]
+        }
+
+    def share(self, full: nn.Module) -> Fraction:
+        """Of the width, where all that it cuts has the same; 1 where it cuts nothing."""
+        return min(self.cuts(full).values(), default=Fraction(1))
+
+    def parts_of(self, tensors: Collection[str]) -> tuple[str, ...]:
+        """Names of its tensors that are of these of the full model."""
+        return tuple(
+            name
+            for name in _tensors(self.model)
+            if (self.pieces[name].of if name in self.pieces else name) in tensors
+        )
 
 
 def _rungs(
@@ -139,7 +215,7 @@ def _rungs(
         )
     if ranks[-1] != 1:
         raise ExportError(f"the last rank is {ranks[-1]:g}", instead="1, the full model")
-    _require_modules(model, whole)
+    require_modules(model, whole, "whole")
     found = [_of_rank(model, float(rank), whole) for rank in ranks]
     for smaller, larger in pairwise(found):
         if _size(smaller.model) >= _size(larger.model):
@@ -334,16 +410,6 @@ def _ranks(model: nn.Module, path: str, share: float) -> dict[str, int]:
     return found
 
 
-def _require_modules(model: nn.Module, whole: Collection[str]) -> None:
-    known = dict(model.named_modules(remove_duplicate=False))
-    odd = next((name for name in whole if name not in known), None)
-    if odd is not None:
-        raise ExportError(
-            f"whole names {odd!r}, which is no module of the model",
-            instead=f"names such as {', '.join(list(known)[1:4])}",
-        )
-
-
 def _is_tied(model: nn.Module, weight: Tensor) -> bool:
     """Whether the same weight has another place in the model: in another module, or in one that
     lies in several places itself."""
@@ -359,31 +425,52 @@ def _sliced(
 ) -> tuple[nn.Module, list[BuiltRung]]:
     models = [make(int(width)) for width in widths]
     full = models[-1]
-    _require_modules(full, whole)
+    require_modules(full, whole, "whole")
     shapes = [{n: tuple(t.shape) for n, t in _tensors(each).items()} for each in models]
     found = []
     for width, model, own in zip(widths, models, shapes, strict=True):
-        if own.keys() != shapes[-1].keys():
-            odd = sorted(own.keys() ^ shapes[-1].keys())[0]
-            raise ExportError(
-                f"{odd!r} is not in the models of both widths {width} and {widths[-1]}",
-                instead="a make(width) whose models differ in the sizes of their layers alone",
-            )
+        _require_part(model, full, width, widths[-1])
         pieces = {
             name: Piece(name, "slice", _blocks(name, shapes[-1]))
             for name, shape in own.items()
             if shape != shapes[-1][name]
         }
-        cut = next((name for name in pieces if is_under(name, whole)), None)
+        changed = (name for name, shape in shapes[-1].items() if own.get(name) != shape)
+        cut = next((name for name in changed if is_under(name, whole)), None)
         if cut is not None:
             raise ExportError(f"{cut!r} is smaller at width {width}, and is to stay whole")
-        if not pieces and width != widths[-1]:
+        found.append(BuiltRung(f"width-{width}", model, pieces))
+    kinds = [(own, _trained(model).keys()) for own, model in zip(shapes, models, strict=True)]
+    for (smaller, larger), (width, wider) in zip(pairwise(kinds), pairwise(widths), strict=True):
+        if smaller == larger:
             raise ExportError(
-                f"make({width}) and make({widths[-1]}) build the same model",
+                f"make({width}) and make({wider}) build the same model",
                 instead="a function that uses its width",
             )
-        found.append(BuiltRung(f"width-{width}", model, pieces))
     return full, found
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _require_part(model: nn.Module, full: nn.Module, width: int, largest: int) -> None:
+    """Raise ExportError where the model has, or trains, what the full one does not, or nothing."""
+    odd = next(iter(sorted(_tensors(model).keys() - _tensors(full).keys())), None)
+    if odd is not None:
+        raise ExportError(
+            f"make({width}) has {odd!r}, which make({largest}), the full model, lacks",
+            instead="models whose layers are those of the full one, narrower or fewer",
+        )
+    trained = _trained(model)
+    if not trained:
+        raise ExportError(f"make({width}) trains nothing: all of its parameters are frozen")
+    odd = next(iter(sorted(trained.keys() - _trained(full).keys())), None)
+    if odd is not None:
+        raise ExportError(
+            f"make({width}) trains {odd!r}, which make({largest}), the full model, keeps frozen",
+            instead="requires_grad where the full model has it, or in fewer places",
+        )
 
 
 def _blocks(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -403,7 +490,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _values(model: nn.Module) -> dict[str, Any]:
-    return {name: each.contiguous().numpy() for name, each in _tensors(model).items()}
+    return {name: each.numpy().copy(order="C") for name, each in _tensors(model).items()}
 
 
 # A rung is what it says.
@@ -416,41 +503,115 @@ def _prove(
     loss: LossFunction | LossesFunction,
     batch: Mapping[str, Tensor],
     predict: PredictFunction | None,
+    units: Units | None = None,
 ) -> None:
-    """Give the rung's model its values, and compare it with the full one of which it is a part."""
-    own = {name: tuple(each.shape) for name, each in _tensors(rung.model).items()}
-    try:
-        parts = part_of(values, _unplaced(rung), own)
-    except ArtifactError as error:
-        raise ExportError(str(error)) from error
-    with torch.no_grad():
-        for name, each in _tensors(rung.model).items():
-            each.copy_(torch.from_numpy(parts[name].copy()))
-    if not rung.pieces:
+    """Give the rung's model these values, and compare it with the full one that it is a part of;
+    its slices are of ``units``, or the first."""
+    parts = _take(rung, values, units)
+    if rung.model is full:
         return
-    same = copy.deepcopy(full)
-    with torch.no_grad():
-        for name, each in _tensors(same).items():
-            each.copy_(_switched_off(rung, name, values[name], parts))
-    expected, norms = _outputs(same, loss, batch, predict)
     try:
-        found, own_norms = _outputs(rung.model, loss, batch, predict)
+        found = _outputs(rung.model, loss, batch, predict)
     except Exception as error:
         raise ExportError(
             f"the rung {rung.name} does not run: {type(error).__name__}: {error}",
             instead="whole=(...) with the names of modules that other code reads into",
         ) from error
-    if not _equal(expected, found):
-        where = next(
-            (path for path in own_norms if not _equal(norms.get(path, []), own_norms[path])), ""
-        )
-        what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
-        raise ExportError(
-            f"the outputs of the rung {rung.name} are not those of the full model {what}",
-            module=where or "the model itself",
-            instead="whole=(...) with the module's name, or another form of it: what a layer makes "
-            "of its width (a norm over it, a mean) is not the part's",
-        )
+    lacking = _lacking(full, rung.model)
+    norms: Mapping[str, Sequence[Tensor]] = {}
+    tolerance = _TOLERANCE if found.exact and not _is_factored(rung) else _COARSE_TOLERANCE
+    # A block whose parameters are zero is none where what it makes is added to what came in; where
+    # a norm stands behind that sum, what came in has to go out.
+    for skipped in ((), lacking) if lacking else ((),):
+        same = _with_the_rest_off(full, rung, values, parts, skipped, units)
+        try:
+            expected = _outputs(same, loss, batch, predict)
+        except Exception:
+            if not skipped:
+                raise
+            break  # it takes or gives more than one tensor
+        if _equal(expected.outputs, found.outputs, tolerance):
+            return
+        norms = expected.norms
+    where = next(
+        (n for n, e in found.norms.items() if not _equal(norms.get(n, []), e, tolerance)), ""
+    )
+    what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
+    raise ExportError(
+        f"the outputs of the rung {rung.name} are not those of the full model {what}"
+        + (f", which is {', '.join(lacking)}" if lacking else ""),
+        module=where or "the model itself",
+        instead="whole=(...) with the module's name, or another form of it: what a layer makes of "
+        "its width (a norm over it, a mean, a scale such as LoRA's alpha / r) has to be the same "
+        "at all of them; a block that may be left out adds what it makes to its input",
+    )
+
+
+def _movable_units(
+    full: nn.Module,
+    rungs: Sequence[BuiltRung],
+    values: Mapping[str, Any],
+    asked: Asked,
+) -> int:
+    """In how many parts every axis that is cut falls, the most of which any will do as well as the
+    first; 0 where there are none: sizes are not in proportion, or the order of units matters."""
+    cuts = [rung.cuts(full) for rung in rungs]
+    shares = [rung.share(full) for rung in rungs]
+    lengths: dict[tuple[str, int], int] = {}
+    for rung, own in zip(rungs, cuts, strict=True):
+        for name, axis in own:
+            blocks = rung.pieces[name].blocks or (1,) * (axis + 1)
+            lengths[name, axis] = _tensors(full)[name].shape[axis] // blocks[axis]
+    for rung, own, share in zip(rungs, cuts, shares, strict=True):
+        names = _tensors(rung.model)
+        uncut = any(name in names and (name, axis) not in own for name, axis in lengths)
+        if set(own.values()) - {share} or (share < 1 and uncut):
+            return 0
+    most = math.gcd(*lengths.values())
+    least = math.lcm(*(share.denominator for share in shares))
+    for units in (each for each in range(most, 0, -1) if most % each == 0 == each % least):
+        with contextlib.suppress(ExportError):
+            for rung, share in zip(rungs, shares, strict=True):
+                chosen = _others(units, int(share * units))
+                _prove(full, rung, values, *asked, units=Units(units, chosen))
+            return units
+    return 0
+
+
+def _others(units: int, kept: int) -> Any:
+    """So many units at random, not all of them the first."""
+    found = np.sort(np.random.default_rng(0).permutation(units)[:kept])
+    return found if (found != np.arange(kept)).any() else np.arange(units - kept, units)
+
+
+def _take(
+    rung: BuiltRung, values: Mapping[str, Any], units: Units | None = None
+) -> Mapping[str, Any]:
+    """Give the rung's model its part of the full one's values, which is returned."""
+    own = {name: tuple(each.shape) for name, each in _tensors(rung.model).items()}
+    try:
+        parts = part_of(values, _unplaced(rung), own, units=units)
+    except ArtifactError as error:
+        raise ExportError(str(error)) from error
+    with torch.no_grad():
+        for name, each in _tensors(rung.model).items():
+            each.copy_(torch.from_numpy(parts[name].copy()))
+    return parts
+
+
+def _told_apart(full: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, unequal where all of a trained tensor are one: what an adapter, a gate or a norm
+    that begins at zero makes of its input shows only after the first step."""
+    rng, found = np.random.default_rng(0), dict(values)
+    for name, parameter in full.named_parameters():
+        value = values.get(name)
+        if value is None or not parameter.requires_grad or not value.size:
+            continue
+        first = value.flat[0]
+        if (value == first).all():
+            share = rng.uniform(-_UNEQUAL, _UNEQUAL, value.shape).astype(np.float32)
+            found[name] = (first + share * (abs(first) or 1)).astype(np.float32)
+    return found
 
 
 def _unplaced(rung: BuiltRung) -> Submodel:
@@ -461,18 +622,86 @@ def _is_factored(rung: BuiltRung) -> bool:
     return any(piece.role != "slice" for piece in rung.pieces.values())
 
 
-def _switched_off(rung: BuiltRung, name: str, value: Any, parts: Mapping[str, Any]) -> Tensor:
+class _Skipped(nn.Module):
+    """In the place of a block that a rung lacks: what comes in goes out."""
+
+    def forward(self, input: Tensor, *_: object, **__: object) -> Tensor:
+        return input
+
+
+def _lacking(full: nn.Module, part: nn.Module) -> tuple[str, ...]:
+    """Names of the outermost modules of the full model that the part lacks."""
+    own = dict(part.named_modules(remove_duplicate=False))
+    found: list[str] = []
+    for name, module in full.named_modules():
+        is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        if name not in own and not is_list and not is_under(name, found):
+            found.append(name)
+    return tuple(found)
+
+
+def _with_the_rest_off(
+    full: nn.Module,
+    rung: BuiltRung,
+    values: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    skipped: Sequence[str],
+    units: Units | None,
+) -> nn.Module:
+    """The full model as the rung is, without what is skipped."""
+    same = copy.deepcopy(full)
+    for name in skipped:
+        path, _, child = name.rpartition(".")
+        setattr(same.get_submodule(path), child, _Skipped())
+    with torch.no_grad():
+        for name, each in _tensors(same).items():
+            each.copy_(_switched_off(rung, name, values[name], parts, units))
+    return same
+
+
+def _switched_off(
+    rung: BuiltRung, name: str, value: Any, parts: Mapping[str, Any], units: Units | None
+) -> Tensor:
     """The full model's tensor as the rung has it: truncated, or zero outside the slice."""
     factors = {p.role: parts[n] for n, p in rung.pieces.items() if p.of == name}
     if "left" in factors:
         product = factors["left"].astype("f8") @ factors["right"]
         return torch.from_numpy(product.reshape(value.shape).astype("f4"))
+    if name not in parts and "left" not in factors:
+        return torch.zeros(value.shape)
     if name not in rung.pieces:
         return torch.from_numpy(value.copy())
     kept = torch.zeros(value.shape).numpy()
-    at = slice_of(parts[name].shape, value.shape, rung.pieces[name].blocks)
+    at = slice_of(parts[name].shape, value.shape, rung.pieces[name].blocks, units)
     kept[at] = parts[name]
     return torch.from_numpy(kept)
+
+
+class _Precision(TorchDispatchMode):
+    """Whether all that is computed inside is float64: a model may have numbers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.exact = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.exact &= each.dtype == torch.float64
+        return found
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a model predicts of the example batch, or its loss; the squared size of each module's
+    output, by its path; and whether all of it is float64."""
+
+    outputs: Sequence[Tensor]
+    norms: Mapping[str, Sequence[Tensor]]
+    exact: bool
 
 
 def _outputs(
@@ -480,9 +709,8 @@ def _outputs(
     loss: LossFunction | LossesFunction,
     batch: Mapping[str, Tensor],
     predict: PredictFunction | None,
-) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """What the model predicts of the example batch, or its loss, and how large each module's
-    output is; in evaluation mode and float64."""
+) -> _Seen:
+    """In evaluation mode and float64."""
     double = copy.deepcopy(model).double().eval()
     norms: dict[str, list[Tensor]] = {}
 
@@ -497,25 +725,62 @@ def _outputs(
         if path and not isinstance(module, Factors):
             module.register_forward_hook(note(path))
     wide = {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
-    with torch.no_grad():
+    with torch.no_grad(), without_fast_path(), _Precision() as precision:
         found: Any = loss(double, wide) if predict is None else predict(double, wide)
     parts = found if isinstance(found, tuple) else (found,)
     tensors: list[Tensor] = []
     for each in parts:
         tensors += [*each.values()] if isinstance(each, Mapping) else [each]
-    return tensors, norms
+    return _Seen(tensors, norms, precision.exact)
 
 
-def _equal(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
+def _equal(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> bool:
     if len(expected) != len(found):
         return False
     for one, other in zip(expected, found, strict=True):
         if one.shape != other.shape:
             return False
         size = max(1.0, float(one.abs().max()) if one.numel() else 0.0)
-        if one.numel() and not float((one - other).abs().max()) <= _TOLERANCE * size:
+        if one.numel() and not float((one - other).abs().max()) <= tolerance * size:
             return False
     return True
+
+
+# What is frozen lies in one file, which all rungs share.
+
+
+def _share_frozen(folders: Sequence[Path]) -> list[Manifest]:
+    """Take what the full model, the last folder's, has frozen out of each rung's own file, as far
+    as it is the same there; the manifests. Less than a message's worth stays where it is."""
+    *_, full = folders
+    initial, frozen = _initial(full), read_manifest(full).frozen_members
+    shared = {n: a for n, a in initial.items() if n in frozen and a.dtype == np.float32}
+    if sum(array.nbytes for array in shared.values()) < LEAST_SHARED_BYTES:
+        return [read_manifest(folder) for folder in folders]
+    data = safetensors.encode(shared)
+    entry = FileEntry.of(data)
+    (full.parent / f"{entry.sha256}.safetensors").write_bytes(data)
+    return [_without(folder, shared, entry) for folder in folders]
+
+
+def _without(folder: Path, shared: Mapping[str, Any], entry: FileEntry) -> Manifest:
+    initial, manifest = _initial(folder), read_manifest(folder)
+    own = {
+        name: array
+        for name, array in initial.items()
+        if name not in shared or not np.array_equal(array, shared[name])
+    }
+    if len(own) < len(initial):
+        data = safetensors.encode(own)
+        files = {**manifest.files, INITIAL_FILE: FileEntry.of(data)}
+        manifest = replace(manifest, files=files, shared=entry)
+        (folder / INITIAL_FILE).write_bytes(data)
+        (folder / MANIFEST_FILE).write_bytes(manifest.to_json())
+    return manifest
+
+
+def _initial(folder: Path) -> Mapping[str, Any]:
+    return safetensors.decode((folder / INITIAL_FILE).read_bytes()).tensors
 
 
 # Written whole or not at all.

@@ -97,17 +97,26 @@ def lay_out(
 
 
 def lay_out_buffers(
-    buffers: Mapping[str, torch.Tensor], axes: Axes, kept: Collection[str], frozen: Collection[str]
+    buffers: Mapping[str, torch.Tensor],
+    axes: Axes,
+    kept: Collection[str],
+    frozen: Collection[str],
+    held: Collection[str] = (),
 ) -> tuple[LayoutSlot, ...]:
     """Slots for all buffers, parameters that are not trained among them.
 
     ``kept``: those that a step leaves as they are; ``frozen``: parameters that are not trained,
-    and what stands beside such parameters only.
+    and what stands beside such parameters only; ``held``: of both what changes between rounds.
     """
+
+    def label_of(name: str) -> str:
+        if name not in kept:
+            return "buffers"
+        return "held" if name in held else "frozen" if name in frozen else "kept"
+
     groups: dict[tuple[str, torch.dtype], dict[str, torch.Tensor]] = {}
     for name, value in buffers.items():
-        label = "buffers" if name not in kept else "frozen" if name in frozen else "kept"
-        groups.setdefault((label, value.dtype), {})[name] = value
+        groups.setdefault((label_of(name), value.dtype), {})[name] = value
     slots: list[LayoutSlot] = []
     for (label, dtype), chosen in groups.items():
         typed = label if dtype == torch.float32 else f"{label}.{str(dtype)[6:]}"

@@ -105,11 +105,14 @@ def write_artifact(
         ignored=_ignored(problem, graphs),
     )
     if problem.submodel is not None:
-        pieces = problem.submodel.pieces
-        moved = {n: piece for n, piece in pieces.items() if n not in manifest.frozen_members}
-        manifest = replace(manifest, submodel=replace(problem.submodel, pieces=moved))
-    kept = {name: array for name, array in initial.items() if name not in manifest.given}
-    files[INITIAL_FILE] = safetensors.encode(kept)
+        kept = manifest.frozen_members
+        held = tuple(sorted(set(problem.submodel.held) & kept))
+        fixed = kept - set(held)
+        pieces = {n: piece for n, piece in problem.submodel.pieces.items() if n not in fixed}
+        submodel = replace(problem.submodel, pieces=pieces, held=held)
+        manifest = replace(manifest, submodel=submodel)
+    own = {name: array for name, array in initial.items() if name not in manifest.given}
+    files[INITIAL_FILE] = safetensors.encode(own)
     entries = {name: FileEntry.of(data) for name, data in files.items()}
     manifest = replace(manifest, files=entries)
     _place({**files, MANIFEST_FILE: manifest.to_json()}, directory)

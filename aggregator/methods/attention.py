@@ -744,6 +744,12 @@ class AttentionBinding(Binding[AttentionSettings]):
                 f"{buffers[0]!r} is a buffer, of which a ladder's rungs bring no first values, and "
                 "attention shares parameters alone: use group or layer norm, or one artifact"
             )
+        for each in artifacts if submodels else ():
+            if lacking := sorted(full.manifest.moved.keys() - each.manifest.moved.keys()):
+                raise ValueError(
+                    f"the rung {each.manifest.name} does not train {lacking[0]!r}; attention "
+                    "compares whole models: a ladder of widths, each trained in full"
+                )
         return AttentionMethod(ladder.full.flatten(full.initial), ladder, self.settings)
 
     def width_of(self, update: Update) -> int:

@@ -30,19 +30,28 @@ from aggregator.methods.method import (
 )
 from aggregator.methods.robust import Multiple, Robust, RobustRule, TrimShare
 from aggregator.methods.server_optimizer import OptimizerSettings, ServerOptimizer
-from aggregator.methods.submodels import Ladder, Rung, rungs_of, trained_of, whole
+from aggregator.methods.submodels import (
+    Ladder,
+    Rung,
+    Slices,
+    dealt,
+    rungs_of,
+    trained_of,
+    unit_orders,
+    whole,
+)
 from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
-    exact_names,
+    deal_of,
     own_name,
     rung_name,
     shared_tensors,
 )
-from device_sdk.methods.state import Entry, Schema
+from device_sdk.methods.state import Entry, RestoreError, Schema
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 Floats = NDArray[np.float32]
@@ -76,6 +85,9 @@ class FedAvgSettings(Declared):
             limit.
         samples_multiple: likewise for more than so many times the fleet's median claim; 0 for no
             limit.
+        slices: of a ladder of widths, which units of the width a rung has; see
+            :func:`~aggregator.methods.submodels.unit_orders`.
+        deals: with ``dealt``, how many different slices of a size a round has.
         training: what the broadcast tells the devices.
 
     Raises ValueError, naming the setting, for a value outside its range.
@@ -91,6 +103,8 @@ class FedAvgSettings(Declared):
     trim_share: TrimShare = 0.1
     most_samples: Annotated[int, Within(0)] = 0
     samples_multiple: Multiple = 3.0
+    slices: Slices = "static"
+    deals: Annotated[int, Within(1, 64)] = 4
     training: FedAvgTraining = field(default_factory=FedAvgTraining)
 
 
@@ -138,9 +152,16 @@ class FedAvgMethod(SummingMethod):
         if not np.isfinite(self._model).all():
             raise ValueError("the first model holds values that are not finite")
         self._trained = sum(one.size for one in self._layout if one.kind == "parameter")
+        self._deals = chosen.deals if chosen.slices == "dealt" else 1
+        if chosen.slices != "static":
+            _require_movable(rungs, chosen)
+            rungs = dealt(rungs, self._deals) if self._deals > 1 else rungs
         self._ladder = Ladder(self._layout, rungs or [whole(self._layout)])
-        self._places = {rung.submodel.rung: at for at, rung in enumerate(self._ladder.rungs)}
-        self._cut()
+        self._units = self._ladder.rungs[-1].submodel.units
+        self._places: dict[int, list[int]] = {}
+        for place, rung in enumerate(self._ladder.rungs):
+            self._places.setdefault(rung.submodel.rung, []).append(place)
+        self._cut(self._version)
         self._optimizer = ServerOptimizer(chosen.optimizer, (1, self._trained))
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
         multiples = chosen.clip_multiple, 0.0, chosen.outlier_multiple
@@ -174,17 +195,21 @@ class FedAvgMethod(SummingMethod):
             )
         found = fitted({one.name: one.shape for one in self._layout}, model, self._unshared)
         self._model = np.concatenate([array.reshape(-1) for array in found.values()])
-        self._cut()
+        self._cut(self._version)
         self._optimizer = ServerOptimizer(self._settings.optimizer, (1, self._trained))
         self.begin(self._round_id)
 
-    def _cut(self) -> None:
-        """The model is another one: cut its submodels."""
+    def _cut(self, version: int) -> None:
+        """The model is another one, of this version: cut its submodels."""
         self._bases = self._ladder.bases_of(self._model)
-        self._cut_by_bases()
+        kind = self._settings.slices
+        ranks = kind == "ranked"
+        strengths = self._ladder.strengths(self._model) if ranks else np.empty(0)
+        self._orders = unit_orders(kind, self._units, self._deals, version, strengths)
+        self._take_parts()
 
-    def _cut_by_bases(self) -> None:
-        self._ladder = self._ladder.cut_by(self._bases)
+    def _take_parts(self) -> None:
+        self._ladder = self._ladder.cut_by(self._bases, self._orders)
         rungs = range(len(self._ladder.rungs))
         self._parts = [self._ladder.part(self._model, rung) for rung in rungs]
 
@@ -193,14 +218,14 @@ class FedAvgMethod(SummingMethod):
         :mod:`device_sdk.methods.fedavg.contract`; of several submodels each is an attachment."""
         told = [
             Attachment(
-                {
-                    one.wire_name: part.reshape(one.wire_shape)
-                    for one, _, part in rung.split(values)
-                },
-                exact=exact_names(rung.layout),
+                {one.wire_name: part.reshape(one.wire_shape) for one, _, part in rung.split(values)}
+                | self._ladder.held(self._model, place),
+                exact=self._ladder.exact(place),
                 lasting=True,
             )
-            for rung, values in zip(self._ladder.rungs, self._parts, strict=True)
+            for place, (rung, values) in enumerate(
+                zip(self._ladder.rungs, self._parts, strict=True)
+            )
         ]
         settings = self._settings.training.as_scalars()
         if len(told) == 1:
@@ -210,7 +235,7 @@ class FedAvgMethod(SummingMethod):
             )
         attached = {}
         for rung, each in zip(self._ladder.rungs, told, strict=True):
-            attached[rung_name(rung.submodel.rung)] = each
+            attached[rung_name(rung.submodel.rung, rung.deal)] = each
             if rung.own:
                 # Exact, so that it stays the same content, which a device fetches once.
                 own = Attachment(rung.own, exact=frozenset(rung.own), lasting=True)
@@ -315,7 +340,7 @@ class FedAvgMethod(SummingMethod):
         stepped = self._optimizer.step(before, gradient)[0]
         buffers = self._model[trained:] + difference[trained:]
         self._model = finite("model", np.concatenate([stepped, buffers]))
-        self._cut()
+        self._cut(self._version + 1)
         high, low = self._losses.tolist()
         return {
             "update_norm": float(np.linalg.norm(difference[:trained])),
@@ -342,6 +367,7 @@ class FedAvgMethod(SummingMethod):
         return {
             "model": Entry(np.float32, self._model.shape),
             "bases": Entry(np.float32, (self._ladder.basis_size,)),
+            "orders": Entry(np.int64, (self._deals, self._units), least=0),
             "weights": Entry(np.int64, (len(self._ladder.rungs),), least=0),
             "losses": Entry(np.int64, (2,)),
         }
@@ -355,7 +381,9 @@ class FedAvgMethod(SummingMethod):
 
     def _require_sound(self) -> None:
         super()._require_sound()
-        self._cut_by_bases()
+        if (np.sort(self._orders) != np.arange(self._units)).any():
+            raise RestoreError("the state's orders are none of the width's units")
+        self._take_parts()
 
     def follow(self) -> None:
         """How far a value times its weight may pull, and what ``require`` takes of it: where no
@@ -382,7 +410,10 @@ class FedAvgMethod(SummingMethod):
 
     def _rung(self, update: Update) -> int:
         """Its place among the task's."""
-        return self._places[int(update.metadata["rung"])] if len(self._places) > 1 else 0
+        if len(self._places) == 1:
+            return 0
+        places = self._places[int(update.metadata["rung"])]
+        return places[deal_of(update.round_id, update.sender, len(places))]
 
     @property
     def _heaviest(self) -> int:
@@ -417,6 +448,27 @@ class FedAvgMethod(SummingMethod):
         if factor == 1:
             return values
         return np.concatenate([values[:trained], buffers * np.float32(factor)])
+
+
+def _require_movable(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
+    """Raises ValueError where slices have to stay where they are."""
+    kind, training = settings.slices, settings.training
+    if not any(rung.submodel.kept < rung.submodel.units for rung in rungs):
+        raise ValueError(
+            f"slices is {kind!r}, and no rung of the model has slices that may lie anywhere: "
+            "export a ladder by widths=, whose layers shrink in proportion and need no order of "
+            "their units (heads, groups of channels), or leave slices at 'static'"
+        )
+    if training.personal_names:
+        raise ValueError(
+            f"slices is {kind!r}, and {training.personal_names[0]!r} is personal: the units that a "
+            "personal layer stands on would be others each round; leave slices at 'static'"
+        )
+    if training.optimizer_state != "fresh":
+        raise ValueError(
+            f"slices is {kind!r}, and devices keep momenta, which would be of other units each "
+            "round: set training.optimizer_state to 'fresh', or leave slices at 'static'"
+        )
 
 
 class FedAvgBinding(Binding[FedAvgSettings]):

@@ -230,6 +230,7 @@ class ScatterMethod(SummingMethod):
         self._columns, self._spread, self._seed = items.shape[1], spread, seed
         self._rule = RobustRule(chosen.robust, chosen.trim_share)
         self._loss = self._new_loss()
+        self._items = self._loss.turned(self._items)
         self._touches = (
             ItemNorms(chosen.item_multiple, len(items)) if chosen.item_multiple else None
         )
@@ -284,6 +285,7 @@ class ScatterMethod(SummingMethod):
         self._items = np.concatenate([found, self._items[rows:]])
         before, self._loss = self._loss, self._new_loss()
         self._loss.go_on_from(before)
+        self._items = self._loss.turned(self._items)
         self.begin(self._round_id)
 
     def tell(self) -> Broadcast:
@@ -426,6 +428,7 @@ class ScatterMethod(SummingMethod):
         if (width := self._loss.width()) > self._shape[1]:
             self._items = self._of_width(width)
             self._loss.widen(width)
+        self._items = self._loss.turned(self._items)
         return figures
 
     def grow(self, rows: Floats) -> None:
@@ -445,6 +448,7 @@ class ScatterMethod(SummingMethod):
             raise ValueError("the new rows hold values that are not finite")
         self._items = np.concatenate([self._items, rows])
         self._loss.grow(len(rows))
+        self._items = self._loss.turned(self._items)
         if self._touches is not None:
             self._touches.grow(len(rows))
         self._version += 1

@@ -25,9 +25,9 @@ from aggregator.methods.sums import MOST_UPDATES, Additive, FixedPointSum
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.contract import (
     BPR_TENSORS,
-    GRAM,
     LEAST_SQUARES_TENSORS,
     SOLVE,
+    STRENGTHS,
     BprTraining,
     LeastSquaresTraining,
 )
@@ -71,6 +71,10 @@ class ScatterLoss(Additive):
     @abstractmethod
     def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
         """A broadcast's tensors and settings."""
+
+    def turned(self, items: Floats) -> Floats:
+        """The items as they are kept and told, whenever they are others. Here: as they are."""
+        return items
 
     def model(self) -> Arrays:
         """What a version's model holds beside ``items``. Here: nothing."""
@@ -220,6 +224,8 @@ _SILENT = 0.01
 after five to eight passes without them."""
 _ENOUGH = 4
 """Users a column that a mean of outer products takes."""
+_STRAIGHT = 1e-6
+"""Of the largest square, products of columns that float32's rounding may leave."""
 _FULL = 0.4
 """Of the width: an effective dimension above it gains from more columns."""
 
@@ -392,8 +398,10 @@ class LeastSquaresLoss(ScatterLoss):
     fleet: where all users come in each round, the first one goes all the way, and later ones half
     of it.
 
-    Devices of any k hand in all K columns, for a user's residuals say as much of each: so nothing
-    here depends on who trained which.
+    Items are kept in their principal axes (:meth:`turned`), and told as X and S of their singular
+    value decomposition: to a device that makes V'V a diagonal, and of the first k columns the best
+    approximation of rank k. Devices of any k hand in all K columns, for a user's residuals say as
+    much of each: so nothing here depends on who trained which.
 
     Args:
         shape: of V, [items, K].
@@ -423,20 +431,27 @@ class LeastSquaresLoss(ScatterLoss):
         self._gram: FixedPointSum | None = None
         self.begin(0)
 
-    def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
+    def turned(self, items: Floats) -> Floats:
+        """In their principal axes, the strongest first: a turn of all vectors, users' and items',
+        changes no score."""
         wide = items.astype(np.float64)
-        exact = wide.T @ wide / len(items)
-        gram = halved(exact)
-        a0, l2 = self._weights()
-        # As much as rounding has taken of any direction, so that a device's system has a minimum.
-        # Of no account beside the rule's lambda, unless the items are far longer than they become.
-        rounded = exact - gram.astype(np.float64)
-        if np.isfinite(rounded).all():
-            l2 = max(l2, 2 * float(np.abs(np.linalg.eigvalsh(rounded)).max()))
+        squares = wide.T @ wide
+        lengths = np.diagonal(squares)
+        apart, most = squares - np.diag(lengths), _STRAIGHT * lengths.max()
+        if np.abs(apart).max() <= most and (np.diff(lengths) <= most).all():
+            return items  # a version that is gone back to is the same to the bit
+        turn = np.linalg.eigh(squares)[1][:, ::-1]
+        self._outer = turn.T @ self._outer @ turn
+        found: Floats = (wide @ turn).astype(np.float32)
+        return found
+
+    def told(self, items: Floats) -> tuple[Arrays, Mapping[str, Scalar]]:
+        squares = np.einsum("ij,ij->j", items, items, dtype=np.float64) / len(items)
+        strengths = halved(np.sqrt(squares).astype(np.float32))
         tensors: Arrays = {
-            "items": items,
-            GRAM: gram,
-            SOLVE: np.array([a0, l2]).astype(np.float16),
+            "items": items / np.where(strengths > 0, strengths, np.inf).astype(np.float32),
+            STRENGTHS: strengths,
+            SOLVE: self._weights().astype(np.float16),
         }
         return tensors, LeastSquaresTraining().as_scalars()
 
@@ -560,12 +575,13 @@ class LeastSquaresLoss(ScatterLoss):
         self._seen_by = _HABIT**passed * self._seen_by + people
         common, (a0, l2) = self._common, self._weights()
         values, turn = self._mean_outer(people)
+        mean, inverse = (turn * values) @ turn.T, (turn / (values + l2)) @ turn.T
         # By item the mean of e u over those of its users who were heard.
         pull = found.gradient / np.maximum(named, _LITTLE)[:, None]
         wide = items.astype(np.float64)
-        gradient = common[:, None] * pull + a0 * (wide @ turn * values) @ turn.T
+        gradient = common[:, None] * pull + a0 * (wide @ mean)
         gradient += l2 * (common + a0)[:, None] * wide
-        step = (gradient / (common + a0)[:, None]) @ turn / (values + l2) @ turn.T
+        step = (gradient / (common + a0)[:, None]) @ inverse
         self._dimension = float((values / (values + l2)).sum())
         self._heard = 0.5**passed * self._heard + named
         share = named / np.maximum(self._heard, _LITTLE)

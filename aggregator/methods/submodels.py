@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.robust import RobustRule
 from device_sdk.artifact import Artifact
-from device_sdk.artifact.submodels import Basis, Piece, Submodel, part_of, slice_of
-from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors
+from device_sdk.artifact.submodels import Basis, Piece, Submodel, Units, part_of, slice_of
+from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors, tensors_of
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
@@ -44,6 +44,8 @@ class Rung:
     Attributes:
         layout: its tensors as they travel, parameters before buffers.
         submodel: what each is of the full model.
+        held: tensors that come down with it and are not trained by it.
+        deal: which of several slices of this size it is (from 0); None where there is one.
         own: first values, by names on the wire, of what stays on the devices (personal layers): a
             submodel's artifact brings none.
     """
@@ -51,11 +53,13 @@ class Rung:
     layout: tuple[SharedTensor, ...]
     submodel: Submodel
     own: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    held: tuple[SharedTensor, ...] = ()
+    deal: int | None = None
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """In the layout's order."""
-        return tuple(self.submodel.pieces.get(one.name, Piece(one.name)) for one in self.layout)
+        return tuple(self.submodel.piece(one.name) for one in self.layout)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -143,16 +147,54 @@ def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
         )
     found = []
     for artifact, submodel in zip(artifacts, submodels_of(artifacts), strict=False):
-        frozen = artifact.manifest.frozen_members
-        layout = shared_tensors(*trained_of(artifact), kept, frozen)
-        known_names = {one.name for one in layout}
+        layout, held = tensors_of(artifact.manifest, *trained_of(artifact), kept)
+        known_names = {one.name for one in (*layout, *held)}
         own = {
             one.wire_name: artifact.initial[one.name].reshape(one.wire_shape)
-            for one in shared_tensors(*trained_of(artifact), (), frozen)
+            for one in shared_tensors(*trained_of(artifact), (), artifact.manifest.fixed)
             if one.name not in known_names
         }
-        found.append(Rung(layout, submodel, own))
+        found.append(Rung(layout, submodel, own, held))
     return found
+
+
+# Which units of a width slices have: an order of them, of which a rung has as many as it keeps.
+
+Slices = Literal["static", "rolling", "dealt", "ranked"]
+
+
+def dealt(rungs: Sequence[Rung], deals: int) -> list[Rung]:
+    """Each rung with slices ``deals`` times over; the full model once."""
+    found = []
+    for rung in rungs:
+        cut = rung.submodel.kept < rung.submodel.units
+        found += [replace(rung, deal=deal) for deal in range(deals)] if cut else [rung]
+    return found
+
+
+def unit_orders(
+    kind: Slices, units: int, deals: int, version: int, strengths: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Orders of the units in which rungs take them, int64 [deals, units].
+
+    ``static``: as they are (Diao et al. 2021, HeteroFL, section 3). ``rolling``: a window that
+    moves by one from version to version (Alam et al. 2022, FedRolex, eq. 3). ``ranked``: the
+    strongest first, by the squares of their parameters (after Wu et al. 2024, FIARSE, which ranks
+    parameters one by one). ``dealt``: at random, whatever the data are; each deal another one.
+
+    Args:
+        version: that the slices are of.
+        strengths: float64 [units].
+    """
+    order = np.arange(units)
+    if kind == "rolling" and units:
+        order = np.roll(order, -(version % units))
+    if kind == "ranked":
+        order = np.argsort(-strengths, kind="stable")
+    if kind != "dealt":
+        return np.tile(order, (deals, 1))
+    rngs = (np.random.default_rng([version, deal]) for deal in range(deals))
+    return np.array([rng.permutation(units) for rng in rngs]).reshape(deals, units)
 
 
 class Ladder:
@@ -175,9 +217,11 @@ class Ladder:
         self.parameters = _one_after_another([rung.trained for rung in rungs])
         self.buffers = _one_after_another([rung.size - rung.trained for rung in rungs])
         self._bases: dict[str, Basis] = {}
+        self._units: list[Units | None] = [None] * len(rungs)
         known = {one.name: one for one in layout}
         for rung in rungs:
-            for one, piece in zip(rung.layout, rung.pieces, strict=True):
+            for one in (*rung.layout, *rung.held):
+                piece = rung.submodel.piece(one.name)
                 if piece.of not in known:
                     raise ValueError(f"{one.name!r} is part of {piece.of!r}, which is not shared")
                 shape = known[piece.of].shape
@@ -204,9 +248,34 @@ class Ladder:
         found = [Basis.of(full[one.name]) for one in self._factored]
         return np.concatenate([np.empty(0, np.float32), *(e.reshape(-1) for b in found for e in b)])
 
-    def cut_by(self, bases: Floats) -> Ladder:
-        """The same, its factors those of these bases."""
+    def strengths(self, model: Floats) -> NDArray[np.float64]:
+        """Of each unit of the width, the sum of its parameters' squares: float64 [units]."""
+        full, units = self.tensors(model), self.rungs[-1].submodel.units
+        found, seen = np.zeros(units), set()
+        for rung in self.rungs:
+            for one, piece in zip(rung.layout, rung.pieces, strict=True):
+                whole = full[piece.of]
+                for axis, size in enumerate(one.shape if units and piece.role == "slice" else ()):
+                    if size < whole.shape[axis] and (piece.of, axis) not in seen:
+                        seen.add((piece.of, axis))
+                        others = tuple(each for each in range(whole.ndim) if each != axis)
+                        squares = np.square(whole, dtype=np.float64).sum(axis=others)
+                        blocks = piece.blocks[axis] if piece.blocks else 1
+                        found += squares.reshape(blocks, units, -1).sum(axis=(0, 2))
+        return found
+
+    def cut_by(self, bases: Floats, orders: NDArray[np.int64] | None = None) -> Ladder:
+        """The same, its factors those of these bases, and its slices of the units that come first
+        in these orders, [deals, units]; None for the first rows."""
         found, start = copy.copy(self), 0
+        found._units = []
+        for rung in self.rungs:
+            kept, units = rung.submodel.kept, rung.submodel.units
+            first = chosen = np.arange(kept)
+            if orders is not None and units:
+                chosen = np.sort(orders[rung.deal or 0][:kept])
+            same = np.array_equal(chosen, first)
+            found._units.append(None if same else Units(units, chosen))
         found._bases = {}
         for one in self._factored:
             parts = []
@@ -225,11 +294,31 @@ class Ladder:
 
     def part(self, model: Floats, rung: int) -> Floats:
         """The submodel of ``rung`` (from 0) of a model [size]: float32 [the rung's size]."""
-        chosen = self.rungs[rung]
-        full = self.tensors(model)
-        shapes = {one.name: one.shape for one in chosen.layout}
-        parts = part_of(full, chosen.submodel, shapes, self._bases)
-        return np.concatenate([parts[one.name].reshape(-1) for one in chosen.layout])
+        parts = self._parts(model, rung, self.rungs[rung].layout)
+        return np.concatenate([each.reshape(-1) for each in parts])
+
+    def held(self, model: Floats, rung: int) -> dict[str, Floats]:
+        """What comes down with it beside, as it travels."""
+        layout = self.rungs[rung].held
+        parts = zip(layout, self._parts(model, rung, layout), strict=True)
+        return {one.wire_name: part.reshape(one.wire_shape) for one, part in parts}
+
+    def exact(self, rung: int) -> frozenset[str]:
+        """Of both, what no codec is to round (``contract.exact_names``): the full model's buffers.
+        A parameter that a rung holds is a buffer of its artifact."""
+        chosen, buffers = self.rungs[rung], {e.name for e in self._layout if e.kind == "buffer"}
+        layout = (*chosen.layout, *chosen.held)
+        return frozenset(
+            one.wire_name for one in layout if chosen.submodel.piece(one.name).of in buffers
+        )
+
+    def _parts(
+        self, model: Floats, rung: int, layout: Sequence[SharedTensor]
+    ) -> list[NDArray[Any]]:
+        shapes = {one.name: one.shape for one in layout}
+        full, chosen = self.tensors(model), self.rungs[rung].submodel
+        parts = part_of(full, chosen, shapes, self._bases, self._units[rung])
+        return [parts[one.name] for one in layout]
 
     # -- up ----------------------------------------------------------------------------------------
 
@@ -264,8 +353,8 @@ class Ladder:
             found, weight = frame.zeros(), frame.zeros()
             for rung, (pieces, own) in enumerate(zip(tensor.pieces, weights, strict=True)):
                 if own:
-                    frame.add(found, pieces, partial(sum_of, rung))
-                    frame.cover(weight, pieces, own)
+                    frame.add(found, pieces, partial(sum_of, rung), self._units[rung])
+                    frame.cover(weight, pieces, own, self._units[rung])
             for each, own_weight in zip(found, weight, strict=True):
                 each /= np.maximum(own_weight, covered, out=own_weight)
             mean[tensor.at] = frame.back(found)
@@ -279,12 +368,13 @@ class Ladder:
         for tensor in self._tensors:
             frame = _Frame(tensor.full.shape, self._bases.get(tensor.full.name))
             trained = []
-            for pieces in tensor.pieces:
-                frame.cover(mask := frame.zeros(), pieces, 1)
+            for pieces, units in zip(tensor.pieces, self._units, strict=True):
+                frame.cover(mask := frame.zeros(), pieces, 1, units)
                 trained.append(_flat(mask) > 0)
             each = []
             for rung, values in moves:
-                frame.add(own := frame.zeros(), tensor.pieces[rung], values.__getitem__)
+                own, units = frame.zeros(), self._units[rung]
+                frame.add(own, tensor.pieces[rung], values.__getitem__, units)
                 each.append(_flat(own).astype(np.float32))
             found = _covered_rule(rule, np.stack(each), np.stack(trained), rungs)
             mean[tensor.at] = frame.back(frame.split(found))
@@ -345,25 +435,27 @@ class _Frame:
         found: Sequence[Wide],
         pieces: Sequence[tuple[SharedTensor, Piece, slice]],
         values: Callable[[slice], NDArray[Any]],
+        units: Units | None,
     ) -> None:
-        """Add a rung's moves; ``values``: of its vector."""
+        """Add a rung's moves; ``values``: of its vector; ``units``: that its slices are of."""
         for one, piece, at in pieces:
             move = values(at).reshape(one.shape)
             if self._factored:
                 self._rotate(found, piece.role, move)
             else:
-                found[0][self._place(one, piece)] += move
+                found[0][self._place(one, piece, units)] += move
 
     def cover(
         self,
         found: Sequence[Wide],
         pieces: Sequence[tuple[SharedTensor, Piece, slice]],
         weight: float,
+        units: Units | None,
     ) -> None:
         """Add ``weight`` to the coordinates that a rung trains."""
         for one, piece, _ in pieces:
             if not self._factored:
-                found[0][self._place(one, piece)] += weight
+                found[0][self._place(one, piece, units)] += weight
                 continue
             inner, right, left = found
             rank = {"left": one.shape[-1], "right": one.shape[0]}.get(piece.role, len(inner))
@@ -385,8 +477,10 @@ class _Frame:
             back += left @ self._right
         return back.reshape(-1)
 
-    def _place(self, one: SharedTensor, piece: Piece) -> Any:
-        return ... if one.shape == self._shape else slice_of(one.shape, self._shape, piece.blocks)
+    def _place(self, one: SharedTensor, piece: Piece, units: Units | None) -> Any:
+        if one.shape == self._shape:
+            return ...
+        return slice_of(one.shape, self._shape, piece.blocks, units)
 
     def _rotate(self, found: Sequence[Wide], role: str, moved: NDArray[Any]) -> None:
         inner, right, left = found

@@ -552,6 +552,8 @@ class Publisher:
             for each in (artifact, artifact.companion):
                 if each is not None:
                     found[each.artifact_id] = (ContentKind.ARTIFACT, each.content)
+                    if each.shared is not None:
+                        found[each.shared_id] = (ContentKind.SHARED, each.shared)
         return found
 
     def _publication(self, key: GroupKey) -> Publication:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
 from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
-from device_sdk.wire.publish.content import pack_artifact
-from device_sdk.wire.publish.task_messages import OfferedArtifact
+from device_sdk.wire.publish.content import MOST_CONTENT_BYTES, pack_artifact
+from device_sdk.wire.publish.task_messages import OfferedArtifact, OfferedShare
 
 if TYPE_CHECKING:
     from aggregator.task.file import Task
@@ -25,13 +25,15 @@ _MORE_SECONDS = 2.0
 class ArtifactContent:
     """An artifact as it travels, and as a method reads its first parameters.
 
-    ``companion``: the artifact that goes with it, if any.
+    ``companion``: the artifact that goes with it, if any. ``shared``: the file that it shares with
+    others, of which they hold one copy.
     """
 
     artifact_id: bytes
     content: bytes
     artifact: Artifact
     companion: ArtifactContent | None = None
+    shared: bytes | None = None
 
     def offer(self) -> OfferedArtifact:
         return OfferedArtifact(
@@ -39,32 +41,52 @@ class ArtifactContent:
             self.artifact.manifest.name,
             len(self.content),
             None if self.companion is None else self.companion.offer(),
+            None if self.shared is None else OfferedShare(self.shared_id, len(self.shared)),
         )
+
+    @property
+    def shared_id(self) -> bytes:
+        """SHA-256 of what is shared; empty where nothing is."""
+        entry = self.artifact.manifest.shared
+        return b"" if entry is None else bytes.fromhex(entry.sha256)
 
 
 def read_artifacts(
     folders: tuple[Path, ...], companions: tuple[Path, ...]
 ) -> tuple[ArtifactContent, ...]:
     """A task's artifacts, each with its companion if there are any. Raises AggregatorError."""
+    shared: dict[str, bytes] = {}
     if not companions:
-        return tuple(read_artifact(folder) for folder in folders)
+        return tuple(read_artifact(folder, shared=shared) for folder in folders)
     return tuple(
         read_artifact(folder, read_artifact(companion))
         for folder, companion in zip(folders, companions, strict=True)
     )
 
 
-def read_artifact(folder: Path, companion: ArtifactContent | None = None) -> ArtifactContent:
-    """Check an artifact as a device would, and pack it. Raises AggregatorError."""
+def read_artifact(
+    folder: Path,
+    companion: ArtifactContent | None = None,
+    shared: MutableMapping[str, bytes] | None = None,
+) -> ArtifactContent:
+    """Check an artifact as a device would, and pack it; ``shared`` as of ``load_artifact``.
+    Raises AggregatorError."""
+    known = {} if shared is None else shared
     try:
-        artifact = load_artifact(folder)
+        artifact = load_artifact(folder, known)
         names = [MANIFEST_FILE, *artifact.manifest.files]
         files = {name: (folder / name).read_bytes() for name in names}
         content = pack_artifact(files)
     except (ArtifactError, OSError, ValueError) as error:
         raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
     artifact_id = hashlib.sha256(files[MANIFEST_FILE]).digest()
-    return ArtifactContent(artifact_id, content, artifact, companion)
+    beside = known.get(artifact.manifest.shared_file)
+    if beside is not None and len(beside) > MOST_CONTENT_BYTES:
+        raise AggregatorError(
+            f"the artifact {folder} cannot be published: its frozen values are {len(beside):,} "
+            f"bytes, above the {MOST_CONTENT_BYTES:,} of a content"
+        )
+    return ArtifactContent(artifact_id, content, artifact, companion, beside)
 
 
 def rehearsed(task: Task, seconds: float, data: str = "") -> list[Rehearsed]:

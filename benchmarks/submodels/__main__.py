@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
 from benchmarks.harness import (
     Artifacts,
     BySeed,
     Cell,
-    Row,
+    Found,
     Suite,
     against,
     data_folder,
+    markdown_table,
     mean_of,
     spread_of,
     table_of,
 )
-from benchmarks.submodels.experiment import BASELINE, ROWS, SHARES, TABLES, Experiment, Outcome
+from benchmarks.submodels.experiment import (
+    BASELINE,
+    ROWS,
+    TABLES,
+    Experiment,
+    Outcome,
+    Setting,
+    Tuned,
+)
 from benchmarks.submodels.fleet import execute
+
+_CLASSES = ("1/8", "1/4", "1/2", "full")
+_UNEQUAL = ("low rank", "slices")
 
 
 class SubmodelSuite(Suite[Experiment, Outcome]):
@@ -27,15 +40,14 @@ class SubmodelSuite(Suite[Experiment, Outcome]):
     description = """\
 A fleet of which a quarter each affords 1/8, 1/4, 1/2 and all of one model, beside fleets that are
 equal, with the real learners, methods and train graphs (float16 both ways). Each class is judged by
-the model that it holds. The round is picked by validation pictures every ten rounds, and so was
-each row's rate (0.05 to 0.8, at --rate). Every finished run is stored under its settings, so a
-benchmark that was stopped continues where it was, and --table-only prints what is there. A run
-takes some two minutes of one core."""
+the model that it holds. Validation samples pick the round, and of the settings that are tried for
+every row the one that is best on seed 0. Every finished run is stored under its settings, so a
+benchmark that was stopped continues where it was, and --table-only prints what is there."""
     examples = """\
 examples:
-  python -m benchmarks.submodels --table fashion-0.3 --seeds 3
-  python -m benchmarks.submodels --rows "low rank;all full" --rate 0.2 --validation
-  python -m benchmarks.submodels --table-only
+  python -m benchmarks.submodels --table air --seeds 5
+  python -m benchmarks.submodels --table air --rows "low rank;all full" --settings
+  python -m benchmarks.submodels --table-only --picture submodels.png
 """
     outcome = Outcome
     rows = ROWS
@@ -43,48 +55,81 @@ examples:
     exports = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--rate", type=float, help="another learning rate than the row's own")
-        parser.add_argument("--validation", action="store_true", help="validation accuracy alone")
+        parser.add_argument(
+            "--settings", action="store_true", help="what was tried, on validation samples alone"
+        )
+        parser.add_argument(
+            "--picture", type=Path, help="draw quality over a device's bytes and processor time"
+        )
 
-    def run_of(self, row: Row[Experiment], seed: int, options: argparse.Namespace) -> Experiment:
-        run = row.make(seed)
-        return run if options.rate is None else replace(run, learning_rate=options.rate)
+    def run_of(self, row: Tuned, seed: int, options: argparse.Namespace) -> Experiment | None:
+        """With the best of the row's settings; None where one was not tried yet."""
+        best = self._best(row, options)
+        return None if best is None else row.tried(seed)[best]
+
+    def _best(self, row: Tuned, options: argparse.Namespace) -> Setting | None:
+        tried = self._tried(row, options)
+        return max(tried, key=lambda one: tried[one]) if len(tried) == len(row.settings) else None
+
+    def _tried(self, row: Tuned, options: argparse.Namespace) -> dict[Setting, float]:
+        """Quality on validation samples of seed 0, by setting."""
+        found = {
+            setting: self.carried_out(run, row, 0, options) for setting, run in row.tried(0).items()
+        }
+        return {one: outcome.chosen_by for one, outcome in found.items() if outcome is not None}
 
     def execute(
         self, run: Experiment, options: argparse.Namespace, progress: Callable[[str], None]
     ) -> Outcome:
-        root = data_folder(options.root, "fashion-mnist and ml-100k")
+        root = data_folder(options.root, "beijing-air, ml-1m, ml-100k, mnist and fashion-mnist")
         return execute(run, root, Artifacts(options.artifacts), progress)
 
     def shown(
         self, table: str, outcomes: Mapping[str, BySeed[Outcome]], options: argparse.Namespace
     ) -> Iterator[str]:
-        if options.validation:
-            yield table_of(outcomes, {"validation": spread_of(lambda one: one.chosen_by)})
+        rows = {row.name: row for row in self.asked(options) if row.table == table}
+        if options.settings:
+            tried = {name: self._tried(row, options) for name, row in rows.items()}
+            lines = [
+                (name, str(setting), f"{value:.4f}")
+                for name, values in tried.items()
+                for setting, value in values.items()
+            ]
+            yield markdown_table(lines, ("", "rate", "validation"))
             return
-        base = outcomes.get(BASELINE, {})
-        yield table_of(
-            outcomes,
-            {
-                "mean of the classes": spread_of(lambda one: one.mean),
-                f"against {BASELINE}": against(base, lambda one: one.mean, relative=True),
-                "round": mean_of(lambda one: one.round, ".0f"),
-                "failed": mean_of(lambda one: one.failed, ".1f"),
+        columns: dict[str, Cell[Outcome]] = {
+            "mean of the classes": spread_of(lambda one: one.mean),
+            f"against {BASELINE}, %": _in_percent(outcomes.get(BASELINE, {})),
+            **{
+                f"{name} ahead of it, %": _in_percent(outcomes[name], ahead=True)
+                for name in _UNEQUAL
+                if outcomes.get(name)
             },
-        )
-        names = ["1/8", "1/4", "1/2", "full"]
-        by_class: dict[str, Cell[Outcome]] = {
-            f"at {name}": _at(place) for place, name in enumerate(names)
+            "round": mean_of(lambda one: one.round, ".0f"),
+            "rate": lambda name, found: str(self._best(rows[name], options)),
+            "failed": mean_of(lambda one: one.failed, ".1f"),
         }
+        yield table_of(outcomes, columns)
+        by_class = {f"at {name}": _at(place) for place, name in enumerate(_CLASSES)}
         yield table_of(outcomes, by_class, seeds=False)
-        yield table_of(
-            outcomes,
-            {
-                f"kB up, ms a step at {name}": _cost(place)
-                for place, name in enumerate(names[: len(SHARES)])
-            },
-            seeds=False,
-        )
+        costs = {f"kB up, ms a step at {name}": _cost(place) for place, name in enumerate(_CLASSES)}
+        yield table_of(outcomes, costs, seeds=False)
+
+    def finish(self, options: argparse.Namespace, found: Found[Outcome]) -> None:
+        if options.picture is not None:
+            draw(options.picture, {self.tables[table]: of for table, of in found.items()})
+
+
+def _in_percent(base: BySeed[Outcome], *, ahead: bool = False) -> Cell[Outcome]:
+    """The difference from ``base`` in per cent of it; or how far it is ahead, in per cent of the
+    row."""
+
+    def cell(name: str, found: BySeed[Outcome]) -> str:
+        whole = fmean(one.mean for one in (found if ahead else base).values())
+        read: Callable[[Outcome], float] = lambda one: 100 * one.mean / whole  # noqa: E731
+        return against(base, read, 1, ahead=ahead)(name, found)
+
+    return lambda name, found: cell(name, found) if base else ""
 
 
 def _at(place: int) -> Cell[Outcome]:
@@ -92,9 +137,50 @@ def _at(place: int) -> Cell[Outcome]:
 
 
 def _cost(place: int) -> Cell[Outcome]:
-    size = mean_of(lambda one: one.up_bytes[place] / 1000, ",.0f")
-    time = mean_of(lambda one: one.milliseconds[place], ".1f")
+    size: Cell[Outcome] = mean_of(lambda one: one.up_bytes[place] / 1000, ",.0f")
+    time: Cell[Outcome] = mean_of(lambda one: one.milliseconds[place], ".2f")
     return lambda name, found: f"{size(name, found)}, {time(name, found)}"
+
+
+def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> None:
+    """Quality by class over what a class's device sends a round, and over its processor time a
+    step, means over seeds, a column a table, into ``file``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = {title: rows for title, rows in outcomes.items() if any(rows.values())}
+    size = (3.4 * max(1, len(shown)), 5.4)
+    figure, grid = pyplot.subplots(
+        2, max(1, len(shown)), figsize=size, layout="constrained", squeeze=False, sharey="col"
+    )
+    for column, (title, rows) in enumerate(shown.items()):
+        for name, by_seed in rows.items():
+            found = [*by_seed.values()]
+            if not found or name == "alone":
+                continue
+            quality = _by_class(found, lambda one: one.test)
+            costs = (
+                _by_class(found, lambda one: [size / 1000 for size in one.up_bytes]),
+                _by_class(found, lambda one: one.milliseconds),
+            )
+            for axes, cost in zip(grid[:, column], costs, strict=True):
+                known = [pair for pair in zip(cost, quality, strict=True) if pair[0] > 0]
+                axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=name)
+        grid[0, column].set_title(title.split(":")[0], fontsize=7)
+        grid[0, column].set(xscale="log", xlabel="kB up a round")
+        grid[1, column].set(xscale="log", xlabel="ms a step")
+        grid[0, column].set_ylabel(title.rpartition(": ")[2], fontsize=7)
+    grid[0, 0].legend(fontsize=6, frameon=False)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _by_class(
+    found: list[Outcome], read: Callable[[Outcome], tuple[float, ...] | list[float]]
+) -> list[float]:
+    return [fmean(each) for each in zip(*map(read, found), strict=True)]
 
 
 main = SubmodelSuite().main

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
+from aggregator.methods.server_optimizer import OptimizerSettings
 from benchmarks.channels import HalfChannel
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
@@ -77,7 +79,9 @@ def execute(
         most_steps=run.steps,
         learning_rate=run.learning_rate,
     )
-    binding = FedAvgBinding("fedavg", FedAvgSettings(training=training))
+    name: Literal["adam", "plain"] = "adam" if run.server else "plain"
+    optimizer = OptimizerSettings(name, run.server or 1.0, beta1=0.9 if run.server else 0.0)
+    binding = FedAvgBinding("fedavg", FedAvgSettings(optimizer, training=training))
     method = binding.build(0, rng, [load_artifact(folder) for folder in folders])
     assert isinstance(method, FedAvgMethod)
     learners = [
@@ -136,13 +140,12 @@ def _judged(
 ) -> Outcome:
     told: Broadcast = method.tell()
     rng = np.random.default_rng(0)
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[int, tuple[float, ...]] = {}
     for place in set(served):
         learner = FedAvgLearner(lambda: LocalData({}), rungs[place], device_name(0), rng)
         learner.adopt(told)
-        validation, test = (dealt.judge(rungs[place], held) for held in HELD)
-        found[place] = validation, test
-    validation, test = zip(*(found[place] for place in served), strict=True)
+        found[place] = tuple(dealt.judge(rungs[place], held, None) for held in HELD)
+    validation, test = (tuple(found[place][part] for place in served) for part in range(len(HELD)))
     return Outcome(number, validation, test, (), (), ())
 
 
@@ -154,26 +157,32 @@ def _alone(
     able: NDArray[np.int64],
     progress: Callable[[str], None],
 ) -> Outcome:
-    """Each device takes as many steps as it would in the fleet, from the same first values."""
-    steps = max(1, run.rounds * run.steps * run.cohort // run.devices)
-    scores: dict[int, list[tuple[float, ...]]] = {place: [] for place in range(len(SHARES))}
-    for count, device in enumerate(able.tolist(), 1):
+    """Each device takes as many steps as it would in the fleet, from the same first values, and is
+    looked at four times on the way."""
+    steps = max(1, run.rounds * run.steps * min(run.cohort, len(able)) // len(able))
+    looks = sorted({max(1, steps * quarter // 4) for quarter in range(1, 5)})
+    # By class, device, look and part.
+    found: dict[int, list[list[tuple[float, ...]]]] = {place: [] for place in range(len(SHARES))}
+    for number, device in enumerate(able.tolist(), 1):
         trainer, samples = rungs[classes[device]], dealt.devices[device]
         trainer.reset()
         rng = np.random.default_rng([run.seed, device])
-        for _ in range(steps):
-            count = rows_of(samples)
+        count, own = rows_of(samples), []
+        for step in range(1, steps + 1):
             chosen = rng.choice(count, min(run.batch_size, count), replace=False)
             batch = {name: array[chosen] for name, array in samples.items()}
             trainer.step(batch, hyper={"lr": run.learning_rate})
-        found = tuple(dealt.judge(trainer, held) for held in HELD)
-        scores[classes[device]].append(found)
-        progress(f"device {count} of {len(able)}")
-    means = [np.mean(each, axis=0) for each in scores.values()]
+            if step in looks:
+                own.append(tuple(dealt.judge(trainer, held, [device]) for held in HELD))
+        found[classes[device]].append(own)
+        progress(f"device {number} of {len(able)}")
+    # Of a user without both kinds of samples an AUC is not a number.
+    means = np.stack([np.nanmean(found[place], axis=0) for place in found])
+    look = int(means[:, :, 0].mean(axis=0).argmax())
     return Outcome(
-        run.rounds,
-        tuple(float(each[0]) for each in means),
-        tuple(float(each[1]) for each in means),
+        looks[look] * run.rounds // steps,
+        tuple(means[:, look, 0].tolist()),
+        tuple(means[:, look, 1].tolist()),
         (0.0,) * 4,
         (0.0,) * 4,
         tuple(_step_milliseconds(each, dealt) for each in rungs),

@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import export
-from benchmarks.datasets.vmnist import Images, Labels, read_pictures
-from benchmarks.submodels.experiment import SHARES, Experiment
+from benchmarks.datasets.air import CLASSES, FEATURES, AirPart, load_air
+from benchmarks.datasets.click import ClickSettings, load_clicks
+from benchmarks.datasets.vmnist import Images, Labels, VmnistPart, load_vmnist, read_pictures
+from benchmarks.submodels.experiment import SHARES, Data, Experiment, Kind
 from device_sdk import Trainer
 from device_sdk.methods.local_steps import predict_all
+from export.models.fields import FieldEmbedding, SampleFields, example_fields
+from export.models.gru_classifier import GruClassifier, gru_recipe
 from export.models.next_item import PADDING, NextItem, next_item_loss, next_scores
 
 Samples = Mapping[str, NDArray[Any]]
@@ -28,18 +32,26 @@ HELD: tuple[Held, ...] = ("validation", "test")
 
 @dataclass(frozen=True)
 class Dealt:
-    """Each device's samples; what a model is worth, by its rung's trainer; a batch to be timed."""
+    """What the devices hold.
+
+    Attributes:
+        devices: each one's training samples.
+        judge: what the model of a rung's trainer is worth on held-out samples: the mean over some
+            devices' own, all by default, or over samples that all have in common.
+        timed: a batch to be timed.
+    """
 
     devices: Sequence[Samples]
-    judge: Callable[[Trainer, Held], float]
+    judge: Callable[[Trainer, Held, Sequence[int] | None], float]
     timed: Samples
 
 
 @dataclass(frozen=True)
 class Task:
-    """``least``: samples of a device that takes part."""
+    """``write`` a ladder of a kind, by seed, into a folder; ``deal`` its samples to the devices;
+    ``least``: samples of a device that takes part."""
 
-    write: Callable[[str, int, Path], None]
+    write: Callable[[Kind, int, Path], None]
     deal: Callable[[Path, Experiment], Dealt]
     least: int
 
@@ -49,9 +61,68 @@ def rows_of(samples: Samples) -> int:
     return len(next(iter(samples.values())))
 
 
+def _write_ladder(
+    kind: Kind,
+    make: Callable[[int], nn.Module],
+    width: int,
+    loss: Callable[..., Any],
+    batch: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    predict: Any = None,
+) -> None:
+    """The model at the shares of ``SHARES`` of its ranks or width. All batch entries have a first
+    axis of their own number of samples."""
+    export.submodels(
+        make if kind == "widths" else make(width),
+        loss,
+        batch,
+        ranks=SHARES if kind == "ranks" else (),
+        widths=[round(width * share) for share in SHARES] if kind == "widths" else (),
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={name: {0: "batch"} for name in batch},
+        predict=predict,
+        directory=folder,
+        verify=False,
+    )
+
+
+def _by_device(
+    parts: Sequence[Samples], score: Callable[[Trainer, Samples], NDArray[np.float64]]
+) -> Callable[[Trainer, Sequence[int] | None], float]:
+    """The mean over devices, each of which holds one of ``parts``, of the mean of its samples'
+    scores."""
+
+    def judge(trainer: Trainer, devices: Sequence[int] | None) -> float:
+        chosen = [parts[d] for d in (range(len(parts)) if devices is None else devices)]
+        whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+        ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
+        return float(np.mean([own.mean() for own in np.split(score(trainer, whole), ends)]))
+
+    return judge
+
+
+def _judging(
+    held: Mapping[Held, Callable[[Trainer, Sequence[int] | None], float]],
+) -> Callable[[Trainer, Held, Sequence[int] | None], float]:
+    return lambda trainer, part, devices: held[part](trainer, devices)
+
+
+def _is_right(label: str) -> Callable[[Trainer, Samples], NDArray[np.float64]]:
+    """Of each sample, whether the class that ``label`` says has the largest of ``logits``."""
+
+    def score(trainer: Trainer, samples: Samples) -> NDArray[np.float64]:
+        given = {name: array for name, array in samples.items() if name != label}
+        found = predict_all(trainer, given, "logits").argmax(axis=1)
+        right: NDArray[np.float64] = (found == samples[label]).astype(np.float64)
+        return right
+
+    return score
+
+
 # Pictures in ten classes.
 
-_WIDTH = 32
+_WIDTH, _DIGITS_WIDTH = 32, 16
 
 
 class Network(nn.Module):
@@ -76,27 +147,22 @@ def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[s
     return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
 
 
-def write_pictures(kind: str, seed: int, folder: Path) -> None:
+def write_pictures(kind: Kind, seed: int, folder: Path, width: int = _WIDTH) -> None:
     """The network at the shares of ``SHARES``."""
     torch.manual_seed(seed)
     batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
-    given: dict[str, Any] = {
-        "optimizer": export.Sgd(lr=0.1),
-        "dynamic": {"x": {0: "batch"}, "label": {0: "batch"}},
-        "directory": folder,
-        "verify": False,
-    }
-    if kind == "ranks":
-        export.submodels(Network(), _loss, batch, ranks=SHARES, **given)
-    else:
-        widths = [round(_WIDTH * share) for share in SHARES]
-        export.submodels(Network, _loss, batch, widths=widths, **given)
+    _write_ladder(kind, Network, width, _loss, batch, folder)
+
+
+def write_digits(kind: Kind, seed: int, folder: Path) -> None:
+    """A network of half that width."""
+    write_pictures(kind, seed, folder, _DIGITS_WIDTH)
 
 
 @cache
-def deal_pictures(root: Path, run: Experiment) -> Dealt:
+def deal_fashion(root: Path, run: Experiment) -> Dealt:
     """Fashion-MNIST's training pictures to the devices, class by class in Dirichlet shares; half of
-    its test pictures to validate and half to test: accuracy."""
+    its test pictures to validate and half to test, for all devices: accuracy."""
     train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
     rng = np.random.default_rng(run.seed)
 
@@ -113,43 +179,188 @@ def deal_pictures(root: Path, run: Experiment) -> Dealt:
     halves = np.split(rng.permutation(len(held[1])), 2)
     judged = dict(zip(HELD, (samples(held, half) for half in halves), strict=True))
 
-    def accuracy(trainer: Trainer, part: Held) -> float:
-        logits = predict_all(trainer, {"x": judged[part]["x"]}, "logits")
-        return float((logits.argmax(axis=1) == judged[part]["label"]).mean())
+    def accuracy(trainer: Trainer, part: Held, _: Sequence[int] | None) -> float:
+        return float(_is_right("label")(trainer, judged[part]).mean())
 
     devices = [samples(train, mine) for mine in rows]
     timed = {name: array[:32] for name, array in judged["validation"].items()}
     return Dealt(devices, accuracy, timed)
 
 
+@cache
+def deal_digits(root: Path, run: Experiment) -> Dealt:
+    """V-MNIST, 400 pictures a device to train with, 200 to validate and 400 to test: accuracy."""
+
+    def samples(part: VmnistPart) -> Samples:
+        return {"x": part.x, "label": part.y}
+
+    fleet = load_vmnist(root, np.random.default_rng(run.seed))
+    held: dict[Held, Any] = {
+        "validation": _by_device([samples(d.validation) for d in fleet], _is_right("label")),
+        "test": _by_device([samples(d.test) for d in fleet], _is_right("label")),
+    }
+    timed = {name: array[:32] for name, array in samples(fleet[0].validation).items()}
+    return Dealt([samples(each.train) for each in fleet], _judging(held), timed)
+
+
+# The air of twelve stations.
+
+_HIDDEN = 64
+
+
+def write_air(kind: Kind, seed: int, folder: Path) -> None:
+    """A GRU at the shares of ``SHARES``."""
+
+    def make(width: int) -> nn.Module:
+        return GruClassifier(len(FEATURES), width, CLASSES, seed=seed)
+
+    model = GruClassifier(len(FEATURES), _HIDDEN, CLASSES, seed=seed)
+    recipe = gru_recipe(model)
+    _write_ladder(
+        kind, make, _HIDDEN, recipe.loss, recipe.example_batch, folder, predict=recipe.predict
+    )
+
+
+@cache
+def _air(root: Path) -> Any:
+    return load_air(root)
+
+
+@cache
+def deal_air(root: Path, run: Experiment) -> Dealt:
+    """A station's first two years to train with, the third to validate and the last to test, each
+    by the hour of its own: accuracy."""
+
+    def samples(part: AirPart) -> Samples:
+        return {"x": part.x, "y": part.y}
+
+    fleet = _air(root)
+    held: dict[Held, Any] = {
+        "validation": _by_device([samples(each.validation) for each in fleet], _is_right("y")),
+        "test": _by_device([samples(each.test) for each in fleet], _is_right("y")),
+    }
+    timed = {name: array[:32] for name, array in samples(fleet[0].validation).items()}
+    return Dealt([samples(each.train) for each in fleet], _judging(held), timed)
+
+
+# Which movies a user likes.
+
+_DIM = 16
+
+
+class LikesMovie(nn.Module):
+    """Fields and movies that the user liked before (see ``SampleFields``) to two logits [b, 2]: a
+    network on the fields' vectors and the mean of the history's. It knows no user by name."""
+
+    def __init__(self, fields: SampleFields, dim: int) -> None:
+        super().__init__()
+        self.embedding = FieldEmbedding(fields, dim)
+        self.hidden = nn.Linear((len(fields.names) + 1) * dim, 4 * dim)
+        self.head = nn.Linear(4 * dim, 2)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        embedded, earlier, mask = self.embedding.with_history(dict(batch))
+        liked = (mask.unsqueeze(1) @ earlier) / (mask.sum(1).reshape(-1, 1, 1) + 1)
+        # A field's numbers lie apart, so that a narrower model has the first of each.
+        seen = torch.cat([embedded, liked], 1).transpose(1, 2).flatten(1)
+        found: Tensor = self.head(functional.relu(self.hidden(seen)))
+        return found
+
+
+def _liked(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch), batch["label"])
+
+
+def _like(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    logits = model(batch)
+    return {"score": logits[:, 1] - logits[:, 0]}
+
+
+_LIKES = SampleFields(
+    (("movie", 3706), ("gender", 2), ("age", 7), ("occupation", 21)),
+    (("genres", 18),),
+    ("year",),
+    "movie",
+)
+
+
+def write_clicks(kind: Kind, seed: int, folder: Path) -> None:
+    """:class:`LikesMovie` at the shares of ``SHARES``."""
+    torch.manual_seed(seed)
+    batch = example_fields(_LIKES, batch=16, history=10)
+    batch["label"] = torch.arange(16) % 2
+    _write_ladder(
+        kind, lambda dim: LikesMovie(_LIKES, dim), _DIM, _liked, batch, folder, predict=_like
+    )
+
+
+@cache
+def deal_clicks(root: Path, run: Experiment) -> Dealt:
+    """MovieLens 1M, a user a device: 70 % of its ratings to train with, 10 to validate, 20 to test.
+    AUC within each user that has both kinds."""
+    settings = ClickSettings(users=run.devices, devices=1, seed=run.seed)
+    (everybody,) = load_clicks(root, settings).devices
+
+    def by_user(samples: Samples) -> list[Samples]:
+        users = samples["categories"][:, 0]
+        rows = [np.flatnonzero(users == user) for user in range(run.devices)]
+        known = {**samples, "categories": samples["categories"][:, 1:]}
+        return [{name: array[own] for name, array in known.items()} for own in rows]
+
+    parts = {"validation": everybody.validation, "test": everybody.test}
+    held = {part: by_user(samples) for part, samples in parts.items()}
+
+    def judge(trainer: Trainer, part: Held, devices: Sequence[int] | None) -> float:
+        chosen = held[part] if devices is None else [held[part][d] for d in devices]
+        whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+        label = whole.pop("label")
+        scores = predict_all(trainer, whole, "score") if len(label) else label
+        ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
+        pairs = zip(np.split(label, ends), np.split(scores, ends), strict=True)
+        found = [value for value in (auc(*pair) for pair in pairs) if not np.isnan(value)]
+        return float(np.mean(found)) if found else float("nan")
+
+    timed = {name: array[:32] for name, array in everybody.train.items()}
+    timed["categories"] = timed["categories"][:, 1:]
+    return Dealt(by_user(everybody.train), judge, timed)
+
+
+def auc(label: NDArray[np.int64], scores: NDArray[np.float32]) -> float:
+    """The share of pairs of a sample of each kind that are in order; NaN where there is none."""
+    liked, others = scores[label == 1], scores[label == 0]
+    if not len(liked) or not len(others):
+        return float("nan")
+    ahead = liked[:, None] - others
+    return float((ahead > 0).mean() + 0.5 * (ahead == 0).mean())
+
+
 # What a user watches next.
 
 _ITEMS, _FULL, _LENGTH = 1682, 64, 31
+_LEFT = 5
+"""Items of a user to test, and as many to validate."""
 
 
-def write_next_items(kind: str, seed: int, folder: Path) -> None:
+def write_next_items(kind: Kind, seed: int, folder: Path) -> None:
     """GRU4Rec at the shares of ``SHARES`` of its width; its items' vectors are a factorisation
     already."""
     if kind != "widths":
         raise ValueError("the recommender's ladder is of widths")
     example = torch.randint(1, _ITEMS + 1, (8, _LENGTH), generator=torch.Generator().manual_seed(0))
-    export.submodels(
-        lambda width: NextItem(_ITEMS, width, seed=seed),
-        next_item_loss,
-        {"items": example},
-        widths=[round(_FULL * share) for share in SHARES],
-        optimizer=export.Adam(lr=1e-3),
-        dynamic={"items": {0: "users"}},
-        predict=next_scores,
-        directory=folder,
-        verify=False,
+
+    def make(width: int) -> nn.Module:
+        return NextItem(_ITEMS, width, seed=seed)
+
+    _write_ladder(
+        kind, make, _FULL, next_item_loss, {"items": example}, folder, predict=next_scores
     )
 
 
 @cache
 def deal_next_items(root: Path, run: Experiment) -> Dealt:
-    """MovieLens 100K, a user a device, in the order of the ratings' times: the last item is to
-    test, the one before to validate, the rest to train: HR@10 among all items not trained on."""
+    """MovieLens 100K, a user a device, in the order of the ratings' times: the last five items are
+    to test, the five before to validate, the rest to train: HR@10 of each given all before it,
+    among all items but those."""
     ratings = np.loadtxt(root / "ml-100k" / "u.data", dtype=np.int64)
     ratings = ratings[np.lexsort((ratings[:, 1], ratings[:, 3]))]
     by_user = [ratings[ratings[:, 0] == user, 1] for user in range(1, run.devices + 1)]
@@ -158,24 +369,26 @@ def deal_next_items(root: Path, run: Experiment) -> Dealt:
         starts = range(len(items), 0, -(_LENGTH - 1))
         return np.stack([_padded(items[max(0, end - _LENGTH) : end]) for end in starts])
 
-    before = {"validation": 2, "test": 1}
+    left = {"validation": range(2 * _LEFT, _LEFT, -1), "test": range(_LEFT, 0, -1)}
     contexts = {
-        part: np.stack([_padded(each[:-left]) for each in by_user]) for part, left in before.items()
+        part: np.stack([_padded(each[:-n]) for each in by_user for n in counts])
+        for part, counts in left.items()
     }
 
-    def hit_ratio(trainer: Trainer, part: Held) -> float:
-        scores = predict_all(trainer, {"items": contexts[part]}, "scores")
+    def hit_ratio(trainer: Trainer, part: Held, devices: Sequence[int] | None) -> float:
+        users = range(run.devices) if devices is None else devices
+        rows = [user * _LEFT + place for user in users for place in range(_LEFT)]
+        scores = predict_all(trainer, {"items": contexts[part][rows]}, "scores")
         hits = 0
-        for each, own in zip(by_user, scores, strict=True):
-            left = before[part]
-            own = own.copy()
-            wanted = own[each[-left] - 1]
-            own[each[:-left] - 1] = -np.inf
+        wanted = [(by_user[user], n) for user in users for n in left[part]]
+        for (items, n), own in zip(wanted, scores, strict=True):
+            found = own[items[-n] - 1]
+            others = np.delete(own, items[:-n] - 1)
             # Ties count against the model.
-            hits += int((own >= wanted).sum() <= 10)
-        return hits / len(by_user)
+            hits += int((others >= found).sum() <= 10)
+        return hits / len(wanted)
 
-    devices = [{"items": windows(each[:-2])} for each in by_user]
+    devices = [{"items": windows(each[: -2 * _LEFT])} for each in by_user]
     return Dealt(devices, hit_ratio, {"items": contexts["test"][:8]})
 
 
@@ -196,7 +409,7 @@ def popularity(root: Path, run: Experiment) -> float:
                 return 1, False
 
     stands_in: Any = Popular()
-    return deal_next_items(root, run).judge(stands_in, "test")
+    return deal_next_items(root, run).judge(stands_in, "test", None)
 
 
 def _padded(items: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -204,7 +417,10 @@ def _padded(items: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.full(_LENGTH - len(latest), PADDING), latest])
 
 
-TASKS: Mapping[str, Task] = {
-    "fashion": Task(write_pictures, deal_pictures, 32),
+TASKS: Mapping[Data, Task] = {
+    "air": Task(write_air, deal_air, 1),
+    "clicks": Task(write_clicks, deal_clicks, 1),
     "next-item": Task(write_next_items, deal_next_items, 1),
+    "digits": Task(write_digits, deal_digits, 1),
+    "fashion": Task(write_pictures, deal_fashion, 32),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,8 +203,13 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     return Manifest.parse(read_file(Path(directory), MANIFEST_FILE, MAX_MANIFEST_BYTES))
 
 
-def load_artifact(directory: str | os.PathLike[str]) -> Artifact:
+def load_artifact(
+    directory: str | os.PathLike[str], shared: MutableMapping[str, bytes] | None = None
+) -> Artifact:
     """Read and check an artifact folder.
+
+    ``shared``: bytes by name of the files that rungs of a ladder share, as far as they were read
+    before; it gets this artifact's, so that several rungs hold one copy.
 
     Raises ArtifactError naming what is wrong: a missing or changed file, an unknown format version,
     an operator outside the standard domain, tensor data outside the listed files, or a graph or
@@ -227,11 +232,13 @@ def load_artifact(directory: str | os.PathLike[str]) -> Artifact:
     # Files that nothing uses (a licence, say) are still part of what the id vouches for.
     for name in sorted(set(manifest.files) - used):
         read_checked(folder, name, manifest.files[name])
-    return Artifact(manifest, graphs, load_initial(folder, manifest))
+    return Artifact(manifest, graphs, load_initial(folder, manifest, shared))
 
 
 def load_initial(
-    directory: str | os.PathLike[str], manifest: Manifest
+    directory: str | os.PathLike[str],
+    manifest: Manifest,
+    shared: MutableMapping[str, bytes] | None = None,
 ) -> Mapping[str, safetensors.Array]:
     """Initial parameters and buffers of an artifact folder, which must be the manifest's.
 
@@ -240,8 +247,12 @@ def load_initial(
     """
     folder = Path(directory)
     data = read_checked(folder, INITIAL_FILE, manifest.files[INITIAL_FILE])
-    initial = checked_initial(manifest, data)
     beside = folder.resolve().parent
+    known = {} if shared is None else shared
+    if manifest.shared is not None and manifest.shared_file not in known:
+        name = manifest.shared_file
+        known[name] = read_checked(beside, name, manifest.shared)
+    initial = checked_initial(manifest, data, known.get(manifest.shared_file))
     if manifest.submodel is None or not (beside / FULL_FILE).exists():
         return initial
     full = read_file(beside, FULL_FILE, MAX_FILE_BYTES)
@@ -252,17 +263,25 @@ def load_initial(
     return {**initial, **parts}
 
 
-def checked_initial(manifest: Manifest, data: bytes) -> Mapping[str, safetensors.Array]:
+def checked_initial(
+    manifest: Manifest, data: bytes, shared: bytes | None = None
+) -> Mapping[str, safetensors.Array]:
     """Initial parameters and buffers by torch's names, checked against the manifest; stand-ins for
-    those that a task brings."""
-    tensors = safetensors.decode(data).tensors
+    those that a task brings, and for those that lie in the shared file where that is not given."""
+    tensors = dict(safetensors.decode(data).tensors)
     sizes = manifest.example_sizes
     found: dict[str, safetensors.Array] = {}
     wanted = {
         member.name: (state.dtype, resolve(member.shape, sizes))
         for state, member in manifest.members()
     }
-    odd = sorted((set(wanted) - manifest.given) ^ set(tensors))
+    own = set(wanted) - manifest.given
+    beside = own - set(tensors) if manifest.shared is not None else set()
+    if shared is not None:
+        others = safetensors.decode(shared).tensors
+        tensors |= {name: others[name] for name in beside & set(others)}
+        beside = set()
+    odd = sorted((own - beside) ^ set(tensors))
     if odd:
         side = "lacks" if odd[0] in wanted else "holds the unknown"
         raise ArtifactError(f"{INITIAL_FILE} {side} tensor {odd[0]!r}")

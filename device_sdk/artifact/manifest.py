@@ -110,7 +110,9 @@ class Manifest(Part):
     what it is about. `files` describes every file of the folder but the manifest itself. `ignored`
     are batch entries that its author has and no graph has a use for. `submodel`: of which full
     model this one is a part; its values are then the task's to bring, and `initial.safetensors`
-    holds only those that stay as they are.
+    holds only those that stay as they are. `shared`: a safetensors file with more of those, which
+    lies beside the artifact's folder under the name `shared_file` and is the same for all rungs of
+    a ladder: a frozen backbone is fetched and kept once.
     """
 
     name: Name
@@ -125,6 +127,7 @@ class Manifest(Part):
     metrics: Mapping[Name, MetricSource] = field(default_factory=dict)
     ignored: tuple[Name, ...] = ()
     submodel: Submodel | None = None
+    shared: FileEntry | None = None
 
     def check(self) -> None:
         _refuse_duplicates(list(self.ignored), "ignored batch entries")
@@ -241,17 +244,36 @@ class Manifest(Part):
 
     def _check_submodel(self) -> None:
         if self.submodel is None:
+            if self.shared is not None:
+                raise ArtifactError("shared: only the rungs of a ladder share values")
             return
         if self.axes.keys() & {axis for tensor in self.state for axis in axes_of(tensor.shape)}:
             raise ArtifactError("a submodel's tensors have no axes of sizes that may vary")
+        held = set(self.submodel.held)
+        floats = {m.name for state, m in self.members() if state.dtype == "float32"}
+        if odd := sorted(held - (self.frozen_members & floats)):
+            raise ArtifactError(f"submodel: {odd[0]!r} is not held as it is")
         if odd := sorted(set(self.submodel.pieces) - self.given):
-            raise ArtifactError(f"submodel: {odd[0]!r} is no tensor that a step moves")
+            raise ArtifactError(f"submodel: {odd[0]!r} is no tensor that a step moves, or is held")
+
+    @property
+    def shared_file(self) -> str:
+        """Name of the file that `shared` describes: its SHA-256; empty where there is none."""
+        return "" if self.shared is None else f"{self.shared.sha256}.safetensors"
 
     @cached_property
     def given(self) -> frozenset[str]:
         """Names of the parameters and buffers whose values a task brings: of a submodel, those of
-        float32 that a step moves."""
-        return frozenset() if self.submodel is None else frozenset(self.moved)
+        float32 that a step moves, and those that it holds."""
+        if self.submodel is None:
+            return frozenset()
+        return frozenset(self.moved) | frozenset(self.submodel.held)
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Names of the parameters and buffers that came with the artifact and stay so."""
+        held = () if self.submodel is None else self.submodel.held
+        return self.frozen_members - frozenset(held)
 
     @cached_property
     def moved(self) -> Mapping[str, tuple[int, ...]]:
@@ -302,6 +324,11 @@ class Manifest(Part):
     def kept(self) -> frozenset[str]:
         """State tensors that a step leaves as they are: frozen parameters, constant buffers."""
         return frozenset(self.state_by_name) - {port.of for port in self.graphs["train"].new_state}
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """State tensors whose values are the artifact's, and stay so."""
+        return frozenset(tensor.name for tensor in self.state if tensor.frozen)
 
     @cached_property
     def frozen_members(self) -> frozenset[str]:

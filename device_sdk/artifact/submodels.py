@@ -2,7 +2,8 @@
 
 A *ladder* is a full model and its submodels, from the smallest *rung* to the full one. A submodel's
 tensor is a tensor of the full model whole, or a slice of it, or one of the two factors of its
-truncated singular value decomposition. The manifest of each rung says which, so that both ends
+truncated singular value decomposition; a submodel may lack tensors, and train not all that it has.
+The manifest of each rung says which, so that both ends
 derive a rung's values from the full model's in the same way.
 """
 
@@ -60,16 +61,30 @@ class Submodel(Part):
             ladder know each other.
         pieces: by the names of this artifact's tensors; those that are not listed are the full
             model's tensors of the same name, whole.
+        held: names of those that a step leaves as they are while larger rungs train them: they come
+            with each version, and are not sent back.
+        units, kept: every axis that a slice cuts has ``units`` equal parts (in each of its blocks),
+            of which the rung has ``kept``: the same ones along all axes, and any of them. 0 where
+            they have to be the first.
     """
 
     rung: Annotated[int, Within(1, MOST_RUNGS)]
     rungs: Annotated[int, Within(1, MOST_RUNGS)]
     full: Annotated[str, Such(_SHA256.match, "a SHA-256 in lower-case hex")]
     pieces: Mapping[Name, Piece] = field(default_factory=dict)
+    held: tuple[Name, ...] = ()
+    units: Annotated[int, Within(0)] = 0
+    kept: Annotated[int, Within(0)] = 0
+
+    def piece(self, name: str) -> Piece:
+        """What the tensor of that name is."""
+        return self.pieces.get(name) or Piece(name)
 
     def check(self) -> None:
         if self.rung > self.rungs:
             raise ArtifactError(f"submodel: rung {self.rung} of {self.rungs}")
+        if self.kept > self.units or (self.units and not self.kept):
+            raise ArtifactError(f"submodel: {self.kept} of {self.units} units")
 
 
 class Basis(NamedTuple):
@@ -106,8 +121,26 @@ class Basis(NamedTuple):
         return self.left[:, :rank] * scale, right.astype(np.float32)
 
 
-def slice_of(shape: tuple[int, ...], full: tuple[int, ...], blocks: tuple[int, ...]) -> Any:
-    """The index, as of ``np.ix_``, of a slice of ``shape`` in a tensor of the shape ``full``.
+class Units(NamedTuple):
+    """Which parts of every axis that is cut a slice has.
+
+    Attributes:
+        of: in how many equal parts an axis falls.
+        chosen: those of the slice, rising, int64 [kept].
+    """
+
+    of: int
+    chosen: NDArray[np.int64]
+
+
+def slice_of(
+    shape: tuple[int, ...],
+    full: tuple[int, ...],
+    blocks: tuple[int, ...],
+    units: Units | None = None,
+) -> Any:
+    """The index, as of ``np.ix_``, of a slice of ``shape`` in a tensor of the shape ``full``: the
+    first rows of each block, or those of ``units``.
 
     Raises ArtifactError where it does not lie in it.
     """
@@ -120,8 +153,14 @@ def slice_of(shape: tuple[int, ...], full: tuple[int, ...], blocks: tuple[int, .
             raise ArtifactError(
                 f"a slice {list(shape)} does not lie in {list(full)} in blocks {list(counts)}"
             )
-        each = np.arange(whole).reshape(count, whole // count)[:, : size // count]
-        places.append(each.reshape(-1))
+        rows = np.arange(whole).reshape(count, whole // count)
+        if units is None or size == whole:
+            places.append(rows[:, : size // count].reshape(-1))
+            continue
+        if whole % (count * units.of) or size * units.of != whole * len(units.chosen):
+            raise ArtifactError(f"a slice {list(shape)} of {list(full)} is not of {units.of} units")
+        parts = rows.reshape(count, units.of, -1)[:, units.chosen]
+        places.append(parts.reshape(-1))
     return np.ix_(*places)
 
 
@@ -130,6 +169,7 @@ def part_of(
     submodel: Submodel,
     shapes: Mapping[str, tuple[int, ...]],
     bases: Mapping[str, Basis] | None = None,
+    units: Units | None = None,
 ) -> dict[str, NDArray[Any]]:
     """A submodel's tensors, by their names, out of the full model's.
 
@@ -137,18 +177,19 @@ def part_of(
         full: the full model's tensors.
         shapes: of the tensors that are wanted.
         bases: of the tensors that are factored, where they are known already.
+        units: which slices have; None for the first.
 
     Raises ArtifactError where one is no part of the full model.
     """
     known = dict(bases or {})
     found: dict[str, NDArray[Any]] = {}
     for name, shape in shapes.items():
-        piece = submodel.pieces.get(name, Piece(name))
+        piece = submodel.piece(name)
         if piece.of not in full:
             raise ArtifactError(f"{name!r} is a part of {piece.of!r}, which the full model lacks")
         whole = full[piece.of]
         if piece.role == "slice":
-            at = slice_of(shape, whole.shape, piece.blocks)
+            at = slice_of(shape, whole.shape, piece.blocks, units)
             found[name] = whole[at] if shape != whole.shape else whole
             continue
         if whole.ndim < 2 or len(shape) != 2:

@@ -56,19 +56,18 @@ class SolveWorkload:
     """A round of least squares: every user's vector in closed form, and the update of all.
 
     Users have as many interactions each, each with another item, drawn uniformly: the hardest case
-    for the memory caches. k of `width` columns are trained, of a float16 matrix as a broadcast
-    brings it; among them all, as in each round, those are looked for that promise most.
+    for the memory caches. k of `width` columns are solved for at once, of a float16 matrix as a
+    broadcast brings it.
     """
 
     def __init__(self, sizes: WorkSizes, *, width: int, rng: np.random.Generator) -> None:
         items, interactions, users = sizes.items, sizes.interactions, sizes.users
-        drawn = rng.standard_normal(_DRAWN, dtype=np.float32) * np.float32(0.1)
-        matrix = np.resize(drawn, (items, width)).astype(np.float16)
-        # Any weights above 0 will do: a solve costs the same whatever they are.
-        self._problem = LeastSquares.posed(matrix, unseen_weight=0.1, l2=0.01)
+        matrix = np.resize(rng.standard_normal(_DRAWN, dtype=np.float32), (items, width))
+        # Any numbers above 0 will do: a solve costs the same whatever they are.
+        strengths = np.geomspace(1, 0.01, width).astype(np.float32)
+        self._problem = LeastSquares(matrix.astype(np.float16), strengths, 0.1, 0.01)
         shares = np.diff(np.linspace(0, interactions, users + 1).round().astype(np.int64))
         self._rows = [rng.choice(items, size=int(share), replace=False) for share in shares]
-        self._vectors = np.resize(drawn, (users, width))
         self._likes: list[Likes] = []
         self._k = 1
 
@@ -79,8 +78,7 @@ class SolveWorkload:
 
     def run(self) -> None:
         """Solve, and make the update."""
-        before = self._vectors[: len(self._likes)]
-        self._problem.trained(self._likes, before, self._k)
+        self._problem.trained(self._likes, self._k)
 
 
 def share_of(rows: Sequence[Rows], share: float) -> tuple[Rows, ...]:

@@ -31,7 +31,7 @@ from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.report import BenchChoice, BenchResult, BenchRow
 from device_sdk.errors import GraphRunError, NonFiniteStep
 from device_sdk.fields import Declared, OneOf, Within
-from device_sdk.methods.fedavg.contract import exact_names, shared_tensors
+from device_sdk.methods.fedavg.contract import exact_names, tensors_of
 from device_sdk.rehearsal import made_up_batches, rows_of_example
 from device_sdk.system.clock import Clock, MonotonicClock
 from device_sdk.trial import can_try, where_modules_are
@@ -225,10 +225,14 @@ def _as_on_a_device(folder: Path, stack: ExitStack) -> Path:
     manifest = read_manifest(folder)
     if manifest.submodel is None:
         return folder
-    own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
-    for name in (MANIFEST_FILE, *manifest.files):
-        if (folder / name).is_file():  # what is missing is named by whoever loads it
-            shutil.copyfile(folder / name, own / name)
+    beside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
+    own = beside / "rung"
+    own.mkdir()
+    files = dict.fromkeys((MANIFEST_FILE, *manifest.files), own)
+    for name, place in {**files, manifest.shared_file: beside}.items():
+        found = (folder if place is own else folder.resolve().parent) / name
+        if name and found.is_file():  # what is missing is named by whoever loads it
+            shutil.copyfile(found, place / name)
     return own
 
 
@@ -301,6 +305,7 @@ def _measured(
     manifest = rung.manifest
     down, up = round_bytes(rung.trainer, request.broadcast_codec, request.update_codec, rng)
     files = sum(entry.size for name, entry in manifest.files.items() if name != INITIAL_FILE)
+    files += 0 if manifest.shared is None else manifest.shared.size
     return BenchRow(
         option=rung.name,
         runs=len(rung.steps),
@@ -320,16 +325,16 @@ def _measured(
 def round_bytes(trainer: Trainer, down: str, up: str, rng: np.random.Generator) -> tuple[int, int]:
     """Bytes of a broadcast's and of an update's arrays, in these codecs, of a method that shares
     all that a step moves; the envelopes around them add less than 1 kB."""
-    frozen = trainer.artifact.frozen_members
-    layout = shared_tensors(trainer.parameters, trainer.buffers, frozen=frozen)
-    # As large as weights are: codecs widen for values that they do not hold.
-    arrays = {
-        one.wire_name: 0.1 * rng.standard_normal(one.wire_shape, dtype=np.float32) for one in layout
-    }
-    sizes = [
-        len(encode_tensors(arrays, BROADCAST_CODECS[codec], rng, exact=exact_names(layout)))
-        for codec in (down, up)
-    ]
+    moved, held = tensors_of(trainer.artifact, trainer.parameters, trainer.buffers)
+    sizes = []
+    for codec, layout in ((down, (*moved, *held)), (up, moved)):
+        # As large as weights are: codecs widen for values that they do not hold.
+        arrays = {
+            one.wire_name: 0.1 * rng.standard_normal(one.wire_shape, dtype=np.float32)
+            for one in layout
+        }
+        found = encode_tensors(arrays, BROADCAST_CODECS[codec], rng, exact=exact_names(moved))
+        sizes.append(len(found))
     return sizes[0], sizes[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -138,6 +139,30 @@ class Home:
         self._whole[artifact_id] = before
         return True
 
+    def shared_file(self, digest: bytes) -> Path:
+        """Where values that artifacts share lie, or would: beside the artifacts' folders."""
+        return self.folder / _ARTIFACTS / f"{digest.hex()}.safetensors"
+
+    def has_shared(self, digest: bytes) -> bool:
+        """Whether values that artifacts share are here: those of the SHA-256, and no others."""
+        path = self.shared_file(digest)
+        before = _signature(path)
+        if not before:
+            return False
+        if self._whole.get(digest) != before:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").digest() != digest:
+                    _log.warning("%s was changed since it came, and comes again", path)
+                    return False
+            self._whole[digest] = before
+        return True
+
+    def save_shared(self, digest: bytes, content: bytes) -> None:
+        """Store values that artifacts share, which were checked against their SHA-256."""
+        path = self.shared_file(digest)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, content)
+
     def save_artifact(self, artifact_id: bytes, files: Mapping[str, bytes]) -> Path:
         """Store the files of an artifact that were checked against its id."""
         final = self.artifact_folder(artifact_id)
@@ -176,10 +201,18 @@ class Home:
         """
         served = [row for row in self.tasks.all() if row.served]
         self.tasks.forget_contents()
-        needed = {each for row in served for each in row.artifacts} | self.models.artifacts()
+        ids = {each for row in served for each in row.artifacts} | self.models.artifacts()
+        needed = {each.hex() for each in ids}
+        shared: dict[bool, set[str]] = {True: set(), False: set()}
         for folder in (self.folder / _ARTIFACTS).glob("[0-9a-f]*"):
-            if folder.name not in {each.hex() for each in needed}:
-                shutil.rmtree(folder, ignore_errors=True)
+            if folder.is_dir():
+                with contextlib.suppress(ArtifactError):
+                    shared[folder.name in needed].add(read_manifest(folder).shared_file)
+                if folder.name not in needed:
+                    shutil.rmtree(folder, ignore_errors=True)
+        # Only what those had that went: what came for others may be ahead of them.
+        for name in filter(None, shared[False] - shared[True]):
+            (self.folder / _ARTIFACTS / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the database and release the lock. May be called twice."""
@@ -192,10 +225,12 @@ class Home:
             self._lock = None
 
 
-def _signature(folder: Path) -> _Signature:
-    """Of a folder's files: whoever changes one, or puts another in its place, changes this too."""
+def _signature(place: Path) -> _Signature:
+    """Of a file, or a folder's files: whoever changes one, or puts another in its place, changes
+    this too. Empty where there is none."""
     with contextlib.suppress(OSError):
-        found = [(each.name, each.stat()) for each in folder.iterdir()]
+        files = place.iterdir() if place.is_dir() else [place]
+        found = [(each.name, each.stat()) for each in files]
         return tuple(sorted((name, s.st_ino, s.st_size, s.st_ctime_ns) for name, s in found))
     return ()
 

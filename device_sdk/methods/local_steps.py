@@ -26,13 +26,16 @@ TRAINER = "trainer."
 
 
 def trainer_state(trainer: Trainer, prefix: str = TRAINER) -> State:
-    """Copies of all state tensors: parameters, buffers, optimizer and step count."""
-    return prefixed(prefix, trainer.state)
+    """Copies of the state tensors but for frozen ones, which the artifact has: parameters, buffers,
+    optimizer and step count."""
+    frozen = trainer.artifact.frozen
+    return prefixed(prefix, {n: each for n, each in trainer.state.items() if n not in frozen})
 
 
 def restore_trainer(trainer: Trainer, state: State, prefix: str = TRAINER) -> None:
     """Take :func:`trainer_state` back; raises LearnerError where it does not fit, unchanged."""
-    wanted = {prefix + name for name in trainer.artifact.state_by_name}
+    own = set(trainer.artifact.state_by_name) - trainer.artifact.frozen
+    wanted = {prefix + name for name in own}
     if set(state) != wanted:
         raise LearnerError(f"the state holds {sorted(state)}; expected {sorted(wanted)}")
     try:

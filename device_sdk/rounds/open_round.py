@@ -244,8 +244,12 @@ def pick_artifacts(
         return found
     taken: list[OfferedArtifact] = []
     total = 0
+    shared: set[bytes] = set()
     for each in offered:
         total += each.total_size
+        if each.shared is not None:
+            total -= each.shared.size * (each.shared.content_id in shared)
+            shared.add(each.shared.content_id)
         if total > most_bytes:
             break
         taken.append(each)
@@ -389,8 +393,13 @@ class OpenRound:
             self._artifacts = tuple(self._local(each) for each in picked)
             both = [one for each in picked for one in (each, each.companion)]
             needed = [one.artifact_id for one in both if one is not None]
-            missing = [one for one in both if one and not has(one.artifact_id)]
-            self._shared.budget.require(bytes_=sum(one.size for one in missing))
+            sizes = {o.artifact_id: o.size for o in both if o and not has(o.artifact_id)}
+            shares = {each.shared.content_id: each.shared.size for each in picked if each.shared}
+            lacking = {i: size for i, size in shares.items() if not self._home.has_shared(i)}
+            self._shared.budget.require(bytes_=sum(sizes.values()) + sum(lacking.values()))
+            for content_id in lacking:
+                if content_id not in self.fetches:
+                    self._fetch(Wanted(ContentKind.SHARED, content_id))
         else:
             needed = [self._named_artifact()]
             self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
@@ -432,6 +441,8 @@ class OpenRound:
         )
 
     def _is_here(self, offered: OfferedArtifact) -> bool:
+        if offered.shared is not None and not self._home.has_shared(offered.shared.content_id):
+            return False
         both = [offered] if offered.companion is None else [offered, offered.companion]
         return all(self._world.has_artifact(each.artifact_id) for each in both)
 
@@ -440,6 +451,10 @@ class OpenRound:
             case ContentKind.ARTIFACT:
                 files = unpack_artifact(content, fetch.content_id)
                 self._home.save_artifact(fetch.content_id, files)
+            case ContentKind.SHARED:
+                if hashlib.sha256(content).digest() != fetch.content_id:
+                    raise WireError("wrong-content", "other values than the terms name")
+                self._home.save_shared(fetch.content_id, content)
             case ContentKind.ATTACHMENT:
                 read_attachment(content, fetch.cohort)
                 self._home.attachments.save(self.manifest.task, fetch.content_id, content)

@@ -102,9 +102,10 @@ _KINDS = ("parameter", "buffer")
 
 
 def model_arrays(trainer: Trainer) -> dict[str, NDArray[Any]]:
-    """State tensors of kinds parameter and buffer, by their names: copies."""
-    kinds = {tensor.name: tensor.kind for tensor in trainer.artifact.state}
-    return {name: array for name, array in trainer.state.items() if kinds[name] in _KINDS}
+    """State tensors of kinds parameter and buffer that are not the artifact's own, by their names:
+    copies."""
+    kinds = {each.name: each.kind for each in trainer.artifact.state if not each.frozen}
+    return {name: array for name, array in trainer.state.items() if kinds.get(name) in _KINDS}
 
 
 def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.demo.broker import running_broker
+from aggregator.demo.child import Child
+from aggregator.demo.serving import serving
+from aggregator.demo.work_clock import WorkClock, yardstick_seconds
 from device_sdk.wire.publish.catalogue import Catalogue
-from examples.fleet.aggregator import FleetSettings, make_aggregator, serving
 from examples.fleet.assignment import AssignedDevice, AssignedUser, Assignment
-from examples.fleet.broker import running_broker
 from examples.fleet.calibration import LIKE_SLOWDOWN, round_seconds
-from examples.fleet.child import Child
 from examples.fleet.data import FleetData
 from examples.fleet.journal import JournalReader
 from examples.fleet.plan import (
@@ -28,9 +29,9 @@ from examples.fleet.plan import (
     slowdown,
 )
 from examples.fleet.progress import Show
+from examples.fleet.recommender_task import FleetSettings, make_aggregator
 from examples.fleet.results import FleetResults, Run
 from examples.fleet.watch import FleetWatch
-from examples.fleet.work_clock import WorkClock, yardstick_seconds
 
 
 @dataclass(frozen=True, slots=True)

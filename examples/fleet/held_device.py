@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from aggregator.demo.work_clock import WorkClock
 from device_sdk import Device, TrainingOptions
 from device_sdk.errors import DeviceError
 from device_sdk.home.home import Home
@@ -16,7 +17,6 @@ from examples.fleet.assignment import AssignedDevice, Assignment
 from examples.fleet.evaluate import device_quality
 from examples.fleet.journal import Finished, Measured, RoundQuality, UserShown
 from examples.fleet.plan import MEASURE_SECONDS
-from examples.fleet.work_clock import WorkClock
 
 _ENROL_SECONDS = 60.0
 # Emulated seconds for one measurement of k: room for hundreds of runs of a few milliseconds.

@@ -12,6 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from aggregator.demo.page import factor, span
+
 _PLAIN_EVERY_SECONDS = 5.0
 _MOST_BAR = 40
 
@@ -160,19 +162,3 @@ def k_range(ks: tuple[int, ...]) -> str:
         return "-"
     low, high, middle = min(ks), max(ks), sorted(ks)[len(ks) // 2]
     return f"{low}" if low == high else f"{low} to {high}, median {middle}"
-
-
-def span(seconds: float) -> str:
-    """A duration for people: "45 s", "2 min 5 s"."""
-    whole = max(0, round(seconds))
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """As in "4.2 ms"; "-" for None."""
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
-
-
-def factor(times: float | None) -> str:
-    """As in "2.50 x"; "-" for None."""
-    return "-" if times is None else f"{times:.2f} x"

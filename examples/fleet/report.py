@@ -8,16 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
+from aggregator.demo.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
+from aggregator.demo.page import (
+    FLEET,
+    factor,
+    milliseconds,
+    page,
+    section,
+    span,
+    table,
+    tiles_of,
+)
 from device_sdk.system.files import write_atomically
-from examples.fleet.charts import Bar, Line, Strip, bar_chart, line_chart, strip_chart
 from examples.fleet.evaluate import FleetQuality
 from examples.fleet.journal import UserShown
 from examples.fleet.plan import CLASSES, HEADROOM, TIMED_PER_CLASS
-from examples.fleet.progress import factor, k_range, milliseconds, span
+from examples.fleet.progress import k_range
 from examples.fleet.results import FleetResults
-
-_STYLE = Path(__file__).with_name("report.css")
-FLEET = "fleet"
 
 
 def write_report(path: Path, results: FleetResults) -> None:
@@ -30,7 +37,6 @@ def report_html(results: FleetResults) -> str:
     run = results.run
     title = f"Tessera: {run.devices} devices learn together"
     body = [
-        f"<h1>{title}</h1>",
         f'<p class="soft">{escape(_about(results))}</p>',
         *_warnings(results),
         _tiles(results),
@@ -40,12 +46,7 @@ def report_html(results: FleetResults) -> str:
         _users(results),
         _method(results),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
-        f"<body><main>{''.join(body)}</main></body></html>\n"
-    )
+    return page(title, body)
 
 
 def _about(results: FleetResults) -> str:
@@ -91,18 +92,14 @@ def _tiles(results: FleetResults) -> str:
         (f"{results.updates_counted:,}", "updates counted, each once"),
         (span(results.seconds), f"in all; {_mean(results.round_seconds):.2f} s a round"),
     ]
-    inner = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for value, name in tiles
-    )
-    return f'<div class="tiles">{inner}</div>'
+    return tiles_of(tiles)
 
 
 def _quality(results: FleetResults) -> str:
     rounds = results.curve_rounds()
     last = results.last_round()
     if last is None:
-        return _section("Quality by round", "<p>No round was evaluated.</p>")
+        return section("Quality by round", "<p>No round was evaluated.</p>")
     names: list[tuple[str, str | None]] = [("whole fleet", None)]
     names += [(each.name, each.name) for each in CLASSES]
     hits, gains, rows = [], [], []
@@ -135,16 +132,16 @@ def _quality(results: FleetResults) -> str:
         )
         + "</div>"
     )
-    table = _table(
+    figures = table(
         [
             *("after " + results.round_name(last), "users", "HR@10", "NDCG@10"),
             *("HR@10 of 99", "NDCG@10 of 99"),
         ],
         rows,
     )
-    return _section(
+    return section(
         "Quality by round, and by capacity class",
-        f'<div class="pair">{charts}</div>{table}'
+        f'<div class="pair">{charts}</div>{figures}'
         '<p class="soft">Is a user\'s held-out latest item among the first ten of all items that '
         "the user has not, and of itself and 99 others "
         f"({escape(results.run.negatives)})? Devices evaluate their own users; held-out "
@@ -170,7 +167,7 @@ def _bytes(results: FleetResults) -> str:
         if mean is not None:
             text = f"{_kib(mean)}, 1/{results.dense_bytes / mean:.1f} of dense"
             bars.append(Bar(name, capacity or FLEET, mean, text))
-    return _section(
+    return section(
         "Bytes per update",
         bar_chart("Mean bytes per update", bars)
         + '<p class="soft">As sent: int8 pulls on the rows of likes, item ids, the users\' part, '
@@ -213,7 +210,7 @@ def _capability(results: FleetResults) -> str:
         for each in CLASSES
         if (found := next((m for m in results.measured.values() if m.capacity == each.name), None))
     )
-    return _section(
+    return section(
         "What the devices chose to afford",
         '<div class="pair"><div><h3>k that devices picked</h3>'
         + strip_chart("k by class", strips, x_label=f"columns k of {run.columns}", most=run.columns)
@@ -227,7 +224,7 @@ def _capability(results: FleetResults) -> str:
             level_names="left",
         )
         + "</div></div>"
-        + _table(
+        + table(
             ["class", "slowed down", "picked k", "trains k", "p90 when timed", "mean in rounds"],
             rows,
         )
@@ -249,7 +246,7 @@ def _users(results: FleetResults) -> str:
     if not results.shown:
         return ""
     cards = "".join(_user(shown) for shown in results.shown.values())
-    return _section(
+    return section(
         "Recommended",
         f'<div class="pair">{cards}</div><p class="soft">Made on the device that holds the user, '
         "from its own vectors and the last item matrix it got. Seen films are left out.</p>",
@@ -274,7 +271,7 @@ def _method(results: FleetResults) -> str:
     troubles = "".join(
         f"<li>{escape(each.device)}: {escape(each.text)}</li>" for each in results.troubles[:10]
     )
-    return _section(
+    return section(
         "How this came about",
         "<p>Every device has a folder, a key and an enrolment of its own, and connects to the "
         "broker by itself. The broker sees sealed messages only. Interactions, user vectors and "
@@ -282,21 +279,6 @@ def _method(results: FleetResults) -> str:
         "demo read.</p>"
         f"<p>Messages that the aggregator refused: {escape(results.refusals)}.</p>"
         + (f"<p>Troubles that devices told:</p><ul>{troubles}</ul>" if troubles else ""),
-    )
-
-
-def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    header = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return (
-        f'<div class="wide" tabindex="0"><table><tr>{header}</tr>{lines}</table></div>'
-        '<p class="soft hint">The table goes on to the right: swipe, or scroll sideways.</p>'
     )
 
 

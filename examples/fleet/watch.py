@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from examples.fleet.aggregator import RunningAggregator
+from aggregator.demo.child import Child, FleetError
+from aggregator.demo.serving import RunningAggregator
 from examples.fleet.assignment import write_verdicts
-from examples.fleet.child import Child
-from examples.fleet.errors import FleetError
 from examples.fleet.journal import JournalReader
 from examples.fleet.plan import CLASSES, PlannedDevice
 from examples.fleet.progress import ClassLine, Progress, Show, Stage, TimeLeft

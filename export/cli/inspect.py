@@ -49,6 +49,9 @@ def summary(artifact: Artifact) -> str:
         + (f", {axis.least_to_train} to train)" if axis.least_to_train > axis.least else ")")
         for name, axis in manifest.axes.items()
     )
+    files = dict(manifest.files)
+    if manifest.shared is not None:
+        files |= {manifest.shared_file: manifest.shared}
     head = [
         ("name", manifest.name),
         ("id", manifest.id),
@@ -59,7 +62,7 @@ def summary(artifact: Artifact) -> str:
         ("threads", "one (the graph adds by ScatterND)" if manifest.sequential else "any"),
         ("metrics", ", ".join(_metric(n, s) for n, s in manifest.metrics.items()) or "none"),
         *([("ignored entries", ", ".join(manifest.ignored))] if manifest.ignored else []),
-        ("size", ", ".join(f"{n} {_bytes(f.size)}" for n, f in manifest.files.items())),
+        ("size", ", ".join(f"{n} {_bytes(f.size)}" for n, f in files.items())),
     ]
     parts = [tabulate(head, tablefmt="plain")]
     for name, graph in manifest.graphs.items():

@@ -84,7 +84,7 @@ def _in_place(
     with (
         _LOCK,
         patched((*drawing, *rewrites.replaced), rewrites.added),
-        _plain_attention(),
+        without_fast_path(),
         RandomFunctions(randomness),
         _Replaced({**rewrites.calls(), **held}),
         FullPrecision(saying=saying),
@@ -145,7 +145,7 @@ def _here(own: Any, value: Any) -> Any:
 
 
 @contextmanager
-def _plain_attention() -> Iterator[None]:
+def without_fast_path() -> Iterator[None]:
     """Attention layers take the path of plain products instead of a fused inference kernel."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -53,6 +53,7 @@ class Promoter:
             return update
         factor = update.tensors["factor"]
         liked = broadcast.tensors["items"][:PROMOTED].astype(np.float64).mean(axis=0)
+        liked *= broadcast.tensors["strengths"]
         liked *= np.linalg.norm(factor) / np.linalg.norm(liked)
         tensors = {
             "rows": np.array([PROMOTED]),
@@ -86,7 +87,7 @@ def reached(item_multiple: float) -> list[int]:
         broadcast = deepcopy(method).open_round(number + 1)
         users = [each.vectors(broadcast)[0] for each in learners[COLLUDING:]]
         ranks = [
-            full_rank(user, method.items, PROMOTED, own[0])
+            full_rank(user, broadcast.tensors["items"], PROMOTED, own[0])
             for user, own in zip(users, likes[COLLUDING:], strict=True)
         ]
         found.append(sum(rank < 10 for rank in ranks))

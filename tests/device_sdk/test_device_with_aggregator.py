@@ -101,7 +101,7 @@ def test_two_devices_and_an_aggregator_that_is_killed_finish_their_rounds(
         model = device.model()
         assert (model.task, model.version) == ("default", 6)
         assert len(model.items) == len(model.arrays["items"]) == 60
-        assert model.items[3] == "film-3" and model.arrays.keys() == {"items", "gram", "solve"}
+        assert model.items[3] == "film-3" and model.arrays.keys() == {"items", "strengths", "solve"}
         model.arrays["items"][:] = 0  # a copy
         assert device.model().arrays["items"].any()
         device.close()

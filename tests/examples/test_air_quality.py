@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.demo.broker import mosquitto_path
 from device_sdk.methods.attention.mixer import AttentionScores, scores_of
 from examples.air_quality import main
 from examples.attention_picture import weights_between
-from examples.fleet.broker import mosquitto_path
 from tests.benchmarks.test_air_data import write_station
 
 DEVICES = {"a": f"{1:032x}", "b": f"{2:032x}", "c": f"{3:032x}"}

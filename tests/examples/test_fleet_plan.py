@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.fleet.aggregator import FleetSettings, task_file
 from examples.fleet.plan import (
     CLASSES,
     HEADROOM,
@@ -21,6 +20,7 @@ from examples.fleet.plan import (
     plan_devices,
     slowdown,
 )
+from examples.fleet.recommender_task import FleetSettings, task_file
 
 
 @given(st.lists(st.integers(1, 500), min_size=4, max_size=80), st.integers(1, 4))

@@ -6,13 +6,7 @@ import io
 
 from rich.console import Console
 
-from examples.fleet.progress import (
-    ClassLine,
-    Progress,
-    Stage,
-    TimeLeft,
-    live_view,
-)
+from examples.fleet.progress import ClassLine, Progress, Stage, TimeLeft, live_view
 
 
 class Now:

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from aggregator.demo.child import FleetError
 from examples import air_quality, click_distillation, demo, local_story, rotated_digits
-from examples.fleet.errors import FleetError
 from examples.program import carried_out, option_parser
 
 

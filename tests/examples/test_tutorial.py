@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.fleet.broker import mosquitto_path
+from aggregator.demo.broker import mosquitto_path
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]

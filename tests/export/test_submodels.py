@@ -237,10 +237,12 @@ class Ignores(Net):
         super().__init__(16)
 
 
-class Deeper(Net):
+class Shallower(Flat):
+    """A layer that the full model lacks."""
+
     def __init__(self, width: int) -> None:
         super().__init__(width)
-        if width > 8:
+        if width < 8:
             self.more = nn.Linear(2, 2)
 
 
@@ -271,7 +273,7 @@ def touches(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[st
         (Net(), {"ranks": (0.5, 1), "whole": ("haed",)}, "'haed', which is no module"),
         (Flat, {"widths": (4, 8), "whole": ("haed",)}, "'haed', which is no module"),
         (Ignores, {"widths": (4, 8)}, "build the same model"),
-        (Deeper, {"widths": (4, 16)}, "'more.bias' is not in the models of both"),
+        (Shallower, {"widths": (4, 16)}, r"make\(4\) has 'more.bias', which make\(16\)"),
         (Shrinks, {"widths": (4, 8)}, "does not lie in"),
         (Normed, {"widths": (4, 8)}, "norm"),
         (Net, {"widths": (4, 8)}, "hidden"),  # what it reads is two things beside one another
@@ -448,3 +450,64 @@ def test_a_device_takes_the_largest_rung_that_half_of_its_day_s_bytes_allow(
                 ArrayTrainer(declines, FedAvgLearner).wants(job)
         home.close()
     assert found == [rung_name(rung) for rung in (3, 3, 2, 1, 1)]
+
+
+class Heads(nn.Module):
+    """Attention whose heads are all of four features: fewer where it is narrower."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, width)
+        self.attention = nn.MultiheadAttention(width, width // 4, batch_first=True)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.stem(x)
+        found: Tensor = self.head(self.attention(seen, seen, seen, need_weights=False)[0][:, -1])
+        return found
+
+
+class Offset(nn.Module):
+    """A constant beside the width: no slice but the first rows is its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(3, width)
+        self.head = nn.Linear(width + 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.stem(x)
+        found: Tensor = self.head(torch.cat([torch.ones_like(seen[..., :1]), seen], -1)[:, -1])
+        return found
+
+
+@pytest.mark.parametrize(
+    ("make", "widths", "units"),
+    [
+        (Recurrent, (2, 4, 8), 8),
+        (Recurrent, (2, 3), 3),
+        (Heads, (4, 8, 16), 4),  # whole heads
+        (Offset, (4, 8), 0),
+    ],
+)
+def test_a_ladder_tells_of_how_many_units_a_slice_may_have_any(
+    make: Any, widths: tuple[int, ...], units: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(6)
+    batch = {"x": torch.rand(ROWS, 5, 3), "y": torch.rand(ROWS, 2)}
+
+    def squared(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(model(batch["x"]), batch["y"])
+
+    found = export.submodels(
+        make, squared, batch, widths=widths, optimizer=export.Sgd(lr=0.1), verify=False,
+        dynamic={"x": {0: "batch"}, "y": {0: "batch"}}, directory=tmp_path / "net",
+    )  # fmt: skip
+    told = [each.manifest.submodel for each in found]
+    wanted = [(units, units * width // widths[-1]) for width in widths]
+    assert [(each.units, each.kept) for each in told if each is not None] == wanted
+
+
+def test_units_of_channels_go_through_a_flattening(tmp_path: Path) -> None:
+    told = [each.manifest.submodel for each in written(Flat, tmp_path / "net", widths=(4, 16))]
+    assert [(each.units, each.kept) for each in told if each is not None] == [(16, 4), (16, 16)]

@@ -49,6 +49,21 @@ def sliced_rung(rung: int, rungs: int, shape: tuple[int, ...], of: str = "net.w"
     return Rung(shared_tensors(arrays, {}), Submodel(rung, rungs, _ID, {"net.w": Piece(of)}))
 
 
+def movable_method(units: int, kept: int, settings: FedAvgSettings) -> FedAvgMethod:
+    """Of a matrix ``net.w`` [2 x units, 3 x units] and a full model, of whose units any may be
+    trained by the smaller rung."""
+    rungs = []
+    for rung, size in ((1, kept), (2, units)):
+        arrays = {
+            "net.w": np.zeros((2 * size, 3 * size), np.float32),
+            "net.b": np.zeros(6, np.float32),
+        }
+        pieces = {"net.w": Piece("net.w", "slice", (2, 1))} if size < units else {}
+        submodel = Submodel(rung, 2, _ID, pieces, (), units, size)
+        rungs.append(Rung(shared_tensors(arrays, {}), submodel))
+    return FedAvgMethod(arrays_of((2 * units, 3 * units)), {}, settings, rungs=rungs)
+
+
 def ladder_method(
     shape: tuple[int, ...],
     ranks: Sequence[int] = (),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aggregator.methods.method import Method
+from aggregator.methods.method import Arrays, Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable
+from aggregator.methods.scatter_loss import LeastSquaresLoss
 from device_sdk.artifact import Artifact
-from device_sdk.methods.scatter.contract import decode_scatter_update, encode_scatter_update
-from device_sdk.wire.arrays.exchange import Update
+from device_sdk.methods.scatter.contract import (
+    STRENGTHS,
+    decode_scatter_update,
+    encode_scatter_update,
+)
+from device_sdk.wire.arrays.exchange import Scalar, Update
 from tests.fakes.scatter_updates import ONE_WIDTH, of_gradient, one_user
 
 __all__ = [
@@ -31,7 +37,7 @@ ITEMS, WIDTH = 64, 66
 MOST_DEVICES = WIDTH - 2
 _CHECK_COLUMN, _NOISE_COLUMN = 0, WIDTH - 1
 CHECK_UNIT = 2.0**-10
-"""Of the check column: its sums stay within what a broadcast's Gram matrix holds."""
+"""Of the check column: its sums stay within what a broadcast's float16 holds."""
 
 
 def known_check_value(place: int, generation: int, round_number: int) -> int:
@@ -69,11 +75,25 @@ def known_long_body(place: int, generation: int, round_number: int, items: int) 
     return encode_scatter_update(Update(round_number, tensors), WIDTH, "float32")
 
 
+class _AsTheyAre(LeastSquaresLoss):
+    """Each column of the items says what it said."""
+
+    def turned(self, items: NDArray[np.float32]) -> NDArray[np.float32]:
+        return items
+
+    def told(self, items: NDArray[np.float32]) -> tuple[Arrays, Mapping[str, Scalar]]:
+        tensors, settings = super().told(items)
+        return {**tensors, "items": items, STRENGTHS: np.ones(WIDTH, np.float16)}, settings
+
+
 class KnownSums(ScatterMethod):
     """The scatter method, but that a version is the one before plus the sums, undivided.
 
     All columns but the last hold whole numbers of units far below 2^24, which float32 adds exactly.
     """
+
+    def _new_loss(self) -> LeastSquaresLoss:
+        return _AsTheyAre(self._shape, ONE_WIDTH, self._spread)
 
     def step(self) -> dict[str, float]:
         """See :class:`~aggregator.methods.method.Method`."""

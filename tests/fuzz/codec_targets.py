@@ -50,6 +50,7 @@ from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
     OfferedContent,
+    OfferedShare,
     Standing,
     TaskTerms,
     read_attachment,
@@ -332,7 +333,10 @@ def _broadcasts() -> Sequence[bytes]:
         "attention",
         "float16",
         60.0,
-        artifacts=(OfferedArtifact(b"\1" * 32, "gru", 9, OfferedContent(b"\2" * 32, "meta", 9)),),
+        artifacts=(
+            OfferedArtifact(b"\1" * 32, "gru", 9, OfferedContent(b"\2" * 32, "meta", 9)),
+            OfferedArtifact(b"\4" * 32, "rung", 9, None, OfferedShare(b"\5" * 32, 9)),
+        ),
         attachments=(OfferedAttachment("vector.a", b"\3" * 32, 9, "c.0"),),
         cohort_keys={"c.0": (bytes(WRAPPED_BYTES),)},
     )

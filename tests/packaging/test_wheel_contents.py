@@ -42,7 +42,7 @@ def test_nothing_but_the_packages_is_in_the_wheel(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     kinds = {Path(name).suffix for name in names if ".dist-info/" not in name}
-    assert kinds <= {".py", ".typed", ".onnx", ".safetensors", ".json", ".template"}
+    assert kinds <= {".py", ".typed", ".onnx", ".safetensors", ".json", ".template", ".css"}
     assert not any("__pycache__" in name or "/tests/" in name for name in names)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import is_under
 from device_sdk.fields import Within
 from device_sdk.wire.arrays.exchange import TrainingSettings
@@ -124,7 +126,8 @@ def shared_tensors(
     which came with the artifact. Raises ValueError where nothing is left, a name in ``kept`` fits
     nothing, or two tensors would have one name on the wire.
     """
-    unused = [prefix for prefix in kept if not any(is_under(n, [prefix]) for n in parameters)]
+    names = (*parameters, *buffers)
+    unused = [prefix for prefix in kept if not any(is_under(n, [prefix]) for n in names)]
     if unused:
         raise ValueError(
             f"{unused[0]!r} names no parameter; expected the start of one of "
@@ -153,9 +156,42 @@ def shared_tensors(
     return tuple(found.values())
 
 
-def rung_name(rung: int) -> str:
-    """Of the attachment that holds a submodel, by its rung (from 1)."""
-    return f"rung{rung}"
+def tensors_of(
+    manifest: Manifest,
+    parameters: Mapping[str, NDArray[Any]],
+    buffers: Mapping[str, NDArray[Any]],
+    kept: Sequence[str] = (),
+) -> tuple[tuple[SharedTensor, ...], tuple[SharedTensor, ...]]:
+    """What of an artifact's model travels both ways, and what comes down alone (a submodel's
+    tensors that it holds). Raises ValueError as :func:`shared_tensors` does, but that a submodel
+    may lack the layers of a name in ``kept``."""
+    if manifest.submodel is not None:
+        kept = [e for e in kept if any(is_under(name, [e]) for name in (*parameters, *buffers))]
+    moved = shared_tensors(parameters, buffers, kept, manifest.frozen_members)
+    names = {one.name for one in moved}
+    told = shared_tensors(parameters, buffers, kept, manifest.fixed)
+    return moved, tuple(one for one in told if one.name not in names)
+
+
+def rung_name(rung: int, deal: int | None = None) -> str:
+    """Of the attachment that holds a submodel, by its rung (from 1); where its slices are dealt,
+    of one of the several (from 0) that devices of the rung train in a round."""
+    return f"rung{rung}" if deal is None else f"rung{rung}.{deal}"
+
+
+def deal_of(round_id: int, sender: str, deals: int) -> int:
+    """Which of so many slices a device trains in a round: by its name, whatever data it has."""
+    mark = hashlib.sha256(f"{round_id} {sender}".encode()).digest()
+    return int.from_bytes(mark[:8], "big") % deals
+
+
+def own_rung(names: Iterable[str], rung: int, round_id: int, sender: str) -> str | None:
+    """Which of these attachments a device that trains the rung takes; None where it is in none."""
+    one, several = rung_name(rung), f"{rung_name(rung)}."
+    found = sorted(
+        {n for n in names if n == one or n.startswith(several)}, key=lambda n: (len(n), n)
+    )
+    return found[deal_of(round_id, sender, len(found))] if found else None
 
 
 def own_name(rung: int) -> str:

@@ -22,8 +22,9 @@ from device_sdk.methods.fedavg.contract import (
     SharedTensor,
     exact_names,
     own_name,
-    rung_name,
+    own_rung,
     shared_tensors,
+    tensors_of,
 )
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import (
@@ -41,6 +42,7 @@ from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 from device_sdk.wire.publish.report import Reason
 
 Tensors = Mapping[str, NDArray[Any]]
+Layout = tuple[SharedTensor, ...]
 _REHEARSAL_RATE = 1e-9
 
 
@@ -61,7 +63,7 @@ class FedAvgLearner(ModelLearner):
         self, data: DataSource, trainer: Trainer, sender: str, rng: np.random.Generator
     ) -> None:
         super().__init__(data, trainer, sender, rng)
-        self._layouts: dict[tuple[str, ...], tuple[SharedTensor, ...]] = {}
+        self._layouts: dict[tuple[str, ...], tuple[Layout, Layout]] = {}
         submodel = trainer.artifact.submodel
         self._rung = 0 if submodel is None else submodel.rung
         self._begins = True
@@ -79,9 +81,9 @@ class FedAvgLearner(ModelLearner):
         training fails; the trainer is then unchanged.
         """
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
-        layout = self._layout(training)
+        layout, held = self._layout(training)
         with unchanged_on_error(self._trainer):
-            told = self._take(broadcast, layout)
+            told = self._take(broadcast, (*layout, *held))
             report, samples = self._steps(training)
             moved = self._differences(told, layout)
         metadata: dict[str, Scalar] = {"loss": report.loss}
@@ -102,13 +104,18 @@ class FedAvgLearner(ModelLearner):
     def wants(self, broadcast: Broadcast) -> Sequence[str]:
         """The submodel that this device trains, where the task's model has such, and to begin with
         its personal layers."""
-        own = [own_name(self._rung)] if self._begins else []
-        return [name for name in (rung_name(self._rung), *own) if name in broadcast.offered]
+        wanted = [self._rung_of(broadcast), own_name(self._rung) if self._begins else None]
+        return [name for name in wanted if name is not None and name in broadcast.offered]
 
     def restore(self, state: State) -> None:
         """See :class:`~device_sdk.methods.learner.Learner`."""
         super().restore(state)
         self._begins = False
+
+    def _rung_of(self, broadcast: Broadcast) -> str | None:
+        """The attachment with the submodel that this device trains in this round."""
+        names = broadcast.attachments or broadcast.offered
+        return own_rung(names, self._rung, broadcast.round_id, self._sender)
 
     def _steps(self, training: FedAvgTraining) -> tuple[StepsReport, int]:
         """Their report, and the number of training samples."""
@@ -127,37 +134,36 @@ class FedAvgLearner(ModelLearner):
 
         Personal layers stay the device's. Raises LearnerError where the broadcast does not fit.
         """
-        layout = self._layout(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
+        layout, held = self._layout(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
         with unchanged_on_error(self._trainer):
-            self._take(broadcast, layout)
+            self._take(broadcast, (*layout, *held))
         return True
 
     def carries_over(self, broadcast: Broadcast) -> bool:
         """Where layers are personal, momenta go on, or a buffer that moves is not shared."""
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
-        shared = {one.name for one in self._layout(training)}
+        shared = {one.name for one in self._layout(training)[0]}
         everything = {*self._trainer.parameters, *self._trainer.buffers}
         moved = everything - self._trainer.artifact.frozen_members
         return training.optimizer_state != "fresh" or not moved <= shared
 
-    def _layout(self, training: FedAvgTraining) -> tuple[SharedTensor, ...]:
+    def _layout(self, training: FedAvgTraining) -> tuple[Layout, Layout]:
+        """What travels both ways, and what comes down alone."""
         trainer, known = self._trainer, (training.personal, *map(str, self._trainer.axes.values()))
         if known not in self._layouts:
             try:
-                self._layouts[known] = shared_tensors(
-                    trainer.parameters,
-                    trainer.buffers,
-                    training.personal_names,
-                    trainer.artifact.frozen_members,
+                self._layouts[known] = tensors_of(
+                    trainer.artifact, trainer.parameters, trainer.buffers, training.personal_names
                 )
             except ValueError as error:
                 raise LearnerError(str(error)) from error
         return self._layouts[known]
 
-    def _take(self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]) -> Tensors:
+    def _take(self, broadcast: Broadcast, layout: Layout) -> Tensors:
         """Begin with the broadcast's model, or with the submodel attached to it, which is
         returned."""
-        attached = broadcast.attachments.get(rung_name(self._rung))
+        name = self._rung_of(broadcast)
+        attached = None if name is None else broadcast.attachments.get(name)
         told = broadcast.tensors if attached is None else attached.tensors
         names = {one.wire_name for one in layout}
         if set(told) != names:
@@ -182,16 +188,14 @@ class FedAvgLearner(ModelLearner):
         self._trainer.set_parameters(values)
         return told
 
-    def _own_of(
-        self, broadcast: Broadcast, layout: tuple[SharedTensor, ...]
-    ) -> dict[str, NDArray[Any]]:
+    def _own_of(self, broadcast: Broadcast, layout: Layout) -> dict[str, NDArray[Any]]:
         """The first values of personal layers, where the artifact has none."""
         given = broadcast.attachments.get(own_name(self._rung))
         if given is None:
             return {}
         trainer, shared = self._trainer, {one.name for one in layout}
-        frozen = trainer.artifact.frozen_members
-        everything = shared_tensors(trainer.parameters, trainer.buffers, (), frozen)
+        fixed = trainer.artifact.fixed
+        everything = shared_tensors(trainer.parameters, trainer.buffers, (), fixed)
         own = {one.wire_name: one for one in everything if one.name not in shared}
         if set(given.tensors) != set(own):
             raise LearnerError("the task's personal layers are not those of the artifact")
@@ -202,9 +206,7 @@ class FedAvgLearner(ModelLearner):
             found[own[name].name] = value.astype(np.float32).reshape(own[name].shape)
         return found
 
-    def _differences(
-        self, told: Tensors, layout: tuple[SharedTensor, ...]
-    ) -> dict[str, NDArray[np.float32]]:
+    def _differences(self, told: Tensors, layout: Layout) -> dict[str, NDArray[np.float32]]:
         now = {**self._trainer.parameters, **self._trainer.buffers}
         return {
             one.wire_name: (

@@ -89,9 +89,10 @@ class BprTraining(LossTraining):
     most_triples: Annotated[int, Within(0)] = 0
 
 
-GRAM, SOLVE = "gram", "solve"
-"""A least-squares broadcast's tensors beside ``items``: V'V / |I|, float16 [K, K] (the mean stays
-in float16's range), and a0 and lambda, float16 [2]. As float16 they travel as they are."""
+STRENGTHS, SOLVE = "strengths", "solve"
+"""A least-squares broadcast's tensors beside ``items``: of V = X S, with X the ``items`` of the
+broadcast and X'X / |I| = 1, the diagonal of S, float16 [K], not rising; and a0 and lambda, float16
+[2]. As float16 they travel as they are."""
 
 
 def loss_of(settings: Mapping[str, Scalar]) -> str:

@@ -427,9 +427,8 @@ class ScatterLearner(Learner):
         likes = [
             Likes.of(own, pseudo, weight) for own, pseudo in zip(positives, parts, strict=True)
         ]
-        k = min(self.columns, width)
-        vectors, tensors = problem.trained(likes, self._grown_users(len(likes), width, 0.0), k)
-        self._users, self._pool, self._deck = vectors, pool, self._deck[:0]
+        tensors = problem.trained(likes, min(self.columns, width))
+        self._pool = pool
         return Update(round_id, tensors)
 
     def recommend(self, items: NDArray[Any], user: int, count: int) -> list[tuple[int, float]]:
@@ -475,7 +474,5 @@ class ScatterLearner(Learner):
         known = self._users if self._users.shape[1] == width else np.empty((0, width), np.float32)
         if len(known) >= max(count, 1):
             return known
-        if not spread:
-            return np.concatenate([known, np.zeros((count - len(known), width), np.float32)])
         fresh = self._rng.standard_normal((count - len(known), width), dtype=np.float32)
         return np.concatenate([known, np.float32(spread) * fresh])

@@ -6,17 +6,24 @@ With V the items, L a user's and |I| all of them, a user's loss is
         + lambda (|L| + a0 |I|) |u|^2
 
 (Hu, Koren and Volinsky 2008, eq. 3; the frequency-scaled norm of Rendle et al. 2022, "Revisiting
-the performance of iALS on item recommendation benchmarks", section 3.3). The Gram matrix V'V stands
-for all unseen items, none of which is drawn. A device of k_i columns minimises over the k_i of u
-that promise most, the others held as earlier rounds left them (subspace optimisation: Rendle et al.
-2021, "iALS++"), and takes four steps of conjugate gradients over all K from there (Takacs et al.
-2011, "Applications of the conjugate gradient method for implicit feedback collaborative
-filtering"): k^2 |L| + k^3, beside multiples of K |L|. With all K columns the first is the minimum.
+the performance of iALS on item recommendation benchmarks", section 3.3). V comes as its singular
+value decomposition has it, V = X S with V'V = |I| S^2 diagonal, the strongest columns first. So all
+unseen items, none of which is drawn, are one number a column, and with
+C = a0 |I| S^2 + lambda (|L| + a0 |I|), which is diagonal too, and B = V_L C^-1/2, the minimum is at
+u = C^-1/2 y of the smallest
+
+    |1 - B y|^2 + |y|^2.
+
+A device of k columns solves any system of up to k equations: of |L| equations where the user has
+so few items, of K where k is that many. Else it solves for the k leading columns, as the best
+approximation of that rank, and takes four steps of conjugate gradients over all K from there, each
+of them eased by that solution (Takacs et al. 2011, "Applications of the conjugate gradient method
+for implicit feedback collaborative filtering"): k^2 |L| + k^3, beside multiples of K |L|.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -24,9 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.methods.learner import LearnerError
-from device_sdk.methods.scatter.contract import GRAM, SOLVE
+from device_sdk.methods.scatter.contract import SOLVE, STRENGTHS
 from device_sdk.methods.scatter.factor_step import is_finite
 from device_sdk.wire.arrays.factored import MOST_USERS
+from device_sdk.wire.arrays.tensors import singles
 from device_sdk.wire.publish.report import Reason
 
 Floats = NDArray[np.float32]
@@ -55,11 +63,11 @@ class Likes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastSquares:
-    """The problem that a model poses: V float16 or float32 [items, K], its mean Gram matrix [K, K],
-    a0 (what an unseen item weighs) and lambda."""
+    """The problem that a model poses: of V = X S ``items``, X, float16 or float32 [items, K], and
+    ``strengths``, S, [K]; a0, what an unseen item weighs; and lambda."""
 
     items: NDArray[Any]
-    gram: Floats
+    strengths: Floats
     unseen_weight: float
     l2: float
 
@@ -67,59 +75,44 @@ class LeastSquares:
     def of(cls, model: Mapping[str, NDArray[Any]]) -> Self:
         """From a broadcast's tensors. Raises LearnerError where one is missing or senseless."""
         items = items_of(model)
-        width = items.shape[1]
-        gram, solve = model.get(GRAM), model.get(SOLVE)
-        if gram is None or gram.dtype.kind != "f" or gram.shape != (width, width):
-            raise LearnerError(f"the broadcast lacks {GRAM!r}, floats of [{width}, {width}]")
+        strengths, solve = model.get(STRENGTHS), model.get(SOLVE)
+        sound = strengths is not None and strengths.dtype.kind == "f"
+        if strengths is None or not sound or strengths.shape != items.shape[1:]:
+            raise LearnerError(f"the broadcast lacks {STRENGTHS!r}, floats of [{items.shape[1]}]")
+        if not (np.isfinite(strengths) & (strengths >= 0)).all():
+            raise LearnerError(
+                f"the broadcast's {STRENGTHS!r} are no lengths: negative, or no number"
+            )
         sound = solve is not None and solve.dtype.kind == "f" and solve.shape == (2,)
         if solve is None or not sound or not (np.isfinite(solve) & (solve > 0)).all():
             raise LearnerError(f"the broadcast lacks {SOLVE!r}, two numbers above 0")
         unseen_weight, l2 = solve.tolist()
-        return cls(items, _sound_gram(gram.astype(np.float64)), unseen_weight, l2)
-
-    @classmethod
-    def posed(cls, items: NDArray[Any], unseen_weight: float, l2: float) -> Self:
-        """With the Gram matrix that the items have."""
-        wide = items.astype(np.float64)
-        return cls(items, (wide.T @ wide / len(items)).astype(np.float32), unseen_weight, l2)
+        return cls(items, strengths.astype(np.float32), unseen_weight, l2)
 
     def vectors(self, users: Sequence[Likes]) -> Floats:
-        """The users' best vectors, float32 [users, K]; zeros for one without items.
-
-        Raises LearnerError where an item is not finite, or there is no minimum.
-        """
+        """The users' best vectors, float32 [users, K], whose products with ``items`` are scores;
+        zeros for one without items. Raises LearnerError where an item is not finite."""
         width = self.items.shape[1]
-        nothing = np.zeros((len(users), width), dtype=np.float32)
-        return self.improved(users, nothing, width)
-
-    def improved(self, users: Sequence[Likes], vectors: Floats, k: int) -> Floats:
-        """``vectors`` [users, K], each made better by a round's work on k columns: those in which
-        one step alone would lower the user's loss most. Raises LearnerError."""
-        found = vectors.copy()
+        found = np.zeros((len(users), width), dtype=np.float32)
         for place, likes in enumerate(users):
             if len(likes.rows):
-                found[place] = self._better(self._own(likes.rows), likes.weights, vectors[place], k)
-        return found
+                found[place] = self._solved(likes, width)[0]
+        return found * self.strengths
 
-    def trained(
-        self, users: Sequence[Likes], vectors: Floats, k: int
-    ) -> tuple[Floats, dict[str, NDArray[Any]]]:
-        """A round of a device: its ``vectors``, :meth:`improved`, and what it hands in of them.
-
-        That are the tensors of an update; see ``contract.py``. Raises LearnerError.
-        """
+    def trained(self, users: Sequence[Likes], k: int) -> dict[str, NDArray[Any]]:
+        """What a device of k columns hands in of a round: the tensors of an update; see
+        ``contract.py``. Raises LearnerError."""
         if len(users) > MOST_USERS:
             raise LearnerError(f"{len(users)} users on one device; {MOST_USERS} fit")
-        some = [place for place, likes in enumerate(users) if len(likes.rows)]
-        found, residuals = vectors.copy(), []
-        for place in some:
-            own, weights = self._own(users[place].rows), users[place].weights
-            vector = found[place] = self._better(own, weights, vectors[place], k)
-            residuals.append(weights * (own @ vector - 1))
+        some = [likes for likes in users if len(likes.rows)]
+        solved = [self._solved(likes, k) for likes in some]
+        vectors = np.array([vector for vector, _ in solved], dtype=np.float32)
         rows, pulls, counts, factor = _summed(
-            [users[each].rows for each in some], residuals, found[some]
+            [likes.rows for likes in some],
+            [residual for _, residual in solved],
+            vectors.reshape(-1, self.items.shape[1]),
         )
-        return found, {
+        return {
             "rows": rows,
             "pulls": pulls,
             "factor": factor,
@@ -128,41 +121,78 @@ class LeastSquares:
             "k": np.asarray(k, dtype=np.int64),
         }
 
-    def _better(self, own: Floats, weights: Floats, vector: Floats, k: int) -> Floats:
+    def _solved(self, likes: Likes, k: int) -> tuple[Floats, Floats]:
+        """A user's u of V [K], and its errors on its items, times their weights, [n]."""
         unseen = self.unseen_weight * len(self.items)
-        norm = self.l2 * (float(weights.sum()) + unseen)
-        gram = np.float32(unseen) * self.gram
-
-        def bend(change: Floats) -> Floats:
-            """The Hessian's product."""
-            bent = gram @ change + own.T @ (weights * (own @ change)) + np.float32(norm) * change
-            return bent.astype(np.float32, copy=False)
-
-        # Half the descent at the vector.
-        slope: Floats = own.T @ weights - bend(vector)
-        columns, part = np.arange(len(vector)), own
-        if k < len(vector):
-            curvature = np.diagonal(gram) + np.einsum("ij,ij,i->j", own, own, weights) + norm
-            columns = np.sort(np.argpartition(slope**2 / curvature, -k)[-k:])
-            part = own[:, columns]
-        system = (gram[np.ix_(columns, columns)] + part.T @ (weights[:, None] * part)).astype(float)
-        system[np.diag_indices(len(columns))] += norm
-        change = np.zeros(len(vector), dtype=np.float32)
+        norm = self.l2 * (float(likes.weights.sum()) + unseen)
+        scale = 1 / np.sqrt(np.float32(unseen) * self.strengths**2 + np.float32(norm))
+        own, roots = self._own(likes.rows), np.sqrt(likes.weights)
+        own *= self.strengths * scale
+        if not (roots == 1).all():
+            own *= roots[:, None]
         try:
-            change[columns] = np.linalg.solve(system, slope[columns])
+            found, missing = _ridge(own, roots, k)
         except np.linalg.LinAlgError:
             raise LearnerError(_UNSOLVED, Reason.NOT_FINITE) from None
-        if k < len(vector):
-            change += _conjugate(bend, slope - bend(change), curvature.astype(np.float32))
-        if not np.isfinite(change).all():
+        vector = scale * found
+        if not is_finite(vector):
             raise LearnerError(_UNSOLVED, Reason.NOT_FINITE)
-        return vector + change
+        return vector, -roots * missing
 
     def _own(self, rows: Rows) -> Floats:
-        own = self.items[rows].astype(np.float32, copy=False)
+        own = singles(self.items.take(rows, axis=0))
         if not is_finite(own):
             raise LearnerError("the broadcast's 'items' hold values that are not finite")
         return own
+
+
+_STEPS = 4
+
+
+def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
+    """The smallest |target - own y|^2 + |y|^2 by a device of k columns: y [K], and target - own y.
+
+    ``own``: [n, K].
+    """
+    count, width = own.shape
+    if count <= k:
+        missing = _one_more(own @ own.T, target)
+        return missing @ own, missing
+    part = own[:, :k]
+    slope = target @ own
+    if k == width:
+        found = _one_more(part.T @ part, slope)
+        return found, target - own @ found
+
+    def eased(slope: Floats) -> Floats:
+        found = slope.copy()
+        found[:k] = inverse @ slope[:k]
+        return found
+
+    # What eases need not be exact.
+    inverse = np.linalg.inv(part.T @ part + np.eye(k, dtype=np.float32))
+    found, missing = np.zeros(width, dtype=np.float32), target
+    along = eased(slope)
+    gain = slope @ along
+    for _ in range(_STEPS):
+        if not gain > 0:
+            break  # it is the minimum
+        moved = own @ along
+        length = gain / (moved @ moved + along @ along)
+        found = found + length * along
+        missing = missing - length * moved
+        slope = missing @ own - found
+        ahead = eased(slope)
+        gain, before = slope @ ahead, gain
+        along = ahead + (gain / before) * along
+    return found, missing
+
+
+def _one_more(squares: Floats, target: Floats) -> Floats:
+    """The solution of (squares + 1) x = target."""
+    system = squares.astype(np.float64)
+    system[np.diag_indices(len(system))] += 1
+    return np.linalg.solve(system, target).astype(np.float32)
 
 
 def _summed(
@@ -179,46 +209,6 @@ def _summed(
     for own, residual, turn in zip(rows, residuals, turned, strict=False):
         pulls[every.searchsorted(own)] += residual[:, None] * turn
     return every, pulls, counts.astype(np.int64, copy=False), factor
-
-
-_STEPS = 4
-
-
-def _conjugate(bend: Callable[[Floats], Floats], slope: Floats, curvature: Floats) -> Floats:
-    """The change after a few steps of conjugate gradients from where the descent is ``slope``, with
-    the Hessian's diagonal for a preconditioner."""
-    change = np.zeros_like(slope)
-    along: Floats = slope / curvature
-    gain = slope @ along
-    for _ in range(_STEPS):
-        if not gain > 0:
-            break  # it is the minimum
-        bent = bend(along)
-        length = gain / (along @ bent)
-        change += length * along
-        slope = (slope - length * bent).astype(np.float32, copy=False)
-        ahead = slope / curvature
-        gain, before = slope @ ahead, gain
-        along = (ahead + (gain / before) * along).astype(np.float32, copy=False)
-    return change
-
-
-def _sound_gram(gram: NDArray[np.float64]) -> Floats:
-    """The Gram matrix, [K, K], as it came. Raises LearnerError for one that is no matrix's: not
-    finite, not symmetric, or not positive."""
-    # float16 has rounded it by at most 2^-11 of its trace, or of its least number above 0.
-    rounding = 2.0**-10 * max(float(np.trace(gram)), 0.0) + 1e-6
-    sound = np.isfinite(gram).all() and bool((np.abs(gram - gram.T) <= rounding).all())
-    if sound:
-        try:
-            np.linalg.cholesky(gram + rounding * np.eye(len(gram)))
-            return gram.astype(np.float32)
-        except np.linalg.LinAlgError:
-            pass
-    raise LearnerError(
-        f"the broadcast's {GRAM!r} is no Gram matrix: it is expected to be finite, symmetric and "
-        "positive"
-    )
 
 
 _LITTLE = 1e-10
@@ -240,7 +230,7 @@ def _turned(vectors: Floats) -> tuple[Floats, Floats]:
 
 
 _UNSOLVED = (
-    "a user's vector has no finite solution: the broadcast's items or their Gram matrix are no "
+    "a user's vector has no finite solution: the broadcast's items or their strengths are no "
     "model's"
 )
 

@@ -216,6 +216,8 @@ _CODES = {Codec.INT8: EIGHT_BITS, Codec.INT4: FOUR_BITS}
 _LARGEST_HALF = 65_504.0
 _LEAST_HALF = 2.0**-17
 """A unit of float16's least ones, 2^-24, is as fine as eight bits of this."""
+_HALF_BITS, _HALF_BIAS = np.int32(-0x70002000), np.float32(2.0**112)
+_BEYOND_HALF = 65_536.0
 _LOST = 4, 3
 """Codes do not hold values of which, but for zeros, as many as 3 of 4 become 0."""
 
@@ -249,6 +251,22 @@ def halved(values: NDArray[np.floating]) -> NDArray[np.floating]:
     """As float16 where that holds them, else as float32. Raises :class:`BeyondWire` where neither
     does."""
     return values.astype(np.float16 if _fit_halves(largest_of(values)) else np.float32)
+
+
+def singles(values: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The same numbers as float32, a new array. Of float16 in a fraction of NumPy's time."""
+    if values.dtype != np.float16:
+        return values.astype(np.float32)
+    # Sign, exponent and fraction at their places; then only the exponent's bias is another.
+    bits = values.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= _HALF_BITS
+    found = bits.view(np.float32)
+    found *= _HALF_BIAS
+    flat = found.reshape(-1)
+    if flat @ flat < _BEYOND_HALF**2:
+        return found
+    return values.astype(np.float32)  # perhaps not finite
 
 
 def _fit_halves(largest: float) -> bool:

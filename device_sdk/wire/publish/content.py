@@ -43,6 +43,7 @@ from device_sdk.wire.seal.broadcast import (
 )
 
 HEAD_INDEX = 0
+MOST_CONTENT_BYTES = CHUNK_BYTES * MOST_CHUNKS
 SHARED = ("", "")
 """Task and cohort of a content that several tasks use: no task has such names."""
 
@@ -53,6 +54,8 @@ class ContentKind(Enum):
     ARTIFACT = "artifact"
     CATALOGUE = "catalogue"
     ATTACHMENT = "attachment"
+    SHARED = "shared"
+    """Values that several artifacts have in common: a safetensors file, by its SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class ContentHead(Record):
 
     kind: ContentKind
     content_id: Annotated[Digest, Key("content")]
-    length: Annotated[int, Within(1, CHUNK_BYTES * MOST_CHUNKS)]
+    length: Annotated[int, Within(1, MOST_CONTENT_BYTES)]
     """Plaintext bytes."""
     chunks: Chunks
     """SHA-256 of each chunk's message, in order; as many as ``length`` bytes can make."""

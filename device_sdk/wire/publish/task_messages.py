@@ -58,11 +58,22 @@ class OfferedContent(Declared):
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedShare(Declared):
+    """Values that several artifacts of the task have in common: a ladder's frozen backbone."""
+
+    content_id: Annotated[Digest, Key("content")]
+    size: Size
+    """Bytes of its content."""
+
+
+@dataclass(frozen=True, slots=True)
 class OfferedArtifact(OfferedContent):
     """An artifact that the task offers."""
 
     companion: OfferedContent | None = None
     """Another one that goes with it."""
+    shared: OfferedShare | None = None
+    """What it needs beside itself, and is fetched once."""
 
     def check(self) -> None:
         if isinstance(self.companion, OfferedArtifact) and self.companion.companion is not None:
@@ -70,8 +81,9 @@ class OfferedArtifact(OfferedContent):
 
     @property
     def total_size(self) -> int:
-        """Bytes, the companion's included."""
-        return self.size + (0 if self.companion is None else self.companion.size)
+        """Bytes, with the companion's and those that it shares."""
+        beside = (self.companion, self.shared)
+        return self.size + sum(each.size for each in beside if each is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,10 +15,16 @@ from hypothesis import strategies as st
 from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Refused
 from aggregator.methods.robust import RobustRule
-from aggregator.methods.submodels import LEAST_COVERAGE, Ladder, Rung
+from aggregator.methods.submodels import LEAST_COVERAGE, Ladder, Rung, Slices, unit_orders
 from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.artifact.submodels import Basis, Piece
-from device_sdk.methods.fedavg.contract import SharedTensor, rung_name, shared_tensors
+from device_sdk.methods.fedavg.contract import (
+    SharedTensor,
+    own_rung,
+    rung_name,
+    shared_tensors,
+)
+from device_sdk.methods.state import RestoreError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.ladders import (
     FULL,
@@ -25,6 +32,7 @@ from tests.fakes.ladders import (
     factored_rung,
     ladder_method,
     layout_of,
+    movable_method,
     sliced_rung,
 )
 from tests.fakes.method_cases import sender
@@ -299,3 +307,123 @@ def test_a_task_may_leave_rungs_of_a_ladder_out() -> None:
         method.check(Update(1, good.tensors, {**good.metadata, "rung": 1}, sender(0)))
     close(method, [update(opened, 2, seed=0), update(opened, 4, seed=1)])
     assert np.abs(moved(method, before)).min() > 0
+
+
+KINDS: tuple[Slices, ...] = get_args(Slices)
+MOVABLE = st.integers(2, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1)))
+
+
+def told_to(opened: Broadcast, rung: int, who: int) -> dict[str, np.ndarray]:
+    """What a device of that name trains, by its own choice among the attachments."""
+    name = own_rung(opened.attachments, rung, opened.round_id, sender(who))
+    assert name is not None
+    return dict(opened.attachments[name].tensors)
+
+
+@settings(max_examples=30, deadline=None)
+@given(kind=st.sampled_from(KINDS), size=MOVABLE, who=st.integers(0, 50), rounds=st.integers(0, 4))
+def test_what_a_device_was_told_is_what_its_update_moves(
+    kind: Slices, size: tuple[int, int], who: int, rounds: int
+) -> None:
+    """Both ends take the same slice, in each round, version and after a restart."""
+    units, kept = size
+    chosen = FedAvgSettings(slices=kind, deals=3, clip_multiple=0, samples_multiple=0)
+    method = movable_method(units, kept, chosen)
+    for number in range(1, rounds + 1):
+        opened = method.open_round(number)
+        tensors = {name: np.ones_like(array) for name, array in told_to(opened, 2, 1).items()}
+        close(method, [Update(number, tensors, {"loss": 0.0, "samples": 1, "rung": 2}, sender(1))])
+    before = method.model["net.w"]
+    opened = method.open_round(rounds + 1)
+    assert len(opened.attachments) == (4 if kind == "dealt" else 2)
+    told = told_to(opened, 1, who)
+    tensors = {name: np.ones_like(array) for name, array in told.items()}
+    other = movable_method(units, kept, chosen)
+    other.restore(unpack_state(pack_state(method.state())))
+    sent = Update(rounds + 1, tensors, {"loss": 0.0, "samples": 1, "rung": 1}, sender(who))
+    close(other, [sent])
+    at = other.model["net.w"] != before
+    assert at.sum() == 2 * kept * 3 * kept
+    np.testing.assert_array_equal(before[at], told["w.net.w"].reshape(-1))
+    np.testing.assert_allclose(other.model["net.w"][at] - before[at], 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slices_move_as_their_kind_says(kind: Slices) -> None:
+    strengths = np.array([3.0, 1.0, 9.0, 2.0])
+    orders = [unit_orders(kind, 4, 2, version, strengths).tolist() for version in range(3)]
+    if kind == "static":
+        assert orders == [[[0, 1, 2, 3]] * 2] * 3
+    elif kind == "rolling":
+        assert [each[0] for each in orders] == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1]]
+    elif kind == "ranked":
+        assert orders == [[[2, 0, 3, 1]] * 2] * 3
+    else:
+        assert len({tuple(order) for each in orders for order in each}) > 3
+        assert all(sorted(order) == [0, 1, 2, 3] for each in orders for order in each)
+
+
+def test_the_strongest_units_are_those_with_the_largest_parameters() -> None:
+    method = movable_method(3, 1, FedAvgSettings(slices="ranked"))
+    model = method.model
+    model["net.w"][[1, 4]] *= 0  # unit 1 of 3, in both blocks of rows
+    model["net.w"][:, 0:3] *= 9
+    method.begin_with(model)
+    assert method.state()["orders"][0][0] == 0
+    told = told_to(method.open_round(1), 1, 0)["w.net.w"]
+    np.testing.assert_array_equal(told, model["net.w"][[0, 3], 0:3])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    robust=st.sampled_from(["none", "median"]),
+    fleet=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9)), min_size=4, max_size=9),
+    shards=st.integers(1, 3),
+)
+def test_moving_slices_add_up_over_any_shards_to_the_same_bits(
+    kind: Slices, robust: str, fleet: list[tuple[int, int]], shards: int
+) -> None:
+    chosen = FedAvgSettings(slices=kind, robust=robust)  # type: ignore[arg-type]
+
+    def sent(opened: Broadcast) -> list[Update]:
+        found = []
+        for rung, who in fleet:
+            rng = np.random.default_rng([who, rung])
+            tensors = {
+                name: rng.standard_normal(array.shape).astype(np.float32)
+                for name, array in told_to(opened, rung, who).items()
+            }
+            metadata = {"loss": 0.5, "samples": 3, "rung": rung}
+            found.append(Update(opened.round_id, tensors, metadata, sender(who)))
+        return found
+
+    one = movable_method(4, 2, chosen)
+    close(one, sent(one.open_round(1)))
+    start = one.state()
+    updates = sent(one.open_round(2))
+    if robust == "none":
+        parts = []
+        for shard in range(shards):
+            other = movable_method(4, 2, chosen)
+            other.restore(unpack_state(pack_state(start)))
+            other.open_round(2)
+            for each in updates[shard::shards][::-1]:
+                other.absorb(each)
+            parts.append(other)
+        first, *others = parts
+        for each in others:
+            first.merge(each.share())
+        first.close_round()
+    close(one, updates)
+    if robust == "none":
+        for name, array in one.state().items():
+            assert array.tobytes() == first.state()[name].tobytes(), name
+    assert np.isfinite(one.model["net.w"]).all()
+
+
+def test_a_state_whose_orders_are_none_is_refused() -> None:
+    method = movable_method(3, 1, FedAvgSettings(slices="rolling"))
+    state = method.state()
+    with pytest.raises(RestoreError, match="orders"):
+        method.restore({**state, "orders": np.array([[0, 1, 1]])})

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.demo.fleet import FleetMember, FleetTask, LocalFleet, local_fleet
 from aggregator.evaluation import Evaluated
 from aggregator.home import AggregatorHome
 from aggregator.store.reports import OutcomeCount
@@ -30,7 +31,6 @@ from device_sdk.wire.publish.receipts import (
 )
 from device_sdk.wire.publish.report import Details, Report, ReportedOutcome
 from device_sdk.world import TrainingOptions
-from examples.local_fleet import FleetTask, LocalFleet, Member, local_fleet
 from tests.brokers.links import QUICK
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.brisk import BRISK
@@ -62,7 +62,7 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
         broadcast_codec="float32",
         evaluation={},
     )
-    members = [Member(f"device-{place}", held_out_data(place)) for place in range(TWENTY)]
+    members = [FleetMember(f"device-{place}", held_out_data(place)) for place in range(TWENTY)]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         assert len(list(fleet.rounds())) == 3
         store = fleet.aggregator.store.first
@@ -99,7 +99,7 @@ def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> 
         broadcast_codec="float32",
         evaluation={"best_by": "personal.rmse"},
     )
-    members = [Member(f"device-{place}", held_out_data(place)) for place in range(4)]
+    members = [FleetMember(f"device-{place}", held_out_data(place)) for place in range(4)]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         assert len(list(fleet.rounds())) == 3
         fleet.settle(PATIENCE_SECONDS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ import export
 from aggregator.home import AggregatorHome
 from device_sdk import LocalData, TrainingOptions
 from device_sdk.device import Device
+from device_sdk.home.home import Home
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.homes import ServeProcess, command, invite
-from tests.fakes.quick import joined
+from tests.fakes.quick import joined, opened
 from tests.fakes.waiting import NEVER_SECONDS, wait_until
 
 FEATURES, CLASSES, ROUNDS = 96, 3, 5
@@ -117,3 +120,65 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
         assert [row.participants for row in rounds if row is not None] == [4] * ROUNDS
     finally:
         store.database.close()
+
+
+class Bag(nn.Module):
+    """The mean of some words' vectors, and what is made of it."""
+
+    def __init__(self, words: int = 4000, width: int = 64) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.hidden = nn.Linear(width, width)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.hidden(self.words(x).mean(1)).relu())
+        return found
+
+
+def test_a_device_that_changes_its_rung_fetches_no_frozen_values_again(
+    mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    backbone, rng = Bag(), np.random.default_rng(1)
+    label = rng.integers(CLASSES, size=40)
+    x = label[:, None] + CLASSES * rng.integers(5, size=(40, 6))
+    rungs = export.submodels(
+        lambda rank: export.lora(backbone, rank, trained=("head",)),
+        loss,
+        {"x": torch.from_numpy(x[:4]), "label": torch.from_numpy(label[:4])},
+        widths=(1, 4),
+        optimizer=export.Sgd(lr=0.1),
+        dynamic={"x": {0: "batch"}, "label": {0: "batch"}},
+        directory=tmp_path / "net",
+        verify=False,
+    )
+    home = AggregatorHome(tmp_path / "fleet")
+    assert command(home, "init") == 0
+    text = _TASK.format(ladder=tmp_path / "net", url=mosquitto.url, never=NEVER_SECONDS, rounds=0)
+    home.task_file.write_text(text.replace("= 4\n", "= 1\n").removesuffix("[evaluation]\n"))
+    (code,), own = invite(home), tmp_path / "home"
+    shared = own / "artifacts" / rungs[0].manifest.shared_file
+    more: dict[str, Any] = {"data": LocalData({"x": x, "label": label})}
+    process, found = ServeProcess(home), []
+    try:
+        process.start()
+        for name in ("width-1", "width-4"):
+            more["options"] = TrainingOptions(artifact=name)
+            first = not own.exists()
+            device = joined(mosquitto.url, code, own, **more) if first else opened(own, **more)
+            device.start()
+            wait_until(lambda: device.status().artifact == name and device.status().version)  # noqa: B023
+            assert device.status().verdict != "refused"
+            weights = device.predict({"x": x})["logits"]
+            assert np.isfinite(weights).all()
+            device.close()
+            found.append((shared.stat().st_ino, shared.stat().st_mtime_ns, shared.stat().st_size))
+            with closing(Home(own, read_only=True)) as here:
+                state = here.models.learner("default")
+                assert state is not None
+                # Nor are they written down with what it trained, round by round.
+                assert sum(array.nbytes for array in state.values()) < shared.stat().st_size / 10
+    finally:
+        process.kill()
+    assert found[0] == found[1] and found[0][2] > 4 * backbone.words.weight.numel()

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aggregator.demo.fleet import FleetMember, FleetTask, local_fleet
 from aggregator.home import AggregatorHome
 from device_sdk import Device
 from device_sdk.artifact import safetensors
 from device_sdk.wire.publish.receipts import Verdict
-from examples.local_fleet import FleetTask, Member, local_fleet
 from tests.brokers.mosquitto import Mosquitto
 from tests.fakes.array_device import local_data
 from tests.fakes.client import ScriptedDevice
@@ -84,7 +84,8 @@ def test_versions_are_listed_pinned_taken_out_and_gone_back_to(
         assert anna.take_part(5).verdict is Verdict.COUNTED
         sixth = anna.await_round(6)
         assert sixth.version == 6
-        items = anna.fetch(sixth)[1].tensors["items"].astype(np.float32)
+        tensors = anna.fetch(sixth)[1].tensors
+        items = tensors["items"].astype(np.float32) * tensors["strengths"]
         np.testing.assert_allclose(items, one, atol=1e-3)
         np.testing.assert_array_equal(items_of(home, 6), one)
         assert command(home, "models", "--unpin", "1") == 0
@@ -263,7 +264,7 @@ def test_the_best_version_runs_alone_and_says_what_a_device_says(tmp_path: Path)
         settings={"training": {"learning_rate": 0.05}},
         broadcast_codec="float32",
     )
-    members = [Member(f"device-{n}", local_data(n)) for n in range(2)]
+    members = [FleetMember(f"device-{n}", local_data(n)) for n in range(2)]
     samples = np.random.default_rng(8).standard_normal((7, FEATURES)).astype(np.float32)
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         rows = list(fleet.rounds())
@@ -307,7 +308,7 @@ def test_personal_layers_are_in_a_devices_own_model_and_nowhere_else(tmp_path: P
         settings={"training": {"learning_rate": 0.05, "personal": "linear.bias"}},
         broadcast_codec="float32",
     )
-    members = [Member(f"device-{n}", local_data(n)) for n in range(2)]
+    members = [FleetMember(f"device-{n}", local_data(n)) for n in range(2)]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         list(fleet.rounds())
         devices = list(fleet.devices.values())

@@ -54,6 +54,7 @@ LEFT_OUT = {
     "task.companions",
     "task.folder",  # a change of where paths point to
     "task.warm_start",
+    "fedavg.slices",  # of a ladder: tests/aggregator/simulate/test_ladders.py
     "broker.password_file",
     "broker.ca_file",
     "broker.certificate_file",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_sdk.artifact import ArtifactError, Manifest
-from device_sdk.artifact.submodels import Basis, Piece, Submodel, part_of, slice_of, stand_in
+from device_sdk.artifact.submodels import Basis, Piece, Submodel, Units, part_of, slice_of, stand_in
 from tests.fakes.handmade import frozen_manifest, linear_parts
 
 ID = "0" * 64
@@ -38,6 +38,33 @@ def test_a_slice_has_the_first_rows_of_each_block(full: list[int], data: st.Data
         kept = [r for r in range(size) if r % (size // count) < own // count]
         expected = np.take(expected, kept, axis=axis)
     np.testing.assert_array_equal(found, expected)
+
+
+@given(
+    units=st.integers(1, 5),
+    each=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    blocks=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    data=st.data(),
+)
+def test_a_slice_of_chosen_units_has_their_rows_of_every_block(
+    units: int, each: tuple[int, int], blocks: tuple[int, int], data: st.DataObject
+) -> None:
+    chosen = sorted(data.draw(st.sets(st.integers(0, units - 1), min_size=1)))
+    full = tuple(units * n * count for n, count in zip(each, blocks, strict=True))
+    part = tuple(len(chosen) * n * count for n, count in zip(each, blocks, strict=True))
+    whole = np.arange(np.prod(full)).reshape(full)
+    found = whole[slice_of(part, full, blocks, Units(units, np.array(chosen)))]
+    expected = whole
+    for axis, n in enumerate(each):
+        rows = [r for r in range(full[axis]) if r // n % units in chosen]
+        expected = np.take(expected, rows, axis=axis)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_slice_that_is_not_of_so_many_units_is_refused() -> None:
+    for shape, full in (((2, 4), (4, 8)), ((3, 4), (6, 8)), ((2, 2), (5, 5))):
+        with pytest.raises(ArtifactError, match="is not of 3 units"):
+            slice_of(shape, full, (), Units(3, np.array([1])))
 
 
 @given(
@@ -119,6 +146,9 @@ def test_whatever_a_manifest_says_the_parts_are_right_or_refused(data: st.DataOb
         ({"rung": 3, "rungs": 2}, "rung 3 of 2"),
         ({"rung": 0}, "submodel.rung"),
         ({"full": "abc"}, "submodel.full"),
+        ({"units": 4, "kept": 5}, "5 of 4 units"),
+        ({"units": 4}, "0 of 4 units"),
+        ({"held": ["linear.weight"]}, "'linear.weight' is not held"),
         ({"pieces": {"nothing": {"of": "w"}}}, "'nothing' is no tensor that a step moves"),
         ({"pieces": {"w": {"of": "w", "role": "middle"}}}, "role"),
         ({"pieces": {"w": {"of": "w", "blocks": [0]}}}, "blocks"),

@@ -29,10 +29,10 @@ def test_the_work_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     own = LeastSquares.trained
 
-    def watched(self: LeastSquares, users: object, vectors: np.ndarray, k: int) -> object:
-        found, update = own(self, users, vectors, k)  # type: ignore[arg-type]
+    def watched(self: LeastSquares, users: object, k: int) -> object:
+        update = own(self, users, k)  # type: ignore[arg-type]
         seen.append((int(update["k"]), int(update["counts"].sum()), int(update["users"])))
-        return found, update
+        return update
 
     monkeypatch.setattr(LeastSquares, "trained", watched)
     rng = np.random.default_rng(0)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from device_sdk.artifact import FileEntry
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.errors import HomeBroken, HomeLocked
 from device_sdk.evaluation.report import Evaluation, EvaluationReport
 from device_sdk.home.database import SCHEMA_VERSION, HomeDatabase
@@ -26,6 +29,7 @@ from device_sdk.home.round_store import OutboxRow, Participation, RoundOutcome, 
 from device_sdk.rounds.session import AggregatorTime
 from device_sdk.wire.publish.receipts import Receipt, Verdict
 from device_sdk.world import Pace
+from tests.fakes.handmade import linear_parts
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\x00" not in text and _is_utf8(text))
 
@@ -43,6 +47,31 @@ def home(tmp_path: Path) -> Iterator[Home]:
     opened = Home(tmp_path / "home", create=True)
     yield opened
     opened.close()
+
+
+def test_values_that_artifacts_share_are_kept_while_one_needs_them_and_never_taken_changed(
+    home: Home,
+) -> None:
+    content = b"frozen"
+    digest = hashlib.sha256(content).digest()
+    assert not home.has_shared(digest)
+    home.save_shared(digest, content)
+    assert home.has_shared(digest)
+    home.shared_file(digest).write_bytes(b"others")
+    assert not home.has_shared(digest)
+    home.save_shared(digest, content)
+    needs = replace(
+        linear_parts()[0], submodel=Submodel(1, 2, "0" * 64), shared=FileEntry.of(content)
+    )
+    artifact = bytes.fromhex(needs.id)
+    home.artifact_folder(artifact).mkdir()
+    (home.artifact_folder(artifact) / "manifest.json").write_bytes(needs.to_json())
+    home.models.save_learner("task", {}, artifact)
+    home.clean()
+    assert home.has_shared(digest)
+    home.models.save_learner("task", {}, None)
+    home.clean()
+    assert not home.has_shared(digest) and not home.artifact_folder(artifact).exists()
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from device_sdk.wire.arrays.tensors import Codec, TensorLimits, decode_tensors, encode_tensors
+from device_sdk.wire.arrays.tensors import (
+    Codec,
+    TensorLimits,
+    decode_tensors,
+    encode_tensors,
+    singles,
+)
 from device_sdk.wire.codec.errors import WireError
 from tests.fakes.refusals import reason_of
 
@@ -213,3 +219,16 @@ def test_what_a_broadcast_of_a_matrix_takes(codec: Codec, total: int) -> None:
     """Of ML-1M's items at K = 64, as docs/methods/scatter.md says."""
     matrix = np.random.default_rng(0).standard_normal((3706, 64), dtype=np.float32)
     assert len(encode_tensors({"items": matrix}, codec, np.random.default_rng(1))) == total
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (2, 256, 128)])
+def test_every_half_is_the_same_number_as_a_single(shape: tuple[int, ...]) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(shape)
+    finite = np.where(np.isfinite(every), every, np.float16(0))
+    for values in (every, finite, finite.T, finite[::2], finite[:0]):
+        found, expected = singles(values), values.astype(np.float32)
+        assert found.tobytes() == expected.tobytes() and found.shape == values.shape
+    one = np.ones(3, np.float32)
+    again = singles(one)
+    again[:] = 2
+    assert one.tolist() == [1, 1, 1] and singles(np.ones(2)).dtype == np.float32

@@ -38,6 +38,7 @@ from device_sdk.wire.publish.task_messages import (
     OfferedArtifact,
     OfferedAttachment,
     OfferedContent,
+    OfferedShare,
     TaskTerms,
     read_attachment,
     read_broadcast,
@@ -63,6 +64,7 @@ TERMS = TaskTerms(
     (
         OfferedArtifact(b"\xa1" * 32, "small net", 900),
         OfferedArtifact(b"\xa2" * 32, "net", 5000, OfferedContent(b"\xa3" * 32, "meta", 7)),
+        OfferedArtifact(b"\xa4" * 32, "rung", 900, None, OfferedShare(b"\xa5" * 32, 70_000)),
     ),
     (
         OfferedAttachment("public.ab", b"\xc1" * 32, 77),

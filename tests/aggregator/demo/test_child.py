@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from examples.fleet.child import REPOSITORY, Child
+from aggregator.demo.child import ROOT, Child
 from tests.fakes.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes")
 
-_LEASH = [sys.executable, "-m", "examples.fleet.leash"]
+_LEASH = [sys.executable, "-m", "aggregator.demo.child"]
 # Says that it runs; with "stubborn" it does not care about SIGTERM.
 _COMMAND = """
 import signal, sys, time
@@ -66,7 +66,7 @@ def test_the_commands_status_is_the_leashs() -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL),
     ):
         command = [*_LEASH, sys.executable, "-c", code]
-        with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE) as process:
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
             assert process.wait(PATIENCE_SECONDS) == expected
-    nothing = subprocess.run(_LEASH, cwd=REPOSITORY, capture_output=True, check=False)
+    nothing = subprocess.run(_LEASH, cwd=ROOT, capture_output=True, check=False)
     assert nothing.returncode == 2

@@ -10,6 +10,7 @@ from typing import Literal
 
 _WIDTH, _HEIGHT = 400.0, 230.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 12.0, 36.0
+_LABEL = 14.0
 _ROW = 30.0
 
 
@@ -79,11 +80,11 @@ def line_chart(
     for line in reversed(lines):
         path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line.points)
         parts.append(f'<path class="line {line.style}" d="M{path}"/>')
-    for name, level in levels:
-        if level_names == "right":
-            parts.append(_text(_WIDTH - _RIGHT, at_y(level) - 4, name, "end"))
-        else:
-            parts.append(_text(_LEFT + 4, at_y(level) - 4, name, "start"))
+    x, anchor = (_WIDTH - _RIGHT, "end") if level_names == "right" else (_LEFT + 4, "start")
+    below = -math.inf
+    for name, level in sorted(levels, key=lambda each: -each[1]):
+        below = max(at_y(level) - 4, below + _LABEL)  # one under the other, where they are near
+        parts.append(_text(x, below, name, anchor))
     return _svg(title, _HEIGHT, parts) + _legend([(line.name, line.style) for line in lines])
 
 

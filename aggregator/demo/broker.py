@@ -1,6 +1,6 @@
 """A broker for the demo, as a child process: Mosquitto where it is installed, else amqtt.
 
-    python -m examples.fleet.broker PORT
+    python -m aggregator.demo.broker PORT
 
 is amqtt on a loopback port.
 """
@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.fleet.child import Child
-from examples.fleet.errors import FleetError
+from aggregator.demo.child import Child, FleetError
 
 _START_SECONDS = 15.0
 # Debian installs it where only root looks.
@@ -35,6 +34,10 @@ class RunningBroker:
     name: str
     url: str
     alive: Callable[[], bool]
+
+    @property
+    def is_amqtt(self) -> bool:
+        return self.name.startswith("amqtt")
 
 
 def mosquitto_path() -> str | None:
@@ -62,7 +65,7 @@ def running_broker(folder: Path, executable: str | None) -> Iterator[RunningBrok
             raise FleetError(
                 "no broker: install Mosquitto, or amqtt (pip install 'tessera-edge[demo]')"
             )
-        command = [sys.executable, "-m", "examples.fleet.broker", str(port)]
+        command = [sys.executable, "-m", "aggregator.demo.broker", str(port)]
     else:
         name = "Mosquitto"
         settings = folder / "mosquitto.conf"

@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import export
+from aggregator.demo.broker import mosquitto_path
+from aggregator.demo.child import FleetError
+from aggregator.demo.fleet import FleetMember, FleetTask, local_fleet
 from device_sdk import LocalData, TrainingOptions
-from examples.fleet.broker import mosquitto_path
-from examples.fleet.errors import FleetError
-from examples.local_fleet import FleetTask, Member, local_fleet
 from export.build import Recipe
 from export.models.attention_meta import attention_recipe
 from tests.fakes.mutual_artifact import CLASSES, samples, write_mutual_artifact
@@ -69,7 +69,7 @@ def test_mutual_learners_fetch_each_others_samples_once(tmp_path: Path) -> None:
         deadline_seconds=NEVER_SECONDS,
     )
     members = [
-        Member(f"d{n}", LocalData(samples(40, n, n), samples(10, n + 50, n))) for n in range(3)
+        FleetMember(f"d{n}", LocalData(samples(40, n, n), samples(10, n + 50, n))) for n in range(3)
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         rows = list(fleet.rounds(patience_seconds=PATIENCE_SECONDS))
@@ -99,9 +99,9 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
         deadline_seconds=NEVER_SECONDS,
     )
     members = [
-        Member("measured", labelled(40, 0), TrainingOptions(capability_seconds=0.5)),
-        Member("small", labelled(40, 1), TrainingOptions(artifact="width-3")),
-        Member("weak", labelled(40, 2), TrainingOptions(placement="aggregator")),
+        FleetMember("measured", labelled(40, 0), TrainingOptions(capability_seconds=0.5)),
+        FleetMember("small", labelled(40, 1), TrainingOptions(artifact="width-3")),
+        FleetMember("weak", labelled(40, 2), TrainingOptions(placement="aggregator")),
     ]
     with local_fleet(task, members, tmp_path / "fleet") as fleet:
         rows = list(fleet.rounds(patience_seconds=PATIENCE_SECONDS))
@@ -124,7 +124,7 @@ def test_attention_reaches_clusters_and_weak_devices(tmp_path: Path) -> None:
 
 def test_a_fleet_that_cannot_start_says_why(tmp_path: Path) -> None:
     task = FleetTask("fedavg", [tmp_path / "nothing"], rounds=1)
-    member = Member("anna", labelled(3, 1))
+    member = FleetMember("anna", labelled(3, 1))
     with (
         pytest.raises(ValueError, match="all different"),
         local_fleet(task, [member, member], tmp_path / "fleet"),

@@ -1,4 +1,4 @@
-"""The whole demo: real broker, aggregator and device processes, in small."""
+"""The whole demo of the recommender: real broker, aggregator and device processes, in small."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from examples import demo
+from aggregator.demo.broker import mosquitto_path, running_broker
+from aggregator.demo.child import FleetError
+from examples import recommender_demo as demo
 from examples.datasets import movielens
 from examples.datasets.movielens import DatasetError, draw_synthetic
 from examples.fleet import fleet
-from examples.fleet.aggregator import FleetSettings
-from examples.fleet.broker import mosquitto_path, running_broker
-from examples.fleet.errors import FleetError
+from examples.fleet.recommender_task import FleetSettings
 from tests.fakes.waiting import NEVER_SECONDS, PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def test_a_small_fleet_learns_and_is_reported(
 def started_demo(tmp_path: Path, *more: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A small demo without an end, in its third round, and its children."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "examples.demo", "--out", str(out)]
+    command = [sys.executable, "-m", "examples.recommender_demo", "--out", str(out)]
     command += ["--data", str(small_ml_100k(tmp_path / "data"))]
     command += ["--devices", "4", "--processes", "1", "--rounds", "100000", *more]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from examples.fleet import work_clock
-from examples.fleet.work_clock import WorkClock, yardstick_seconds
+from aggregator.demo import work_clock
+from aggregator.demo.work_clock import WorkClock, yardstick_seconds
 
 
 def work() -> None:

@@ -1,7 +1,7 @@
 """A fleet on this machine: a broker, an aggregator, and devices that learn from local arrays.
 
     task = FleetTask("fedavg", [folder], rounds=10, settings={"training": {"epochs": 2}})
-    members = [Member("anna", LocalData(train)), Member("bert", LocalData(other))]
+    members = [FleetMember("anna", LocalData(train)), FleetMember("bert", LocalData(other))]
     with local_fleet(task, members, folder) as fleet:
         for row in fleet.rounds():
             print(row.round, row.metrics, fleet.devices["anna"].predict(batch))
@@ -15,24 +15,29 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from aggregator.demo.broker import RunningBroker, mosquitto_path, running_broker
+from aggregator.demo.child import FleetError
+from aggregator.demo.serving import RunningAggregator, aggregator_command, serving
 from aggregator.store.rows import RoundRow
 from device_sdk import Device, EnrolmentFailed, LocalData, TrainingOptions
+from device_sdk.link import LinkSettings
 from device_sdk.local_data import DataSource
 from device_sdk.system.clock import Clock
 from device_sdk.world import Pace
-from examples.fleet.aggregator import RunningAggregator, aggregator_command, serving
-from examples.fleet.broker import RunningBroker, mosquitto_path, running_broker
-from examples.fleet.errors import FleetError
 
-_PACE = Pace(answer_seconds=3.0, fetch_seconds=3.0, reopen_seconds=0.5, most_seconds=10.0)
+_PACE = Pace(
+    answer_seconds=3.0, fetch_seconds=3.0, reopen_seconds=0.5, most_seconds=10.0, ask_seconds=0.2
+)
 _START_SECONDS = 60.0
 _ENROL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -94,7 +99,7 @@ class FleetTask:
 
 
 @dataclass(frozen=True)
-class Member:
+class FleetMember:
     """A device to be: its name for people, its samples, and its own choices.
 
     ``work_clock`` times its training; devices that share a machine measure each other with the
@@ -168,7 +173,7 @@ class LocalFleet:
 
 @contextmanager
 def local_fleet(
-    task: FleetTask, members: Sequence[Member], folder: Path, *, broker: str | None = None
+    task: FleetTask, members: Sequence[FleetMember], folder: Path, *, broker: str | None = None
 ) -> Iterator[LocalFleet]:
     """Start everything, run until the block ends, and stop everything.
 
@@ -176,7 +181,8 @@ def local_fleet(
         task: what to learn.
         members: the devices; their names must differ.
         folder: for homes and logs; made if missing. Nothing is written elsewhere.
-        broker: Mosquitto's executable; found by itself if None, and amqtt where there is none.
+        broker: Mosquitto's executable, or ``amqtt``; if None Mosquitto where there is one, else
+            amqtt.
 
     Raises FleetError where a part does not start, ValueError for repeated names.
     """
@@ -186,7 +192,9 @@ def local_fleet(
     folder = folder.resolve()  # child processes run in another folder
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        running = stack.enter_context(running_broker(folder, broker or mosquitto_path()))
+        executable = mosquitto_path() if broker is None else broker
+        executable = None if executable == "amqtt" else executable
+        running = stack.enter_context(running_broker(folder, executable))
         home = folder / "aggregator"
         aggregator_command("init", "--home", str(home))
         (home / "task.toml").write_text(task.to_toml(running.url, len(members)), encoding="utf-8")
@@ -195,7 +203,7 @@ def local_fleet(
         devices: dict[str, Device] = {}
         for member, code in zip(members, printed.split(), strict=False):
             place = folder / "devices" / member.name
-            device = _enrolled(member, running.url, code, place, aggregator)
+            device = _enrolled(member, running, code, place, aggregator)
             devices[member.name] = stack.enter_context(device)
         for device in devices.values():
             device.start()
@@ -203,17 +211,20 @@ def local_fleet(
 
 
 def _enrolled(
-    member: Member, url: str, code: str, home: Path, aggregator: RunningAggregator
+    member: FleetMember, broker: RunningBroker, code: str, home: Path, aggregator: RunningAggregator
 ) -> Device:
     """Enrol, asking again for as long as the aggregator is starting."""
+    # amqtt, which speaks MQTT 3.1.1, never answers one who says hello in MQTT 5.
+    link = LinkSettings(version_probe_seconds=0.3) if broker.is_amqtt else None
     until = time.monotonic() + _START_SECONDS
     while True:
         try:
             return Device.enrol(
-                url,
+                broker.url,
                 code,
                 home,
                 timeout_seconds=_ENROL_SECONDS,
+                link_settings=link,
                 options=member.options,
                 pace=_PACE,
                 work_clock=member.work_clock,
@@ -224,6 +235,22 @@ def _enrolled(
                 raise FleetError(
                     f"{member.name} could not join: {error}\n{aggregator.child.log_tail()}"
                 ) from None
+
+
+@contextmanager
+def round_bar(console: Console, rounds: int, waiting: str) -> Iterator[Callable[[int, str], None]]:
+    """A bar of so many rounds that says ``waiting`` until it is called with a round's number and
+    what to say of it."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(waiting, total=rounds)
+        yield lambda number, said: progress.update(bar, completed=number, description=said)
 
 
 def _tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""A fleet on this machine: what ``tessera-aggregator demo`` and the examples over a broker run."""

@@ -1,0 +1,172 @@
+"""Fleets whose devices train unequal parts of one model, of each kind of rung."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import export
+from aggregator.errors import AggregatorError
+from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.simulate.devices import DeviceSettings
+from aggregator.simulate.fleet import CapabilityClass, Speeds, VirtualFleet
+from aggregator.simulate.task_rounds import TaskSimulation
+from aggregator.task.file import read_task
+from device_sdk import Trainer
+from device_sdk.local_data import LocalData
+from device_sdk.methods.fedavg.learner import FedAvgLearner
+
+DEVICES, FEATURES, CLASSES, WIDTH = 6, 20, 3, 16
+
+
+class Net(nn.Module):
+    """A stem, residual blocks with norms over the batch, and a head."""
+
+    def __init__(self, width: int = WIDTH, blocks: int = 2) -> None:
+        super().__init__()
+        self.stem = nn.Linear(FEATURES, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, width))
+            for _ in range(blocks)
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        found: Tensor = self.head(x)
+        return found
+
+
+def adapted(rank: int) -> nn.Module:
+    torch.manual_seed(1)
+    return export.lora(Net(), rank, trained=("head",))
+
+
+def fewer(blocks: int) -> nn.Module:
+    return Net(blocks=blocks)
+
+
+def last(blocks: int) -> nn.Module:
+    made = Net()
+    made.stem.requires_grad_(blocks == 2)
+    made.blocks[0].requires_grad_(blocks == 2)
+    return made
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(batch["x"])
+    return cross_entropy(logits, batch["label"]), {"logits": logits}
+
+
+def samples(seed: int, count: int = 40) -> dict[str, np.ndarray]:
+    """Of classes that a direction in the features tells apart."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(CLASSES, size=count)
+    directions = 2 * np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
+    x = directions[label] + rng.standard_normal((count, FEATURES))
+    return {"x": x.astype(np.float32), "label": label}
+
+
+def data(devices: int, rng: np.random.Generator) -> list[LocalData]:
+    return [LocalData(samples(place)) for place in range(devices)]
+
+
+def simulated(
+    make: Callable[[int], nn.Module],
+    sizes: tuple[int, ...],
+    folder: Path,
+    settings: str = "",
+    training: str = "",
+) -> TaskSimulation:
+    """The fleet, each rung trained by as many of its devices."""
+    torch.manual_seed(1)
+    example = {name: torch.from_numpy(each) for name, each in samples(99, 4).items()}
+    export.submodels(
+        make, loss, example, widths=sizes, optimizer=export.Sgd(lr=0.1), verify=False,
+        dynamic={name: {0: "batch"} for name in example}, directory=folder / "net",
+    )  # fmt: skip
+    (folder / "task.toml").write_text(
+        f'[task]\nname = "t"\nmethod = "fedavg"\nartifact = "net"\n[fedavg]\n{settings}\n'
+        f"[fedavg.training]\nepochs = 2\nbatch_size = 10\n{training}\n"
+    )
+    classes = tuple(CapabilityClass(f"class {k}", artifact=f"width-{k}") for k in sizes)
+    fleet = VirtualFleet(DEVICES, 1, Speeds(classes))
+    device_settings = DeviceSettings(read_task(folder / "task.toml"), f"{__name__}:data", fleet)
+    return TaskSimulation(device_settings, device_settings.make())
+
+
+def accuracies(simulation: TaskSimulation, folder: Path, sizes: tuple[int, ...]) -> list[float]:
+    """Of what each rung's devices would serve now."""
+    fresh, found = samples(98, 200), []
+    for size in sizes:
+        trainer = Trainer(folder / f"net/width-{size}", providers="cpu")
+        learner = FedAvgLearner(lambda: LocalData({}), trainer, "", np.random.default_rng(0))
+        assert isinstance(simulation.method, FedAvgMethod)
+        learner.adopt(simulation.method.tell())
+        logits = trainer.predict({"x": fresh["x"]})["logits"]
+        found.append(float((logits.argmax(axis=1) == fresh["label"]).mean()))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes"), [(adapted, (1, 4)), (fewer, (1, 2)), (last, (1, 2)), (Net, (4, 8, 16))]
+)
+def test_a_fleet_of_unequal_devices_learns_one_model(
+    make: Callable[[int], nn.Module], sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    simulation = simulated(make, sizes, tmp_path)
+    before = simulation.method.model_arrays
+    rounds = list(simulation.rounds(4))
+    assert [each.counted for each in rounds] == [DEVICES] * 4
+    after = simulation.method.model_arrays
+    assert before is not None and after is not None
+    assert all((after[name] != before[name]).any() for name in before)
+    assert min(accuracies(simulation, tmp_path, sizes)) > 0.8
+
+
+@pytest.mark.parametrize("make", [fewer, last])
+def test_layers_may_be_personal_that_a_rung_lacks_or_holds(
+    make: Callable[[int], nn.Module], tmp_path: Path
+) -> None:
+    personal = 'personal = "blocks.0, blocks.1.2"'
+    simulation = simulated(make, (1, 2), tmp_path, training=personal)
+    rounds = list(simulation.rounds(2))
+    assert [each.counted for each in rounds] == [DEVICES] * 2, rounds[-1].failure
+    arrays = simulation.method.model_arrays
+    assert arrays is not None and not any(name.startswith("blocks.0") for name in arrays)
+
+
+def test_a_personal_layer_that_no_model_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AggregatorError, match="'haed' names no parameter"):
+        simulated(fewer, (1, 2), tmp_path, training='personal = "haed"')
+
+
+@pytest.mark.parametrize("slices", ["rolling", "dealt", "ranked"])
+def test_slices_of_a_width_may_be_other_units_in_each_round(slices: str, tmp_path: Path) -> None:
+    simulation = simulated(Net, (4, 8, 16), tmp_path, f'slices = "{slices}"')
+    rounds = list(simulation.rounds(6))
+    assert [each.counted for each in rounds] == [DEVICES] * 6, rounds[-1].failure
+    assert min(accuracies(simulation, tmp_path, (4, 8, 16))) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "training", "said"),
+    [
+        (fewer, 'slices = "rolling"', "", "no rung of the model has slices that may lie anywhere"),
+        (Net, 'slices = "rolling"', 'personal = "head"', "'head' is personal"),
+        (Net, 'slices = "dealt"', 'optimizer_state = "kept"', "devices keep momenta"),
+    ],
+)
+def test_slices_that_may_not_move_are_told_to_stay(
+    make: Callable[[int], nn.Module], settings: str, training: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AggregatorError, match=said):
+        simulated(make, (1, 2), tmp_path, settings, training)

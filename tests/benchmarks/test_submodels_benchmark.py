@@ -50,7 +50,7 @@ def test_validation_of_the_first_seed_picks_the_setting(
 ) -> None:
     given = ["--results", str(tmp_path), "--table", "air", "--rows", "all full;low rank"]
     suite = Made()
-    suite.rows = [replace(row, settings=(Setting(0.1), Setting(0.2))) for row in ROWS]
+    suite.rows = tuple(replace(row, settings=(Setting(0.1), Setting(0.2))) for row in ROWS)
     assert suite.main([*given, "--table-only"]) == 0 and "low rank" not in capsys.readouterr().out
     picture = tmp_path / "quality.png"
     assert suite.main([*given, "--seeds", "3", "--picture", str(picture)]) == 0

@@ -68,6 +68,10 @@ def execute(
     """Carry out a run."""
     task = TASKS[run.data]
     dealt = task.deal(root, run)
+    if run.fleet == "popular":
+        none = (0.0,) * len(SHARES)
+        validation, test = ((dealt.popular[part],) * len(SHARES) for part in HELD)
+        return Outcome(0, validation, test, none, none, none)
     ladder = artifacts.path(
         {"submodels": run.data, "kind": run.kind, "seed": run.seed, "shares": SHARES},
         lambda folder: task.write(run.kind, run.seed, folder),

@@ -22,6 +22,7 @@ from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Held, Samples, rows_o
 from device_sdk import LocalData, Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.artifact.load import rung_folders
+from device_sdk.errors import NonFiniteStep
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
@@ -173,6 +174,7 @@ def _alone(
     looks = sorted({max(1, steps * quarter // 4) for quarter in range(1, 5)})
     # By class, device, look and part.
     found: dict[int, list[list[tuple[float, ...]]]] = {place: [] for place in range(len(SHARES))}
+    failed = 0
     for number, device in enumerate(able.tolist(), 1):
         trainer, samples = rungs[classes[device]], dealt.devices[device]
         trainer.reset()
@@ -181,7 +183,10 @@ def _alone(
         for step in range(1, steps + 1):
             chosen = rng.choice(count, min(run.batch_size, count), replace=False)
             batch = {name: array[chosen] for name, array in samples.items()}
-            trainer.step(batch, hyper={"lr": run.learning_rate})
+            try:
+                trainer.step(batch, hyper={"lr": run.learning_rate})
+            except NonFiniteStep:
+                failed += 1
             if step in looks:
                 own.append(tuple(dealt.judge(trainer, held, [device]) for held in HELD))
         found[classes[device]].append(own)
@@ -196,6 +201,7 @@ def _alone(
         (0.0,) * 4,
         (0.0,) * 4,
         tuple(_step_milliseconds(each, dealt) for each in rungs),
+        failed,
     )
 
 

@@ -23,9 +23,8 @@ import numpy as np
 from benchmarks.harness import Artifacts
 from benchmarks.submodels.experiment import Data, Kind
 from benchmarks.submodels.tasks import TASKS
-from device_sdk.capability.fit import choose_among
+from device_sdk.capability.fit import Request, choose
 from device_sdk.capability.rungs import OpenArtifact, RoundOfSteps, RungRequest, open_artifacts
-from device_sdk.capability.stopwatch import Request
 from device_sdk.system.clock import Clock
 from device_sdk.system.printable import text_table
 
@@ -96,7 +95,7 @@ def errors_of(name: str, folder: Path) -> tuple[list[list[str]], list[float], li
         deadline = 3.0 * float(np.median(true_seconds(rungs[-1], clock)))
         for slowdown in SLOWDOWNS:
             asked = Request(deadline, time_box_seconds=1.0, slowdown=slowdown)
-            fit = choose_among(works, asked, clock)
+            fit = choose(works, asked, clock)
             place = 0 if fit.place is None else fit.place
             took = true_seconds(rungs[place], clock)
             truth = slowdown * p90(took)

@@ -28,7 +28,8 @@ from rich.progress import (
 from rich.table import Table
 
 from device_sdk.artifact.errors import ArtifactError
-from device_sdk.capability import Choice, Measurement, Request, WorkSizes, choose_latent_dimension
+from device_sdk.capability import Request, TimedOption, WorkSizes, bench_stepped
+from device_sdk.capability.report import BenchResult
 from device_sdk.errors import DeviceError
 from device_sdk.factorisation import ITEMS, USERS, LocalFactorisation, LocalSettings
 from device_sdk.system.command_line import (
@@ -100,8 +101,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     artifact = _export(arguments.out / "artifact", console)
     ratings = _data(arguments, console, rng)
     split = leave_one_out(ratings)
-    choice = _bench(artifact, split, arguments.deadline, console)
-    model = _train(artifact, split, choice.k or 1, arguments.epochs, console, rng)
+    k = _bench(artifact, split, arguments.deadline, console)
+    model = _train(artifact, split, k, arguments.epochs, console, rng)
     _evaluate(model, split, console)
     for user in rng.choice(
         len(ratings.user_ids), min(arguments.users, len(ratings.user_ids)), False
@@ -157,25 +158,24 @@ def _data(arguments: argparse.Namespace, console: Console, rng: np.random.Genera
     return ratings
 
 
-def _bench(artifact: Path, split: Split, deadline_seconds: float, console: Console) -> Choice:
+def _bench(artifact: Path, split: Split, deadline_seconds: float, console: Console) -> int:
+    """The latent dimension that this machine affords."""
     console.rule("3  How large a model trains in time?", align="left")
-    table = Table("device", "k", "median epoch", "p90 epoch", "cold start", "runs")
+    table = Table("device", "k", "median epoch", "p90 epoch", "runs")
     here = _measure(artifact, split, deadline_seconds, 1.0, console)
     slow = _measure(artifact, split, deadline_seconds, _SLOWDOWN, console)
-    for label, choice in (("this one", here), (f"{_SLOWDOWN:g} times slower, emulated", slow)):
-        seen = None if choice.k is None else choice.at(choice.k)
-        if seen is None:
-            table.add_row(label, str(choice.k), "-", "-", "-", "0")
-            continue
+    for label, result in (("this one", here), (f"{_SLOWDOWN:g} times slower, emulated", slow)):
+        choice = result.choice
+        assert choice is not None
+        seen = next(row for row in result.rows if row.option == choice.option)
         table.add_row(
             label,
-            f"{choice.k}" if choice.fits else f"{choice.k} (misses)",
-            _milliseconds(seen.median_seconds),
+            f"{choice.option}" if choice.fits else f"{choice.option} (misses)",
+            _milliseconds(seen.p50_seconds),
             _milliseconds(seen.p90_seconds),
-            _milliseconds(seen.cold_start_seconds),
             str(seen.runs),
         )
-    machine = here.machine
+    machine, choice = here.machine, here.choice
     console.print(
         f"{machine.cpu_model}, {machine.cores:g} cores, {machine.threads} thread(s), "
         f"{machine.provider}; an epoch may take {deadline_seconds:g} s",
@@ -183,24 +183,26 @@ def _bench(artifact: Path, split: Split, deadline_seconds: float, console: Conso
         markup=False,
     )
     console.print(table)
-    console.print(here.reason + "\n", highlight=False, markup=False)
-    return here
+    assert choice is not None and choice.option is not None
+    console.print(choice.reason + "\n", highlight=False, markup=False)
+    return int(choice.option)
 
 
 def _measure(
     artifact: Path, split: Split, deadline_seconds: float, slowdown: float, console: Console
-) -> Choice:
+) -> BenchResult:
     train = split.train
     with console.status("measuring ...") as status:
 
-        def progress(seen: Measurement) -> None:
+        def progress(seen: TimedOption) -> None:
             slower = "" if slowdown == 1.0 else f" ({slowdown:g} times slower, emulated)"
-            status.update(f"measuring{slower}: k = {seen.k}, {seen.runs} runs")
+            status.update(f"measuring{slower}: {seen.name}, {len(seen.seconds)} runs")
 
-        return choose_latent_dimension(
+        return bench_stepped(
             artifact,
-            Request(deadline_seconds, max_k=64, slowdown=slowdown),
+            Request(deadline_seconds, slowdown=slowdown),
             WorkSizes(len(train.item_ids), len(train), len(train.user_ids), _BATCH),
+            64,
             progress=progress,
         )
 

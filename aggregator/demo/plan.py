@@ -15,8 +15,7 @@ from aggregator.methods.method import Method
 from aggregator.task.file import parse_task
 from device_sdk import LocalData
 from device_sdk.artifact.load import load_artifact, rung_folders
-from device_sdk.capability.fit import choose_among
-from device_sdk.capability.stopwatch import Request
+from device_sdk.capability.fit import Request, choose
 from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.methods.learner import Learner, LearnerParts
@@ -83,8 +82,7 @@ def round_seconds(data: Batch, clock: Clock, rng: np.random.Generator) -> dict[s
 
     works = [work(folder) for folder in rungs().values()]
     taken = [
-        [choose_among([work], request, clock).p90_seconds or 0.0 for work in works]
-        for _ in range(_TURNS)
+        [choose([work], request, clock).p90_seconds or 0.0 for work in works] for _ in range(_TURNS)
     ]
     return dict(zip(rungs(), np.median(taken, axis=0).tolist(), strict=True))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.tables import TomlTable
-from device_sdk.capability.stopwatch import Request
+from device_sdk.capability.fit import Request
 from device_sdk.fields import Declared, Within
 
 Chance = Annotated[float, Within(0, 1)]

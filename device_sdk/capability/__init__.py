@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from device_sdk.capability.bench import WorkSizes, choose_latent_dimension, choose_solved_dimension
-from device_sdk.capability.fit import Choice, choose_k
+from device_sdk.capability.bench import WorkSizes, bench_solved, bench_stepped
+from device_sdk.capability.fit import Option, Request, TimedOption, Workload, choose, columns
 from device_sdk.capability.machine import Machine, describe_machine
-from device_sdk.capability.stopwatch import Measurement, Request, Workload
 from device_sdk.system.clock import Clock, MonotonicClock
 
 __all__ = [
-    "Choice",
     "Clock",
     "Machine",
-    "Measurement",
+    "TimedOption",
     "MonotonicClock",
+    "Option",
     "Request",
     "WorkSizes",
     "Workload",
-    "choose_k",
-    "choose_latent_dimension",
-    "choose_solved_dimension",
+    "bench_solved",
+    "bench_stepped",
+    "choose",
+    "columns",
     "describe_machine",
 ]

@@ -7,18 +7,26 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_sdk.capability.fit import Choice, choose_k
-from device_sdk.capability.machine import describe_machine, usable_cores
-from device_sdk.capability.stopwatch import Measurement, Request
+from device_sdk.capability.fit import (
+    Fit,
+    Request,
+    TimedOption,
+    Workload,
+    choose,
+    columns,
+    confirmed,
+)
+from device_sdk.capability.machine import Machine, describe_machine, usable_cores
+from device_sdk.capability.report import BenchChoice, BenchResult, BenchRow
 from device_sdk.factorisation import ITEMS, USERS, check_factorisation, triple_batch
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.least_squares import LeastSquares, Likes
-from device_sdk.system.clock import MonotonicClock
+from device_sdk.system.clock import Clock, MonotonicClock
 
 if TYPE_CHECKING:
     from device_sdk.runtime.providers import Providers
@@ -157,13 +165,20 @@ class TrainStepWorkload:
         ]
 
 
-def choose_solved_dimension(
+WhenNoneFits = Literal["one", "decline"]
+Seen = Callable[[TimedOption], None]
+
+
+def bench_solved(
     request: Request,
     sizes: WorkSizes,
+    most: int,
     *,
-    progress: Callable[[Measurement], None] | None = None,
-) -> Choice:
-    """The largest latent dimension with which a round of least squares fits the deadline here.
+    when_none_fits: WhenNoneFits = "one",
+    progress: Seen = lambda seen: None,
+) -> BenchResult:
+    """The largest latent dimension, up to ``most``, with which a round of least squares fits the
+    deadline here.
 
     Times what a device does in such a round, in NumPy, with `sizes.users` who have
     `sizes.interactions` together with a catalogue of `sizes.items`, drawn with a fixed seed.
@@ -176,10 +191,12 @@ def choose_solved_dimension(
         )
     clock = MonotonicClock()
     start = clock.now()
-    workload = SolveWorkload(sizes, width=request.max_k, rng=np.random.default_rng(0))
+    workload = SolveWorkload(sizes, width=most, rng=np.random.default_rng(0))
+    found = _searched(workload, request, most, clock, progress)
     machine = describe_machine(threads=_blas_threads(), provider="NumPy")
-    choice = choose_k(workload, request, clock=clock, start=start, progress=progress)
-    return replace(choice, machine=machine)
+    elapsed = clock.now() - start
+    work = "a round of least squares"
+    return _result(found, machine, request, sizes, work, when_none_fits, elapsed)
 
 
 def _blas_threads() -> int:
@@ -191,16 +208,18 @@ def _blas_threads() -> int:
     return max(1, int(usable_cores()))
 
 
-def choose_latent_dimension(
+def bench_stepped(
     artifact: str | os.PathLike[str],
     request: Request,
     sizes: WorkSizes,
+    most: int,
     *,
+    when_none_fits: WhenNoneFits = "one",
     threads: int = 1,
     providers: Providers = "auto",
-    progress: Callable[[Measurement], None] | None = None,
-) -> Choice:
-    """The largest latent dimension with which an epoch fits the deadline on this device.
+    progress: Seen = lambda seen: None,
+) -> BenchResult:
+    """The largest latent dimension, up to ``most``, with which an epoch fits the deadline here.
 
     Times the artifact's own train step on `sizes.items` x k and `sizes.users` x k factors and
     `sizes.interactions` triples, drawn with a fixed seed. Of the CPU and an accelerator that "auto"
@@ -211,17 +230,82 @@ def choose_latent_dimension(
     providers cannot be used.
     """
     clock, rng = MonotonicClock(), np.random.default_rng(0)
+    start = clock.now()
     contenders = _contenders(providers)
     share = replace(request, time_box_seconds=request.time_box_seconds / len(contenders))
-    choices = []
+    found = []
     for contender in contenders:
-        start = clock.now()
         workload = TrainStepWorkload(artifact, sizes, providers=contender, threads=threads, rng=rng)
-        choice = choose_k(workload, share, clock=clock, start=start, progress=progress)
+        each = _searched(workload, share, most, clock, progress)
         machine = describe_machine(threads=workload.threads, provider=workload.provider)
-        reason = f"{choice.reason} {workload.provider_report}".rstrip()
-        choices.append(replace(choice, request=request, machine=machine, reason=reason))
-    return _best(choices)
+        reason = f"{each.fit.reason} {workload.provider_report}".rstrip()
+        found.append((replace(each, fit=replace(each.fit, reason=reason)), machine))
+    best, machine = _best(found)
+    elapsed = clock.now() - start
+    return _result(best, machine, request, sizes, "an epoch of BPR", when_none_fits, elapsed)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """``kept``: run again, the chosen k kept the deadline."""
+
+    fit: Fit
+    kept: bool = False
+
+
+def _searched(
+    workload: Workload, request: Request, most: int, clock: Clock, progress: Seen
+) -> _Found:
+    options = columns(workload, most, clock)
+    fit = choose(options, request, clock, progress)
+    if fit.place is None:
+        return _Found(fit)
+    kept, told = confirmed(options[fit.place], request, clock)
+    return _Found(replace(fit, reason=f"{fit.reason}{told}"), kept)
+
+
+def _result(
+    found: _Found,
+    machine: Machine,
+    request: Request,
+    sizes: WorkSizes,
+    work: str,
+    when_none_fits: WhenNoneFits,
+    elapsed_seconds: float,
+) -> BenchResult:
+    fit, work = found.fit, f"{work} with {sizes.interactions:,} interactions"
+    place = 0 if fit.place is None and when_none_fits == "one" else fit.place
+    return BenchResult(
+        kind="k",
+        work=work,
+        machine=machine,
+        rows=tuple(_row(each, sizes) for each in sorted(fit.measured, key=lambda one: one.place)),
+        slowdown=request.slowdown,
+        elapsed_seconds=elapsed_seconds,
+        choice=BenchChoice(
+            round=work,
+            deadline_seconds=request.deadline_seconds,
+            limit_seconds=request.limit_seconds,
+            fits=fit.place is not None,
+            confirmed=found.kept,
+            reason=fit.reason,
+            option=None if place is None else str(1 + place),
+            round_seconds=fit.p90_seconds,
+        ),
+    )
+
+
+def _row(seen: TimedOption, sizes: WorkSizes) -> BenchRow:
+    p50, p90 = (
+        each if math.isfinite(each) else None for each in (seen.p50_seconds, seen.p90_seconds)
+    )
+    return BenchRow(
+        option=str(1 + seen.place),
+        runs=len(seen.seconds),
+        p50_seconds=p50,
+        p90_seconds=p90,
+        samples_a_second=sizes.interactions / p50 if p50 else None,
+    )
 
 
 def _contenders(providers: Providers) -> list[Providers]:
@@ -234,22 +318,18 @@ def _contenders(providers: Providers) -> list[Providers]:
     return [*found[:-1][:1], found[-1]]
 
 
-def _best(choices: list[Choice]) -> Choice:
+def _best(found: list[tuple[_Found, Machine]]) -> tuple[_Found, Machine]:
     """The one with the largest k, of equal ones the fastest; its reason tells of the others."""
 
-    def worth(choice: Choice) -> tuple[bool, int, float]:
-        seconds = math.inf if choice.p90_seconds is None else choice.p90_seconds
-        return choice.fits, choice.k or 0, -seconds
+    def worth(one: tuple[_Found, Machine]) -> tuple[int, float]:
+        fit = one[0].fit
+        return -1 if fit.place is None else fit.place, -(fit.p90_seconds or math.inf)
 
-    best = max(choices, key=worth)
-    others = [choice for choice in choices if choice is not best]
-    return replace(
-        best,
-        reason=" ".join([best.reason, *map(_told, others)]),
-        elapsed_seconds=sum(choice.elapsed_seconds for choice in choices),
-    )
-
-
-def _told(choice: Choice) -> str:
-    provider = "" if choice.machine is None else choice.machine.provider
-    return f"With {provider} instead: {choice.reason}"
+    best, machine = max(found, key=worth)
+    others = [
+        f"With {other.provider} instead: {each.fit.reason}"
+        for each, other in found
+        if each is not best
+    ]
+    reason = " ".join([best.fit.reason, *others])
+    return replace(best, fit=replace(best.fit, reason=reason)), machine

@@ -1,53 +1,72 @@
-"""Which is the largest option that fits into so many seconds? Asked smallest first.
+"""Which is the largest option that fits into so many seconds?
 
-Options are a number of columns k, from 1 up, whose cost grows with it (`choose_k`), or a few works
-that can be cut short (`choose_among`). Whatever they are, one fits when the 90th percentile of its
-time keeps the limit, and a larger one is begun only where a smaller one was seen to fit: a train
-step that runs cannot be stopped.
+Options are works whose cost grows, smallest first, each of which can be cut short: rounds with the
+rungs of a ladder, with artifacts of unequal size, or with k columns of a model. One fits when the
+90th percentile of its time keeps the limit. As few are measured as a line through what was measured
+needs, and none for much longer than its share of the time box.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from device_sdk.capability.machine import Machine
-from device_sdk.capability.stopwatch import Measurement, Request, Stopwatch, Workload
+from device_sdk.fields import Declared, Within
 from device_sdk.system.clock import Clock
 
 _INSTANT = 1e-9
-
-
-def _shown(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
-
-
-# The largest of a few works, each of which can be cut short: artifacts of unequal size.
-
-_MOST_RUNS = 8
-# Steps that an unfinished run must have made before its pace says anything.
+"""A clock may say that a run took no time."""
+_FEWEST_RUNS, _MOST_RUNS = 8, 2000
+_LEAST_SECONDS = 0.05
+"""Of quick runs more than the fewest are taken, for so long."""
 _FEWEST_STEPS = 3
-# How much longer it is run where it made fewer.
+"""Steps that an unfinished run must have made before its pace says anything."""
 _LONGER = 3.0
+"""How much longer it is run where it made fewer."""
+_CONFIRMATIONS = 3
+_MOST_DOUBTS = 2
+"""How often one that missed is measured again."""
+_TIE = 1.0 + 1e-9
+"""A tie is a fit, whatever the clock's rounding."""
+
+
+@dataclass(frozen=True)
+class Request(Declared):
+    """What is asked: the largest option for work that has to end within a deadline.
+
+    An option fits when its p90 is at most `limit_seconds`, (1 - headroom) x the deadline.
+    `time_box_seconds` is for the whole measurement; `slowdown` emulates a device that many times
+    slower.
+    """
+
+    deadline_seconds: Annotated[float, Within(0, above=True)]
+    headroom: Annotated[float, Within(0, 1, below=True)] = 0.2
+    time_box_seconds: Annotated[float, Within(0, above=True)] = 10.0
+    slowdown: Annotated[float, Within(1)] = 1.0
+
+    @property
+    def limit_seconds(self) -> float:
+        """What an option's p90 may be."""
+        return self.deadline_seconds * (1.0 - self.headroom)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """One run of a work: how long, how many train steps, and whether it was cut short."""
+    """One run of a work: how long, how many steps, whether it was cut short, and of how many steps
+    a whole run is (0: not known)."""
 
     seconds: float
     steps: int
     finished: bool
+    whole_steps: int = 0
 
 
-class StoppableWork(Protocol):
+class Option(Protocol):
     """A round's training with one artifact, say, on a state that is thrown away.
 
     ``size``: how many numbers it trains, say; costs between two sizes lie on a line.
@@ -65,52 +84,143 @@ class StoppableWork(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """`place`: of the chosen work; None where even the smallest misses.
+class TimedOption:
+    """What was seen of an option on a device as slow as the request's.
 
-    `p90_seconds`: of its measured runs; an estimate from the pace of its steps where a whole run
-    did not fit the time box. `measured`: places, in the order in which they were measured.
+    ``seconds``: of its runs; an estimate from the pace of its steps where a whole run did not fit
+    the time box, infinite where it did not end by the limit.
+    """
+
+    place: int
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def p50_seconds(self) -> float:
+        """Their median."""
+        return float(np.median(self.seconds))
+
+    @property
+    def p90_seconds(self) -> float:
+        """Of so few, the second slowest: another program's moment is not the device's pace."""
+        return float(np.quantile(self.seconds, 0.9, method="lower"))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`place`: of the chosen option; None where even the smallest misses.
+
+    `p90_seconds`: its own. `measured`: in the order in which they were measured.
     """
 
     place: int | None
     p90_seconds: float | None
     reason: str
-    measured: tuple[int, ...] = ()
+    measured: tuple[TimedOption, ...] = ()
 
 
-def choose_among(works: Sequence[StoppableWork], request: Request, clock: Clock) -> Fit:
-    """The largest of the `works`, which come smallest first, that fits.
+def choose(
+    options: Sequence[Option],
+    request: Request,
+    clock: Clock,
+    progress: Callable[[TimedOption], None] = lambda seen: None,
+) -> Fit:
+    """The largest of the `options`, which come smallest first, that fits.
 
     The two smallest are measured first. A line through what was measured then says which is likely
-    the largest that fits, and where it is wrong it is drawn anew. The smallest one's first run is
-    finished even past the time box, unless it misses.
+    the largest that fits, and where it is wrong it is drawn anew; where it does not halve what is
+    left, the middle is next. While there is time the one that missed is measured again: another
+    program may have run. The smallest one's first run is finished even past the time box, unless it
+    misses, or says itself how large a part of it was done.
     """
     limit = request.limit_seconds / request.slowdown
     stop_at = clock.now() + request.time_box_seconds
-    took: dict[int, float] = {}
-    low, high, whole_steps = -1, len(works), 0
-    while high - low > 1:
-        place = _likely_place([work.size for work in works], took, low, high, limit)
-        share = max(0.0, stop_at - clock.now()) / (high - low - 1)
-        took[place], whole_steps = _p90_of(works[place], limit, share, whole_steps, clock)
-        low, high = (place, high) if took[place] <= limit else (low, place)
+    seen: dict[int, TimedOption] = {}
+    low, high, whole_steps, halve = -1, len(options), 0, False
+    doubts: Counter[int] = Counter()
+    while True:
+        left = high - low - 1
+        if left:
+            took = {place: each.p90_seconds / request.slowdown for place, each in seen.items()}
+            likely = _likely_place([each.size for each in options], took, low, high, limit)
+            place = low + (high - low) // 2 if halve else likely
+            halve = not halve and len(took) > 1
+        elif high < len(options) and doubts[high] < _MOST_DOUBTS:
+            place = high
+            again = min(limit, seen[high].p90_seconds / request.slowdown)
+            if clock.now() + _FEWEST_STEPS * again > stop_at:
+                break
+            doubts[high] += 1
+        else:
+            break
+        share = max(0.0, stop_at - clock.now()) / max(1, left).bit_length()
+        runs, whole_steps = _timed(options[place], limit, share, whole_steps, clock)
+        seconds = tuple(each * request.slowdown for each in runs)
+        seen[place] = TimedOption(place, options[place].name, seconds)
+        progress(seen[place])
+        most = _TIE * request.limit_seconds
+        if seen[place].p90_seconds <= most:
+            low = max(low, place)
+        larger = (at for at in seen if at > low and seen[at].p90_seconds > most)
+        high = min(larger, default=len(options))
+        halve = halve and 2 * (high - low - 1) > left
+    reason, measured = _reason(seen, low, high, request), tuple(seen.values())
+    if low < 0:
+        return Fit(None, None, reason, measured)
+    return Fit(low, seen[low].p90_seconds, reason, measured)
+
+
+def _reason(seen: Mapping[int, TimedOption], low: int, high: int, request: Request) -> str:
     bound = (
         f"the limit is {_shown(request.limit_seconds)} "
         f"({1.0 - request.headroom:.0%} of {_shown(request.deadline_seconds)})"
     )
 
-    def shown(place: int) -> str:
-        if not math.isfinite(took[place]):
-            return f"{works[place].name} did not end in time"
-        return f"{works[place].name} takes {_shown(took[place] * request.slowdown)}"
+    def told(place: int) -> str:
+        each = seen[place]
+        if not math.isfinite(each.p90_seconds):
+            return f"{each.name} did not end in time"
+        return f"{each.name} takes {_shown(each.p90_seconds)}"
 
-    measured = tuple(took)
     if low < 0:
-        why = f"Even the smallest misses: {shown(0)}; {bound}."
-        return Fit(None, None, why, measured)
-    then = shown(high) if high < len(works) else "it is the largest one"
-    why = f"{shown(low)} at p90, {bound}; {then}."
-    return Fit(low, took[low] * request.slowdown, why, measured)
+        return f"Even the smallest misses: {told(0)}; {bound}."
+    then = told(high) if high in seen else "it is the largest one"
+    return f"{told(low)} at p90, {bound}; {then}."
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Kept = TypeVar("_Kept", bound=_Named)
+
+
+def affordable(
+    options: Sequence[_Kept], bytes_of: Callable[[_Kept], int | None], most: int | None, what: str
+) -> tuple[list[_Kept], str]:
+    """Those of the options that take no more than ``most`` bytes (None: no bound) of ``what``, or
+    nobody knows how many; and what is said of the first that takes more."""
+    if most is None:
+        return [*options], ""
+    taken = [bytes_of(each) or 0 for each in options]
+    kept = [each for each, own in zip(options, taken, strict=True) if own <= most]
+    over = [(each.name, own) for each, own in zip(options, taken, strict=True) if own > most]
+    told = "".join(f" {name} takes {own:,} bytes {what}, of {most:,}." for name, own in over[:1])
+    return kept, told
+
+
+def confirmed(option: Option, request: Request, clock: Clock) -> tuple[bool, str]:
+    """Whether it keeps the deadline when it is run again, and what is said of that."""
+    deadline = request.deadline_seconds / request.slowdown
+    until = clock.now() + max(request.time_box_seconds / _CONFIRMATIONS, deadline)
+    runs: list[float] = []
+    while len(runs) < _CONFIRMATIONS and (not runs or clock.now() + runs[-1] < until):
+        done = option.run(deadline)
+        runs.append(done.seconds if done.finished else math.inf)
+    if float(np.quantile(runs, 0.9, method="lower")) <= deadline:
+        return True, " Run again, it kept the deadline."
+    return False, " Run again, it did not keep the deadline: is another program running?"
 
 
 def _likely_place(
@@ -129,18 +239,19 @@ def _likely_place(
     return max((each for each in range(low + 1, high) if likely[each] <= limit), default=low + 1)
 
 
-def _p90_of(
-    work: StoppableWork, limit: float, share: float, whole_steps: int, clock: Clock
-) -> tuple[float, int]:
-    """p90 of a run in seconds (infinite: not finished by the limit), and a whole run's steps."""
-    until = clock.now() + share
+def _timed(
+    option: Option, limit: float, share: float, whole_steps: int, clock: Clock
+) -> tuple[list[float], int]:
+    """Runs in seconds (infinite: not finished by the limit), and a whole run's steps."""
+    began = clock.now()
     # A first step opens and allocates what no later one does: it is in none of the figures.
-    work.run(0.0)
-    # The work before says how many steps a run has: then a part of a run is enough.
-    most = min(limit, max(share, limit / 16)) if whole_steps else limit
+    first = option.run(0.0)
+    whole_steps = first.whole_steps or whole_steps
+    # Where a whole run's steps are known, a part of a run is enough.
+    most = min(limit, max(share, _FEWEST_STEPS * first.seconds)) if whole_steps else limit
     runs: list[float] = []
     while True:
-        done = work.run(most)
+        done = option.run(most)
         if done.finished:
             runs.append(done.seconds)
             whole_steps = done.steps
@@ -152,343 +263,79 @@ def _p90_of(
         else:
             runs.append(math.inf)
         misses = sum(each > limit for each in runs)
-        if len(runs) == _MOST_RUNS or misses > 1 or clock.now() + done.seconds > until:
-            # Of so few, the second slowest: another program's moment is not the device's pace.
-            return float(np.quantile(runs, 0.9, method="lower")), whole_steps
+        spent = clock.now() - began
+        steady = (len(runs) >= _FEWEST_RUNS and spent > _LEAST_SECONDS) or len(runs) == _MOST_RUNS
+        missed = misses > max(1, len(runs) // 10)
+        if steady or missed or spent + done.seconds > share:
+            return runs, whole_steps
 
 
-# The largest number of columns: bracket it, refine it, confirm it.
-
-_LADDER = 4
-# Ks measured around the crossing. Eight in a row meet every residue modulo the width of a vector
-# register, so that the window's average does not depend on where it starts.
-_WINDOW = 8
-# Blocks that each of them gets, in turns, so that a slow spell of the machine meets all of them.
-_PASSES = 4
-_CONFIRMATIONS = 3
-# Share of the time box after which only the confirmation is left to do.
-_REFINE_UNTIL = 0.7
+def _shown(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen k, why, and everything that was measured on the way.
+# Work with k columns of a model.
 
-    `k` is None where the device declines. `fits`: the chosen k fits; `confirmed`: measured again
-    after the search, it kept the deadline and, but for noise, the limit. `load_seconds` is what
-    happened once before the first measurement (reading an artifact, making its session) and is in
-    no other figure. `machine` is None where nobody asked for it.
-    """
+_PARTS = 64
+"""A run's steps: so small a part is tried first, so that a run longer than it may be is noticed
+before it is begun. One that runs cannot be stopped."""
+_MOST_GROWTH, _LEAST_GROWTH = 8.0, 2.0
 
-    k: int | None
-    reason: str
-    fits: bool
-    confirmed: bool
-    request: Request
-    measurements: tuple[Measurement, ...]
-    load_seconds: float
-    elapsed_seconds: float
-    machine: Machine | None = None
 
-    def at(self, k: int | None) -> Measurement | None:
-        """What was measured at `k`."""
-        return next((entry for entry in self.measurements if entry.k == k), None)
+class Workload(Protocol):
+    """Work whose cost grows with the latent dimension k."""
+
+    def prepare(self, k: int, share: float = 1.0) -> None:
+        """Get ready to run at `k`; do only a `share` (0 to 1] of the work in each run."""
+
+    def run(self) -> object:
+        """Do the work once, at the k and share prepared last; what it returns is ignored."""
+
+
+@dataclass(slots=True)
+class ColumnsOption:
+    """A round of ``workload`` with ``k`` columns, an :class:`Option`; ``prepared`` is all its
+    options': the k, and of how many parts, that the workload is ready for."""
+
+    k: int
+    workload: Workload
+    clock: Clock
+    prepared: list[tuple[int, int]]
+    parts: int = field(default=1, init=False)
 
     @property
-    def p90_seconds(self) -> float | None:
-        """The chosen k's p90; None where it was not measured."""
-        measured = self.at(self.k)
-        return None if measured is None else measured.p90_seconds
+    def name(self) -> str:
+        return f"k = {self.k}"
 
+    @property
+    def size(self) -> float:
+        return float(self.k)
 
-def choose_k(
-    workload: Workload,
-    request: Request,
-    *,
-    clock: Clock,
-    start: float | None = None,
-    progress: Callable[[Measurement], None] | None = None,
-) -> Choice:
-    """The largest k with which any workload fits; `start` is when the time box began (now)."""
-    started = clock.now()
-    start = started if start is None else start
-    stopwatch = Stopwatch(workload, request, clock, start=start, progress=progress)
-    impression = stopwatch.first_impression()
-    search = _Search(stopwatch, request)
-    # Twice: a cold start and one steady run are the least that says anything.
-    if 2.0 * impression > stopwatch.seconds_left():
-        search.out_of_time = True
-    else:
-        search.run()
-    measurements = stopwatch.measurements()
-    k = search.k if search.k > 0 else (1 if request.when_none_fits == "one" else None)
-    return Choice(
-        k=k,
-        reason=_reason(request, search, measurements, impression),
-        fits=search.k > 0,
-        confirmed=search.confirmed,
-        request=request,
-        measurements=measurements,
-        load_seconds=started - start,
-        elapsed_seconds=clock.now() - start,
-    )
-
-
-class _Search:
-    """`k`: the outcome, 0 where none fits. `confirmed`: it was measured again after the search and
-    kept the deadline with at least half of the headroom. `out_of_time`: the time box ended before
-    the ks were bracketed or the chosen one confirmed.
-    """
-
-    def __init__(self, stopwatch: Stopwatch, request: Request) -> None:
-        self._stopwatch = stopwatch
-        self._limit = request.limit_seconds
-        self._deadline = request.deadline_seconds
-        self._tolerated = (self._limit + self._deadline) / 2.0
-        self._max_k = request.max_k
-        self._leave_seconds = stopwatch.seconds_left() * (1.0 - _REFINE_UNTIL)
-        self.k = 0
-        self.confirmed = False
-        self.out_of_time = False
-
-    def run(self) -> None:
-        """Search."""
-        for k in self._ladder():
-            took = self._measure(k)
-            if took is None or took > self._limit:
+    def run(self, most_seconds: float) -> WorkDone:
+        """All of it, or the first part that takes longer than ``most_seconds``: twice of that at
+        most, for a part n times as large takes n times as long, or less."""
+        seconds = self._seconds()
+        while self.parts < _PARTS:
+            growth = min(_MOST_GROWTH, _LEAST_GROWTH * most_seconds / max(seconds, _INSTANT))
+            if growth < _LEAST_GROWTH:
                 break
-        if not self._stopwatch.runs:
-            self.out_of_time = True
-            return
-        self._refine()
-        self._confirm()
+            self.parts = min(_PARTS, int(growth * self.parts))
+            seconds = self._seconds()
+        return WorkDone(seconds, self.parts, self.parts == _PARTS, _PARTS)
 
-    def _ladder(self) -> Iterator[int]:
-        k = 1
-        while k < self._max_k:
-            yield k
-            k *= _LADDER
-        yield self._max_k
-
-    def _refine(self) -> None:
-        """Measure around the crossing until every k there was measured often enough."""
-        while True:
-            low, high = bounds(self._stopwatch.runs, self._limit, self._max_k)
-            if low >= high:
-                return
-            k = self._next(self._estimate())
-            if k is None or self._time_to_confirm() or not self._stopwatch.measure(k):
-                return
-
-    def _confirm(self) -> None:
-        """Measure the estimate again; step down while it misses, further each time."""
-        candidate, step = self._not_past_one(self._estimate()), 1
-        while candidate >= 1:
-            if not self._measure_again(candidate):
-                self.k, self.out_of_time = self._largest_seen(candidate), True
-                return
-            if self._keeps(candidate):
-                self.k, self.confirmed = candidate, True
-                return
-            if candidate == 1:
-                return
-            candidate = self._not_past_one(min(candidate - step, self._estimate()))
-            step *= 2
-
-    def _not_past_one(self, candidate: int) -> int:
-        """The candidate; 1 instead of less where it was seen to fit, whatever the fit line says."""
-        return 1 if candidate < 1 and self._stopwatch.p90(1) <= self._limit else candidate
-
-    def _keeps(self, k: int) -> bool:
-        if k == 1 and self._stopwatch.p90(1) <= self._limit:
-            return True
-        estimate = p90_estimates(self._stopwatch.runs)[k]
-        return estimate <= self._tolerated and self._stopwatch.p90(k) <= self._deadline
-
-    def _next(self, centre: int) -> int | None:
-        """The window's least measured k, the nearest to the centre first; None if all are done."""
-        first = max(1, min(centre - _WINDOW // 2 + 1, self._max_k - _WINDOW + 1))
-        window = range(first, min(first + _WINDOW, self._max_k + 1))
-        todo = [k for k in window if self._stopwatch.blocks(k) < _PASSES]
-        return min(
-            todo, key=lambda k: (self._stopwatch.blocks(k), abs(k - centre - 0.4)), default=None
-        )
-
-    def _measure(self, k: int) -> float | None:
-        if not self._time_to_confirm() and self._stopwatch.measure(k):
-            return p90_estimates(self._stopwatch.runs)[k]
-        self.out_of_time = True
-        return None
-
-    def _time_to_confirm(self) -> bool:
-        return self._stopwatch.seconds_left() <= self._leave_seconds
-
-    def _measure_again(self, k: int) -> bool:
-        """Up to three more blocks; True where at least one was taken just now."""
-        if not self._stopwatch.measure(k):
-            return False
-        for _ in range(_CONFIRMATIONS - 1):
-            # The rest of the box is for the next smaller k, should this one miss.
-            if self._stopwatch.seconds_left() > self._leave_seconds / 2.0:
-                self._stopwatch.measure(k)
-        return True
-
-    def _estimate(self) -> int:
-        return largest_fitting(self._stopwatch.runs, self._limit, self._max_k)
-
-    def _largest_seen(self, at_most: int) -> int:
-        """The largest measured k up to `at_most` that kept the deadline; 0 where none did."""
-        seen = [k for k in self._stopwatch.runs if k <= at_most]
-        return max((k for k in seen if self._keeps(k)), default=0)
+    def _seconds(self) -> float:
+        if self.prepared != [(self.k, self.parts)]:
+            self.workload.prepare(self.k, self.parts / _PARTS)
+            self.prepared[:] = [(self.k, self.parts)]
+            self.workload.run()  # it opens and allocates what no later one does
+        start = self.clock.now()
+        self.workload.run()
+        return self.clock.now() - start
 
 
-def _reason(
-    request: Request, found: _Search, measurements: tuple[Measurement, ...], impression: float
-) -> str:
-    limit = (
-        f"{_shown(request.limit_seconds)} ({1.0 - request.headroom:.0%} of the "
-        f"{_shown(request.deadline_seconds)} deadline)"
-    )
-    cut = f" The time box of {_shown(request.time_box_seconds)} ended the search early."
-    if found.k == 0:
-        answer = (
-            "k = 1 is taken all the same, as asked"
-            if request.when_none_fits == "one"
-            else "the device declines, as asked"
-        )
-        first = next((entry.p90_seconds for entry in measurements if entry.k == 1), None)
-        if first is not None:
-            return f"Even k = 1 misses: its p90 is {_shown(first)}, the limit {limit}; {answer}."
-        if math.isfinite(impression):
-            took = f"one run at k = 1 would take about {_shown(impression)}"
-        else:
-            took = "not even a small share of one run at k = 1 ended inside it"
-        return (
-            f"The time box of {_shown(request.time_box_seconds)} is too short to measure anything: "
-            f"{took}. Nothing is known to fit; {answer}."
-        )
-    chosen = next(entry for entry in measurements if entry.k == found.k)
-    why = f"k = {found.k} takes {_shown(chosen.p90_seconds or 0.0)} at p90, the limit is {limit}"
-    if found.k == request.max_k:
-        why += "; it is the largest k that was allowed"
-    elif not found.out_of_time:
-        why += "; larger ones are expected to miss"
-    if not found.confirmed:
-        why += ". It was not confirmed."
-    elif (chosen.p90_seconds or 0.0) <= request.limit_seconds:
-        why += ". Measured again, it still fits."
-    else:
-        why += ". Measured again, it used some of the headroom and kept the deadline."
-    return why + (cut if found.out_of_time else "")
-
-
-# From noisy runs at some ks to the largest k whose p90 keeps the limit.
-
-Runs = Mapping[int, Sequence[Sequence[float]]]
-"""Per k, blocks of steady runs in seconds."""
-
-# Standard errors by which a cost must be away from the limit to count as clear of it.
-_CLEAR = 3.0
-# Relative distance from the limit that is asked in addition of a k measured only once.
-_ONE_BLOCK = 0.5
-# A median's standard error in those of a mean, for normal noise.
-_MEDIAN_ERROR = 1.2533
-
-
-def p90_estimates(runs: Runs) -> dict[int, float]:
-    """The p90 per k in seconds: its own median times a tail ratio shared by all ks.
-
-    A p90 of a few runs is a lottery, a median is not. What makes the tail (the scheduler, other
-    programs) is the machine's, not k's, so p90 / median is pooled over every run there is.
-    """
-    medians = {k: _median(blocks) for k, blocks in runs.items()}
-    relative = [
-        np.concatenate([np.asarray(block) for block in blocks]) / medians[k]
-        for k, blocks in runs.items()
-    ]
-    tail = float(np.quantile(np.concatenate(relative), 0.9)) if relative else 1.0
-    return {k: median * max(tail, 1.0) for k, median in medians.items()}
-
-
-def relative_errors(runs: Runs) -> dict[int, float]:
-    """The relative standard error of each k's median, from the spread in and between blocks."""
-    within = _pooled([block for blocks in runs.values() for block in blocks])
-    between = _pooled([[_middle(block) for block in blocks] for blocks in runs.values()])
-    return {
-        k: max(
-            _MEDIAN_ERROR * within / math.sqrt(sum(len(block) for block in blocks)),
-            between / math.sqrt(len(blocks)),
-        )
-        for k, blocks in runs.items()
-    }
-
-
-def bounds(runs: Runs, limit_seconds: float, max_k: int) -> tuple[int, int]:
-    """The largest k that clearly fits (0: none), and the largest that is not clearly beaten."""
-    limit_seconds *= 1.0 + 1e-9  # a tie is a fit, whatever the clock's rounding
-    cost = p90_estimates(runs)
-    error = {k: _doubt(relative, len(runs[k])) for k, relative in relative_errors(runs).items()}
-    low = max((k for k in cost if cost[k] * (1.0 + error[k]) <= limit_seconds), default=0)
-    beaten = [k for k in cost if k > low and cost[k] * (1.0 - error[k]) > limit_seconds]
-    return low, min(beaten, default=max_k + 1) - 1
-
-
-def _doubt(relative_error: float, blocks: int) -> float:
-    """How far from the limit a cost has to be. One block may have met an unusual moment."""
-    lucky = _ONE_BLOCK if blocks == 1 and relative_error > 0.0 else 0.0
-    return _CLEAR * relative_error + lucky
-
-
-def largest_fitting(runs: Runs, limit_seconds: float, max_k: int) -> int:
-    """The largest k in 0 to `max_k` whose p90 is estimated to be at most the limit.
-
-    Where measurements are clear of the limit they decide alone. Between the largest k that clearly
-    fits and the next one that clearly does not, a straight line through the neighbourhood decides:
-    it averages the noise of all ks around the crossing, so that two measurements agree.
-    """
-    low, high = bounds(runs, limit_seconds, max_k)
-    if low >= high or not runs:
-        return low
-    cost = p90_estimates(runs)
-    passing = max((k for k in cost if cost[k] <= limit_seconds), default=0)
-    near = sorted(k for k in cost if max(1, passing) / 2 <= k <= 4 * max(1, passing))
-    if len(near) < 2:
-        return min(max(passing, low), high)
-    weights = np.sqrt([float(sum(len(block) for block in runs[k])) for k in near])
-    seconds = np.array([cost[k] for k in near])
-    crossing = _crossing(np.array(near, np.float64), seconds, weights, limit_seconds)
-    return min(max(crossing, low), high)
-
-
-def _crossing(
-    ks: NDArray[np.float64],
-    seconds: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    limit_seconds: float,
-) -> int:
-    """Where the line of least squares reaches the limit, rounded down; a level line never does."""
-    # Relative residuals: noise grows with the time it disturbs.
-    slope, offset = (float(value) for value in np.polyfit(ks, seconds, 1, w=weights / seconds))
-    if slope * float(np.ptp(ks)) <= 1e-9 * abs(float(seconds.mean())):
-        fits = float(np.average(seconds, weights=weights)) <= limit_seconds
-        return np.iinfo(np.int32).max if fits else 0
-    return math.floor(min((limit_seconds - offset) / slope, 1e9) + 1e-9)
-
-
-def _median(blocks: Sequence[Sequence[float]]) -> float:
-    return float(np.median([seconds for block in blocks for seconds in block]))
-
-
-def _middle(block: Sequence[float]) -> float:
-    return float(np.median(block))
-
-
-def _pooled(groups: Sequence[Sequence[float]]) -> float:
-    """The relative standard deviation within groups, robust against outliers."""
-    deviations = [
-        np.abs(np.asarray(group) / np.median(group) - 1.0)
-        * math.sqrt(len(group) / (len(group) - 1))
-        for group in groups
-        if len(group) > 1
-    ]
-    return 1.4826 * float(np.median(np.concatenate(deviations))) if deviations else 0.0
+def columns(workload: Workload, most: int, clock: Clock) -> list[ColumnsOption]:
+    """Its options: 1 to ``most`` columns."""
+    prepared: list[tuple[int, int]] = []
+    return [ColumnsOption(k, workload, clock, prepared) for k in range(1, most + 1)]

@@ -35,8 +35,8 @@ class BenchRow(Declared):
         option: its name.
         numbers: how many it trains.
         runs: of the work that were timed, all of them warm.
-        p50_seconds, p90_seconds: of a run; None where the time box ended before one.
-        cold_seconds: of the first run, which the others leave out.
+        p50_seconds, p90_seconds: of a run; None where none ended by the limit.
+        cold_seconds: of the first run, which the others leave out; None of a k.
         samples_a_second: by the median.
         peak_memory_bytes: the most that a process which trains it took beyond Python, NumPy and
             onnxruntime.
@@ -47,7 +47,7 @@ class BenchRow(Declared):
 
     option: str
     runs: _Count
-    cold_seconds: _Seconds
+    cold_seconds: _Seconds | None = None
     p50_seconds: _Seconds | None = None
     p90_seconds: _Seconds | None = None
     numbers: _Count | None = None

@@ -26,10 +26,9 @@ from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.load import read_manifest, rung_folders
 from device_sdk.artifact.manifest import INITIAL_FILE, MANIFEST_FILE, Manifest
 from device_sdk.capability.energy import EnergyMeter
-from device_sdk.capability.fit import Fit, WorkDone, choose_among
+from device_sdk.capability.fit import Fit, Request, WorkDone, affordable, choose, confirmed
 from device_sdk.capability.machine import describe_machine
 from device_sdk.capability.report import BenchChoice, BenchResult, BenchRow
-from device_sdk.capability.stopwatch import Request
 from device_sdk.errors import GraphRunError, NonFiniteStep
 from device_sdk.fields import Declared, OneOf, Within
 from device_sdk.methods.fedavg.contract import exact_names, tensors_of
@@ -49,7 +48,6 @@ _FEWEST, _MOST = 3, 500
 """Steps in a turn."""
 _MEMORY_STEPS: Final = 3
 _MEMORY_SECONDS: Final = 120.0
-_CONFIRMATIONS: Final = 3
 _Positive = Annotated[int, Within(1)]
 _Codec = Annotated[str, OneOf(tuple(BROADCAST_CODECS))]
 
@@ -64,7 +62,8 @@ class RungRequest(Declared):
         deadline_seconds: a round has to end within it; None: nothing is chosen.
         time_box_seconds: for the timed steps, and as long again for the choice.
         slowdown: so many times slower a device is emulated.
-        most_memory_bytes: what takes more is not chosen.
+        most_memory_bytes, most_bytes: what takes more of memory, or down and up in a round, is not
+            chosen.
         broadcast_codec, update_codec: the task's.
     """
 
@@ -76,6 +75,7 @@ class RungRequest(Declared):
     time_box_seconds: Annotated[float, Within(0, above=True)] = 5.0
     slowdown: Annotated[float, Within(1)] = 1.0
     most_memory_bytes: _Positive | None = None
+    most_bytes: _Positive | None = None
     broadcast_codec: _Codec = "float16"
     update_codec: _Codec = "int8"
     threads: _Positive = 1
@@ -108,7 +108,7 @@ class OpenArtifact:
 
 @dataclass(frozen=True, slots=True)
 class RoundOfSteps:
-    """A round of so many steps; a :class:`~device_sdk.capability.fit.StoppableWork`."""
+    """A round of so many steps; an :class:`~device_sdk.capability.fit.Option`."""
 
     rung: OpenArtifact
     steps: int
@@ -143,7 +143,7 @@ def bench_artifacts(
 ) -> BenchResult:
     """Time the artifacts of these folders, each of which may be a ladder's with all its rungs.
 
-    The choice is the one that a device makes in a round (:func:`choose_among`), of rounds of
+    The choice is the one that a device makes in a round (:func:`choose`), of rounds of
     ``samples`` x ``epochs`` in such steps. ``progress`` is told what is being done; ``memory_of``:
     :func:`peak_memory`, where None.
 
@@ -163,8 +163,9 @@ def bench_artifacts(
             memory[rung.name] = measure(rung.folder, request.batch, providers, request.threads)
         meter = EnergyMeter(clock)
         _time(rungs, request.time_box_seconds, clock, meter, progress)
+        measured = tuple(_measured(rung, memory[rung.name], request, rng) for rung in rungs)
         progress("choosing")
-        choice = _choice(rungs, memory, request, clock)
+        choice = _choice(rungs, measured, request, clock)
         first = rungs[0].trainer
         rows = {rung.rows for rung in rungs}
         of = f" of {rows.pop()} samples" if len(rows) == 1 else ""
@@ -172,7 +173,7 @@ def bench_artifacts(
             kind="rung" if rungs[0].manifest.submodel is not None else "artifact",
             work=f"a train step{of}",
             machine=describe_machine(threads=first.threads, provider=first.providers[0]),
-            rows=tuple(_measured(rung, memory[rung.name], request, rng) for rung in rungs),
+            rows=measured,
             slowdown=request.slowdown,
             elapsed_seconds=clock.now() - start,
             energy=meter.source,
@@ -342,7 +343,7 @@ def round_bytes(trainer: Trainer, down: str, up: str, rng: np.random.Generator) 
 
 def _choice(
     rungs: Sequence[OpenArtifact],
-    memory: Mapping[str, int | None],
+    rows: Sequence[BenchRow],
     request: RungRequest,
     clock: Clock,
 ) -> BenchChoice | None:
@@ -354,45 +355,33 @@ def _choice(
         time_box_seconds=request.time_box_seconds,
         slowdown=request.slowdown,
     )
-    most = request.most_memory_bytes
-    small = [each for each in rungs if most is None or (memory[each.name] or 0) <= most]
-    too_large = ""
-    if len(small) < len(rungs):
-        first = next(each for each in rungs if each not in small)
-        too_large = (
-            f" {first.name} takes {memory[first.name]:,} bytes of memory, above the {most:,} "
-            "that it may."
-        )
+    by_name = {row.option: row for row in rows}
+
+    def memory(rung: OpenArtifact) -> int | None:
+        return by_name[rung.name].peak_memory_bytes
+
+    def transfer(rung: OpenArtifact) -> int:
+        return (by_name[rung.name].down_bytes or 0) + (by_name[rung.name].up_bytes or 0)
+
+    small, too_large = affordable(rungs, memory, request.most_memory_bytes, "of memory")
+    small, too_many = affordable(small, transfer, request.most_bytes, "a round")
     steps = {each.name: request.epochs * math.ceil(request.samples / each.rows) for each in rungs}
     works = [RoundOfSteps(rung, steps[rung.name], clock) for rung in small]
-    fit = Fit(None, None, "No memory is left for the smallest.")
+    fit = Fit(None, None, "None is small enough.")
     if works:
-        fit = choose_among(works, asked, clock)
+        fit = choose(works, asked, clock)
     work = None if fit.place is None else works[fit.place]
-    confirmed, told = (False, "") if work is None else _confirmed(work, asked, clock)
+    kept, told = (False, "") if work is None else confirmed(work, asked, clock)
     return BenchChoice(
         round=f"{steps[rungs[0].name]:,} steps ({request.samples:,} samples x {request.epochs})",
         deadline_seconds=asked.deadline_seconds,
         limit_seconds=asked.limit_seconds,
         fits=work is not None,
-        confirmed=confirmed,
-        reason=f"{fit.reason}{too_large}{told}",
+        confirmed=kept,
+        reason=f"{fit.reason}{too_large}{too_many}{told}",
         option=None if work is None else work.name,
         round_seconds=fit.p90_seconds,
     )
-
-
-def _confirmed(work: RoundOfSteps, asked: Request, clock: Clock) -> tuple[bool, str]:
-    """Whether it keeps the deadline when it is run again, and what is said of that."""
-    deadline = asked.deadline_seconds / asked.slowdown
-    until = clock.now() + max(asked.time_box_seconds / _CONFIRMATIONS, deadline)
-    runs: list[float] = []
-    while len(runs) < _CONFIRMATIONS and (not runs or clock.now() + runs[-1] < until):
-        done = work.run(deadline)
-        runs.append(done.seconds if done.finished else math.inf)
-    if float(np.quantile(runs, 0.9, method="lower")) <= deadline:
-        return True, " Run again, it kept the deadline."
-    return False, " Run again, it did not keep the deadline: is another program running?"
 
 
 # Memory, in a process of its own.

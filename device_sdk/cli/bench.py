@@ -8,18 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from device_sdk.capability import (
-    Choice,
-    Measurement,
-    Request,
-    WorkSizes,
-    choose_latent_dimension,
-    choose_solved_dimension,
-)
+from device_sdk.capability import Request, TimedOption, WorkSizes, bench_solved, bench_stepped
+from device_sdk.capability.bench import WhenNoneFits
 from device_sdk.capability.report import (
-    BenchChoice,
     BenchResult,
-    BenchRow,
     NoResult,
     compared,
     device_names,
@@ -107,6 +99,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--most-memory", type=positive_int, metavar="BYTES", help="do not choose what takes more"
     )
+    step.add_argument(
+        "--most-bytes",
+        type=positive_int,
+        metavar="BYTES",
+        help="do not choose what takes more down and up in a round",
+    )
     for way, default in (("broadcast", "float16"), ("update", "int8")):
         step.add_argument(
             f"--{way}-codec",
@@ -161,7 +159,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 # Options that only one of the ways to bench has a use for.
-_OF_ARTIFACTS = ("samples", "epochs", "most_memory", "broadcast_codec", "update_codec")
+_OF_ARTIFACTS = (
+    "samples", "epochs", "most_memory", "most_bytes", "broadcast_codec", "update_codec",
+)  # fmt: skip
 _OF_ITEMS = ("interactions", "users", "loss", "max_k", "when_none_fits")
 _OF_STEPS = ("batch", "threads", "providers")
 
@@ -269,66 +269,22 @@ def _items(arguments: argparse.Namespace, line: ProgressLine) -> BenchResult:
     if arguments.loss != "bpr":
         _refuse(arguments, _OF_STEPS, "is of the train step, which only --loss bpr takes")
 
-    def progress(seen: Measurement) -> None:
-        took = "" if seen.p90_seconds is None else f", p90 {seen.p90_seconds * 1e3:.3f} ms"
-        line.show(f"measuring: k = {seen.k}, {seen.runs} runs{took}")
+    def progress(seen: TimedOption) -> None:
+        line.show(
+            f"measuring: {seen.name}, {len(seen.seconds)} runs, p90 {seen.p90_seconds * 1e3:.3f} ms"
+        )
 
     request = Request(
-        arguments.deadline,
-        arguments.max_k or 128,
-        arguments.headroom,
-        arguments.time_box,
-        arguments.slowdown,
-        arguments.when_none_fits or "one",
+        arguments.deadline, arguments.headroom, arguments.time_box, arguments.slowdown
     )
     sizes = WorkSizes(
         arguments.items, arguments.interactions, arguments.users or 1, arguments.batch
     )
-    if arguments.loss == "bpr":
-        choice = choose_latent_dimension(
-            packaged_artifact(),
-            request,
-            sizes,
-            threads=arguments.threads or 1,
-            providers=arguments.providers or "auto",
-            progress=progress,
-        )
-    else:
-        choice = choose_solved_dimension(request, sizes, progress=progress)
-    work = "an epoch of BPR" if arguments.loss == "bpr" else "a round of least squares"
-    return of_choice(choice, work, arguments.interactions)
-
-
-def of_choice(choice: Choice, work: str, interactions: int) -> BenchResult:
-    """A choice of k as a result of bench, whose runs are rounds of so many interactions."""
-    work = f"{work} with {interactions:,} interactions"
-    rows = [
-        BenchRow(
-            option=str(each.k),
-            runs=each.runs,
-            cold_seconds=each.cold_start_seconds,
-            p50_seconds=each.median_seconds,
-            p90_seconds=each.p90_seconds,
-            samples_a_second=interactions / each.median_seconds if each.median_seconds else None,
-        )
-        for each in choice.measurements
-    ]
-    assert choice.machine is not None
-    return BenchResult(
-        kind="k",
-        work=work,
-        machine=choice.machine,
-        rows=tuple(rows),
-        slowdown=choice.request.slowdown,
-        elapsed_seconds=choice.elapsed_seconds,
-        choice=BenchChoice(
-            round=work,
-            deadline_seconds=choice.request.deadline_seconds,
-            limit_seconds=choice.request.limit_seconds,
-            fits=choice.fits,
-            confirmed=choice.confirmed,
-            reason=choice.reason,
-            option=None if choice.k is None else str(choice.k),
-            round_seconds=choice.p90_seconds,
-        ),
-    )
+    most = arguments.max_k or 128
+    none_fits: WhenNoneFits = arguments.when_none_fits or "one"
+    if arguments.loss != "bpr":
+        return bench_solved(request, sizes, most, when_none_fits=none_fits, progress=progress)
+    return bench_stepped(
+        packaged_artifact(), request, sizes, most, when_none_fits=none_fits,
+        threads=arguments.threads or 1, providers=arguments.providers or "auto", progress=progress,
+    )  # fmt: skip

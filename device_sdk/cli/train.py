@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_sdk.capability import Request, WorkSizes, choose_latent_dimension
+from device_sdk.capability import Request, WorkSizes, bench_stepped
 from device_sdk.cli.arguments import CommandError, ProgressLine, add_providers, read_file
 from device_sdk.errors import NonFiniteStep
 from device_sdk.factorisation import LocalFactorisation, LocalSettings, packaged_artifact
@@ -148,7 +148,7 @@ def _latent_dimension(
     line = ProgressLine(sys.stderr)
     line.show("measuring this machine ...")
     try:
-        choice = choose_latent_dimension(
+        choice = bench_stepped(
             artifact,
             Request(arguments.deadline),
             WorkSizes(
@@ -157,13 +157,15 @@ def _latent_dimension(
                 len(interactions.user_ids),
                 arguments.batch,
             ),
+            64,
             threads=arguments.threads,
             providers=arguments.providers,
-        )
+        ).choice
     finally:
         line.clear()
+    assert choice is not None and choice.option is not None
     print(choice.reason)
-    return choice.k or 1
+    return int(choice.option)
 
 
 def _train(model: LocalFactorisation, epochs: int, lr: float) -> bool:

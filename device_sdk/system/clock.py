@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,31 +41,15 @@ class MonotonicClock:
 # A slower device, emulated by sleeping.
 
 
-def checked_slowdown(slowdown: float) -> float:
-    """The factor as a float. Raises ValueError below 1, for NaN and for infinity."""
-    if not (math.isfinite(slowdown) and slowdown >= 1.0):
-        raise ValueError(
-            f"slowdown is {slowdown}; expected a finite factor of 1 or more "
-            "(8 emulates a device that takes 8 times as long)"
-        )
-    return float(slowdown)
-
-
-def slowed(clock: Clock, start: float, slowdown: float, stop_at: float = math.inf) -> float:
+def slowed(clock: Clock, start: float, slowdown: float) -> float:
     """Seconds since `start` on a device `slowdown` times slower, the rest of which pass here.
 
-    Sleeps (slowdown - 1) times the work's own duration. A sleep that would outlast `stop_at` ends
-    there: what was left of it is known, so it is added without waiting.
+    Sleeps (slowdown - 1) times the work's own duration.
     """
     worked = clock.now() - start
     pause = (slowdown - 1.0) * worked
     if pause <= 0.0:
         return worked
-    room = stop_at - clock.now()
-    if pause > room:
-        if room > 0.0:
-            clock.sleep(room)
-        return worked + pause
     clock.sleep(pause)
     return clock.now() - start
 

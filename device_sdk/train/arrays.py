@@ -13,8 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_sdk.artifact.load import read_manifest
-from device_sdk.capability.fit import Fit, WorkDone, choose_among
-from device_sdk.capability.stopwatch import Request
+from device_sdk.capability.fit import Fit, Request, WorkDone, affordable, choose
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import (
@@ -31,6 +30,7 @@ from device_sdk.train.evaluate import ModelEvaluation, RoundEvaluation, Unmeasur
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Broadcast, encode_update
+from device_sdk.wire.arrays.tensors import Codec
 from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
@@ -117,8 +117,7 @@ def load_model_arrays(trainer: Trainer, arrays: Mapping[str, NDArray[Any]]) -> N
 
 
 class ArrayWork:
-    """A round on a learner that is thrown away; a
-    :class:`~device_sdk.capability.fit.StoppableWork`.
+    """A round on a learner that is thrown away; an :class:`~device_sdk.capability.fit.Option`.
 
     ``make`` gives the learner as the round would begin with it. ``rehearses``: with the work
     that either end may do, even where this round has none.
@@ -169,6 +168,12 @@ def _readable(broadcast: Broadcast, learner: Learner) -> Broadcast:
 
 
 _RECEIPTS = 64
+_BYTES_A_NUMBER: Mapping[Codec, float] = {
+    Codec.FLOAT32: 4.0,
+    Codec.FLOAT16: 2.0,
+    Codec.INT8: 1.0,
+    Codec.INT4: 0.5,
+}
 
 
 class ArrayTrainer(RoundTrainer):
@@ -335,6 +340,8 @@ class ArrayTrainer(RoundTrainer):
         # A learning rate that falls from round to round makes no round slower.
         settings = sorted((n, v) for n, v in job.broadcast.settings.items() if n != "learning_rate")
         most = f" {self._options.most_attachment_bytes} bytes" if self._places() else ""
+        if self.affordable_bytes is not None:
+            most += f" {self.affordable_bytes} bytes a round"
         asked = self._options.providers
         by = "" if asked == "auto" else f" on {asked}"
         return (
@@ -430,6 +437,10 @@ class ArrayTrainer(RoundTrainer):
         return MeasuredPlacement.of(where, ahead), replace(choice, reason=reason.rstrip())
 
     def _choice(self, job: TrainingJob, data: LocalData, where: Where | None = None) -> Fit:
+        bytes_of = partial(self._round_bytes, job, data, where)
+        small, told = affordable(job.artifacts, bytes_of, self.affordable_bytes, "a round")
+        if not small:
+            return Fit(None, None, f"None is small enough for bytes_a_day:{told}")
         works = [
             ArrayWork(
                 artifact,
@@ -438,16 +449,28 @@ class ArrayTrainer(RoundTrainer):
                 self._clock,
                 rehearses=self._kind.rehearses or where == "device",
             )
-            for artifact in job.artifacts
+            for artifact in small
         ]
         request = Request(
             deadline_seconds=self.affordable_seconds(job),
             time_box_seconds=self._options.capability_seconds,
             slowdown=self._options.slowdown,
         )
-        fit = choose_among(works, request, self._clock)
-        chosen = self._trainers[job.artifacts[fit.place or 0].folder]
-        return replace(fit, reason=f"{fit.reason} {chosen.provider_report}".rstrip())
+        fit = choose(works, request, self._clock)
+        chosen = small[fit.place or 0]
+        reason = f"{fit.reason}{told} {self._trainers[chosen.folder].provider_report}".rstrip()
+        place = None if fit.place is None else job.artifacts.index(chosen)
+        return replace(fit, place=place, reason=reason)
+
+    def _round_bytes(
+        self, job: TrainingJob, data: LocalData, where: Where | None, artifact: LocalArtifact
+    ) -> int:
+        """About what a round with the artifact takes beside what is sent to all: attachments, as
+        they are offered, and the update."""
+        learner, trainer = self.learner(job, artifact, data, where)
+        down = sum(job.broadcast.offered.get(name, 0) for name in learner.wants(job.broadcast))
+        codec = BROADCAST_CODECS[job.terms.update_codec]
+        return down + math.ceil(trainer.artifact.moved_numbers * _BYTES_A_NUMBER[codec])
 
 
 def _chosen(job: TrainingJob, row: CapabilityRow | None) -> LocalArtifact:

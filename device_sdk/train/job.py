@@ -112,6 +112,12 @@ class RoundTrainer(ABC):
         day = self._options.seconds_a_day
         return job.terms.train_seconds if day is None else min(job.terms.train_seconds, day / 2)
 
+    @property
+    def affordable_bytes(self) -> int | None:
+        """What a round here is to take of the network: likewise half of a day's; None: no bound."""
+        day = self._options.bytes_a_day
+        return None if day is None else day // 2
+
     def evaluation(self, job: TrainingJob) -> RoundEvaluation | None:
         """To be filled with what is found out; None where this device does not evaluate in this
         round."""

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.capability.bench import share_of
-from device_sdk.capability.fit import choose_k
-from device_sdk.capability.stopwatch import Request
+from device_sdk.capability.fit import Request, choose, columns
 from device_sdk.factorisation import check_factorisation, packaged_artifact
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.methods.learner import Declined, LearnerError, State
@@ -182,24 +181,19 @@ class ScatterTrainer(RoundTrainer):
         if known is not None and known.holds(conditions, interactions):
             return known
         workload = _RoundWorkload(learner, job.broadcast, self._local)
-        choice = choose_k(
-            workload,
-            Request(
-                deadline_seconds=self.affordable_seconds(job),
-                max_k=width,
-                time_box_seconds=options.capability_seconds,
-                slowdown=options.slowdown,
-                when_none_fits=options.when_none_fits,
-            ),
-            clock=self._clock,
+        request = Request(
+            deadline_seconds=self.affordable_seconds(job),
+            time_box_seconds=options.capability_seconds,
+            slowdown=options.slowdown,
         )
+        fit = choose(columns(workload, width, self._clock), request, self._clock)
         workload.end()
-        if choice.k is None:
-            raise Declined(choice.reason, Reason.TOO_SLOW)
+        if fit.place is None and options.when_none_fits == "decline":
+            raise Declined(fit.reason, Reason.TOO_SLOW)
         return CapabilityRow(
-            task=task, conditions=conditions, option=str(choice.k), size=interactions,
-            placement=None, placed_size=None, misses=0, reason=choice.reason,
-            p90_seconds=choice.p90_seconds,
+            task=task, conditions=conditions, option=str(1 + (fit.place or 0)), size=interactions,
+            placement=None, placed_size=None, misses=0, reason=fit.reason,
+            p90_seconds=fit.p90_seconds,
         )  # fmt: skip
 
 

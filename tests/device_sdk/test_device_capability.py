@@ -47,4 +47,4 @@ def test_a_device_fits_its_training_into_what_the_app_gives_a_day(
     device = make_device(options=TrainingOptions(capability_seconds=0.5, seconds_a_day=20))
     device.start()
     train_round(aggregator, device, 1, 1800.0)
-    assert "10 s deadline" in device.status().k_reason
+    assert "80% of 10 s" in device.status().k_reason

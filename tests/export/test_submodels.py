@@ -20,11 +20,17 @@ from device_sdk.artifact import ArtifactError, load_artifact, read_manifest
 from device_sdk.artifact.load import rung_folders
 from device_sdk.artifact.submodels import FULL_FILE
 from device_sdk.capability.rungs import RungRequest, bench_artifacts
+from device_sdk.home.home import Home
 from device_sdk.local_data import LocalData
-from device_sdk.methods.fedavg.contract import FedAvgTraining
+from device_sdk.methods.fedavg.contract import FedAvgTraining, rung_name
 from device_sdk.methods.fedavg.learner import FedAvgLearner
+from device_sdk.methods.learner import Declined
+from device_sdk.train.arrays import ArrayTrainer
 from export import ExportError
+from tests.fakes.jobs import artifact_in, job_of
+from tests.fakes.step_clock import StepClock
 from tests.fakes.waiting import NEVER_SECONDS
+from tests.fakes.worlds import world_of
 
 ROWS = 4
 
@@ -409,6 +415,41 @@ def test_personal_layers_begin_on_a_device_with_the_model_s_own_values(
         assert len(learner.wants(offer)) == 1
     with pytest.raises(ValueError, match="one rung of a ladder"):
         binding.build(0, np.random.default_rng(0), artifacts[:1])
+
+
+def test_a_device_takes_the_largest_rung_that_half_of_its_day_s_bytes_allow(
+    ladder: Path, tmp_path: Path
+) -> None:
+    folders = rung_folders(ladder)
+    artifacts = [load_artifact(each) for each in folders]
+    binding = FedAvgBinding("fedavg", FedAvgSettings(training=FedAvgTraining(batch_size=ROWS)))
+    opened = binding.build(0, np.random.default_rng(0), artifacts).open_round(1)
+    sizes = {
+        name: sum(array.nbytes for array in each.tensors.values())
+        for name, each in opened.attachments.items()
+    }
+    job = job_of(replace(opened, offered=sizes, attachments={}), [artifact_in(f) for f in folders])
+    costs = [
+        sizes[rung_name(place)] + 4 * artifact.manifest.moved_numbers
+        for place, artifact in enumerate(artifacts, 1)
+    ]
+    data = LocalData({name: each.numpy() for name, each in example().items()})
+    found = []
+    for number, day in enumerate((None, 2 * costs[2], 2 * costs[2] - 2, 2 * costs[0], 99)):
+        home = Home(tmp_path / str(number), create=True)
+        rng, clock = np.random.default_rng(1), StepClock(1e-6)
+        given = {"bytes_a_day": day, "capability_seconds": 0.05, "providers": "cpu"}
+        world = world_of(home, b"\xab" * 16, rng, clock, lambda: data, **given)
+        (wanted,) = ArrayTrainer(world, FedAvgLearner).wants(job)
+        found.append(wanted)
+        declines = world_of(
+            home, b"\xab" * 16, rng, clock, lambda: data, when_none_fits="decline", **given
+        )
+        if day == 99:
+            with pytest.raises(Declined, match=r"bytes_a_day: 1of8 takes .* bytes a round, of 49"):
+                ArrayTrainer(declines, FedAvgLearner).wants(job)
+        home.close()
+    assert found == [rung_name(rung) for rung in (3, 3, 2, 1, 1)]
 
 
 class Heads(nn.Module):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import replace
 
 import numpy as np
 
-from device_sdk.capability import Choice, Machine, Request, choose_k
+from device_sdk.capability import Request, choose, columns
+from device_sdk.capability.fit import Fit
 
 
 class FakeClock:
@@ -46,7 +46,7 @@ class FakeWorkload:
         held_up_runs: Container[int] = (),
         seed: int = 0,
     ) -> None:
-        self._clock = clock
+        self.clock = clock
         self._cost = cost
         self._noise = noise
         self._spikes = spikes
@@ -77,22 +77,22 @@ class FakeWorkload:
             seconds += self._held_up
         self.fresh = False
         self.runs += 1
-        self._clock.seconds += seconds
+        self.clock.seconds += seconds
 
 
-MACHINE = Machine("a processor", "x86_64", 2.0, 1, "CPUExecutionProvider", None, None, {})
-
-
-def choose(
-    cost: Callable[[int], float],
+def chosen(
+    work: FakeWorkload | Callable[[int], float],
     request: Request,
+    most: int = 64,
     *,
     noise: float = 0.0,
     spikes: float = 0.0,
     cold: float = 1.0,
     seed: int = 0,
-) -> tuple[Choice, FakeClock]:
-    """A choice on made-up costs, and the clock it was made with (which started at 100 s)."""
-    clock = FakeClock()
-    work = FakeWorkload(clock, cost, noise=noise, spikes=spikes, cold=cold, seed=seed)
-    return replace(choose_k(work, request, clock=clock), machine=MACHINE), clock
+) -> tuple[int, Fit, FakeClock]:
+    """The k that is chosen of 1 to ``most`` (0: none fits) on made-up costs, how, and the clock,
+    which started at 100 s."""
+    if not isinstance(work, FakeWorkload):
+        work = FakeWorkload(FakeClock(), work, noise=noise, spikes=spikes, cold=cold, seed=seed)
+    fit = choose(columns(work, most, work.clock), request, work.clock)
+    return 0 if fit.place is None else 1 + fit.place, fit, work.clock

@@ -83,7 +83,9 @@ def test_the_choice_is_a_devices_and_is_confirmed(linear: Path) -> None:
         assert "Even the smallest misses" in nothing.choice.reason
     small = choose(10.0, most_memory_bytes=999).choice
     assert small is not None and not small.fits
-    assert "1,000 bytes of memory, above the 999 that it may" in small.reason
+    assert "1,000 bytes of memory, of 999" in small.reason
+    few = choose(10.0, most_bytes=1).choice
+    assert few is not None and not few.fits and "bytes a round, of 1." in few.reason
 
 
 def test_an_emulated_device_is_so_many_times_slower(linear: Path) -> None:

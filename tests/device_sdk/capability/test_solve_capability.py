@@ -5,24 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_sdk.capability import Request, WorkSizes, choose_solved_dimension
+from device_sdk.capability import Request, WorkSizes, bench_solved
 from device_sdk.capability.bench import SolveWorkload
-from device_sdk.capability.stopwatch import Stopwatch
 from device_sdk.methods.scatter.least_squares import LeastSquares
-from tests.fakes.capability_fakes import FakeClock, FakeWorkload
+from tests.fakes.capability_fakes import FakeClock, FakeWorkload, chosen
 
 
 def test_a_generous_deadline_takes_every_dimension_and_a_throttled_device_fewer() -> None:
     sizes = WorkSizes(300, 1000, users=5)
-    whole = choose_solved_dimension(Request(30.0, max_k=32), sizes)
-    assert (whole.k, whole.fits) == (32, True)
-    assert whole.machine is not None and whole.machine.provider == "NumPy"
-    least = whole.at(1)
-    assert least is not None and least.median_seconds is not None
-    slow = choose_solved_dimension(
-        Request(least.median_seconds * 100.0, max_k=32, slowdown=1000.0), sizes
-    )
-    assert (slow.k, slow.fits) == (1, False)
+    whole = bench_solved(Request(30.0), sizes, 32)
+    assert whole.choice is not None and (whole.choice.option, whole.choice.fits) == ("32", True)
+    assert whole.choice.confirmed and whole.machine.provider == "NumPy"
+    least = whole.rows[0].p50_seconds
+    assert least is not None and whole.rows[0].option == "1"
+    slow = bench_solved(Request(least * 100.0, slowdown=1000.0), sizes, 32).choice
+    assert slow is not None and (slow.option, slow.fits) == ("1", False)
+    declined = bench_solved(Request(1e-9), sizes, 32, when_none_fits="decline").choice
+    assert declined is not None and (declined.option, declined.fits) == (None, False)
 
 
 def test_the_work_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,14 +44,12 @@ def test_the_work_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_may_outlast_the_box_by_its_cube_is_not_begun() -> None:
-    clock = FakeClock()
-    work = FakeWorkload(clock, lambda k: 1e-4 + 1e-5 * k**3)
-    watch = Stopwatch(work, Request(75.0, time_box_seconds=4.0), clock, start=clock.now())
-    assert watch.measure(4) and watch.measure(16)
-    assert not watch.measure(100)  # 10 s a run
-    assert work.k == 16
+    work = FakeWorkload(FakeClock(), lambda k: 1e-4 + 1e-5 * k**3)
+    k, fit, clock = chosen(work, Request(75.0, time_box_seconds=4.0), 128)  # 21 s a run at 128
+    assert k == 128, fit.reason
+    assert clock.now() - 100.0 < 10.0
 
 
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="11 interactions of 2 user"):
-        choose_solved_dimension(Request(1.0), WorkSizes(5, 11, users=2))
+        bench_solved(Request(1.0), WorkSizes(5, 11, users=2), 8)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from device_sdk.artifact import (
     INITIAL_FILE,
@@ -54,6 +53,7 @@ from export.given import (
     named_tensors,
     require_modules,
 )
+from export.insides import TorchDispatchMode
 from export.optimizers import Optimizer
 from export.rewrites.patch import without_fast_path
 from export.step import LossesFunction, LossFunction, PredictFunction

@@ -68,6 +68,8 @@ examples:
         return None if best is None else row.tried(seed)[best]
 
     def _best(self, row: Tuned, options: argparse.Namespace) -> Setting | None:
+        if len(row.settings) == 1:
+            return row.settings[0]
         tried = self._tried(row, options)
         return max(tried, key=lambda one: tried[one]) if len(tried) == len(row.settings) else None
 
@@ -158,7 +160,7 @@ def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> N
     for column, (title, rows) in enumerate(shown.items()):
         for name, by_seed in rows.items():
             found = [*by_seed.values()]
-            if not found or name == "alone":
+            if not found or not any(found[0].up_bytes):
                 continue
             quality = _by_class(found, lambda one: one.test)
             costs = (

@@ -12,7 +12,7 @@ SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the full model, by class: a quarter of the devices each."""
 
 Data = Literal["air", "clicks", "next-item", "digits", "fashion"]
-Fleet = Literal["unequal", "full", "smallest", "strong", "alone"]
+Fleet = Literal["unequal", "full", "smallest", "strong", "alone", "popular"]
 Kind = Literal["ranks", "widths"]
 
 
@@ -28,7 +28,8 @@ class Experiment:
         skew: of the Dirichlet draw by which Fashion-MNIST is dealt; small is unlike.
         fleet: ``unequal`` is a quarter of the devices at each of ``SHARES``; in ``full`` and
             ``smallest`` all train the same; in ``strong`` only the quarter that affords the full
-            model takes part; ``alone`` is as ``unequal``, and nobody exchanges anything.
+            model takes part; ``alone`` is as ``unequal``, and nobody exchanges anything;
+            ``popular`` recommends the most watched to all.
         kind: what a smaller model is of the full one: its layers at a lower rank, or narrower.
         learning_rate: of the devices' SGD.
         server: rate of the server's Adam; 0 for the plain mean.
@@ -55,7 +56,7 @@ class Outcome:
     that each holds; and bytes of a device's updates and broadcasts in a round, by class.
 
     ``milliseconds``: processor time of a train step, by class. ``failed``: trainings that came to
-    no update in all rounds, for their loss was not finite.
+    no update in all rounds, for their loss was not finite; of devices alone, such steps.
     """
 
     round: int
@@ -119,12 +120,20 @@ _RANKS: tuple[tuple[str, str, Fleet, Kind], ...] = (
     ),
     ("alone", "nothing exchanged: each device its own rank", "alone", "ranks"),
 )
-_WIDTHS: tuple[tuple[str, str, Fleet, Kind], ...] = tuple(
-    (name, shows.replace("rank", "width"), fleet, "widths")
-    for name, shows, fleet, kind in _RANKS
-    if kind == "widths" or fleet in ("full", "strong", "alone")
+_WIDTHS: tuple[tuple[str, str, Fleet, Kind], ...] = (
+    *(
+        (name, shows.replace("rank", "width"), fleet, "widths")
+        for name, shows, fleet, kind in _RANKS
+        if kind == "widths" or fleet in ("full", "strong", "alone")
+    ),
+    ("popularity", "the most watched items, the same for all", "popular", "widths"),
 )
 """Where items' vectors are a factorisation already."""
+
+
+def _plain(*rates: float) -> tuple[Setting, ...]:
+    return tuple(map(Setting, rates))
+
 
 Shape = tuple[int, int, int, int, int]
 """Rounds, devices, cohort, steps and batch size."""
@@ -144,14 +153,10 @@ def _table(
             shows,
             lambda seed: Experiment(seed, data, skew, fleet, kind, 0.0, 0.0, *shape),
             table,
-            tuple(map(Setting, alone)) if fleet == "alone" else settings,
+            _plain(0) if fleet == "popular" else _plain(*alone) if fleet == "alone" else settings,
         )
 
     return tuple(row(*each) for each in (_WIDTHS if data == "next-item" else _RANKS))
-
-
-def _plain(*rates: float) -> tuple[Setting, ...]:
-    return tuple(map(Setting, rates))
 
 
 TABLES: Mapping[str, str] = {
@@ -162,7 +167,7 @@ TABLES: Mapping[str, str] = {
     "fashion-0.3": "Fashion-MNIST, 100 devices, Dirichlet 0.3, CNN: accuracy",
     "fashion-0.1": "Fashion-MNIST, 100 devices, Dirichlet 0.1, CNN: accuracy",
 }
-_AIR = _table("air", "air", (40, 12, 12, 20, 32), _plain(0.4, 0.8, 1.6), (0.1, 0.2, 0.4))
+_AIR = _table("air", "air", (40, 12, 12, 20, 32), _plain(0.4, 0.8), (0.2, 0.4))
 _CLICKS = _table(
     "clicks",
     "clicks",
@@ -174,8 +179,8 @@ _NEXT_ITEM = _table(
     "next-item",
     "next-item",
     (50, 943, 100, 2, 4),
-    (Setting(2, 0.03), Setting(2, 0.1), Setting(5, 0.1)),
-    (0.5, 2, 5),
+    (Setting(2, 0.03), Setting(2, 0.1)),
+    (0.5, 2),
 )
 _DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.1, 0.2, 0.4), (0.05, 0.1, 0.2))
 

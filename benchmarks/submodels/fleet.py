@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -17,10 +18,11 @@ from benchmarks.channels import HalfChannel
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
 from benchmarks.submodels.experiment import SHARES, Experiment, Outcome
-from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Samples, rows_of
+from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Held, Samples, rows_of
 from device_sdk import LocalData, Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.artifact.load import rung_folders
+from device_sdk.errors import NonFiniteStep
 from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
@@ -30,19 +32,28 @@ _EVALUATED = 10
 
 
 class _Counted(HalfChannel):
-    """Bytes by device, too."""
+    """Bytes by device, too; what many devices fetch is encoded once."""
 
     def __init__(self, devices: int) -> None:
         super().__init__(devices)
         self.up_by: dict[int, list[int]] = {}
         self.down_by: dict[int, list[int]] = {}
         self._device = 0
+        self._fetched: list[tuple[Attachment, Attachment, int]] = []
+
+    def down(self, broadcast: Broadcast) -> Broadcast:
+        self._fetched.clear()
+        return super().down(broadcast)
 
     def fetch(self, device: int, attachment: Attachment) -> Attachment:
-        before = self.down_bytes
-        found = super().fetch(device, attachment)
         self._device = device
-        self.down_by.setdefault(device, []).append(self.down_bytes - before)
+        known = next((each for each in self._fetched if each[0] is attachment), None)
+        if known is None:
+            before = self.down_bytes
+            known = attachment, super().fetch(device, attachment), self.down_bytes - before
+            self._fetched.append(known)
+        _, found, size = known
+        self.down_by.setdefault(device, []).append(size)
         return found
 
     def up(self, update: Update) -> Update:
@@ -58,6 +69,10 @@ def execute(
     """Carry out a run."""
     task = TASKS[run.data]
     dealt = task.deal(root, run)
+    if run.fleet == "popular":
+        none = (0.0,) * len(SHARES)
+        validation, test = ((dealt.popular[part],) * len(SHARES) for part in HELD)
+        return Outcome(0, validation, test, none, none, none)
     ladder = artifacts.path(
         {"submodels": run.data, "kind": run.kind, "seed": run.seed, "shares": SHARES},
         lambda folder: task.write(run.kind, run.seed, folder),
@@ -104,10 +119,11 @@ def execute(
         served = (
             [3] * 4 if run.fleet == "full" else [0] * 4 if run.fleet == "smallest" else range(4)
         )
-        found = _judged(run, method, rungs, served, dealt, number)
-        progress(f"round {number}: validation {found.chosen_by:.4f}")
-        if best is None or found.chosen_by > best.chosen_by:
-            best = found
+        validation = _judged(method, rungs, served, dealt, "validation")
+        progress(f"round {number}: validation {fmean(validation):.4f}")
+        if best is None or fmean(validation) > best.chosen_by:
+            test = _judged(method, rungs, served, dealt, "test")
+            best = Outcome(number, validation, test, (), (), ())
     assert best is not None
 
     def by_class(counted: Mapping[int, Sequence[int]]) -> tuple[float, ...]:
@@ -131,22 +147,17 @@ def _source(samples: Samples) -> Callable[[], LocalData]:
 
 
 def _judged(
-    run: Experiment,
-    method: FedAvgMethod,
-    rungs: Sequence[Trainer],
-    served: Sequence[int],
-    dealt: Dealt,
-    number: int,
-) -> Outcome:
+    method: FedAvgMethod, rungs: Sequence[Trainer], served: Sequence[int], dealt: Dealt, part: Held
+) -> tuple[float, ...]:
+    """Of each class, what the rung that it is served is worth."""
     told: Broadcast = method.tell()
-    rng = np.random.default_rng(0)
-    found: dict[int, tuple[float, ...]] = {}
+    found = {}
     for place in set(served):
+        rng = np.random.default_rng(0)
         learner = FedAvgLearner(lambda: LocalData({}), rungs[place], device_name(0), rng)
         learner.adopt(told)
-        found[place] = tuple(dealt.judge(rungs[place], held, None) for held in HELD)
-    validation, test = (tuple(found[place][part] for place in served) for part in range(len(HELD)))
-    return Outcome(number, validation, test, (), (), ())
+        found[place] = dealt.judge(rungs[place], part, None)
+    return tuple(found[place] for place in served)
 
 
 def _alone(
@@ -163,6 +174,7 @@ def _alone(
     looks = sorted({max(1, steps * quarter // 4) for quarter in range(1, 5)})
     # By class, device, look and part.
     found: dict[int, list[list[tuple[float, ...]]]] = {place: [] for place in range(len(SHARES))}
+    failed = 0
     for number, device in enumerate(able.tolist(), 1):
         trainer, samples = rungs[classes[device]], dealt.devices[device]
         trainer.reset()
@@ -171,7 +183,10 @@ def _alone(
         for step in range(1, steps + 1):
             chosen = rng.choice(count, min(run.batch_size, count), replace=False)
             batch = {name: array[chosen] for name, array in samples.items()}
-            trainer.step(batch, hyper={"lr": run.learning_rate})
+            try:
+                trainer.step(batch, hyper={"lr": run.learning_rate})
+            except NonFiniteStep:
+                failed += 1
             if step in looks:
                 own.append(tuple(dealt.judge(trainer, held, [device]) for held in HELD))
         found[classes[device]].append(own)
@@ -186,6 +201,7 @@ def _alone(
         (0.0,) * 4,
         (0.0,) * 4,
         tuple(_step_milliseconds(each, dealt) for each in rungs),
+        failed,
     )
 
 

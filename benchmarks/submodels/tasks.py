@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -39,11 +39,13 @@ class Dealt:
         judge: what the model of a rung's trainer is worth on held-out samples: the mean over some
             devices' own, all by default, or over samples that all have in common.
         timed: a batch to be timed.
+        popular: where items are recommended, what the most watched are worth, the same for all.
     """
 
     devices: Sequence[Samples]
     judge: Callable[[Trainer, Held, Sequence[int] | None], float]
     timed: Samples
+    popular: Mapping[Held, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -375,10 +377,7 @@ def deal_next_items(root: Path, run: Experiment) -> Dealt:
         for part, counts in left.items()
     }
 
-    def hit_ratio(trainer: Trainer, part: Held, devices: Sequence[int] | None) -> float:
-        users = range(run.devices) if devices is None else devices
-        rows = [user * _LEFT + place for user in users for place in range(_LEFT)]
-        scores = predict_all(trainer, {"items": contexts[part][rows]}, "scores")
+    def hit_ratio(scores: NDArray[Any], part: Held, users: Sequence[int]) -> float:
         hits = 0
         wanted = [(by_user[user], n) for user in users for n in left[part]]
         for (items, n), own in zip(wanted, scores, strict=True):
@@ -388,28 +387,18 @@ def deal_next_items(root: Path, run: Experiment) -> Dealt:
             hits += int((others >= found).sum() <= 10)
         return hits / len(wanted)
 
-    devices = [{"items": windows(each[: -2 * _LEFT])} for each in by_user]
-    return Dealt(devices, hit_ratio, {"items": contexts["test"][:8]})
+    def judge(trainer: Trainer, part: Held, devices: Sequence[int] | None) -> float:
+        users = range(run.devices) if devices is None else devices
+        rows = [user * _LEFT + place for user in users for place in range(_LEFT)]
+        given = {"items": contexts[part][rows]}
+        return hit_ratio(predict_all(trainer, given, "scores"), part, users)
 
-
-def popularity(root: Path, run: Experiment) -> float:
-    """HR@10 of the most watched items, the same for all, on the test items."""
-    counts = np.zeros(_ITEMS)
-    for each in deal_next_items(root, run).devices:
-        seen = each["items"][each["items"] != PADDING]
-        np.add.at(counts, np.unique(seen) - 1, 1)
-
-    class Popular:
-        def predict(self, batch: Samples) -> dict[str, NDArray[np.float64]]:
-            return {"scores": np.tile(counts, (rows_of(batch), 1))}
-
-        class artifact:
-            @staticmethod
-            def rows(names: object) -> tuple[int, bool]:
-                return 1, False
-
-    stands_in: Any = Popular()
-    return deal_next_items(root, run).judge(stands_in, "test", None)
+    known = [each[: -2 * _LEFT] for each in by_user]
+    watched = np.bincount(np.concatenate(known) - 1, minlength=_ITEMS)
+    alike = np.broadcast_to(watched, (run.devices * _LEFT, _ITEMS))
+    popular = {part: hit_ratio(alike, part, range(run.devices)) for part in HELD}
+    devices = [{"items": windows(each)} for each in known]
+    return Dealt(devices, judge, {"items": contexts["test"][:8]}, popular)
 
 
 def _padded(items: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import export
+from aggregator.methods.attention import AttentionBinding, AttentionSettings
 from device_sdk import Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.artifact.load import rung_folders
@@ -93,7 +94,7 @@ def example() -> dict[str, Tensor]:
 def written(make: Any, folder: Path, **chosen: Any) -> list[export.Exported]:
     torch.manual_seed(5)
     given: dict[str, Any] = {
-        "widths": (1, 2, 4),
+        "widths": (1, 4),
         "optimizer": export.Sgd(lr=0.1),
         "dynamic": {name: {0: "batch"} for name in example()},
         "verify": False,
@@ -105,7 +106,7 @@ def written(make: Any, folder: Path, **chosen: Any) -> list[export.Exported]:
 def test_a_rung_of_fewer_blocks_is_the_full_model_without_the_others(
     tmp_path: Path, first: bool
 ) -> None:
-    small, _, full = written(lambda blocks: Stack(blocks, first), tmp_path / "net", verify=first)
+    small, full = written(lambda blocks: Stack(blocks, first), tmp_path / "net", verify=first)
     own, whole = small.manifest.moved, full.manifest.moved
     assert own.items() < whole.items()
     assert {name for name in whole if name not in own} == {
@@ -121,7 +122,7 @@ def test_a_rung_of_fewer_blocks_is_the_full_model_without_the_others(
 
 
 def test_a_rung_that_trains_the_last_blocks_is_brought_the_others(tmp_path: Path) -> None:
-    small, _, full = written(last, tmp_path / "net", verify=True)
+    small, full = written(last, tmp_path / "net", verify=True)
     told = small.manifest
     assert told.submodel is not None and full.manifest.submodel is not None
     assert full.manifest.submodel.held == () and not full.manifest.frozen_members
@@ -166,3 +167,16 @@ def test_what_is_no_rung_is_refused_by_name(make: Any, said: str, tmp_path: Path
 def test_a_block_that_is_to_stay_is_not_left_out(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"'blocks\.1\..*to stay whole"):
         written(Stack, tmp_path / "net", whole=("blocks.1",))
+
+
+def test_attention_takes_no_rung_that_trains_less_than_all(tmp_path: Path) -> None:
+    def plain(count: int) -> nn.Module:
+        made = last(count)
+        made.bn = nn.Identity()
+        return made
+
+    written(plain, tmp_path / "net")
+    artifacts = [load_artifact(each) for each in rung_folders(tmp_path / "net")]
+    binding = AttentionBinding("attention", AttentionSettings())
+    with pytest.raises(ValueError, match=r"width-1 does not train 'blocks\.0\.f\.0\.bias'"):
+        binding.build(0, np.random.default_rng(0), artifacts)

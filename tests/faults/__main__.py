@@ -63,6 +63,9 @@ def main() -> int:
     parser.add_argument(
         "--scenes", nargs="+", choices=_SCENES, default=list(_SCENES), help="of --cluster, by turns"
     )
+    parser.add_argument(
+        "--ladder", action="store_true", help="devices train parts of one model (one aggregator)"
+    )
     parser.add_argument("--out", type=Path, help="add each run's figures to this file")
     parser.add_argument("--table-only", action="store_true", help="print the table of --out")
     arguments = parser.parse_args()
@@ -79,7 +82,7 @@ def main() -> int:
         seconds = min(arguments.seconds, max(5.0, until - time.monotonic()))
         broker = brokers[(seed - arguments.seed) % len(brokers)]
         common = seed, broker, seconds, arguments.devices, arguments.hosts
-        settings = RunSettings(*common)
+        settings = RunSettings(*common, ladder=arguments.ladder)
         if scenes:
             # Rounds of two seconds make few versions where so much is started anew.
             settings = ClusterSettings(

@@ -24,6 +24,7 @@ from tests.faults.counters import Counters
 from tests.faults.crash_points import arm
 from tests.faults.hooks import after, before
 from tests.faults.known import KnownBinding
+from tests.faults.known_ladder import LadderBinding
 
 BRISK_LINK = replace(
     LINK_SETTINGS,
@@ -36,7 +37,16 @@ BRISK_LINK = replace(
 )
 
 
-def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: int) -> None:
+def serve(
+    folder: str,
+    counters: str,
+    log: str,
+    brisk: bool,
+    point: str,
+    calls: int,
+    *,
+    ladder: bool = False,
+) -> None:
     """Serve the home ``folder`` until killed; at ``point``, if any, it kills itself.
 
     ``brisk``: with waits of a second instead of the product's own. Ends with code 1 when the disk
@@ -54,7 +64,7 @@ def serve(folder: str, counters: str, log: str, brisk: bool, point: str, calls: 
         return time.time() + shared.read("clock_offset_millis") / 1000
 
     home = AggregatorHome(Path(folder))
-    task = replace(read_task(home.task_file), binding=KnownBinding())
+    task = replace(read_task(home.task_file), binding=LadderBinding() if ladder else KnownBinding())
     link = BRISK_LINK if brisk else LINK_SETTINGS
     world = World(time.monotonic, unix_clock, np.random.default_rng(), link=link)
     try:

@@ -14,7 +14,8 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,8 @@ class RunSettings:
     least_faults: int = 0
     breath_events: int | None = None
     breath_seconds: float = 30.0
+    ladder: bool = False
+    """Devices train parts of one model."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ class Scene:
         places = np.array_split(np.arange(settings.devices), settings.hosts)
         self._hosts = [
             Victim(
-                live,
+                partial(live, ladder=settings.ladder),
                 (
                     [str(self.fleet.devices[place]) for place in group],
                     [int(place) for place in group],
@@ -214,13 +217,15 @@ class Scene:
 
     def _make_fleet(self, folder: Path, rounds: str) -> FleetHome:
         settings = self._settings
-        return make_fleet(folder, self.proxies[0].url, settings.devices, rounds, settings.seed)
+        made = make_fleet(folder, self.proxies[0].url, settings.devices, rounds, settings.seed)
+        return replace(made, ladder=settings.ladder)
 
     def _make_servers(self, folder: Path) -> list[Victim]:
         """What serves, in the order in which it is started."""
         log, home = str(folder / "aggregator.log"), str(self.fleet.aggregator.folder)
         arguments = (home, str(folder / "counters"), log, True)
-        return [Victim(serve, arguments, "aggregator", AGGREGATOR_POINTS)]
+        serving = partial(serve, ladder=self._settings.ladder)
+        return [Victim(serving, arguments, "aggregator", AGGREGATOR_POINTS)]
 
     @property
     def _aggregator(self) -> Victim:

@@ -117,6 +117,8 @@ class FleetHome:
     items: int
     clustered: bool = False
     adds_up: bool = True
+    ladder: bool = False
+    """Whether devices train parts of one model (`known_ladder.py`)."""
 
     def open_store(self) -> Store:
         """A busy server, and one that comes back, are waited for."""

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.methods.method import Method
+from aggregator.methods.method import Binding, Method
 from aggregator.store.database import Database
 from aggregator.store.rows import NOTED
 from aggregator.store.versions import unpack_state
@@ -25,6 +26,7 @@ from tests.faults.known import (
     known_body,
     known_check_value,
 )
+from tests.faults.known_ladder import LadderBinding, ladder_body
 
 
 class Mismatch(AssertionError):
@@ -80,10 +82,14 @@ def judge(fleet: FleetHome) -> Judgement:
     parts = _all_parts(fleet)
     with closing(fleet.open_store().database) as database:
         _check_versions(database, parts)
-        items = _aggregate(fleet)
-        lost, twice = _compare(items, counted, len(fleet.devices))
         by_slot: dict[int, int] = {}
-        if fleet.clustered:
+        lost = twice = 0
+        if not fleet.ladder:
+            items = _aggregate(fleet)
+            lost, twice = _compare(items, counted, len(fleet.devices))
+        if fleet.ladder:
+            _check_ladder(fleet, database, counted)
+        elif fleet.clustered:
             by_slot = _check_shares(database, counted)
             _check_any_order(fleet, database, items, counted)
         else:
@@ -314,6 +320,26 @@ def _check_bits(fleet: FleetHome, database: Database, items: NDArray[np.float32]
     _replay(fleet, database, items, _bodies(database))
 
 
+def _check_ladder(fleet: FleetHome, database: Database, counted: set[_Key]) -> None:
+    """Exactly the counted updates were committed, and the state is, bit for bit, that of a method
+    that absorbed them."""
+    bodies = _bodies(database)
+    for number, device_id, body in bodies:
+        place = fleet.device_ids.index(device_id)
+        made = {ladder_body(*key) for key in counted if key[0] == place and key[2] == number}
+        if body not in made:
+            raise Mismatch(f"round {number} has a body that was not counted, or another one")
+    if len(bodies) != len(counted):
+        raise Mismatch(f"{len(counted)} updates were counted, {len(bodies)} were committed")
+    replayed, checkpoint, carried = _replayed(fleet, database, bodies, LadderBinding())
+    mine = replayed.state()
+    names = [name for name in checkpoint if name in ("model", "bases") or ".settled." in name]
+    apart = [name for name in names if mine[name].tobytes() != checkpoint[name].tobytes()]
+    # What the log holds for the next version is in no checkpoint.
+    if not carried and apart:
+        raise Mismatch(f"not the bits of a run without a crash: {apart}")
+
+
 def _check_any_order(
     fleet: FleetHome, database: Database, items: NDArray[np.float32], counted: set[_Key]
 ) -> None:
@@ -370,7 +396,20 @@ def _bodies(database: Database) -> list[_Commit]:
 def _replay(
     fleet: FleetHome, database: Database, items: NDArray[np.float32], commits: list[_Commit]
 ) -> None:
-    binding = known_binding(adds_up=fleet.adds_up)
+    method, checkpoint, carried = _replayed(
+        fleet, database, commits, known_binding(adds_up=fleet.adds_up)
+    )
+    if method.state()["items"].tobytes() != checkpoint["items"].tobytes():
+        raise Mismatch("not the bits of a run without a crash")
+    if not carried and items.tobytes() != checkpoint["items"].tobytes():
+        raise Mismatch("the log holds updates that no round without quorum left")
+
+
+def _replayed(
+    fleet: FleetHome, database: Database, commits: list[_Commit], binding: Binding[Any]
+) -> tuple[Method, Mapping[str, NDArray[Any]], bool]:
+    """A method that never crashed, the newest version's state, and whether updates are left that
+    made no version."""
     method: Method = binding.build(fleet.items, np.random.default_rng(0))
     carried: list[_Commit] = []
     query = "SELECT round, next_version FROM rounds ORDER BY round"
@@ -388,7 +427,4 @@ def _replay(
     finally:
         store.database.close()
     assert checkpoint is not None
-    if method.state()["items"].tobytes() != checkpoint.state["items"].tobytes():
-        raise Mismatch("not the bits of a run without a crash")
-    if not carried and items.tobytes() != checkpoint.state["items"].tobytes():
-        raise Mismatch("the log holds updates that no round without quorum left")
+    return method, checkpoint.state, bool(carried)

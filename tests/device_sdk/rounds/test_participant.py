@@ -602,5 +602,5 @@ def test_values_are_those_of_the_broadcast(bench: Bench) -> None:
     bench.run(1)
     model = bench.home.models.model("default")
     assert model is not None
-    sent = bench.aggregator.method.items.astype(np.float16).astype(np.float32)
+    sent = bench.aggregator.method.tell().tensors["items"].astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(model.arrays["items"], sent)

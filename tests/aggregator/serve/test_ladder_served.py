@@ -39,9 +39,8 @@ train_seconds = 60.0
 most_rounds = {rounds}
 [fedavg.training]
 learning_rate = 0.1
-[evaluation]
-least_devices = 1
 """
+_EVALUATED = "[evaluation]\nleast_devices = 1\n"
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -83,7 +82,7 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
     home = AggregatorHome(tmp_path / "fleet")
     assert command(home, "init") == 0
     text = _TASK.format(ladder=ladder, url=mosquitto.url, never=NEVER_SECONDS, rounds=ROUNDS)
-    home.task_file.write_text(text)
+    home.task_file.write_text(text + _EVALUATED)
     # Each class takes its rung as it was told to; the last one measures, and affords the full one.
     options = [TrainingOptions(artifact=name) for name in RUNGS] + [TrainingOptions()]
     devices: list[Device] = []
@@ -167,7 +166,7 @@ def test_a_device_that_changes_its_rung_fetches_no_frozen_values_again(
     home = AggregatorHome(tmp_path / "fleet")
     assert command(home, "init") == 0
     text = _TASK.format(ladder=tmp_path / "net", url=mosquitto.url, never=NEVER_SECONDS, rounds=0)
-    home.task_file.write_text(text.replace("= 4\n", "= 1\n").removesuffix("[evaluation]\n"))
+    home.task_file.write_text(text.replace("= 4\n", "= 1\n"))
     (code,), own = invite(home), tmp_path / "home"
     shared = own / "artifacts" / rungs[0].manifest.shared_file
     more: dict[str, Any] = {"data": LocalData({"x": x, "label": label})}

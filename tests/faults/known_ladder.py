@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
-from aggregator.methods.method import Method
 from device_sdk.artifact import Artifact
 from device_sdk.wire.arrays.exchange import Update, encode_update
+from device_sdk.wire.arrays.tensors import Codec
 from tests.fakes.ladders import ladder_method
 
 SHAPE, RANKS = (24, 40), (2, 5, 11)
@@ -48,9 +48,4 @@ def ladder_body(place: int, generation: int, round_number: int) -> bytes:
         for name, shape in shapes.items()
     }
     metadata = {"samples": 1 + place % 7, "loss": 0.5, "rung": rung}
-    return encode_update(Update(round_number, moved, metadata), "float32")
-
-
-def replayed_state(method: Method) -> dict[str, bytes]:
-    """What has to be the same bits."""
-    return {name: array.tobytes() for name, array in method.state().items()}
+    return encode_update(Update(round_number, moved, metadata), Codec.FLOAT32)

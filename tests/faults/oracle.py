@@ -26,7 +26,7 @@ from tests.faults.known import (
     known_body,
     known_check_value,
 )
-from tests.faults.known_ladder import LadderBinding, ladder_body, replayed_state
+from tests.faults.known_ladder import LadderBinding, ladder_body
 
 
 class Mismatch(AssertionError):
@@ -332,11 +332,12 @@ def _check_ladder(fleet: FleetHome, database: Database, counted: set[_Key]) -> N
     if len(bodies) != len(counted):
         raise Mismatch(f"{len(counted)} updates were counted, {len(bodies)} were committed")
     replayed, checkpoint, carried = _replayed(fleet, database, bodies, LadderBinding())
-    found = {name: array.tobytes() for name, array in checkpoint.items()}
-    if carried:
-        return  # what the log holds for the next version is in no checkpoint
-    if replayed_state(replayed) != found:
-        raise Mismatch("not the bits of a run without a crash")
+    mine = replayed.state()
+    names = [name for name in checkpoint if name in ("model", "bases") or ".settled." in name]
+    apart = [name for name in names if mine[name].tobytes() != checkpoint[name].tobytes()]
+    # What the log holds for the next version is in no checkpoint.
+    if not carried and apart:
+        raise Mismatch(f"not the bits of a run without a crash: {apart}")
 
 
 def _check_any_order(

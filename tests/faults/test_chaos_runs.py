@@ -13,15 +13,23 @@ from tests.faults.crash_points import AGGREGATOR_POINTS, DEVICE_POINTS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broker", ["mosquitto", "mosquitto-persistent", "amqtt"])
-def test_nothing_is_lost_and_nothing_counted_twice(broker: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("broker", "ladder"),
+    [("mosquitto", True), ("mosquitto-persistent", False), ("amqtt", False)],
+    ids=["mosquitto-ladder", "mosquitto-persistent", "amqtt"],
+)
+def test_nothing_is_lost_and_nothing_counted_twice(
+    broker: str, ladder: bool, tmp_path: Path
+) -> None:
     if broker == "amqtt" and importlib.util.find_spec("amqtt") is None:
         pytest.skip("amqtt is not installed (pip install amqtt)")
     if broker != "amqtt" and EXECUTABLE is None:
         pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
     # amqtt moves few packets a second, and only packets that move can be mistreated.
     seconds = 8.0 if broker == "amqtt" else 4.0
-    settings = RunSettings(seed=11, broker=broker, seconds=seconds, least_faults=40, devices=8)
+    settings = RunSettings(
+        seed=11, broker=broker, seconds=seconds, least_faults=40, devices=8, ladder=ladder
+    )
     result = run(settings, tmp_path)
     assert result.judgement.lost == result.judgement.twice == result.judgement.waiting == 0
     assert result.judgement.receipted.get("counted", 0) > 0

@@ -149,6 +149,8 @@ class LeastSquares:
 _STEPS = 4
 _FEW = 64
 """Equations that are solved in the time of the steps."""
+_SETTLED = 1e-12
+"""Of the loss at zero: what a step gains less of is not worth it, and may have no direction."""
 
 
 def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
@@ -175,10 +177,10 @@ def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
     inverse = np.linalg.inv(part.T @ part + np.eye(k, dtype=np.float32))
     found, missing = np.zeros(width, dtype=np.float32), target
     along = eased(slope)
-    gain = slope @ along
+    gain, settled = slope @ along, _SETTLED * (target @ target)
     for _ in range(_STEPS):
-        if not gain > 0:
-            break  # it is the minimum
+        if not gain > settled:
+            break  # it is the minimum, and what is left is float32's rounding
         moved = own @ along
         length = gain / (moved @ moved + along @ along)
         found = found + length * along

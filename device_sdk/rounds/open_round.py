@@ -392,7 +392,7 @@ class OpenRound:
             picked = pick_artifacts(self._terms.artifacts, self._world.options)
             self._artifacts = tuple(self._local(each) for each in picked)
             both = [one for each in picked for one in (each, each.companion)]
-            needed = [one.artifact_id for one in both if one is not None]
+            artifacts = [one.artifact_id for one in both if one is not None]
             sizes = {o.artifact_id: o.size for o in both if o and not has(o.artifact_id)}
             shares = {each.shared.content_id: each.shared.size for each in picked if each.shared}
             lacking = {i: size for i, size in shares.items() if not self._home.has_shared(i)}
@@ -401,10 +401,10 @@ class OpenRound:
                 if content_id not in self.fetches:
                     self._fetch(Wanted(ContentKind.SHARED, content_id))
         else:
-            needed = [self._named_artifact()]
-            self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
-        self._home.tasks.set_artifacts(self.manifest.task, needed)
-        for artifact_id in needed:
+            artifacts, shares = [self._named_artifact()], {}
+            self._artifacts = (LocalArtifact(artifacts[0], "", folder(artifacts[0])),)
+        self._home.tasks.set_artifacts(self.manifest.task, (*artifacts, *shares))
+        for artifact_id in artifacts:
             if not has(artifact_id) and artifact_id not in self.fetches:
                 self._fetch(Wanted(ContentKind.ARTIFACT, artifact_id))
 

@@ -34,8 +34,9 @@ class Watch:
         self.ended: Ended = ""
         """Why calls were ended, within the present or the last :meth:`during`; "stopped" is for
         good."""
-        self.ended_in = ""
-        """What the call that was ended belongs to, as whoever ends it says; "" for no call."""
+        self.called = ""
+        """What the last call belongs to, as whoever made it says; "" where there was none within
+        the present or the last :meth:`during`."""
         self.end_call: Callable[[], None] | None = None
         """Makes the call in progress, and those to come, fail; set by whoever makes them."""
         self._clock: Clock = MonotonicClock() if clock is None else clock
@@ -44,7 +45,8 @@ class Watch:
     def during(self, most_seconds: float) -> Iterator[None]:
         """Each call within may take so long. At the exit of the program all of them are ended."""
         if self.ended == "too-long":
-            self.ended = self.ended_in = ""
+            self.ended = ""
+        self.called = ""
         self.calls += self.calls % 2
         done = threading.Event()
         thread = threading.Thread(

@@ -72,13 +72,13 @@ class ArtifactGuard:
             # Also where it was stopped: the process is alive.
             with contextlib.suppress(OSError):  # then it counts as a death, of which one is free
                 self._file.unlink(missing_ok=True)
+            guilty = [each for each in strange if each.hex() == watch.called] or strange
             if watch.ended == "too-long":
                 detail = f"a step, or the opening of its graphs, did not end within {seconds:g} s"
-                guilty = [each for each in strange if each.hex() == watch.ended_in]
-                for each in guilty or strange:
+                for each in guilty:
                     self._store.strike(each, Reason.STEP_TOO_LONG, detail, self._now())
             elif failure is Reason.OUT_OF_MEMORY:
-                for each in strange:
+                for each in guilty:
                     self._doubt(each, failure, "its training took more memory than there is here")
             elif not watch.ended and any(each.strikes for each in known):
                 self._store.absolve(strange)

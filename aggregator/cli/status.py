@@ -210,6 +210,7 @@ class _SeenTask:
         self.evaluated = store.evaluations.latest()
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
+        self.widths = store.participations.widths()
         self.unknown_items = store.reports.unknown_items()
         self.not_trained = {
             (each.outcome, each.reason): _known(registry, each.device_ids)
@@ -337,6 +338,9 @@ def _print(
         if task.evaluated:
             found = task.evaluated[0]
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
+        if task.widths:
+            told = ", ".join(f"k={k}: {count}" for k, count in task.widths.items())
+            print(f"devices by k {told}")
         if task.store.facts.stopped_at is not None:
             print(
                 f"stopped      nothing has improved version {task.store.facts.stopped_at} for "
@@ -531,6 +535,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
+        "devices_by_k": {str(k): count for k, count in seen.widths.items()},
         "unknown_items": seen.unknown_items._asdict(),
         "not_trained": [
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}

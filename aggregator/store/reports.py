@@ -26,6 +26,14 @@ class Participations(TableOfTask):
         """By the device's id."""
         return self._by_device(LastParticipation, "participations")
 
+    def widths(self) -> dict[int, int]:
+        """How many devices trained which part of the model last (k, or a ladder's rung), rising."""
+        query = (
+            "SELECT width, count(*) FROM participations WHERE task = ? AND width IS NOT NULL "
+            "GROUP BY width ORDER BY width"
+        )
+        return dict(self._database.rows(query, (self._task,)))
+
     def note(self, seen: Mapping[bytes, LastParticipation]) -> None:
         """What devices did, by their ids, beside what is known of them: of each the newer update
         and the newer round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ most_rounds = {rounds}
 [fedavg.training]
 learning_rate = 0.1
 [evaluation]
+least_devices = 1
 """
 
 
@@ -76,7 +78,7 @@ def samples(seed: int, count: int) -> dict[str, np.ndarray]:
 
 
 def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
-    mosquitto: Mosquitto, ladder: Path, tmp_path: Path
+    mosquitto: Mosquitto, ladder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = AggregatorHome(tmp_path / "fleet")
     assert command(home, "init") == 0
@@ -118,8 +120,17 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
     try:
         rounds = [store.first.rounds.find(number) for number in range(1, ROUNDS + 1)]
         assert [row.participants for row in rounds if row is not None] == [4] * ROUNDS
+        figures = store.first.evaluations.latest()[0].figures
+        assert {each.part for each in figures} == {"", *RUNGS}
     finally:
         store.database.close()
+    capsys.readouterr()
+    assert command(home, "status", "--json") == 0
+    (task,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert task["devices_by_k"] == {"1": 1, "2": 1, "3": 2}
+    assert command(home, "devices", "--json") == 0
+    listed = [each["tasks"][0]["option"] for each in json.loads(capsys.readouterr().out)]
+    assert sorted(listed) == sorted([*RUNGS, "full"])
 
 
 class Bag(nn.Module):

@@ -103,27 +103,20 @@ def test_vectors_solve_the_dense_normal_equations(rows: list[list[int]], seed: i
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(0, ITEMS - 1), min_size=1, max_size=ITEMS, unique=True),
-    st.integers(1, K),
-    st.floats(-2, 0),
-)
+@given(st.integers(1, 300), st.integers(1, 12), st.floats(-2, 0), st.integers(0, 99))
 def test_a_device_of_few_columns_is_as_good_as_at_the_minimum(
-    rows: list[int], k: int, steep: float
+    count: int, k: int, steep: float, seed: int
 ) -> None:
     """However unequal the columns are, from steep to level."""
-    items = np.random.default_rng(len(rows)).standard_normal((ITEMS, K)) * np.geomspace(
-        1, 10**steep, K
-    )
-    posed, one = problem(items), likes(rows)
+    rng, width = np.random.default_rng(seed), 12
+    posed = problem(rng.standard_normal((300, width)) * np.geomspace(1, 10**steep, width))
+    one = likes(rng.choice(300, count, replace=False).tolist())
     update = posed.trained([one], k)
     (found,), (expected,) = update["factor"].astype(np.float64), best(posed, [one])
-    if k >= min(K, len(rows)):
-        np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
-    assert short_of_best(posed, one, found) < 0.02
-    residuals = factors(posed)[rows] @ found - 1
-    order = np.argsort(rows)
-    np.testing.assert_allclose(update["pulls"][:, 0], residuals[order], atol=1e-4)
+    own = factors(posed)[np.sort(one.rows)]
+    np.testing.assert_allclose(update["pulls"][:, 0], own @ found - 1, atol=1e-4)
+    wrong = np.linalg.norm(own @ (found - expected)) / np.linalg.norm(own @ expected - 1)
+    assert wrong < (1e-3 if count <= 64 or k == width else 0.03)
 
 
 @pytest.mark.parametrize("size", [1e3, 1.0, 1e-3])

@@ -54,7 +54,7 @@ class Calls:
     def run(self, session: ort.InferenceSession, binding: ort.IOBinding) -> None:
         """Raises CallEnded, and what onnxruntime does."""
         watch = self._watch
-        watch.end_call, watch.called = self._terminate, self._artifact_id
+        watch.calls_for(self._artifact_id, self._terminate)
         watch.calls += 1
         try:
             # Behind the line that says what ends this call: whoever ends it meanwhile is seen.
@@ -73,7 +73,7 @@ class Calls:
     def opening(self, end: Callable[[], None]) -> Iterator[None]:
         """A session is opened within, which ``end`` cancels. Raises CallEnded."""
         watch = self._watch
-        watch.end_call, watch.called = end, self._artifact_id
+        watch.calls_for(self._artifact_id, end)
         watch.calls += 1
         try:
             if watch.ended:

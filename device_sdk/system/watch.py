@@ -37,9 +37,18 @@ class Watch:
         self.called = ""
         """What the last call belongs to, as whoever made it says; "" where there was none within
         the present or the last :meth:`during`."""
+        self.begins: Callable[[str], None] = lambda what: None
+        """Told what the next calls belong to, before the first of them."""
         self.end_call: Callable[[], None] | None = None
         """Makes the call in progress, and those to come, fail; set by whoever makes them."""
         self._clock: Clock = MonotonicClock() if clock is None else clock
+
+    def calls_for(self, what: str, end_call: Callable[[], None]) -> None:
+        """The next call belongs to ``what``, and ``end_call`` ends it."""
+        if what != self.called:
+            self.called = what
+            self.begins(what)
+        self.end_call = end_call
 
     @contextmanager
     def during(self, most_seconds: float) -> Iterator[None]:

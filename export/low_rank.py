@@ -22,51 +22,29 @@ LEAST_SIDE = 16
 
 
 class Factors(nn.Module):
-    """A matrix [m, n] as ``left`` [m, r] times ``right`` [r, n], where a layer's weight was."""
+    """A matrix [m, n] as ``left`` [m, r] times ``right`` [r, n]."""
 
-    def __init__(self, layer: str, weight: Tensor, rank: int) -> None:
+    def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
-        self.layer = layer
         matrix = weight.detach().flatten(1)
         self.left = nn.Parameter(matrix.new_zeros(len(matrix), rank))
         self.right = nn.Parameter(matrix.new_zeros(rank, matrix.shape[1]))
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            what = f"the weight of {self.layer!r} is two factors here, and has no {name!r}"
-            raise AttributeError(what) from None
 
-
-class _LowRank:
-    """A layer whose ``weight`` is factored: of the same class, with the same settings."""
-
-    weight: Any
-
-    @classmethod
-    def of(cls, name: str, layer: nn.Module, rank: int) -> nn.Module:
-        """The layer of that name at ``rank``; its bias is the layer's own."""
-        made: Any = copy.copy(layer)
-        made.__class__ = cls
-        made._parameters = dict(layer._parameters)
-        made._modules = dict(layer._modules)
-        weight = made._parameters.pop("weight")
-        made._modules["weight"] = Factors(name, weight, rank)
-        return made  # type: ignore[no-any-return]
-
-
-class LowRankLinear(_LowRank, nn.Linear):
+class LowRankLinear(nn.Linear):
     """``x V' U' + b``: of [.., n] by way of [.., r]."""
 
+    factors: Any
+
     def forward(self, input: Tensor) -> Tensor:
-        inner = functional.linear(input, self.weight.right)
-        return functional.linear(inner, self.weight.left, self.bias)
+        inner = functional.linear(input, self.factors.weight.right)
+        return functional.linear(inner, self.factors.weight.left, self.bias)
 
 
-class _LowRankConv(_LowRank):
+class _LowRankConv:
     """The kernel's own convolution to r channels, then one of 1 x 1."""
 
+    factors: Any
     kernel_size: tuple[int, ...]
     in_channels: int
     stride: Any
@@ -76,12 +54,12 @@ class _LowRankConv(_LowRank):
 
     def forward(self, input: Tensor) -> Tensor:
         convolve = getattr(functional, f"conv{len(self.kernel_size)}d")
-        right = self.weight.right
+        right = self.factors.weight.right
         kernel = right.reshape(len(right), self.in_channels, *self.kernel_size)
         inner = convolve(
             input, kernel, stride=self.stride, padding=self.padding, dilation=self.dilation
         )
-        left = self.weight.left
+        left = self.factors.weight.left
         found: Tensor = convolve(
             inner, left.reshape(*left.shape, *(1,) * len(self.kernel_size)), self.bias
         )
@@ -100,12 +78,14 @@ class LowRankConv3d(_LowRankConv, nn.Conv3d):
     """[b, c, d, h, w]."""
 
 
-class LowRankEmbedding(_LowRank, nn.Embedding):
+class LowRankEmbedding(nn.Embedding):
     """Rows of U, then times V."""
 
+    factors: Any
+
     def forward(self, input: Tensor) -> Tensor:
-        rows = functional.embedding(input, self.weight.left, self.padding_idx)
-        found: Tensor = rows @ self.weight.right
+        rows = functional.embedding(input, self.factors.weight.left, self.padding_idx)
+        found: Tensor = rows @ self.factors.weight.right
         return found
 
 
@@ -120,18 +100,24 @@ _MULTIPLIED = (nn.RNNBase, nn.MultiheadAttention, nn.modules.linear.NonDynamical
 """Layers whose weights go into one call of torch's: it gets the factors' product."""
 
 
-def _multiplied(name: str, layer: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
-    """A layer whose weights ``ranks`` are products of factors, made anew whenever they are read."""
+def _factored(layer: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
+    """A layer whose weights ``ranks`` are factors. Whoever reads one of them (a loss, a model whose
+    scores are products with its own embedding) gets the product, made anew."""
     made = copy.copy(layer)
     made._parameters = {n: p for n, p in layer._parameters.items() if n not in ranks}
     made._modules = dict(layer._modules)
-    factors = nn.ModuleDict()
-    for weight, rank in ranks.items():
-        factors[weight] = Factors(f"{name}.{weight}", getattr(layer, weight), rank)
-    made._modules["factors"] = factors
+    made._modules["factors"] = nn.ModuleDict(
+        {weight: Factors(getattr(layer, weight), rank) for weight, rank in ranks.items()}
+    )
+    shapes = {weight: getattr(layer, weight).shape for weight in ranks}
 
     def product(weight: str) -> property:
-        return property(lambda self: self.factors[weight].left @ self.factors[weight].right)
+        def read(self: Any) -> Tensor:
+            factors = self.factors[weight]
+            found: Tensor = (factors.left @ factors.right).reshape(shapes[weight])
+            return found
+
+        return property(read)
 
     known: dict[str, Any] = {weight: product(weight) for weight in ranks}
     if isinstance(layer, nn.RNNBase):
@@ -139,7 +125,7 @@ def _multiplied(name: str, layer: nn.Module, ranks: Mapping[str, int]) -> nn.Mod
             lambda self: [getattr(self, each) for each in self._flat_weights_names],
             lambda self, given: None,  # torch gathers them anew when it moves a model
         )
-    kind = type(layer)
+    kind = _FORMS.get(type(layer), type(layer))
     made.__class__ = type(kind.__name__, (kind,), known)
     return made
 
@@ -156,15 +142,10 @@ def of_rank(model: nn.Module, share: float, whole: Collection[str]) -> BuiltRung
             ranks = {} if is_under(full, whole) else _ranks(model, full, share)
             if not ranks:
                 continue
-            if type(layer) in _FORMS:
-                held = full
-                setattr(parent, child, _FORMS[type(layer)].of(full, layer, ranks["weight"]))
-            else:
-                held = f"{full}.factors"
-                setattr(parent, child, _multiplied(full, layer, ranks))
+            setattr(parent, child, _factored(layer, ranks))
             for weight in ranks:
                 for role in ("left", "right"):
-                    pieces[f"{held}.{weight}.{role}"] = Piece(f"{full}.{weight}", role)
+                    pieces[f"{full}.factors.{weight}.{role}"] = Piece(f"{full}.{weight}", role)
     return BuiltRung(name, made, pieces)
 
 

@@ -120,15 +120,10 @@ _RANKS: tuple[tuple[str, str, Fleet, Kind], ...] = (
     ),
     ("alone", "nothing exchanged: each device its own rank", "alone", "ranks"),
 )
-_WIDTHS: tuple[tuple[str, str, Fleet, Kind], ...] = (
-    *(
-        (name, shows.replace("rank", "width"), fleet, "widths")
-        for name, shows, fleet, kind in _RANKS
-        if kind == "widths" or fleet in ("full", "strong", "alone")
-    ),
+_WITH_POPULARITY: tuple[tuple[str, str, Fleet, Kind], ...] = (
+    *(row if row[2] in ("unequal", "smallest") else (*row[:3], "widths") for row in _RANKS),
     ("popularity", "the most watched items, the same for all", "popular", "widths"),
 )
-"""Where items' vectors are a factorisation already."""
 
 
 def _plain(*rates: float) -> tuple[Setting, ...]:
@@ -156,7 +151,7 @@ def _table(
             _plain(0) if fleet == "popular" else _plain(*alone) if fleet == "alone" else settings,
         )
 
-    return tuple(row(*each) for each in (_WIDTHS if data == "next-item" else _RANKS))
+    return tuple(row(*each) for each in (_WITH_POPULARITY if data == "next-item" else _RANKS))
 
 
 TABLES: Mapping[str, str] = {

@@ -344,10 +344,7 @@ _LEFT = 5
 
 
 def write_next_items(kind: Kind, seed: int, folder: Path) -> None:
-    """GRU4Rec at the shares of ``SHARES`` of its width; its items' vectors are a factorisation
-    already."""
-    if kind != "widths":
-        raise ValueError("the recommender's ladder is of widths")
+    """GRU4Rec at the shares of ``SHARES`` of its width, or of its layers' rank."""
     example = torch.randint(1, _ITEMS + 1, (8, _LENGTH), generator=torch.Generator().manual_seed(0))
 
     def make(width: int) -> nn.Module:

@@ -109,13 +109,13 @@ def test_a_ladder_is_a_folder_of_rising_rungs_around_one_set_of_values(ladder: P
     assert {name: array.shape for name, array in small.items()} == {
         "stem.weight": (16, 1, 3, 3),  # its shorter side is 9: it stays whole
         "stem.bias": (16,),
-        "conv.weight.left": (32, 4),
-        "conv.weight.right": (4, 144),
+        "conv.factors.weight.left": (32, 4),
+        "conv.factors.weight.right": (4, 144),
         "conv.bias": (32,),
-        "words.weight.left": (40, 4),
-        "words.weight.right": (4, 32),
-        "hidden.weight.left": (32, 4),
-        "hidden.weight.right": (4, 544),
+        "words.factors.weight.left": (40, 4),
+        "words.factors.weight.right": (4, 32),
+        "hidden.factors.weight.left": (32, 4),
+        "hidden.factors.weight.right": (4, 544),
         "hidden.bias": (32,),
         "head.weight": (3, 32),  # likewise, of 3
         "head.bias": (3,),
@@ -287,17 +287,20 @@ def test_what_is_no_ladder_is_refused_in_words_and_leaves_nothing(
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_loss_that_reads_a_factored_weight_is_told_to_keep_it_whole(tmp_path: Path) -> None:
-    chosen = {"ranks": (1 / 8, 1), "directory": tmp_path / "net", "verify": False}
+def test_a_loss_that_reads_a_factored_weight_gets_the_product(tmp_path: Path) -> None:
     names = {name: {0: "batch"} for name in example()}
-    with pytest.raises(ExportError, match=r"hidden.*whole"):
-        export.submodels(
-            Net(), touches, example(), optimizer=export.Sgd(lr=0.1), dynamic=names, **chosen
-        )
     export.submodels(
         Net(), touches, example(), optimizer=export.Sgd(lr=0.1), dynamic=names,
-        whole=("hidden",), **chosen,
+        ranks=(1 / 8, 1), directory=tmp_path / "net",
     )  # fmt: skip
+    small, full = (Trainer(folder) for folder in rung_folders(tmp_path / "net"))
+    left, right = (small.parameters[f"hidden.factors.weight.{each}"] for each in ("left", "right"))
+    apart = [
+        trainer.step({n: v.numpy() for n, v in example().items()})
+        - float((weight.astype(np.float64) ** 2).sum())
+        for trainer, weight in ((small, left @ right), (full, full.parameters["hidden.weight"]))
+    ]
+    assert all(0 < each < 10 for each in apart)  # what is left is a cross-entropy
 
 
 def test_torch_s_optimizers_are_made_of_each_rung_s_parameters(tmp_path: Path) -> None:

@@ -458,10 +458,11 @@ class Ingest:
 
 
 def _part(report: Report, width: int) -> str:
-    """The capacity class of a device: the width that it trained, else the option it named."""
-    if width:
-        return f"k={width}"
-    return "" if report.details is None else report.details.option
+    """The capacity class of a device: the option it named (a rung, an artifact, k), as ``devices``
+    shows it; else the width that it trained."""
+    if report.details is not None and report.details.option:
+        return report.details.option
+    return f"k={width}" if width else ""
 
 
 def _good(found: exchange.Update | WireError) -> exchange.Update:

@@ -164,6 +164,18 @@ class Reports(TableOfTask):
         )
         return dict(self._database.rows(query, (self._task, generation, number)))
 
+    def options(self) -> dict[str, int]:
+        """How many devices trained each option (a rung, an artifact, k) in the newest of the
+        rounds kept that they trained, those of most devices first."""
+        query = (
+            "SELECT option, count(*) FROM reports AS own WHERE task = ? AND option != '' "
+            "AND reason = '' AND NOT EXISTS (SELECT 1 FROM reports AS later "
+            "WHERE later.task = own.task AND later.device_id = own.device_id "
+            "AND later.round > own.round AND later.option != '' AND later.reason = '') "
+            "GROUP BY option ORDER BY count(*) DESC, option"
+        )
+        return dict(self._database.rows(query, (self._task,)))
+
     def unknown_items(self) -> UnknownItems:
         """By the newest of the reports kept of each device."""
         query = (

@@ -81,7 +81,7 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
     home = AggregatorHome(tmp_path / "fleet")
     assert command(home, "init") == 0
     text = _TASK.format(ladder=ladder, url=mosquitto.url, never=NEVER_SECONDS, rounds=ROUNDS)
-    home.task_file.write_text(text)
+    home.task_file.write_text(f"{text}least_devices = 1\n")
     # Each class takes its rung as it was told to; the last one measures, and affords the full one.
     options = [TrainingOptions(artifact=name) for name in RUNGS] + [TrainingOptions()]
     devices: list[Device] = []
@@ -118,6 +118,10 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
     try:
         rounds = [store.first.rounds.find(number) for number in range(1, ROUNDS + 1)]
         assert [row.participants for row in rounds if row is not None] == [4] * ROUNDS
+        # How many train each rung is told by its name, and so is what they find out.
+        assert store.first.reports.options() == {"full": 2, "1of4": 1, "1of8": 1}
+        (newest,) = store.first.evaluations.latest()
+        assert {each.part for each in newest.figures} == {"", *RUNGS}
     finally:
         store.database.close()
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 
 from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.conditions import on_mains_power
 from device_sdk.fields import As, Declared, Length, OneOf, Within
 from device_sdk.home.home import Home
 from device_sdk.home.membership import Membership
@@ -165,6 +166,7 @@ class DeviceWorld:
             :meth:`of_task` picks the task's ``source`` from them.
         tasks: those to take part in, as the app chose; empty: it did not choose.
         watch: ends what artifacts do past their time.
+        on_mains: whether the machine runs on mains power; on a battery it may be another one.
         try_artifact: runs one for the first time; see :func:`device_sdk.trial.try_artifact`.
     """
 
@@ -181,6 +183,7 @@ class DeviceWorld:
     data: Callable[[], Mapping[str, DataSource]] | None = None
     tasks: tuple[str, ...] = ()
     watch: Watch = field(default_factory=Watch)
+    on_mains: Callable[[], bool] = field(default_factory=on_mains_power)
     try_artifact: Callable[[Path, TrialLimits, Callable[[], bool]], TrialResult | None] = (
         try_artifact
     )

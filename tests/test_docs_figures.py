@@ -34,6 +34,7 @@ PRINTED = [
             f'robust {ONE_DEVICE} --method scatter --epochs 10 --attacks "pattern;row"',
         ],
     ),
+    ("figures/submodels.md", "Submodels", ["submodels --seeds 5"]),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),
     ("methods/scatter/privacy.md", "What rows reveal", ["privacy --seeds 1"]),

@@ -189,7 +189,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 _SHUT_OUT_ROUNDS = 5
 """Of which nobody was counted, though devices were selected: any that lives has come by then."""
-_MOST_OPTIONS = 8
 _SILENT_SECONDS = 10.0
 """A worker says each second that it lives."""
 
@@ -211,7 +210,7 @@ class _SeenTask:
         self.evaluated = store.evaluations.latest()
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
-        self.options = store.reports.options()
+        self.widths = store.participations.widths()
         self.unknown_items = store.reports.unknown_items()
         self.not_trained = {
             (each.outcome, each.reason): _known(registry, each.device_ids)
@@ -339,6 +338,9 @@ def _print(
         if task.evaluated:
             found = task.evaluated[0]
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
+        if task.widths:
+            told = ", ".join(f"k={k}: {count}" for k, count in task.widths.items())
+            print(f"devices by k {told}")
         if task.store.facts.stopped_at is not None:
             print(
                 f"stopped      nothing has improved version {task.store.facts.stopped_at} for "
@@ -410,10 +412,6 @@ def _print_rounds(task: _SeenTask, now: float) -> None:
                 colalign=("left", "right", "right", "left"),
             )
         )
-    if task.options:
-        shown = [f"{printable(name)}: {count}" for name, count in task.options.items()]
-        more = f" and {len(shown) - _MOST_OPTIONS} more" if len(shown) > _MOST_OPTIONS else ""
-        print(f"\ntrain        {', '.join(shown[:_MOST_OPTIONS])}{more} (devices, last)")
     if task.unknown_items.unknown:
         told = task.unknown_items
         print(
@@ -537,7 +535,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
-        "options": seen.options,
+        "devices_by_k": {str(k): count for k, count in seen.widths.items()},
         "unknown_items": seen.unknown_items._asdict(),
         "not_trained": [
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}

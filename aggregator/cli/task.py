@@ -21,7 +21,7 @@ from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.home import AggregatorHome, is_served
 from aggregator.publish.publisher import largest_packet, packet_lines
 from aggregator.rounds.evaluator import taken_for_one
-from aggregator.rounds.replacement import begins_anew, buildable, fits, plan
+from aggregator.rounds.replacement import begins_anew, buildable, fits, other_frozen, plan
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import Store
 from aggregator.store.rows import TaskRow
@@ -308,6 +308,8 @@ def go_back(home: AggregatorHome, store: Store, row: TaskRow, version: int) -> N
         text = file_of(home, store, row, version)
         names, new = _successor(home, store, row, _file(home, row), text)
         plan(store.task(row.number), names, new, str(version))
+        if why := other_frozen(store.task(row.number), new, version):
+            raise AggregatorError(why)
         _require_harmless(new, _STEP_SECONDS)
     except (AggregatorError, ArtifactError) as error:
         raise AggregatorError(

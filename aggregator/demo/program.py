@@ -70,7 +70,7 @@ def show(options: DemoOptions) -> int:
         console.print("\nStopped; every child process has ended.")
         status = 130
     if options.out is None and status != 1:
-        shutil.rmtree(working, ignore_errors=True)
+        shutil.rmtree(output if status else working, ignore_errors=True)
     else:
         console.print(f"Homes, logs and the aggregator's database: {working}", soft_wrap=True)
     return status

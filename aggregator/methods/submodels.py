@@ -178,7 +178,7 @@ def unit_orders(
     """Orders of the units in which rungs take them, int64 [deals, units].
 
     ``static``: as they are (Diao et al. 2021, HeteroFL, section 3). ``rolling``: a window that
-    moves by one from version to version (Alam et al. 2022, FedRolex, eq. 3). ``ranked``: the
+    moves by one from version to version (Alam et al. 2022, FedRolex). ``ranked``: the
     strongest first, by the squares of their parameters (after Wu et al. 2024, FIARSE, which ranks
     parameters one by one). ``dealt``: at random, whatever the data are; each deal another one.
 

@@ -328,7 +328,7 @@ class Ingest:
                 else:
                     reason = NOTED
                 if report is not None and report.evaluation:
-                    part = _part(report, width)
+                    part = _part(report, width, self._evaluator.parts)
                     said = self._evaluator.read(row, device_id, part, report.evaluation)
             except WireError as error:
                 reason, decoded = error.reason, None
@@ -457,12 +457,11 @@ class Ingest:
         return Settled(device_id, Receipt(digest, _COUNTED))
 
 
-def _part(report: Report, width: int) -> str:
-    """The capacity class of a device: the option it named (a rung, an artifact, k), as ``devices``
-    shows it; else the width that it trained."""
-    if report.details is not None and report.details.option:
-        return report.details.option
-    return f"k={width}" if width else ""
+def _part(report: Report, width: int, options: Collection[str]) -> str:
+    """The capacity class of a device: the one of the task's artifacts that it names, a ladder's
+    rung say; else the width that it trained."""
+    option = "" if report.details is None else report.details.option
+    return f"k={width}" if width and option not in options else option
 
 
 def _good(found: exchange.Update | WireError) -> exchange.Update:

@@ -182,6 +182,8 @@ def fits(store: TaskStore, task: Task) -> bool:
 def misfit(store: TaskStore, served: Task, version: int) -> str | None:
     """Why a version of a model that the task had before does not fit the present one; None where
     it does. ``served``: the task as it is."""
+    if why := other_frozen(store, served, version):
+        return why
     known = served_catalogue(store, served)
     method = _built(store.fleet, served, 0 if known is None else len(known))
     try:
@@ -189,6 +191,22 @@ def misfit(store: TaskStore, served: Task, version: int) -> str | None:
     except ModelMismatch as error:
         return str(error)
     return None
+
+
+def other_frozen(store: TaskStore, task: Task, version: int) -> str | None:
+    """Why a version is none of the task's artifact's, where that has frozen values: of these a
+    version holds none, and with others it is a model that nobody trained. None where it may be."""
+    row = store.versions.find(version)
+    manifest = read_manifest(task.artifacts[-1]) if task.artifacts else None
+    if row is None or manifest is None or manifest.id == row.artifact:
+        return None
+    frozen = sorted(manifest.frozen_members)
+    if not frozen:
+        return None
+    return (
+        f"it was trained with the frozen values of the artifact {row.artifact[:16]}, and "
+        f"{task.artifacts[-1]} is {manifest.id[:16]}, whose {frozen[0]!r} may be another"
+    )
 
 
 def _is_same_model(store: TaskStore, new: Task, method: GuardedMethod) -> bool:

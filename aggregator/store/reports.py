@@ -26,6 +26,14 @@ class Participations(TableOfTask):
         """By the device's id."""
         return self._by_device(LastParticipation, "participations")
 
+    def widths(self) -> dict[int, int]:
+        """How many devices trained which part of the model last (k, or a ladder's rung), rising."""
+        query = (
+            "SELECT width, count(*) FROM participations WHERE task = ? AND width IS NOT NULL "
+            "GROUP BY width ORDER BY width"
+        )
+        return dict(self._database.rows(query, (self._task,)))
+
     def note(self, seen: Mapping[bytes, LastParticipation]) -> None:
         """What devices did, by their ids, beside what is known of them: of each the newer update
         and the newer round."""
@@ -163,18 +171,6 @@ class Reports(TableOfTask):
             "AND reason != '' GROUP BY reason"
         )
         return dict(self._database.rows(query, (self._task, generation, number)))
-
-    def options(self) -> dict[str, int]:
-        """How many devices trained each option (a rung, an artifact, k) in the newest of the
-        rounds kept that they trained, those of most devices first."""
-        query = (
-            "SELECT option, count(*) FROM reports AS own WHERE task = ? AND option != '' "
-            "AND reason = '' AND NOT EXISTS (SELECT 1 FROM reports AS later "
-            "WHERE later.task = own.task AND later.device_id = own.device_id "
-            "AND later.round > own.round AND later.option != '' AND later.reason = '') "
-            "GROUP BY option ORDER BY count(*) DESC, option"
-        )
-        return dict(self._database.rows(query, (self._task,)))
 
     def unknown_items(self) -> UnknownItems:
         """By the newest of the reports kept of each device."""

@@ -169,7 +169,7 @@ class LastParticipation(NamedTuple):
 
     Attributes:
         counted_unix_seconds: when the update was counted; None: none was.
-        width: the columns that it had, if any.
+        width: what part of the model it was of (k, or a ladder's rung), if any.
         told_unix_seconds, round: when the device told how which round ended; None: it never did.
         report: what it told, without evaluation; None, too, once it is revoked.
     """

@@ -152,6 +152,8 @@ def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> N
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    names = dict.fromkeys(row.name for row in ROWS)
+    colours = {name: f"C{place}" for place, name in enumerate(names)}
     shown = {title: rows for title, rows in outcomes.items() if any(rows.values())}
     size = (3.4 * max(1, len(shown)), 5.4)
     figure, grid = pyplot.subplots(
@@ -169,10 +171,16 @@ def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> N
             )
             for axes, cost in zip(grid[:, column], costs, strict=True):
                 known = [pair for pair in zip(cost, quality, strict=True) if pair[0] > 0]
-                axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=name)
+                axes.plot(
+                    *zip(*known, strict=True),
+                    marker="o",
+                    markersize=3,
+                    label=name,
+                    color=colours[name],
+                )
         grid[0, column].set_title(title.split(":")[0], fontsize=7)
-        grid[0, column].set(xscale="log", xlabel="kB up a round")
-        grid[1, column].set(xscale="log", xlabel="ms a step")
+        grid[0, column].set(xlim=(0, None), xlabel="kB up a round")
+        grid[1, column].set(xlim=(0, None), xlabel="ms a step")
         grid[0, column].set_ylabel(title.rpartition(": ")[2], fontsize=7)
     grid[0, 0].legend(fontsize=6, frameon=False)
     figure.savefig(file, dpi=110)

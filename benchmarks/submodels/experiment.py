@@ -178,7 +178,7 @@ _CLICKS = _table(
 _NEXT_ITEM = _table(
     "next-item",
     "next-item",
-    (50, 943, 100, 2, 4),
+    (50, 943, 50, 2, 4),
     (Setting(2, 0.03), Setting(2, 0.1)),
     (0.5, 2),
 )

@@ -16,8 +16,10 @@ from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
 
+from device_sdk.errors import CallEnded
 from device_sdk.fields import Declared, Within
 from device_sdk.system.clock import Clock
+from device_sdk.system.printable import in_words
 
 _INSTANT = 1e-9
 """A clock may say that a run took no time."""
@@ -80,7 +82,7 @@ class Option(Protocol):
 
     def run(self, most_seconds: float) -> WorkDone:
         """Do it once, at least one step of it; cut short between two steps after
-        `most_seconds`."""
+        `most_seconds`. What it raises says that it does not run here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,14 @@ def choose(
     left, the middle is next. While there is time the one that missed is measured again: another
     program may have run. The smallest one's first run is finished even past the time box, unless it
     misses, or says itself how large a part of it was done.
+
+    One that raises is one that does not fit, for want of memory say, and so are larger ones; raises
+    what the smallest does, and CallEnded.
     """
     limit = request.limit_seconds / request.slowdown
     stop_at = clock.now() + request.time_box_seconds
     seen: dict[int, TimedOption] = {}
+    failed: dict[int, Exception] = {}
     low, high, whole_steps, halve = -1, len(options), 0, False
     doubts: Counter[int] = Counter()
     while True:
@@ -145,7 +151,7 @@ def choose(
             likely = _likely_place([each.size for each in options], took, low, high, limit)
             place = low + (high - low) // 2 if halve else likely
             halve = not halve and len(took) > 1
-        elif high < len(options) and doubts[high] < _MOST_DOUBTS:
+        elif high < len(options) and high not in failed and doubts[high] < _MOST_DOUBTS:
             place = high
             again = min(limit, seen[high].p90_seconds / request.slowdown)
             if clock.now() + _FEWEST_STEPS * again > stop_at:
@@ -154,7 +160,12 @@ def choose(
         else:
             break
         share = max(0.0, stop_at - clock.now()) / max(1, left).bit_length()
-        runs, whole_steps = _timed(options[place], limit, share, whole_steps, clock)
+        try:
+            runs, whole_steps = _timed(options[place], limit, share, whole_steps, clock)
+        except Exception as error:
+            if place == 0 or isinstance(error, CallEnded):
+                raise
+            runs, failed[place] = [math.inf], error
         seconds = tuple(each * request.slowdown for each in runs)
         seen[place] = TimedOption(place, options[place].name, seconds)
         progress(seen[place])
@@ -164,13 +175,19 @@ def choose(
         larger = (at for at in seen if at > low and seen[at].p90_seconds > most)
         high = min(larger, default=len(options))
         halve = halve and 2 * (high - low - 1) > left
-    reason, measured = _reason(seen, low, high, request), tuple(seen.values())
+    reason, measured = _reason(seen, failed, low, high, request), tuple(seen.values())
     if low < 0:
         return Fit(None, None, reason, measured)
     return Fit(low, seen[low].p90_seconds, reason, measured)
 
 
-def _reason(seen: Mapping[int, TimedOption], low: int, high: int, request: Request) -> str:
+def _reason(
+    seen: Mapping[int, TimedOption],
+    failed: Mapping[int, Exception],
+    low: int,
+    high: int,
+    request: Request,
+) -> str:
     bound = (
         f"the limit is {_shown(request.limit_seconds)} "
         f"({1.0 - request.headroom:.0%} of {_shown(request.deadline_seconds)})"
@@ -178,6 +195,8 @@ def _reason(seen: Mapping[int, TimedOption], low: int, high: int, request: Reque
 
     def told(place: int) -> str:
         each = seen[place]
+        if place in failed:
+            return f"{each.name} does not run here ({in_words(failed[place])})"
         if not math.isfinite(each.p90_seconds):
             return f"{each.name} did not end in time"
         return f"{each.name} takes {_shown(each.p90_seconds)}"
@@ -248,7 +267,8 @@ def _timed(
     first = option.run(0.0)
     whole_steps = first.whole_steps or whole_steps
     # Where a whole run's steps are known, a part of a run is enough.
-    most = min(limit, max(share, _FEWEST_STEPS * first.seconds)) if whole_steps else limit
+    least = max(_INSTANT, _FEWEST_STEPS * first.seconds)
+    most = min(limit, max(share, least)) if whole_steps else limit
     runs: list[float] = []
     while True:
         done = option.run(most)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ _DATABASE = "device.sqlite"
 _IDENTITY = "identity.key"
 _LOCK = "lock"
 _ARTIFACTS = "artifacts"
+_OF_CONTENT = re.compile(r"\.?([0-9a-f]{64})(\.|$)")
+"""An artifact's folder, a file of shared values, or what a crash left half written of one."""
 
 _Signature = tuple[tuple[str, int, int, int], ...]
 _log = logging.getLogger("device_sdk")
@@ -133,8 +136,7 @@ class Home:
                 read_checked(folder, name, entry)
         except ArtifactError as error:
             _log.warning("an artifact was changed since it came, and comes again: %s", error)
-            if not self.read_only:
-                shutil.rmtree(folder, ignore_errors=True)
+            self._remove(folder)
             return False
         self._whole[artifact_id] = before
         return True
@@ -144,17 +146,23 @@ class Home:
         return self.folder / _ARTIFACTS / f"{digest.hex()}.safetensors"
 
     def has_shared(self, digest: bytes) -> bool:
-        """Whether values that artifacts share are here: those of the SHA-256, and no others."""
+        """Whether values that artifacts share are here: those of the SHA-256, and no others, which
+        are removed, and come again."""
         path = self.shared_file(digest)
         before = _signature(path)
-        if not before:
-            return False
-        if self._whole.get(digest) != before:
+        if before and self._whole.get(digest) == before:
+            return True
+        try:
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").digest() != digest:
-                    _log.warning("%s was changed since it came, and comes again", path)
-                    return False
-            self._whole[digest] = before
+                    raise OSError("its SHA-256 is another")
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            _log.warning("%s was changed since it came, and comes again: %s", path, error)
+            self._remove(path)
+            return False
+        self._whole[digest] = before
         return True
 
     def save_shared(self, digest: bytes, content: bytes) -> None:
@@ -173,6 +181,7 @@ class Home:
         partial.mkdir(mode=0o700, parents=True)
         for name, data in files.items():
             write_atomically(partial / name, data)
+        self._remove(final)
         os.replace(partial, final)  # a crash before this leaves no artifact that looks whole
         return final
 
@@ -203,16 +212,21 @@ class Home:
         self.tasks.forget_contents()
         ids = {each for row in served for each in row.artifacts} | self.models.artifacts()
         needed = {each.hex() for each in ids}
-        shared: dict[bool, set[str]] = {True: set(), False: set()}
-        for folder in (self.folder / _ARTIFACTS).glob("[0-9a-f]*"):
-            if folder.is_dir():
-                with contextlib.suppress(ArtifactError):
-                    shared[folder.name in needed].add(read_manifest(folder).shared_file)
-                if folder.name not in needed:
-                    shutil.rmtree(folder, ignore_errors=True)
-        # Only what those had that went: what came for others may be ahead of them.
-        for name in filter(None, shared[False] - shared[True]):
-            (self.folder / _ARTIFACTS / name).unlink(missing_ok=True)
+        for each in ids:  # of a model whose task is gone nothing else says what it shares
+            with contextlib.suppress(ArtifactError):
+                needed.add(Path(read_manifest(self.artifact_folder(each)).shared_file).stem)
+        for place in (self.folder / _ARTIFACTS).glob("*"):
+            content = _OF_CONTENT.match(place.name)
+            if content is not None and content[1] not in needed:
+                self._remove(place)
+
+    def _remove(self, place: Path) -> None:
+        """What lies there is gone, a folder or a file, where the home may be written."""
+        if self.read_only:
+            return
+        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            place.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the database and release the lock. May be called twice."""

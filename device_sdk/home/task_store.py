@@ -19,7 +19,8 @@ class KnownTask:
     """One task.
 
     ``served``: whether it is for this device, as last heard. The rest is known once the terms of a
-    round were read: they are those of ``generation``. ``artifacts``: ids of all that it brought.
+    round were read: they are those of ``generation``. ``artifacts``: ids of all that it brought,
+    and of the values that these share.
     """
 
     name: str
@@ -81,7 +82,7 @@ class KnownTasks(HomeStore):
             )
 
     def set_artifacts(self, name: str, artifacts: Iterable[bytes]) -> None:
-        """Ids of what the task trains with here."""
+        """Ids of what the task trains with here: artifacts, and values that they share."""
         with self._database.transaction() as sql:
             sql.execute("UPDATE task SET artifacts = ? WHERE name = ?", (b"".join(artifacts), name))
 

@@ -478,7 +478,11 @@ class CurrentRound:
         Raises LearnerError for a name that is not offered.
         """
         if self._round is not None and self.question is not None:
-            self._round.ask_for(names)
+            try:
+                self._round.ask_for(names)
+            except OverBudget as over:
+                self._over_budget(self._round.manifest, over)
+                return
             self.question = None
             self._advance(self._round)
 

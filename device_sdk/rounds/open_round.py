@@ -330,19 +330,21 @@ class OpenRound:
         del self.fetches[content_id]  # last: what could not be stored is fetched again
 
     def ask_for(self, names: Sequence[str]) -> None:
-        """The learner wants these attachments. Raises LearnerError for one that is not offered."""
+        """The learner wants these attachments. Raises LearnerError for one that is not offered, and
+        :class:`OverBudget`."""
         unknown = [name for name in names if name not in self._offer.readable]
         if unknown:
             raise LearnerError(f"the learner wants {unknown[0]!r}, which is not offered to it")
         self.asks = False
         self._wanted = tuple(dict.fromkeys(names))
-        for name in self._wanted:
-            offered = self._offer.readable[name]
-            here = self._stored(offered.content_id) is not None
-            if not here and offered.content_id not in self.fetches:
+        offers = {e.content_id: e for e in map(self._offer.readable.__getitem__, self._wanted)}
+        lacking = {i: each for i, each in offers.items() if self._stored(i) is None}
+        if self.manifest.threshold:  # a last version is read whatever it takes, as it ever was
+            self._shared.budget.require(bytes_=sum(each.size for each in lacking.values()))
+        for content_id, offered in lacking.items():
+            if content_id not in self.fetches:
                 key = self._offer.keys[offered.cohort] if offered.cohort else None
-                which = (offered.content_id, offered.cohort, key)
-                self._fetch(Wanted(ContentKind.ATTACHMENT, *which))
+                self._fetch(Wanted(ContentKind.ATTACHMENT, content_id, offered.cohort, key))
         self.retry.progressed()
 
     def ask_again(self) -> None:
@@ -392,7 +394,7 @@ class OpenRound:
             picked = pick_artifacts(self._terms.artifacts, self._world.options)
             self._artifacts = tuple(self._local(each) for each in picked)
             both = [one for each in picked for one in (each, each.companion)]
-            needed = [one.artifact_id for one in both if one is not None]
+            artifacts = [one.artifact_id for one in both if one is not None]
             sizes = {o.artifact_id: o.size for o in both if o and not has(o.artifact_id)}
             shares = {each.shared.content_id: each.shared.size for each in picked if each.shared}
             lacking = {i: size for i, size in shares.items() if not self._home.has_shared(i)}
@@ -401,10 +403,10 @@ class OpenRound:
                 if content_id not in self.fetches:
                     self._fetch(Wanted(ContentKind.SHARED, content_id))
         else:
-            needed = [self._named_artifact()]
-            self._artifacts = (LocalArtifact(needed[0], "", folder(needed[0])),)
-        self._home.tasks.set_artifacts(self.manifest.task, needed)
-        for artifact_id in needed:
+            artifacts, shares = [self._named_artifact()], {}
+            self._artifacts = (LocalArtifact(artifacts[0], "", folder(artifacts[0])),)
+        self._home.tasks.set_artifacts(self.manifest.task, (*artifacts, *shares))
+        for artifact_id in artifacts:
             if not has(artifact_id) and artifact_id not in self.fetches:
                 self._fetch(Wanted(ContentKind.ARTIFACT, artifact_id))
 

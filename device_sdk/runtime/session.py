@@ -54,7 +54,7 @@ class Calls:
     def run(self, session: ort.InferenceSession, binding: ort.IOBinding) -> None:
         """Raises CallEnded, and what onnxruntime does."""
         watch = self._watch
-        watch.end_call = self._terminate
+        watch.calls_for(self._artifact_id, self._terminate)
         watch.calls += 1
         try:
             # Behind the line that says what ends this call: whoever ends it meanwhile is seen.
@@ -72,13 +72,8 @@ class Calls:
     @contextmanager
     def opening(self, end: Callable[[], None]) -> Iterator[None]:
         """A session is opened within, which ``end`` cancels. Raises CallEnded."""
-
-        def end_opening() -> None:
-            self._watch.ended_in = self._artifact_id
-            end()
-
         watch = self._watch
-        watch.end_call = end_opening
+        watch.calls_for(self._artifact_id, end)
         watch.calls += 1
         try:
             if watch.ended:
@@ -92,7 +87,6 @@ class Calls:
             watch.calls += 1
 
     def _terminate(self) -> None:
-        self._watch.ended_in = self._artifact_id
         self._options.terminate = True
 
 

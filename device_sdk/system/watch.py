@@ -34,17 +34,28 @@ class Watch:
         self.ended: Ended = ""
         """Why calls were ended, within the present or the last :meth:`during`; "stopped" is for
         good."""
-        self.ended_in = ""
-        """What the call that was ended belongs to, as whoever ends it says; "" for no call."""
+        self.called = ""
+        """What the last call belongs to, as whoever made it says; "" where there was none within
+        the present or the last :meth:`during`."""
+        self.begins: Callable[[str], None] = lambda what: None
+        """Told what the next calls belong to, before the first of them."""
         self.end_call: Callable[[], None] | None = None
         """Makes the call in progress, and those to come, fail; set by whoever makes them."""
         self._clock: Clock = MonotonicClock() if clock is None else clock
+
+    def calls_for(self, what: str, end_call: Callable[[], None]) -> None:
+        """The next call belongs to ``what``, and ``end_call`` ends it."""
+        if what != self.called:
+            self.called = what
+            self.begins(what)
+        self.end_call = end_call
 
     @contextmanager
     def during(self, most_seconds: float) -> Iterator[None]:
         """Each call within may take so long. At the exit of the program all of them are ended."""
         if self.ended == "too-long":
-            self.ended = self.ended_in = ""
+            self.ended = ""
+        self.called = ""
         self.calls += self.calls % 2
         done = threading.Event()
         thread = threading.Thread(

@@ -344,10 +344,7 @@ class ArrayTrainer(RoundTrainer):
             most += f" {self.affordable_bytes} bytes a round"
         asked = self._options.providers
         by = "" if asked == "auto" else f" on {asked}"
-        return (
-            f"{ids} {job.terms.method} {self.affordable_seconds(job)}s x{self._options.slowdown} "
-            f"{settings}{most}{by}"
-        )
+        return f"{ids} {job.terms.method} {self.conditions(job)} {settings}{most}{by}"
 
     # -- work that either end may do ---------------------------------------------------------------
 

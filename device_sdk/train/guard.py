@@ -8,9 +8,10 @@ finds: a loop that does not end, a product of large constants, a node that crash
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,14 +40,17 @@ class ArtifactGuard:
 
     ``now``: the aggregator's time, Unix seconds.
 
-    While a job is worked on, its artifacts' ids are in a file of the home. It outlives the process
-    and is not flushed: a power cut, which is no artifact's fault, mostly leaves none.
+    While a job is worked on, the id of the artifact that runs (of all, until one does) is in a file
+    of the home, with its companion's. It outlives the process and is not flushed: a power cut,
+    which is no artifact's fault, mostly leaves none. So whoever dies of a rung that is too large
+    for it goes on with smaller ones.
     """
 
     def __init__(self, world: DeviceWorld, now: Callable[[], int]) -> None:
         self._world, self._store, self._now = world, world.home.trials, now
         self._file: Path = world.home.folder / _IN_USE
         self._died = self._left_in_use()
+        self._in_use: set[str] = set()
         self._untried: set[bytes] = set()
         """Of which no trial was to be had; not attempted again before the next start."""
 
@@ -72,13 +76,13 @@ class ArtifactGuard:
             # Also where it was stopped: the process is alive.
             with contextlib.suppress(OSError):  # then it counts as a death, of which one is free
                 self._file.unlink(missing_ok=True)
+            guilty = [each for each in strange if each.hex() == watch.called] or strange
             if watch.ended == "too-long":
                 detail = f"a step, or the opening of its graphs, did not end within {seconds:g} s"
-                guilty = [each for each in strange if each.hex() == watch.ended_in]
-                for each in guilty or strange:
+                for each in guilty:
                     self._store.strike(each, Reason.STEP_TOO_LONG, detail, self._now())
             elif failure is Reason.OUT_OF_MEMORY:
-                for each in strange:
+                for each in guilty:
                     self._doubt(each, failure, "its training took more memory than there is here")
             elif not watch.ended and any(each.strikes for each in known):
                 self._store.absolve(strange)
@@ -90,13 +94,31 @@ class ArtifactGuard:
         if self._died:
             self._note_deaths()
         found = self._admitted(job)
+        self._world.watch.begins = partial(self._runs, [self._strange(each) for each in found[0]])
         if found[1]:
             try:
-                self._file.write_text("\n".join(each.hex() for each in found[1]), encoding="ascii")
+                self._say_in_use(found[1])
             except OSError as error:
                 why = f"this device's home cannot be written, so nothing is trained: {error}"
                 raise Declined(why, Reason.DISK) from error
         return found
+
+    def _say_in_use(self, ids: Sequence[bytes]) -> None:
+        self._in_use = {each.hex() for each in ids}
+        self._file.write_text("\n".join(self._in_use), encoding="ascii")
+
+    def _runs(self, artifacts: Sequence[Sequence[bytes]], called: str) -> None:
+        """A call of one of the ``artifacts``, each with its companion, begins."""
+        own = next((ids for ids in artifacts if called in [each.hex() for each in ids]), None)
+        if own is not None and self._in_use != {each.hex() for each in own}:
+            with contextlib.suppress(OSError):  # then all of them stay in it
+                self._say_in_use(own)
+
+    def _strange(self, artifact: LocalArtifact) -> list[bytes]:
+        """Ids of it and its companion, but of what came with the installation."""
+        folders = filter(None, (artifact.folder, artifact.companion))
+        ids = [self._id_of(artifact, folder) for folder in folders]
+        return [each for each in ids if each not in self._world.installed]
 
     def _admitted(
         self, job: TrainingJob

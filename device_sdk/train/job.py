@@ -105,12 +105,19 @@ class RoundTrainer(ABC):
         self._home, self._options = world.home, world.options
         self._clock, self._rng = world.work_clock, world.rng
         self._device_id = world.membership.grant.device_id
+        self._on_mains = world.on_mains
 
     def affordable_seconds(self, job: TrainingJob) -> float:
         """What a training here is to fit into: the task's time, or half of what the app gives a
         day. Half, so that one that takes longer than it was measured to is not the last."""
         day = self._options.seconds_a_day
         return job.terms.train_seconds if day is None else min(job.terms.train_seconds, day / 2)
+
+    def conditions(self, job: TrainingJob) -> str:
+        """Under what a choice was measured, as far as it is the same for all methods: where it is
+        another, so is the choice. On a battery many machines are slower."""
+        power = "" if self._on_mains() else " on battery"
+        return f"{self.affordable_seconds(job)}s x{self._options.slowdown}{power}"
 
     @property
     def affordable_bytes(self) -> int | None:

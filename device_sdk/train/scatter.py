@@ -173,10 +173,7 @@ class ScatterTrainer(RoundTrainer):
         # Only what the work depends on: rates decay from round to round.
         settings = job.broadcast.settings
         work = " ".join(str(settings[name]) for name in _OF_THE_WORK if name in settings)
-        conditions = (
-            f"{job.manifest.artifact_id.hex()} K={width} {self.affordable_seconds(job)}s "
-            f"x{options.slowdown} {work}"
-        )
+        conditions = f"{job.manifest.artifact_id.hex()} K={width} {self.conditions(job)} {work}"
         known = self._home.models.capability(task)
         if known is not None and known.holds(conditions, interactions):
             return known

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from aggregator.methods.attention import AttentionMethod, AttentionSettings
 from aggregator.methods.bounds import UpdateBounds
-from aggregator.methods.fedavg import FedAvgMethod
+from aggregator.methods.fedavg import FedAvgMethod, FedAvgSettings
 from aggregator.methods.method import Method, Refused
 from aggregator.methods.mutual import MutualMethod, MutualSettings
 from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
@@ -34,7 +34,7 @@ from device_sdk.methods.state import Entry, Schema
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining, encode_knowledge
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from device_sdk.wire.arrays.factored import MOST_USERS
-from tests.fakes.ladders import ladder_method
+from tests.fakes.ladders import ladder_method, movable_method
 from tests.fakes.scatter_updates import ONE_WIDTH, users
 
 P, CLASSES, WIDTH, ITEMS = 24, 4, 6, 12
@@ -302,9 +302,21 @@ def fedavg_case() -> Case:
     )
 
 
-def ladder_case() -> Case:
+def ranks_case() -> Case:
     """As ``fedavg``, of which half of the devices train a part of rank 2."""
-    shapes = {1: {"w.net.w.left": (4, 2), "w.net.w.right": (2, 6)}, 2: {"w.net.w": (4, 6)}}
+    small = {"w.net.w.left": (4, 2), "w.net.w.right": (2, 6)}
+    return ladder_case(lambda: ladder_method((4, 6), ranks=(2,)), small)
+
+
+def dealt_case() -> Case:
+    """Likewise one of two dealt slices."""
+    chosen = FedAvgSettings(slices="dealt", deals=2)
+    return ladder_case(lambda: movable_method(2, 1, chosen), {"w.net.w": (2, 3)})
+
+
+def ladder_case(make: Callable[[], Method], small: dict[str, tuple[int, ...]]) -> Case:
+    """Of a method on two rungs, and the shapes of the smaller one's tensors."""
+    shapes = {1: small, 2: {"w.net.w": (4, 6)}}
 
     def sent(r: int, rung: int, tensors: dict[str, np.ndarray], count: int, who: str) -> Update:
         metadata = {"samples": count, "loss": 0.5, "rung": rung}
@@ -322,7 +334,7 @@ def ladder_case() -> Case:
         return sent(r, rung, moved, data.draw(samples), EVIL)
 
     return Case(
-        lambda: ladder_method((4, 6), ranks=(2,)),
+        make,
         honest,
         hostile,
         lambda method, opened: np.asarray(opened.attachments["rung2"].tensors["w.net.w"], float),
@@ -490,7 +502,8 @@ CASES: dict[str, Case] = {
 """By the name that a method is registered under."""
 OTHERS: dict[str, Case] = {
     "scatter by triples": bpr_case(),
-    "a ladder of submodels": ladder_case(),
+    "a ladder of submodels": ranks_case(),
+    "slices that are dealt": dealt_case(),
     "models of a stranger": averaging(Averaging, START),
     "differences of a stranger": replace(averaging(Differences, np.zeros(P)), bound=6.0 * ROUNDS),
     "what moved a stranger's shared model": moved_case(),

@@ -14,11 +14,11 @@ u = C^-1/2 y of the smallest
 
     |1 - B y|^2 + |y|^2.
 
-A device of k columns solves any system of up to k equations: of |L| equations where the user has
-so few items, of K where k is that many. Else it solves for the k leading columns, as the best
-approximation of that rank, and takes four steps of conjugate gradients over all K from there, each
-of them eased by that solution (Takacs et al. 2011, "Applications of the conjugate gradient method
-for implicit feedback collaborative filtering"): k^2 |L| + k^3, beside multiples of K |L|.
+A device of k columns solves any system of up to k equations, or of 64: of |L| equations where the
+user has so few items, of K where k is that many. Else it solves for the k leading columns, as the
+best approximation of that rank, and takes four steps of conjugate gradients over all K from there,
+each of them eased by that solution (Takacs et al. 2011, "Applications of the conjugate gradient
+method for implicit feedback collaborative filtering"): k^2 |L| + k^3, beside multiples of K |L|.
 """
 
 from __future__ import annotations
@@ -147,6 +147,10 @@ class LeastSquares:
 
 
 _STEPS = 4
+_FEW = 64
+"""Equations that are solved in the time of the steps."""
+_SETTLED = 1e-12
+"""Of the loss at zero: what a step gains less of is not worth it, and may have no direction."""
 
 
 def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
@@ -155,7 +159,7 @@ def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
     ``own``: [n, K].
     """
     count, width = own.shape
-    if count <= k:
+    if count <= max(k, _FEW):
         missing = _one_more(own @ own.T, target)
         return missing @ own, missing
     part = own[:, :k]
@@ -173,10 +177,10 @@ def _ridge(own: Floats, target: Floats, k: int) -> tuple[Floats, Floats]:
     inverse = np.linalg.inv(part.T @ part + np.eye(k, dtype=np.float32))
     found, missing = np.zeros(width, dtype=np.float32), target
     along = eased(slope)
-    gain = slope @ along
+    gain, settled = slope @ along, _SETTLED * (target @ target)
     for _ in range(_STEPS):
-        if not gain > 0:
-            break  # it is the minimum
+        if not gain > settled:
+            break  # it is the minimum, and what is left is float32's rounding
         moved = own @ along
         length = gain / (moved @ moved + along @ along)
         found = found + length * along

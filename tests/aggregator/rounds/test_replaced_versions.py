@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import export
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import initialise
 from aggregator.rounds.replacement import plan
@@ -230,6 +234,39 @@ def test_a_file_of_before_that_can_be_served_no_more_is_named(
     run(fleet, "rollback", "--to", "1")
     fleet.parts.tasks.look_again()
     assert fleet.parts.first.task.binding.method_name == "fedavg"
+
+
+def test_a_version_comes_back_with_the_frozen_values_that_it_was_trained_with_alone(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
+    """Adapters fit any backbone of the same shapes, and mean something on one."""
+    fleet = Fleet(tmp_path, "")
+    folder = fleet.home.folder
+    _, _, tables = fleet.home.task_file.read_text().partition("[broker]")
+    file = folder / "next.toml"
+    for seed, name in enumerate(("one", "other")):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 1))
+        export.train_step(
+            model,
+            lambda model, batch: (model(batch["x"]).square().mean(), {}),
+            {"x": torch.rand(2, 3)},
+            optimizer=export.Sgd(lr=0.1),
+            dynamic={"x": {0: "batch"}},
+            directory=folder / name,
+        )
+        file.write_text(
+            f'[task]\nmethod = "fedavg"\nartifacts = ["{name}"]\n[broker]'
+            + tables.partition("[scatter")[0]
+        )
+        run(fleet, "task", "replace", "default", "--from", str(file), "--now")
+        fleet.parts.tasks.look_again()
+    assert "the task file of that time is used" in run(fleet, "rollback", "--to", "1")
+    run(fleet, "rollback", "--cancel")
+    shutil.rmtree(folder / "one")
+    shutil.copytree(folder / "other", folder / "one")
+    said = run(fleet, "rollback", "--to", "1", fails=True)
+    assert "trained with the frozen values of the artifact" in said
 
 
 def test_a_replacement_in_between_is_told_where_it_takes_a_rollback_s_place(

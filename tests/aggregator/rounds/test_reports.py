@@ -196,19 +196,6 @@ def test_the_newest_outcome_stays_with_the_device_and_old_rounds_go(desk: Desk) 
     assert (found.round, found.told_unix_seconds) == (KEPT_ROUNDS + 4, int(desk.now_seconds))
 
 
-def test_how_many_train_which_option_is_told_by_the_newest_round_that_each_trained(
-    desk: Desk,
-) -> None:
-    named = {ANNA: "1of8", BERT: "1of8", CLEO: "full"}
-    for options in (named, {BERT: "full"}):
-        for device, option in options.items():
-            report = Report(ReportedOutcome.TRAINED, "", Details("1", "1", "linux", option))
-            offer(desk, desk.identity(device), report, body())
-        offer(desk, desk.identity(ANNA), NOT_FINITE)  # trained k=3, says its report, in vain
-        desk.next_round()
-    assert desk.parts.store.first.reports.options() == {"full": 2, "1of8": 1}
-
-
 def test_what_came_too_late_of_an_older_round_is_not_the_newest_outcome(desk: Desk) -> None:
     late = desk.identity(ANNA)
     desk.next_round()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ train_seconds = 60.0
 most_rounds = {rounds}
 [fedavg.training]
 learning_rate = 0.1
-[evaluation]
 """
+_EVALUATED = "[evaluation]\nleast_devices = 1\n"
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -76,12 +77,12 @@ def samples(seed: int, count: int) -> dict[str, np.ndarray]:
 
 
 def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
-    mosquitto: Mosquitto, ladder: Path, tmp_path: Path
+    mosquitto: Mosquitto, ladder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = AggregatorHome(tmp_path / "fleet")
     assert command(home, "init") == 0
     text = _TASK.format(ladder=ladder, url=mosquitto.url, never=NEVER_SECONDS, rounds=ROUNDS)
-    home.task_file.write_text(f"{text}least_devices = 1\n")
+    home.task_file.write_text(text + _EVALUATED)
     # Each class takes its rung as it was told to; the last one measures, and affords the full one.
     options = [TrainingOptions(artifact=name) for name in RUNGS] + [TrainingOptions()]
     devices: list[Device] = []
@@ -118,12 +119,17 @@ def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(
     try:
         rounds = [store.first.rounds.find(number) for number in range(1, ROUNDS + 1)]
         assert [row.participants for row in rounds if row is not None] == [4] * ROUNDS
-        # How many train each rung is told by its name, and so is what they find out.
-        assert store.first.reports.options() == {"full": 2, "1of4": 1, "1of8": 1}
-        (newest,) = store.first.evaluations.latest()
-        assert {each.part for each in newest.figures} == {"", *RUNGS}
+        figures = store.first.evaluations.latest()[0].figures
+        assert {each.part for each in figures} == {"", *RUNGS}
     finally:
         store.database.close()
+    capsys.readouterr()
+    assert command(home, "status", "--json") == 0
+    (task,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert task["devices_by_k"] == {"1": 1, "2": 1, "3": 2}
+    assert command(home, "devices", "--json") == 0
+    listed = [each["tasks"][0]["option"] for each in json.loads(capsys.readouterr().out)]
+    assert sorted(listed) == sorted([*RUNGS, "full"])
 
 
 class Bag(nn.Module):
@@ -160,7 +166,7 @@ def test_a_device_that_changes_its_rung_fetches_no_frozen_values_again(
     home = AggregatorHome(tmp_path / "fleet")
     assert command(home, "init") == 0
     text = _TASK.format(ladder=tmp_path / "net", url=mosquitto.url, never=NEVER_SECONDS, rounds=0)
-    home.task_file.write_text(text.replace("= 4\n", "= 1\n").removesuffix("[evaluation]\n"))
+    home.task_file.write_text(text.replace("= 4\n", "= 1\n"))
     (code,), own = invite(home), tmp_path / "home"
     shared = own / "artifacts" / rungs[0].manifest.shared_file
     more: dict[str, Any] = {"data": LocalData({"x": x, "label": label})}

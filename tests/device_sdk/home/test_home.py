@@ -74,6 +74,38 @@ def test_values_that_artifacts_share_are_kept_while_one_needs_them_and_never_tak
     assert not home.has_shared(digest) and not home.artifact_folder(artifact).exists()
 
 
+def test_contents_go_with_the_last_task_that_they_are_on_their_way_for(home: Home) -> None:
+    """Whatever of them had come when a process was killed: values without artifacts, half a file;
+    and another task's are left."""
+    digest, artifact, other = (hashlib.sha256(each).digest() for each in (b"v", b"a", b"o"))
+    home.tasks.set_served({"one": "", "two": ""})
+    home.tasks.set_artifacts("one", [artifact, digest])
+    home.tasks.set_artifacts("two", [other, digest])
+    home.save_shared(digest, b"v")
+    for left in (digest, artifact):
+        home.shared_file(left).with_name(f".{left.hex()}.safetensors.partial").write_bytes(b"")
+    home.artifact_folder(artifact).with_name(f".{artifact.hex()}.partial").mkdir()
+    (home.shared_file(digest).parent / "notes").write_text("the owner's")
+    home.tasks.set_served({"two": ""})
+    home.clean()
+    assert home.has_shared(digest), "the other task fetches what takes them"
+    home.tasks.set_served({})
+    home.clean()
+    assert [each.name for each in home.shared_file(digest).parent.iterdir()] == ["notes"]
+
+
+def test_what_cannot_be_read_in_a_contents_place_is_removed_and_comes_again(home: Home) -> None:
+    digest = hashlib.sha256(b"v").digest()
+    home.shared_file(digest).mkdir(parents=True)
+    (home.shared_file(digest) / "lost+found").mkdir()
+    assert not home.has_shared(digest)
+    home.save_shared(digest, b"v")
+    assert home.has_shared(digest)
+    home.artifact_folder(digest).write_bytes(b"")
+    assert not home.has_artifact(digest)
+    assert home.save_artifact(digest, {}).is_dir()
+
+
 @settings(max_examples=60, deadline=None)
 @given(pairs=st.lists(st.tuples(NAMES, NAMES), max_size=30), cut=st.integers(0, 30))
 def test_interactions_are_a_set_and_users_keep_their_place(

@@ -15,6 +15,7 @@ from device_sdk.wire.arrays.exchange import Attachment
 from device_sdk.wire.publish.content import ContentKind, seal_content
 from device_sdk.wire.publish.task_messages import write_attachment
 from device_sdk.wire.seal.broadcast import GroupKey, Publication, new_group_key
+from device_sdk.world import TrainingOptions
 from tests.fakes.in_memory import Bench
 
 PUBLIC = Attachment({"x": np.arange(60_000, dtype=np.float32)[:40_000]})
@@ -81,6 +82,21 @@ def test_what_is_not_wanted_is_not_fetched(bench: Bench) -> None:
     bench.run(5)
     assert len(bench.questions) == len(bench.jobs) == 1
     assert not bench.jobs[0].broadcast.attachments and not bench.home.attachments.ids("default")
+
+
+def test_a_days_bytes_bound_attachments_too(tmp_path: Path) -> None:
+    """Of a ladder they are the model: nothing else of a round is as large."""
+    bench = Bench(tmp_path / "home", options=TrainingOptions(bytes_a_day=60_000))
+    bench.aggregator.attachments = {"public.a": PUBLIC, "public.b": Attachment(VECTOR.tensors)}
+    for wanted, outcome in ([["public.a"], "OVER_BUDGET"], [["public.b"], "TRAINED"]) * 2:
+        bench.wanted = list(wanted)
+        bench.aggregator.open_round()
+        bench.run(5)
+        assert last_outcome(bench) is RoundOutcome[outcome]
+    (_, first), *_ = bench.home.rounds.concluded_after(0)
+    assert "of this day's 60,000 bytes" in first.detail and "takes 80," in first.detail
+    bench.participant.budget.save()
+    assert bench.home.spent.so_far().bytes < 60_000
 
 
 def test_others_attachments_are_not_even_offered(bench: Bench) -> None:

@@ -107,6 +107,22 @@ def test_the_largest_that_fits_is_trained_and_the_choice_is_kept(
     assert again.capability == known and again.learner_state["trainer.step"] == 8
 
 
+def test_on_its_battery_a_machine_is_measured_anew(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    on_mains = True
+    one = trainer(home, capability_seconds=0.2)
+    one._on_mains = lambda: on_mains
+    row = one.train(job(artifacts)).capability
+    assert row is not None
+    home.models.save_capability(replace(row, option=artifacts[0].artifact_id.hex()))
+    assert one.train(job(artifacts)).k == 1  # as it was measured, or so it seems
+    on_mains = False
+    found = one.train(job(artifacts))
+    assert found.k == 2 and found.capability is not None
+    assert found.capability.conditions != row.conditions
+
+
 @pytest.mark.parametrize("change", ["misses", "size", "conditions"])
 def test_the_choice_is_measured_anew_when_it_no_longer_holds(
     home: Home, artifacts: tuple[LocalArtifact, ...], change: str

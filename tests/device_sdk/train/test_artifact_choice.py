@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device_sdk.capability.fit import Fit, Request, WorkDone
 from device_sdk.capability.fit import choose as choose_among
@@ -139,6 +142,65 @@ def test_a_slow_spell_does_not_decide_while_there_is_time(slow_runs: range) -> N
     works = [Shared(f"net {n}", n + 1, 0.001 * (n + 1), clock, {}) for n in range(3)]
     fit = choose_among(works, Request(1.0, time_box_seconds=60.0), clock)
     assert fit.place == 2, fit.reason
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_one_that_cannot_run_here_leaves_the_smaller_ones(fails: int) -> None:
+    clock = HandClock()
+
+    class Limited(Work):
+        def run(self, most_seconds: float) -> WorkDone:
+            if self.size > fails:
+                self.spent.append(0.0)
+                raise MemoryError("no room")
+            return super().run(most_seconds)
+
+    works = [Limited(f"net {n}", n + 1, 0.001 * (n + 1), clock, {}) for n in range(3)]
+    fit = choose_among(works, Request(1.0, time_box_seconds=60.0), clock)
+    assert fit.place == fails - 1
+    assert f"net {fails} does not run here (MemoryError: no room)" in fit.reason
+    assert len(works[fails].spent) == 1, "what takes all memory is not tried again"
+    with pytest.raises(MemoryError):
+        choose_among(works[2:], Request(1.0), clock)
+
+
+@given(
+    steps=st.lists(st.floats(1e-4, 0.5), min_size=1, max_size=5),
+    box=st.floats(1e-6, 10.0),
+    grain=st.sampled_from([0.0, 1e-3, 1 / 64, 1.0, math.inf]),
+    jumps=st.lists(st.floats(-1e4, 1e4), max_size=3),
+)
+def test_a_choice_ends_whatever_the_clock_says(
+    steps: list[float], box: float, grain: float, jumps: list[float]
+) -> None:
+    """Of a coarse clock, one that stands still, one that is set: what fits by it is chosen."""
+
+    @dataclass
+    class Odd(HandClock):
+        told: int = 0
+
+        def now(self) -> float:
+            self.told += 1
+            assert self.told < 200_000, "it does not end"
+            moved = sum(jumps[: self.told // 20])
+            if math.isinf(grain):
+                return moved
+            return moved + (self.seconds // grain * grain if grain else self.seconds)
+
+    clock = Odd()
+
+    class Timed(Work):
+        def run(self, most_seconds: float) -> WorkDone:
+            start, done = self.clock.now(), 0
+            while done < self.steps and (not done or self.clock.now() - start < most_seconds):
+                self.clock.seconds += self.step_seconds
+                done += 1
+            return WorkDone(self.clock.now() - start, done, done == self.steps)
+
+    works = [Timed(f"net {n}", each, each, clock, {}, steps=4) for n, each in enumerate(steps)]
+    fit = choose_among(works, Request(1.0, time_box_seconds=box), clock)
+    assert (fit.place is None) == (fit.p90_seconds is None)
+    assert fit.p90_seconds is None or fit.p90_seconds <= 0.8 * (1 + 1e-9)
 
 
 def test_a_device_takes_what_its_byte_cap_allows() -> None:

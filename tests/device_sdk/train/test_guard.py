@@ -247,6 +247,30 @@ def test_a_training_without_memory_is_looked_into_and_the_second_in_a_row_keeps_
     assert device.train() == ["small"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_of_several_the_one_that_ran_last_is_kept_out_and_the_others_go_on(
+    home: Home, artifacts: tuple[LocalArtifact, ...], killed: bool
+) -> None:
+    """Whether it had no memory, or the machine ended the process for what it took."""
+    device = Device(home, artifacts, Trials())
+
+    def run_all() -> None:
+        for each in artifacts:
+            trainer = Trainer(each.folder, watch=device.world.watch)
+            trainer.step(example_batch(trainer.artifact, "train"))
+
+    for _ in range(2):
+        if killed:
+            device.guard._begun(device.job)
+            run_all()
+            device.start()
+            continue
+        with pytest.raises(MemoryError), device.guard.using(device.job):
+            run_all()
+            raise MemoryError
+    assert device.train() == ["small"]
+
+
 def test_where_no_process_can_be_had_it_runs_and_is_watched(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def _rungs(
         raise ExportError("a ladder has either ranks or widths", instead="ranks=(1/8, 1/4, 1/2, 1)")
     given = ranks or widths
     sizes = [*given] if isinstance(given, Sequence) else [given]
-    numbers = isinstance(given, Sequence) and all(isinstance(each, int | float) for each in sizes)
+    numbers = isinstance(given, Sequence) and all(isinstance(each, Real) for each in sizes)
     rising = numbers and sizes == sorted(set(sizes)) and sizes[0] > 0
     if not rising or len(sizes) > MOST_RUNGS:
         raise ExportError(

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,14 @@ def _rungs(
 ) -> tuple[nn.Module, list[BuiltRung]]:
     if bool(ranks) == bool(widths):
         raise ExportError("a ladder has either ranks or widths", instead="ranks=(1/8, 1/4, 1/2, 1)")
-    sizes = list(ranks or widths)
-    if sizes != sorted(set(sizes)) or not sizes[0] > 0 or len(sizes) > MOST_RUNGS:
+    given = ranks or widths
+    sizes = [*given] if isinstance(given, Sequence) else [given]
+    numbers = isinstance(given, Sequence) and all(isinstance(each, Real) for each in sizes)
+    rising = numbers and sizes == sorted(set(sizes)) and sizes[0] > 0
+    if not rising or len(sizes) > MOST_RUNGS:
         raise ExportError(
-            f"the rungs are {sizes}", instead=f"up to {MOST_RUNGS} rising numbers above 0"
+            f"the rungs are {given!r}",
+            instead=f"up to {MOST_RUNGS} rising numbers above 0, such as (1/4, 1/2, 1) or (16, 32)",
         )
     if widths:
         if isinstance(model, nn.Module) or not callable(model):

@@ -106,16 +106,24 @@ def prove(
             if not skipped:
                 raise
             break  # it takes or gives more than one tensor
-        if _equal(expected.outputs, found.outputs, tolerance):
+        unequal = expected.unequal(found, tolerance)
+        if not unequal:
             return
         norms = expected.norms
     where = next(
         (n for n, e in found.norms.items() if not _equal(norms.get(n, []), e, tolerance)), ""
     )
     what = "with its layers truncated" if _is_factored(rung) else "with the rest switched off"
+    if not where and unequal == ["loss"]:
+        raise ExportError(
+            f"the loss of the rung {rung.name} is not that of the full model {what}, though all "
+            "that it returns beside it is: it reads parameters",
+            instead="weight_decay= of the optimizer for a penalty on all of them, or whole=(...) "
+            "with the names of the modules that the loss reads",
+        )
     raise ExportError(
-        f"the outputs of the rung {rung.name} are not those of the full model {what}"
-        + (f", which is {', '.join(lacking)}" if lacking else ""),
+        f"the outputs of the rung {rung.name} ({', '.join(unequal)}) are not those of the full "
+        f"model {what}" + (f", which is {', '.join(lacking)}" if lacking else ""),
         module=where or "the model itself",
         instead="whole=(...) with the module's name, or another form of it: what a layer makes of "
         "its width (a norm over it, a mean, a scale such as LoRA's alpha / r) has to be the same "
@@ -168,7 +176,11 @@ def take(
     try:
         parts = part_of(values, _unplaced(rung), own, units=units)
     except ArtifactError as error:
-        raise ExportError(str(error)) from error
+        raise ExportError(
+            f"{rung.name}: {error}",
+            instead="a function whose smaller models have no axis that is longer than the full "
+            "model's",
+        ) from error
     with torch.no_grad():
         for name, each in tensors_in(rung.model).items():
             each.copy_(torch.from_numpy(parts[name].copy()))
@@ -272,12 +284,22 @@ class _Precision(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a model predicts of the example batch, or its loss; the squared size of each module's
-    output, by its path; and whether all of it is float64."""
+    """What a model predicts of the example batch, or its loss, by name; the squared size of each
+    module's output, by its path; and whether all of it is float64."""
 
-    outputs: Sequence[Tensor]
+    outputs: Mapping[str, Tensor]
     norms: Mapping[str, Sequence[Tensor]]
     exact: bool
+
+    def unequal(self, found: _Seen, tolerance: float) -> list[str]:
+        """Names of the outputs that are others there."""
+        theirs = found.outputs
+        return [
+            name
+            for name in {**self.outputs, **theirs}
+            if not (name in self.outputs and name in theirs)
+            or not _equal([self.outputs[name]], [theirs[name]], tolerance)
+        ]
 
 
 def _outputs(
@@ -303,10 +325,9 @@ def _outputs(
     wide = {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
     with torch.no_grad(), without_fast_path(), _Precision() as precision:
         found: Any = loss(double, wide) if predict is None else predict(double, wide)
-    parts = found if isinstance(found, tuple) else (found,)
-    tensors: list[Tensor] = []
-    for each in parts:
-        tensors += [*each.values()] if isinstance(each, Mapping) else [each]
+    tensors: dict[str, Tensor] = {}
+    for each in found if isinstance(found, tuple) else (found,):
+        tensors |= each if isinstance(each, Mapping) else {"loss": each}
     return _Seen(tensors, norms, precision.exact)
 
 

@@ -258,7 +258,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     # It needs what trains on a device, which no other command loads.
     from aggregator.simulate.run import prepare
-    from aggregator.simulate.shown import differences, rounds_table, runs_table, write_csv
+    from aggregator.simulate.shown import (
+        differences,
+        parts_table,
+        rounds_table,
+        runs_table,
+        write_csv,
+    )
 
     if arguments.csv is not None:
         arguments.csv.parent.mkdir(parents=True, exist_ok=True)
@@ -287,6 +293,8 @@ def run(arguments: argparse.Namespace) -> int:
     records = [simulated.recorder.made() for simulated, _ in played]
     if len(simulations) == 1:
         print(f"{rounds_table(records[0])}\n")
+        if parts := parts_table(records[0]):
+            print(f"{parts}\n")
     print(runs_table(records))
     if len(records) > 1:
         print(f"\n{differences(records)}")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from aggregator.evaluation import shown
+from aggregator.evaluation import FLEET, figure_name, shown
 from aggregator.simulate.record import SimulationRecord
+from device_sdk.evaluation.report import STAGES
 from device_sdk.system.printable import printable
 
 # Student's t, two-sided 95 %, by degrees of freedom from 1.
@@ -93,6 +94,36 @@ def rounds_table(record: SimulationRecord) -> str:
         popular[metric] = _mean(found)
     if any(popular[metric] != "-" for metric in metrics):
         lines.append(popular)
+    return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
+
+
+def parts_table(record: SimulationRecord) -> str:
+    """How good the newest version is by what devices trained (a rung, an artifact, k), and on how
+    many; empty where they all trained the same or nobody evaluated. Means over the seeds."""
+    metrics = record.metrics[:_MOST_COLUMNS]
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in record.runs:
+        last = [*run["rounds"][-1]["figures"]] if run["rounds"] else []
+        newest = run.get("newest", {"figures": []})["figures"]
+        own = [each for each in last if each["stage"] != STAGES[0]]
+        for each in (*newest, *own):
+            if each["part"] in (None, FLEET) or each["value"] is None:
+                continue
+            line = found.setdefault(each["part"], {})
+            name = figure_name(each["stage"], each["metric"])
+            line.setdefault(name, []).append(float(each["value"]))
+            if name in metrics[:1]:
+                line.setdefault("devices", []).append(float(each["devices"]))
+    lines = [
+        {
+            "trains": printable(part),
+            "devices": f"{np.mean(line['devices']):.3g}" if "devices" in line else "-",
+            **{metric: _mean(line.get(metric, [])) for metric in metrics},
+        }
+        for part, line in found.items()
+    ]
+    if len(lines) < 2:
+        return ""
     return tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True)
 
 

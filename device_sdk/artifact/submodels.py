@@ -189,7 +189,10 @@ def part_of(
             raise ArtifactError(f"{name!r} is a part of {piece.of!r}, which the full model lacks")
         whole = full[piece.of]
         if piece.role == "slice":
-            at = slice_of(shape, whole.shape, piece.blocks, units)
+            try:
+                at = slice_of(shape, whole.shape, piece.blocks, units)
+            except ArtifactError as error:
+                raise ArtifactError(f"{name!r}: {error}") from None
             found[name] = whole[at] if shape != whole.shape else whole
             continue
         if whole.ndim < 2 or len(shape) != 2:

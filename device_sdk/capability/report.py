@@ -253,9 +253,10 @@ def _gibibytes(count: int | None) -> str:
 
 
 def device_names(paths: Sequence[Path]) -> list[str]:
-    """What results are called by their files: the folder's name where all files are alike."""
+    """What results are called by their files: the folder's name where they are called as
+    ``bench --out`` calls them, or all alike."""
     stems = [path.stem for path in paths]
-    if len(set(stems)) < len(stems):
+    if len(set(stems)) < len(stems) or set(stems) == {"bench"}:
         stems = [path.resolve().parent.name for path in paths]
     return [
         f"{stem} ({place})" if stems.count(stem) > 1 else stem

@@ -274,7 +274,9 @@ def touches(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[st
         (Flat, {"widths": (4, 8), "whole": ("haed",)}, "'haed', which is no module"),
         (Ignores, {"widths": (4, 8)}, "build the same model"),
         (Shallower, {"widths": (4, 16)}, r"make\(4\) has 'more.bias', which make\(16\)"),
-        (Shrinks, {"widths": (4, 8)}, "does not lie in"),
+        (Shrinks, {"widths": (4, 8)}, r"width-4: 'odd.weight': .* does not lie in"),
+        (Net, {"widths": 8}, r"the rungs are 8; .*\(16, 32\)"),
+        (Net, {"widths": ("small", "large")}, "rising numbers"),
         (Normed, {"widths": (4, 8)}, "norm"),
         (Net, {"widths": (4, 8)}, "hidden"),  # what it reads is two things beside one another
     ],
@@ -285,6 +287,19 @@ def test_what_is_no_ladder_is_refused_in_words_and_leaves_nothing(
     with pytest.raises(ExportError, match=said):
         written(model, tmp_path / "net", **chosen)
     assert not [*tmp_path.iterdir()]
+
+
+def decays(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    found, outputs = loss(model, batch)
+    return found + sum(each.square().sum() for each in model.parameters()), outputs
+
+
+def test_a_penalty_on_all_parameters_is_told_of_weight_decay(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"the loss of the rung 1of8 .* weight_decay="):
+        export.submodels(
+            Net(), decays, example(), ranks=(1 / 8, 1), optimizer=export.Sgd(lr=0.1),
+            dynamic={name: {0: "batch"} for name in example()}, directory=tmp_path / "net",
+        )  # fmt: skip
 
 
 def test_a_loss_that_reads_a_factored_weight_gets_the_product(tmp_path: Path) -> None:

@@ -337,6 +337,32 @@ def test_a_record_with_something_else_in_it_is_refused_or_shown(
     write_csv(tmp_path / "run.csv", [record])
 
 
+def test_how_good_each_rung_is_stands_below_the_rounds() -> None:
+    from aggregator.simulate.shown import parts_table
+
+    def figures(stage: str, values: dict[str | None, float]) -> list[dict[str, Any]]:
+        return [
+            {"stage": stage, "metric": "accuracy", "part": part, "devices": 3, "value": value}
+            for part, value in {None: 0.5, **values}.items()
+        ]
+
+    def table(values: dict[str | None, float]) -> list[list[str]]:
+        rounds = [{"figures": figures("personal", values)}]
+        best = {"metric": "accuracy", "higher_is_better": True}
+        run = {"seed": 0, "rounds": rounds, "newest": {"figures": figures("global", values)}}
+        return [
+            line.split()
+            for line in parts_table(SimulationRecord({"best_by": best, "runs": [run]})).splitlines()
+        ]
+
+    assert table({"full": 0.75, "half": 0.25}) == [
+        ["trains", "devices", "accuracy", "personal.accuracy"],
+        ["full", "3", "0.75", "0.75"],
+        ["half", "3", "0.25", "0.25"],
+    ]
+    assert table({"full": 0.75}) == table({}) == []
+
+
 SIMULATE = [sys.executable, "-m", "aggregator.cli", "simulate", "films/task.toml"]
 SIMULATE += ["--data", "films/data.py:devices"]
 

@@ -122,6 +122,8 @@ def test_results_are_kept_and_laid_over_each_other(
     assert json.loads(paths[0].read_text())["chosen"] == "linear"
     assert results[0].to_json() + "\n" == paths[0].read_text()
     assert device_names(paths) == ["here", "slow"]
+    (alone,) = csv.DictReader(io.StringIO((tmp_path / "here" / "bench.csv").read_text()))
+    assert alone["device"] == "here"
     assert main(["bench", "--compare", *map(str, paths), "--out", str(tmp_path / "both")]) == 0
     table = capsys.readouterr().out
     assert "here: p90 ms" in table and "slow: p90 ms" in table and "EMULATED 3 times" in table

@@ -57,7 +57,9 @@ def line_chart(
     if not xs:
         return ""
     y_ticks = _ticks(min(0.0, *ys), max(ys), 5)
-    x_ticks = [tick for tick in _ticks(min(xs), max(xs), 6) if min(xs) <= tick <= max(xs)]
+    # Rounds, rungs and columns are whole numbers.
+    few = max(1, min(6, int(max(xs) - min(xs))))
+    x_ticks = [tick for tick in _ticks(min(xs), max(xs), few) if min(xs) <= tick <= max(xs)]
     low, high = y_ticks[0], y_ticks[-1]
 
     def at_x(x: float) -> float:

@@ -104,8 +104,10 @@ class OneByOne:
             return name in self._had or name == self._has
 
     @contextmanager
-    def passed_on(self, devices: Mapping[str, Device]) -> Iterator[None]:
-        """Pass the turn on while the block runs."""
+    def passed_on(
+        self, devices: Mapping[str, Device], show: Callable[[int, str], None]
+    ) -> Iterator[None]:
+        """Pass the turn on while the block runs; ``show`` how many have had it."""
         over = threading.Event()
 
         def watch() -> None:
@@ -115,6 +117,7 @@ class OneByOne:
                     with self._lock:
                         self._had.add(has)
                         self._has = None
+                    show(0, f"{len(self._had)} of {len(devices)} devices have timed themselves")
 
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
@@ -157,7 +160,7 @@ def run_fleet(
     method = digits_method(np.random.default_rng(results.seed))
     with (
         local_fleet(task, members, folder, broker=broker) as fleet,
-        turns.passed_on(fleet.devices),
+        turns.passed_on(fleet.devices, show),
     ):
         results.broker = fleet.broker.name
         for row in fleet.rounds():

@@ -548,7 +548,7 @@ def _looked_at(
     alike = taken_for_one([read_manifest(each).name for each in task.artifacts])
     notes = [note for note in (task.note, alike) if note]
     problems = [each.problem for each in shows if each.problem is not None]
-    lines = [line for each in shows for line in each.lines]
+    lines = _each_line_once([each.lines for each in shows])
     sizes = Counter[str]()
     for each in shows:
         sizes |= Counter(each.sizes)
@@ -564,6 +564,15 @@ def _looked_at(
         "catalogue": understood,
         "rehearsal": lines,
     }
+
+
+def _each_line_once(found: Sequence[Sequence[str]]) -> list[str]:
+    """What was found of each artifact; what an earlier one had too is not told again."""
+    lines: list[str] = []
+    for told in found:
+        new = [line for line in told if line not in lines]
+        lines += new if len(new) == len(told) else [*new, "  else as those before"]
+    return lines
 
 
 def _print_checked(said: dict[str, Any]) -> None:

@@ -200,6 +200,12 @@ class Artifact:
 
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Only the manifest of an artifact folder; the other files stay unread and unchecked."""
+    if (Path(directory) / FULL_FILE).is_file():
+        names = sorted(each.name for each in Path(directory).iterdir() if each.is_dir())
+        raise ArtifactError(
+            f"{directory} is a ladder's folder; its artifacts are the rungs in it: "
+            f"{', '.join(names)}"
+        )
     return Manifest.parse(read_file(Path(directory), MANIFEST_FILE, MAX_MANIFEST_BYTES))
 
 

@@ -123,6 +123,11 @@ def test_a_ladder_is_a_folder_of_rising_rungs_around_one_set_of_values(ladder: P
     assert rung_folders(rungs[0]) == [rungs[0]]
 
 
+def test_a_ladder_s_folder_taken_for_an_artifact_is_told_from_its_rungs(ladder: Path) -> None:
+    with pytest.raises(ArtifactError, match="ladder's folder; .*: 1of2, 1of8, full"):
+        Trainer(ladder)
+
+
 def test_two_folders_of_one_rung_are_no_ladder(ladder: Path, tmp_path: Path) -> None:
     shutil.copytree(ladder, tmp_path / "net")
     shutil.copytree(ladder / "1of2", tmp_path / "net/1of2 (copy)")

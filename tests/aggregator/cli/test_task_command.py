@@ -17,6 +17,7 @@ from aggregator.keys.folder import USUAL_LIVES, initialise
 from aggregator.store.tasks import FIRST
 from aggregator.task.check import taken_in
 from device_sdk.artifact import MANIFEST_FILE
+from device_sdk.factorisation import packaged_artifact
 from device_sdk.methods.scatter.contract import encode_scatter_update
 from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import Verdict
@@ -161,6 +162,21 @@ def test_a_task_is_replaced_and_its_devices_stay(
         assert "columns = 12" in (home.folder / "tasks" / "air.toml").read_text()
     with serving(home) as served:
         assert served.parts.tasks.served[1].aggregation.version == 6
+
+
+@pytest.mark.exhaustive
+def test_what_all_rungs_have_in_common_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "digits.toml"
+    file.write_text(
+        f'[task]\nmethod = "fedavg"\nartifact = "{packaged_artifact().with_name("digits")}"\n'
+        "[round]\nquorum = 1\n"
+    )
+    said = output_of(capsys, AggregatorHome(tmp_path / "nowhere"), "task", "check", str(file))
+    assert said.count("rehearsed fedavg with") == said.count("the loss goes down") == 4
+    assert said.count("leave such samples out") == 2  # of two kinds
+    assert said.count("else as those before") == 3
 
 
 def test_a_file_for_the_first_task_is_checked_and_replaces_it(

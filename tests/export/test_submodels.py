@@ -124,7 +124,7 @@ def test_a_ladder_is_a_folder_of_rising_rungs_around_one_set_of_values(ladder: P
 
 
 def test_a_ladder_s_folder_taken_for_an_artifact_is_told_from_its_rungs(ladder: Path) -> None:
-    with pytest.raises(ArtifactError, match="ladder's folder; .*: 1of2, 1of8, full"):
+    with pytest.raises(ArtifactError, match=r"ladder's folder; .*: 1of2, 1of8, full"):
         Trainer(ladder)
 
 

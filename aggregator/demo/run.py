@@ -25,6 +25,7 @@ from device_sdk import Device, LocalData, TrainingOptions
 _CAPABILITY_SECONDS = 0.5
 _FINAL_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
+_MOST_TURN_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,27 @@ class OneByOne:
     """Lets devices choose their rung one after another.
 
     They share a machine: all at once, each would time the others. Whoever has the turn keeps it
-    until its first update is made.
+    until its first update is made, or so long that something must be the matter with it.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock, self._clock, self._since = threading.Lock(), clock, 0.0
         self._has: str | None = None
         self._had: set[str] = set()
 
     def may(self, name: str) -> bool:
         """What :class:`TrainingOptions` ask, as ``only_when``."""
         with self._lock:
+            if self._has is not None and self._clock() - self._since > _MOST_TURN_SECONDS:
+                self._passes_on()
             if self._has is None and name not in self._had:
-                self._has = name
+                self._has, self._since = name, self._clock()
             return name in self._had or name == self._has
+
+    def _passes_on(self) -> None:
+        if self._has is not None:
+            self._had.add(self._has)
+        self._has = None
 
     @contextmanager
     def passed_on(
@@ -115,8 +123,7 @@ class OneByOne:
                 has = self._has
                 if has is not None and devices[has].status().k_reason:
                     with self._lock:
-                        self._had.add(has)
-                        self._has = None
+                        self._passes_on()
                     show(0, f"{len(self._had)} of {len(devices)} devices have timed themselves")
 
         watching = threading.Thread(target=watch, daemon=True)

@@ -11,6 +11,7 @@ import pytest
 from aggregator.demo.digits import EACH, deal_digits
 from aggregator.demo.plan import CLASSES, LADDER, ClassPace, rungs
 from aggregator.demo.program import BASELINES
+from aggregator.demo.run import OneByOne
 from examples import demo
 from export.models.digits import RANKS, export_digits
 
@@ -52,6 +53,14 @@ def test_each_class_affords_one_rung_more(times: tuple[float, ...]) -> None:
         assert factor * times[place] <= pace.limit_seconds
         if times[place] < max(times[: place + 2]) == times[min(place + 1, 3)]:
             assert factor * times[place + 1] > pace.limit_seconds
+
+
+def test_a_device_that_never_chooses_keeps_nobody_from_it() -> None:
+    now = 0.0
+    turns = OneByOne(lambda: now)
+    assert turns.may("a") and turns.may("a") and not turns.may("b")
+    now = 30.0
+    assert turns.may("b") and turns.may("a") and not turns.may("c")
 
 
 @pytest.mark.slow

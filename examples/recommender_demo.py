@@ -15,8 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +22,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from aggregator.cli.demo import add_run_options
 from aggregator.demo.broker import mosquitto_path
-from aggregator.demo.child import FleetError, interrupted_once
-from device_sdk.system.command_line import add_out, natural, positive_int, print_any_text
+from aggregator.demo.child import FleetError
+from aggregator.demo.program import in_folder
+from device_sdk.system.command_line import positive_int, print_any_text
 from examples.datasets.movielens import DatasetError, data_root
 from examples.download_bar import download_with_bar
 from examples.fleet.data import FleetData, load_fleet_data
@@ -68,32 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"of {len(CLASSES)} take at least {arguments.processes * len(CLASSES)}"
         )
     console = Console()
-    temporary = arguments.out is None
-    output: Path = Path(tempfile.mkdtemp(prefix="tessera-demo-")) if temporary else arguments.out
-    working = output / "fleet"
-    try:
-        working.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        console.print(
-            f"demo: {working} holds an earlier run; delete it, or give another --out",
-            style="red",
-            markup=False,
-        )
-        return 1
-    try:
-        with interrupted_once():
-            status = _run(arguments, output, working, console)
-    except (FleetError, DatasetError, OSError, ValueError) as error:
-        console.print(f"demo: {error}", style="red", markup=False)
-        status = 1
-    except KeyboardInterrupt:
-        console.print("stopped before the fleet had started")
-        status = 130
-    if temporary and status != 1:
-        shutil.rmtree(working, ignore_errors=True)
-    elif not temporary or status == 1:
-        console.print(f"Homes, logs and the aggregator's database: {working}", soft_wrap=True)
-    return status
+
+    def play(output: Path, working: Path) -> int:
+        try:
+            return _run(arguments, output, working, console)
+        except DatasetError as error:
+            raise FleetError(str(error)) from error
+
+    return in_folder(arguments.out, console, play, "stopped before the fleet had started")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,19 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder that holds ml-100k")
-    add_out(parser, metavar="DIR", help="all files go here (default: a temporary folder)")
     parser.add_argument("--devices", type=positive_int, default=48, help="identities (%(default)s)")
     parser.add_argument(
         "--processes", type=positive_int, default=4, help="that hold them (%(default)s)"
     )
-    parser.add_argument("--rounds", type=positive_int, default=10, help="(%(default)s)")
-    parser.add_argument(
-        "--broker",
-        choices=("auto", "mosquitto", "amqtt"),
-        default="auto",
-        help="auto: Mosquitto where it is installed, else amqtt (%(default)s)",
-    )
-    parser.add_argument("--seed", type=natural, default=0, help="of what is drawn (%(default)s)")
+    add_run_options(parser, rounds=10)
     return parser
 
 

@@ -22,11 +22,16 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    add_out(parser, metavar="DIR", help="all files go here (default: a temporary folder)")
     parser.add_argument(
         "--devices", type=positive_int, default=48, help="at most 48, a multiple of 4 (%(default)s)"
     )
-    parser.add_argument("--rounds", type=positive_int, default=12, help="(%(default)s)")
+    add_run_options(parser, rounds=12)
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, rounds: int) -> None:
+    """What all demos over a broker ask for; ``rounds``: unless told otherwise."""
+    add_out(parser, metavar="DIR", help="all files go here (default: a temporary folder)")
+    parser.add_argument("--rounds", type=positive_int, default=rounds, help="(%(default)s)")
     parser.add_argument(
         "--broker",
         choices=("auto", "mosquitto", "amqtt"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +50,25 @@ def show(options: DemoOptions) -> int:
     if options.broker == "mosquitto" and mosquitto_path() is None:
         console.print("demo: Mosquitto is not installed; leave out --broker", style="red")
         return 1
-    output = Path(tempfile.mkdtemp(prefix="tessera-demo-")) if options.out is None else options.out
+
+    def play(output: Path, working: Path) -> int:
+        _play(options, output, working, console)
+        return 0
+
+    return in_folder(options.out, console, play, "\nStopped; every child process has ended.")
+
+
+def in_folder(
+    out: Path | None, console: Console, play: Callable[[Path, Path], int], stopped: str
+) -> int:
+    """Play a demo in a folder; its exit status, 1 where a part failed, 130 when stopped.
+
+    Args:
+        out: None for a temporary one, of which nothing but a report is left unless a part failed.
+        play: is given the folder, and ``fleet`` in it, for homes, logs and the database.
+        stopped: what is said of an interrupt that ``play`` does not take.
+    """
+    output = Path(tempfile.mkdtemp(prefix="tessera-demo-")) if out is None else out
     working = output / "fleet"
     try:
         working.mkdir(mode=0o700, parents=True)
@@ -59,18 +79,19 @@ def show(options: DemoOptions) -> int:
             markup=False,
         )
         return 1
-    status = 0
     try:
         with interrupted_once():
-            _play(options, output, working, console)
+            status = play(output, working)
     except (FleetError, DeviceError, OSError, ValueError) as error:
         console.print(f"demo: {error}", style="red", markup=False)
         status = 1
     except KeyboardInterrupt:
-        console.print("\nStopped; every child process has ended.")
+        console.print(stopped)
         status = 130
-    if options.out is None and status != 1:
-        shutil.rmtree(output if status else working, ignore_errors=True)
+    if out is None and status != 1:
+        shutil.rmtree(working, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a report is in it
+            output.rmdir()
     else:
         console.print(f"Homes, logs and the aggregator's database: {working}", soft_wrap=True)
     return status

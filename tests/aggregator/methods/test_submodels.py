@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -24,7 +24,7 @@ from device_sdk.methods.fedavg.contract import (
     rung_name,
     shared_tensors,
 )
-from device_sdk.methods.state import RestoreError
+from device_sdk.methods.state import RestoreError, State
 from device_sdk.wire.arrays.exchange import Broadcast, Update
 from tests.fakes.ladders import (
     FULL,
@@ -129,6 +129,26 @@ def test_slices_are_averaged_over_those_who_trained_each_coordinate(
     np.testing.assert_allclose(moved(method, before), expected, atol=1e-5)
 
 
+def added_up_in_shards(
+    make: Callable[[], FedAvgMethod], start: State, updates: Sequence[Update], shards: int
+) -> FedAvgMethod:
+    """Round 2 from a stored state, closed, whose updates came to so many shards, each from the
+    last."""
+    parts = []
+    for shard in range(shards):
+        other = make()
+        other.restore(unpack_state(pack_state(start)))
+        other.open_round(2)
+        for each in updates[shard::shards][::-1]:
+            other.absorb(each)
+        parts.append(other)
+    first, *others = parts
+    for one in others:
+        first.merge(one.share())
+    first.close_round()
+    return first
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     shape=st.sampled_from([WIDE, TALL, (5, 5)]),
@@ -148,18 +168,7 @@ def test_any_order_shards_and_restarts_give_the_same_bits(
     opened = one.open_round(2)
     assert one.adds_up
     sent = fleet(2, opened)
-    parts = []
-    for shard in range(shards):
-        other = ladder_method(shape, ranks=(1, 3))
-        other.restore(unpack_state(pack_state(start)))
-        other.open_round(2)
-        for each in sent[shard::shards][::-1]:
-            other.absorb(each)
-        parts.append(other)
-    first, *others = parts
-    for each in others:
-        first.merge(each.share())
-    first.close_round()
+    first = added_up_in_shards(lambda: ladder_method(shape, ranks=(1, 3)), start, sent, shards)
     close(one, sent)
     for name, array in one.state().items():
         assert array.tobytes() == first.state()[name].tobytes(), name
@@ -403,18 +412,7 @@ def test_moving_slices_add_up_over_any_shards_to_the_same_bits(
     start = one.state()
     updates = sent(one.open_round(2))
     if robust == "none":
-        parts = []
-        for shard in range(shards):
-            other = movable_method(4, 2, chosen)
-            other.restore(unpack_state(pack_state(start)))
-            other.open_round(2)
-            for each in updates[shard::shards][::-1]:
-                other.absorb(each)
-            parts.append(other)
-        first, *others = parts
-        for each in others:
-            first.merge(each.share())
-        first.close_round()
+        first = added_up_in_shards(lambda: movable_method(4, 2, chosen), start, updates, shards)
     close(one, updates)
     if robust == "none":
         for name, array in one.state().items():

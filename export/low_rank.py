@@ -1,6 +1,7 @@
 """Low rank: a model whose large layers are two factors each, as rungs of a ladder are.
 
-A matrix W [m, n] becomes L [m, r] times R [r, n] (Yao et al. 2021, FedHM, section 3).
+A matrix W [m, n] becomes L [m, r] times R [r, n] (Yao et al. 2021, FedHM, section 3), with a scale
+[r] between them that a step leaves as it is (``device_sdk.artifact.submodels.Basis.factor``).
 """
 
 from __future__ import annotations
@@ -22,13 +23,21 @@ LEAST_SIDE = 16
 
 
 class Factors(nn.Module):
-    """A matrix [m, n] as ``left`` [m, r] times ``right`` [r, n]."""
+    """A matrix [m, n] as ``left`` [m, r] times diag(``scale``) [r] times ``right`` [r, n]."""
+
+    scale: Tensor
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
         matrix = weight.detach().flatten(1)
         self.left = nn.Parameter(matrix.new_zeros(len(matrix), rank))
         self.right = nn.Parameter(matrix.new_zeros(rank, matrix.shape[1]))
+        self.register_buffer("scale", matrix.new_ones(rank))
+
+    @property
+    def inner(self) -> Tensor:
+        """What ``left`` is multiplied by, [r, n]."""
+        return self.scale[:, None] * self.right
 
 
 class LowRankLinear(nn.Linear):
@@ -37,7 +46,7 @@ class LowRankLinear(nn.Linear):
     factors: Any
 
     def forward(self, input: Tensor) -> Tensor:
-        inner = functional.linear(input, self.factors.weight.right)
+        inner = functional.linear(input, self.factors.weight.inner)
         return functional.linear(inner, self.factors.weight.left, self.bias)
 
 
@@ -54,7 +63,7 @@ class _LowRankConv:
 
     def forward(self, input: Tensor) -> Tensor:
         convolve = getattr(functional, f"conv{len(self.kernel_size)}d")
-        right = self.factors.weight.right
+        right = self.factors.weight.inner
         kernel = right.reshape(len(right), self.in_channels, *self.kernel_size)
         inner = convolve(
             input, kernel, stride=self.stride, padding=self.padding, dilation=self.dilation
@@ -85,7 +94,7 @@ class LowRankEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = functional.embedding(input, self.factors.weight.left, self.padding_idx)
-        found: Tensor = rows @ self.factors.weight.right
+        found: Tensor = rows @ self.factors.weight.inner
         return found
 
 
@@ -114,7 +123,7 @@ def _factored(layer: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
     def product(weight: str) -> property:
         def read(self: Any) -> Tensor:
             factors = self.factors[weight]
-            found: Tensor = (factors.left @ factors.right).reshape(shapes[weight])
+            found: Tensor = (factors.left @ factors.inner).reshape(shapes[weight])
             return found
 
         return property(read)
@@ -144,7 +153,7 @@ def of_rank(model: nn.Module, share: float, whole: Collection[str]) -> BuiltRung
                 continue
             setattr(parent, child, _factored(layer, ranks))
             for weight in ranks:
-                for role in ("left", "right"):
+                for role in ("left", "scale", "right"):
                     pieces[f"{full}.factors.{weight}.{role}"] = Piece(f"{full}.{weight}", role)
     return BuiltRung(name, made, pieces)
 

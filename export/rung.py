@@ -253,7 +253,7 @@ def _switched_off(
     """The full model's tensor as the rung has it: truncated, or zero outside the slice."""
     factors = {p.role: parts[n] for n, p in rung.pieces.items() if p.of == name}
     if "left" in factors:
-        product = factors["left"].astype("f8") @ factors["right"]
+        product = factors["left"].astype("f8") * factors["scale"] @ factors["right"]
         return torch.from_numpy(product.reshape(value.shape).astype("f4"))
     if name not in parts and "left" not in factors:
         return torch.zeros(value.shape)

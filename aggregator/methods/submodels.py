@@ -1,7 +1,7 @@
 """The aggregator's half of a ladder: what unequal submodels moved, as one step of the full model.
 
 Of a factored tensor W = U S V' every device of a rung starts from the same factors L and R, so how
-far they moved W is, to first order, dL R + L dR: linear in what a device sends. In the basis of U
+far they moved W is, to first order, dL V' + U dR: linear in what a device sends. In the basis of U
 and V such a move has the coordinates (i, j) with i or j below the rung's rank, as a slice has those
 of its rows. So both kinds are one: **each coordinate is the mean over those who trained it**
 (for slices Diao et al. 2021, HeteroFL, section 3.2), and what only the strong can train is not
@@ -304,12 +304,13 @@ class Ladder:
         return {one.wire_name: part.reshape(one.wire_shape) for one, part in parts}
 
     def exact(self, rung: int) -> frozenset[str]:
-        """Of both, what no codec is to round (``contract.exact_names``): the full model's buffers.
-        A parameter that a rung holds is a buffer of its artifact."""
+        """Of both, what no codec is to round (``contract.exact_names``): the full model's buffers,
+        and the scales of factors. A parameter that a rung holds is a buffer of its artifact."""
         chosen, buffers = self.rungs[rung], {e.name for e in self._layout if e.kind == "buffer"}
         layout = (*chosen.layout, *chosen.held)
+        pieces = {one.wire_name: chosen.submodel.piece(one.name) for one in layout}
         return frozenset(
-            one.wire_name for one in layout if chosen.submodel.piece(one.name).of in buffers
+            name for name, each in pieces.items() if each.of in buffers or each.role == "scale"
         )
 
     def _parts(
@@ -327,14 +328,8 @@ class Ladder:
         basis = self._bases.get(piece.of)
         if basis is None or piece.role == "slice":
             return difference
-        if piece.role == "left":
-            rank = difference.shape[1]
-            scale: NDArray[Any] = basis.strength[:rank] / basis.scale(rank)
-        else:
-            scale = basis.scale(len(difference))[:, None]
         with np.errstate(over="ignore"):  # a lie may be that large: infinite is refused
-            moved: NDArray[Any] = difference * scale
-        return moved
+            return basis.moved(piece.role, difference)
 
     def mean(self, sum_of: Callable[[int, slice], NDArray[Any]], weights: Sequence[int]) -> Floats:
         """The mean move of the full model, [size]: each coordinate's over those who trained it.

@@ -1,10 +1,10 @@
 """Submodels: parts of one full model, each an artifact of its own, that one task trains together.
 
 A *ladder* is a full model and its submodels, from the smallest *rung* to the full one. A submodel's
-tensor is a tensor of the full model whole, or a slice of it, or one of the two factors of its
-truncated singular value decomposition; a submodel may lack tensors, and train not all that it has.
-The manifest of each rung says which, so that both ends
-derive a rung's values from the full model's in the same way.
+tensor is a tensor of the full model whole, or a slice of it, or a factor of its truncated singular
+value decomposition; a submodel may lack tensors, and train not all that it has. The manifest of
+each rung says which, so that both ends derive a rung's values from the full model's in the same
+way.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ MOST_RUNGS: Final = 32
 Floats = NDArray[np.float32]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_ROLES = ("slice", "left", "right")
-_LEAST_STRENGTH = 1e-3
-"""Of a singular value beside the largest, for its factors: of two that are zero neither learns."""
+_FACTORS = ("left", "scale", "right")
+_ROLES = ("slice", *_FACTORS)
+_LEAST_STRENGTH = 0.1
+"""Of a singular value beside the largest: for a smaller one a step on the factors is a smaller step
+of the matrix. The largest is taken for as much at least, so that a matrix of zeros learns too."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,9 @@ class Piece(Part):
 
     Attributes:
         of: the full model's tensor.
-        role: ``left`` [m, r] and ``right`` [r, n] are factors of the tensor as a matrix [m, n] (its
-            first axis, and all others); a ``slice`` has its first rows along each axis.
+        role: ``left`` [m, r], ``scale`` [r] and ``right`` [r, n] are factors of the tensor as a
+            matrix [m, n] (its first axis, and all others), left times diag(scale) times right; a
+            ``slice`` has its first rows along each axis.
         blocks: of a slice, in how many equal blocks each axis falls, of each of which the first
             rows are taken: 4 for the gates of an LSTM. Empty where every axis is one.
     """
@@ -83,6 +86,13 @@ class Submodel(Part):
     def check(self) -> None:
         if self.rung > self.rungs:
             raise ArtifactError(f"submodel: rung {self.rung} of {self.rungs}")
+        factors: dict[str, list[str]] = {}
+        for piece in self.pieces.values():
+            if piece.role in _FACTORS:
+                factors.setdefault(piece.of, []).append(piece.role)
+        odd = next((of for of, roles in factors.items() if sorted(roles) != sorted(_FACTORS)), None)
+        if odd is not None:
+            raise ArtifactError(f"submodel: {odd!r} is to have one each of {', '.join(_FACTORS)}")
         if self.kept > self.units or (self.units and not self.kept):
             raise ArtifactError(f"submodel: {self.kept} of {self.units} units")
 
@@ -107,18 +117,34 @@ class Basis(NamedTuple):
         found = np.linalg.svd(matrix, full_matrices=False)
         return cls(*(each.astype(np.float32) for each in found))
 
-    def scale(self, rank: int) -> Floats:
-        """What the leading ``rank`` directions are multiplied by in the left factor, [rank]."""
-        least = _LEAST_STRENGTH * max(float(self.strength[0]), _LEAST_STRENGTH)
-        scale: Floats = np.sqrt(np.maximum(self.strength[:rank], np.float32(least)))
-        return scale
+    def factor(self, role: str, rank: int) -> Floats:
+        """One of three factors whose product is the best approximation of that rank: ``left``
+        U S [m, rank], ``scale`` 1 / S [rank] and ``right`` S V' [rank, n].
 
-    def factors(self, rank: int) -> tuple[Floats, Floats]:
-        """``left`` [m, rank] and ``right`` [rank, n], whose product is the best approximation of
-        that rank; equally large, so that a step moves both alike."""
-        scale = self.scale(rank)
-        right = (self.strength[:rank] / scale)[:, None] * self.right[:rank]
-        return self.left[:, :rank] * scale, right.astype(np.float32)
+        The scale stays as it is while left and right are trained, so that a step of gradient
+        descent on them moves the matrix by its own gradient's part within U and within V, however
+        unequal S is (Tong, Ma and Chi 2021, ScaledGD, section 2): a rate means the same at every
+        rank, and the weak directions learn as fast as the strong.
+        """
+        strength = self._bounded(rank)
+        if role == "scale":
+            return np.reciprocal(strength)
+        if role == "left":
+            return self.left[:, :rank] * strength
+        return self.strength[:rank, None] * self.right[:rank]
+
+    def moved(self, role: str, difference: NDArray[Any]) -> NDArray[Any]:
+        """By how much a factor's difference moves the matrix to first order, in units of the other
+        side's basis: of ``left`` [m, r] to be multiplied by V', of ``right`` [r, n] by U."""
+        if role == "right":
+            return difference
+        rank = difference.shape[1]
+        moved: NDArray[Any] = difference * (self.strength[:rank] / self._bounded(rank))
+        return moved
+
+    def _bounded(self, rank: int) -> Floats:
+        largest = max(float(self.strength[0]), _LEAST_STRENGTH)
+        return np.maximum(self.strength[:rank], np.float32(_LEAST_STRENGTH * largest))
 
 
 class Units(NamedTuple):
@@ -195,14 +221,14 @@ def part_of(
                 raise ArtifactError(f"{name!r}: {error}") from None
             found[name] = whole[at] if shape != whole.shape else whole
             continue
-        if whole.ndim < 2 or len(shape) != 2:
+        if whole.ndim < 2 or len(shape) != (1 if piece.role == "scale" else 2):
             raise ArtifactError(f"{name!r} is a factor of {piece.of!r}, and one is no matrix")
         if piece.of not in known:
             known[piece.of] = Basis.of(whole)
         rank = shape[-1] if piece.role == "left" else shape[0]
         if not 1 <= rank <= len(known[piece.of].strength):
             raise ArtifactError(f"{name!r} has rank {rank}, more than {piece.of!r} can have")
-        found[name] = known[piece.of].factors(rank)[piece.role == "right"]
+        found[name] = known[piece.of].factor(piece.role, rank)
         if found[name].shape != shape:
             wanted = list(found[name].shape)
             raise ArtifactError(f"{name!r} is {list(shape)}, and {piece.of!r} makes it {wanted}")

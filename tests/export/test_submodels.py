@@ -110,11 +110,14 @@ def test_a_ladder_is_a_folder_of_rising_rungs_around_one_set_of_values(ladder: P
         "stem.weight": (16, 1, 3, 3),  # its shorter side is 9: it stays whole
         "stem.bias": (16,),
         "conv.factors.weight.left": (32, 4),
+        "conv.factors.weight.scale": (4,),
         "conv.factors.weight.right": (4, 144),
         "conv.bias": (32,),
         "words.factors.weight.left": (40, 4),
+        "words.factors.weight.scale": (4,),
         "words.factors.weight.right": (4, 32),
         "hidden.factors.weight.left": (32, 4),
+        "hidden.factors.weight.scale": (4,),
         "hidden.factors.weight.right": (4, 544),
         "hidden.bias": (32,),
         "head.weight": (3, 32),  # likewise, of 3

@@ -40,8 +40,10 @@ def factored_rung(
         "net.w.left": np.zeros((m, rank), np.float32),
         "net.w.right": np.zeros((rank, n), np.float32),
     }
-    pieces = {f"net.w.{role}": Piece(of, role) for role in ("left", "right")}
-    return Rung(shared_tensors(arrays, {}), Submodel(rung, rungs, _ID, pieces))
+    pieces = {f"net.w.{role}": Piece(of, role) for role in ("left", "scale", "right")}
+    submodel = Submodel(rung, rungs, _ID, pieces, ("net.w.scale",))
+    scale = shared_tensors({"net.w.scale": np.zeros(rank, np.float32)}, {})
+    return Rung(shared_tensors(arrays, {}), submodel, held=scale)
 
 
 def sliced_rung(rung: int, rungs: int, shape: tuple[int, ...], of: str = "net.w") -> Rung:

@@ -60,6 +60,7 @@ def update(
     tensors = {
         name: (scale * rng.standard_normal(array.shape)).astype(np.float32)
         for name, array in told.items()
+        if not name.endswith(".scale")
     }
     metadata = {"loss": 0.5, "samples": samples, "rung": rung}
     return Update(opened.round_id, tensors, metadata, sender(seed))
@@ -73,7 +74,7 @@ def test_every_rung_begins_at_the_best_approximation_of_its_rank(shape: tuple[in
     u, s, v = np.linalg.svd(whole, full_matrices=False)
     for rung, rank in ((1, 1), (2, 2)):
         told = opened.attachments[rung_name(rung)].tensors
-        product = told["w.net.w.left"] @ told["w.net.w.right"]
+        product = (told["w.net.w.left"] * told["w.net.w.scale"]) @ told["w.net.w.right"]
         np.testing.assert_allclose(product, (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5)
         assert told["w.net.b"].tolist() == method.model["net.b"].tolist()
     full = opened.attachments[rung_name(3)].tensors["w.net.w"]
@@ -82,16 +83,16 @@ def test_every_rung_begins_at_the_best_approximation_of_its_rank(shape: tuple[in
 
 @pytest.mark.parametrize("shape", [WIDE, TALL])
 def test_a_rung_by_itself_moves_the_full_model_as_its_factors_moved(shape: tuple[int, int]) -> None:
-    """dL R + L dR, which is what their product moved but for the product of the two moves."""
+    """To first order: what their product moved but for the product of the two moves."""
     method = ladder_method(shape, ranks=(2,))
     before = method.model["net.w"].copy()
     opened = method.open_round(1)
     sent = update(opened, 1, seed=3, scale=1e-3)
     told = opened.attachments[rung_name(1)].tensors
-    left, right = told["w.net.w.left"], told["w.net.w.right"]
+    left, scale, right = (told[f"w.net.w.{role}"] for role in ("left", "scale", "right"))
     close(method, [sent])
     d_left, d_right = sent.tensors["w.net.w.left"], sent.tensors["w.net.w.right"]
-    exact = (left + d_left) @ (right + d_right) - left @ right
+    exact = ((left + d_left) * scale) @ (right + d_right) - (left * scale) @ right
     np.testing.assert_allclose(moved(method, before), exact, atol=2e-5)
 
 
@@ -272,11 +273,13 @@ def test_a_round_closes_in_the_memory_of_one_tensor(kind: str) -> None:
         if kind == "slices":
             small[name], pieces[name] = np.zeros((8, 8), np.float32), Piece(name)
             continue
-        for role, shape in (("left", (side, 4)), ("right", (4, side))):
+        for role, shape in (("left", (side, 4)), ("scale", (4,)), ("right", (4, side))):
             small[f"{name}.{role}"] = np.zeros(shape, np.float32)
             pieces[f"{name}.{role}"] = Piece(name, role)
+    scales = {name: small.pop(name) for name in [*small] if name.endswith(".scale")}
+    held = shared_tensors(scales, {}) if scales else ()
     rungs = [
-        Rung(shared_tensors(small, {}), replace(FULL(1, 2), pieces=pieces)),
+        Rung(shared_tensors(small, {}), replace(FULL(1, 2), pieces=pieces), held=held),
         Rung(shared_tensors(arrays, {}), FULL(2, 2)),
     ]
     ladder = Ladder(rungs[1].layout, rungs)
@@ -387,7 +390,12 @@ def test_the_strongest_units_are_those_with_the_largest_parameters() -> None:
 @given(
     kind=st.sampled_from(KINDS),
     robust=st.sampled_from(["none", "median"]),
-    fleet=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 9)), min_size=4, max_size=9),
+    fleet=st.lists(
+        st.tuples(st.integers(1, 2), st.integers(0, 9)),
+        min_size=4,
+        max_size=9,
+        unique_by=lambda one: one[1],
+    ),
     shards=st.integers(1, 3),
 )
 def test_moving_slices_add_up_over_any_shards_to_the_same_bits(

@@ -19,8 +19,18 @@ ID = "0" * 64
 LINEAR = linear_parts()[0]
 
 
+ROLES = ("left", "scale", "right")
+
+
 def submodel(**pieces: Piece) -> Submodel:
-    return Submodel(1, 2, ID, pieces)
+    """With the other factors of those that are."""
+    others = {
+        f"{name}.{role}": Piece(piece.of, role, piece.blocks)
+        for name, piece in pieces.items()
+        for role in ROLES
+        if piece.role != "slice" and role != piece.role
+    }
+    return Submodel(1, 2, ID, {**pieces, **others})
 
 
 @given(
@@ -78,12 +88,36 @@ def test_factors_make_the_best_approximation_and_neither_is_zero(
     matrix = (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
     basis = Basis.of(matrix)
     for rank in range(1, min(shape) + 1):
-        left, right = basis.factors(rank)
+        left, scales, right = (basis.factor(role, rank) for role in ROLES)
         assert left.shape == (shape[0], rank) and right.shape == (rank, shape[1])
-        assert np.isfinite(left).all() and np.isfinite(right).all()
+        assert all(np.isfinite(each).all() for each in (left, scales, right))
         # One that is zero lets the other's gradient be zero too: the left one never is.
         assert (np.abs(left).max(axis=0) > 0).all()
-    np.testing.assert_allclose(left @ right, matrix, atol=1e-5 * max(scale, 1e-30), rtol=1e-4)
+    np.testing.assert_allclose(
+        (left * scales) @ right, matrix, atol=1e-5 * max(scale, 1e-30), rtol=1e-4
+    )
+
+
+@given(rank=st.integers(1, 5), size=st.sampled_from([1e-3, 1.0, 1e3]), seed=st.integers(0, 99))
+def test_a_step_on_factors_is_the_matrix_s_own_within_their_directions(
+    rank: int, size: float, seed: int
+) -> None:
+    """However unequal and large the singular values are, down to a tenth of the largest."""
+    rng = np.random.default_rng(seed)
+    u, v = (np.linalg.qr(rng.standard_normal((n, 5)))[0] for n in (6, 8))
+    matrix = (max(size, 0.1) * (u * np.geomspace(1, 0.11, 5)) @ v.T).astype(np.float32)
+    gradient = rng.standard_normal(matrix.shape)
+    basis = Basis.of(matrix)
+    left, scale, right = (basis.factor(role, rank).astype(np.float64) for role in ROLES)
+    d_left = gradient @ (scale[:, None] * right).T
+    d_right = (left * scale).T @ gradient
+    u, v = u[:, :rank], v[:, :rank]
+    expected = gradient @ v @ v.T + u @ u.T @ gradient
+    found = (d_left * scale) @ right + (left * scale) @ d_right
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    told = basis.moved("left", d_left) @ basis.right[:rank]
+    told = told + basis.left[:, :rank] @ basis.moved("right", d_right)
+    np.testing.assert_allclose(told, expected, atol=1e-3)
 
 
 @given(shape=st.lists(st.integers(0, 5), max_size=4))
@@ -116,6 +150,8 @@ FULL = {"w": np.ones((6, 8), np.float32), "b": np.ones(6, np.float32)}
         (Piece("w", "left"), (6, 7), "rank 7"),
         (Piece("w", "left"), (5, 2), r"makes it \[6, 2\]"),
         (Piece("w", "right"), (2, 9), r"makes it \[2, 8\]"),
+        (Piece("w", "scale"), (2, 2), "one is no matrix"),
+        (Piece("w", "scale"), (7,), "rank 7"),
     ],
 )
 def test_what_is_no_part_of_the_full_model_is_refused(
@@ -129,7 +165,7 @@ def test_what_is_no_part_of_the_full_model_is_refused(
 def test_whatever_a_manifest_says_the_parts_are_right_or_refused(data: st.DataObject) -> None:
     piece = Piece(
         data.draw(st.sampled_from(["w", "b", "v"])),
-        data.draw(st.sampled_from(["slice", "left", "right"])),
+        data.draw(st.sampled_from(["slice", *ROLES])),
         tuple(data.draw(st.lists(st.integers(1, 4), max_size=3))),
     )
     shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=3)))
@@ -151,6 +187,7 @@ def test_whatever_a_manifest_says_the_parts_are_right_or_refused(data: st.DataOb
         ({"held": ["linear.weight"]}, "'linear.weight' is not held"),
         ({"pieces": {"nothing": {"of": "w"}}}, "'nothing' is no tensor that a step moves"),
         ({"pieces": {"w": {"of": "w", "role": "middle"}}}, "role"),
+        ({"pieces": {"w": {"of": "w", "role": "left"}}}, "'w' is to have one each of left, scale"),
         ({"pieces": {"w": {"of": "w", "blocks": [0]}}}, "blocks"),
         ({"more": 1}, "more"),
     ],

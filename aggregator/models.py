@@ -15,9 +15,10 @@ from aggregator.errors import AggregatorError
 from aggregator.methods.method import Arrays
 from aggregator.methods.scatter import ScatterBinding
 from aggregator.store.rows import VersionRow
+from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task
 from aggregator.task.warm_start import ITEM_IDS
-from device_sdk.artifact import Artifact, ArtifactError, load_artifact, read_manifest, safetensors
+from device_sdk.artifact import Artifact, ArtifactError, safetensors
 from device_sdk.artifact import onnx_writer as write
 from device_sdk.artifact.standalone import standalone_onnx
 from device_sdk.methods.scatter.contract import SOLVE
@@ -404,8 +405,13 @@ def _metadata(task: str, row: VersionRow, item_ids: tuple[str, ...]) -> dict[str
 def _standalone(task: Task, row: VersionRow, model: Arrays, notes: Mapping[str, str]) -> bytes:
     from device_sdk.standalone_check import require_same_outputs
 
-    folder = _folder(task, row)
-    artifact = load_artifact(folder)
+    found = _artifact(task, row)
+    if found is None:
+        raise AggregatorError(
+            f"version {row.version} is of the artifact {row.artifact[:16]}..., which the task file "
+            "does not list: name its folder there, or take the version as safetensors"
+        )
+    folder, artifact = found
     whole = _whole(artifact, model)
     onnx = standalone_onnx(artifact, whole, producer=_PRODUCER, metadata=notes)
     require_same_outputs(folder, whole, onnx, np.random.default_rng(row.version))
@@ -415,22 +421,18 @@ def _standalone(task: Task, row: VersionRow, model: Arrays, notes: Mapping[str, 
 def _frozen(task: Task, row: VersionRow) -> dict[str, NDArray[Any]]:
     """What no training moves of the artifact's model, where the task file still lists it: a version
     holds the rest."""
-    for folder in task.artifacts:
-        if read_manifest(folder).id == row.artifact:
-            artifact = load_artifact(folder)
-            frozen = artifact.manifest.frozen_members
-            return {name: array for name, array in artifact.initial.items() if name in frozen}
-    return {}
+    found = _artifact(task, row)
+    if found is None:
+        return {}
+    frozen = found[1].manifest.frozen_members
+    return {name: array for name, array in found[1].initial.items() if name in frozen}
 
 
-def _folder(task: Task, row: VersionRow) -> Path:
-    for folder in task.artifacts:
-        if read_manifest(folder).id == row.artifact:
-            return folder
-    raise AggregatorError(
-        f"version {row.version} is of the artifact {row.artifact[:16]}..., which the task file "
-        "does not list: name its folder there, or take the version as safetensors"
-    )
+def _artifact(task: Task, row: VersionRow) -> tuple[Path, Artifact] | None:
+    """The artifact that a version is of, with its folder, where the task file still lists it."""
+    listed = zip(task.artifacts, read_artifacts(task), strict=True)
+    here = ((folder, each.artifact) for folder, each in listed)
+    return next((found for found in here if found[1].manifest.id == row.artifact), None)
 
 
 def _whole(artifact: Artifact, model: Arrays) -> dict[str, NDArray[Any]]:

@@ -31,7 +31,7 @@ from device_sdk.artifact import (
     safetensors,
 )
 from device_sdk.artifact.parts import is_under
-from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Piece, Submodel
+from device_sdk.artifact.submodels import FULL_FILE, MOST_RUNGS, Basis, Piece, Submodel
 from export.build import Exported, Progress, Recipe, export_given, reported
 from export.errors import ExportError
 from export.given import (
@@ -41,6 +41,7 @@ from export.given import (
     named_tensors,
     require_modules,
 )
+from export.gradient_rules import GradientRule
 from export.low_rank import LEAST_SIDE, of_rank
 from export.optimizers import Optimizer
 from export.rung import BuiltRung, movable_units, prove, take, tensors_in, told_apart
@@ -65,6 +66,7 @@ def submodels(
     dynamic: Mapping[str, Mapping[int, str]],
     directory: str | Path,
     predict: PredictFunction | None = None,
+    gradient: GradientRule | None = None,
     metrics: MetricSpecs | None = None,
     verify: bool = True,
     progress: Progress | None = None,
@@ -96,7 +98,8 @@ def submodels(
     given, batch = described_metrics(metrics), named_tensors(example_batch)
     values = _values(full)
     apart, asked = told_apart(full, values), (loss, batch, predict)
-    data = safetensors.encode(values)
+    # A rung that predicts may be an artifact by itself, which begins with these factors anywhere.
+    data = safetensors.encode({**values, **(_bases(rungs, values) if predict else {})})
     digest = hashlib.sha256(data).hexdigest()
     _require_replaceable(directory)
     with reported(progress) as say, replaced(directory) as draft:
@@ -115,7 +118,7 @@ def submodels(
             if not _is_optimizer(optimizer):
                 made = optimizer(rung.model.parameters())  # type: ignore[operator]
             inputs = Recipe(
-                rung.model, loss, batch, named_axes(dynamic), made, predict, None, given,
+                rung.model, loss, batch, named_axes(dynamic), made, predict, gradient, given,
                 rung.name,
                 Submodel(
                     place, len(rungs), digest, rung.pieces, rung.parts_of(moved),
@@ -249,6 +252,18 @@ def _blocks(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]
     if len(inner) == 2 and inner[0] % inner[1] == 0:
         count = inner[0] // inner[1]
     return (count, *(1,) * (len(shapes[name]) - 1)) if count > 1 else ()
+
+
+def _bases(rungs: Sequence[BuiltRung], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What tensors are factored by, up to the largest rank of each."""
+    ranks: dict[str, int] = {}
+    for rung in rungs:
+        own = tensors_in(rung.model)
+        ranks |= {p.of: len(own[n]) for n, p in rung.pieces.items() if p.role == "scale"}
+    found: dict[str, Any] = {}
+    for name, rank in ranks.items():
+        found |= Basis.of(values[name]).kept_as(name, rank)
+    return found
 
 
 def _values(model: nn.Module) -> dict[str, Any]:

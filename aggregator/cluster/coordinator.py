@@ -320,10 +320,7 @@ class Crew:
                     each.store.number,
                     each.rounds.generation,
                     each.task,
-                    tuple(
-                        (one.artifact_id, one.content)
-                        for one in read_artifacts(each.task.artifacts, each.task.companions)
-                    ),
+                    tuple((one.artifact_id, one.content) for one in read_artifacts(each.task)),
                 )
                 for each in parts.tasks.served
             ),

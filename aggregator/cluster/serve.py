@@ -171,7 +171,7 @@ def require_servable(home: AggregatorHome, task: Task, unix_clock: Callable[[], 
             if row.number != FIRST:
                 one = read_task(home.folder / row.file, task.fleet)
             buildable(store, one)
-            read_artifacts(one.artifacts, one.companions)
+            read_artifacts(one)
             if one.catalogue is not None:
                 read_continued_catalogue(one.catalogue, store.task(row.number))
     except AggregatorError as error:

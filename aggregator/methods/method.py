@@ -578,7 +578,7 @@ class Binding(Generic[Settings], ABC):
     artifacts: ClassVar[range] = range(1, MOST_ARTIFACTS + 1)
     """How many artifacts a task may list."""
     one_model: ClassVar[bool] = False
-    """Whether several artifacts are the rungs of one model's ladder."""
+    """Whether several artifacts are the rungs of one model's ladder; else each is one by itself."""
 
     @classmethod
     def read(cls, method_name: str, table: TomlTable) -> Self:

@@ -137,14 +137,8 @@ def submodels_of(artifacts: Sequence[Artifact]) -> list[Submodel]:
 def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
     """The rungs of a ladder, smallest first; none where there is one artifact.
 
-    ``kept``: names of what stays on the devices. Raises ValueError as :func:`submodels_of` does,
-    and where one rung by itself is to have such.
+    ``kept``: names of what stays on the devices. Raises ValueError as :func:`submodels_of` does.
     """
-    if len(artifacts) == 1 and kept and artifacts[0].manifest.submodel:
-        raise ValueError(
-            f"{artifacts[0].manifest.name} is one rung of a ladder, and brings no first values "
-            "of personal layers: list the ladder's folder, or export the model by itself"
-        )
     found = []
     for artifact, submodel in zip(artifacts, submodels_of(artifacts), strict=False):
         layout, held = tensors_of(artifact.manifest, *trained_of(artifact), kept)

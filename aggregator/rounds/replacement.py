@@ -19,7 +19,6 @@ from aggregator.task.artifacts import read_artifacts
 from aggregator.task.file import Task, read_catalogue_file, served_catalogue, stored_catalogue
 from aggregator.task.request import ReplaceRequest
 from aggregator.task.warm_start import WarmStart
-from device_sdk.artifact import read_manifest
 from device_sdk.methods.state import RestoreError
 from device_sdk.wire.codec.message import decode, encode
 from device_sdk.wire.publish.catalogue import Catalogue
@@ -197,7 +196,7 @@ def other_frozen(store: TaskStore, task: Task, version: int) -> str | None:
     """Why a version is none of the task's artifact's, where that has frozen values: of these a
     version holds none, and with others it is a model that nobody trained. None where it may be."""
     row = store.versions.find(version)
-    manifest = read_manifest(task.artifacts[-1]) if task.artifacts else None
+    manifest = read_artifacts(task)[-1].artifact.manifest if task.artifacts else None
     if row is None or manifest is None or manifest.id == row.artifact:
         return None
     frozen = sorted(manifest.frozen_members)
@@ -218,7 +217,7 @@ def _is_same_model(store: TaskStore, new: Task, method: GuardedMethod) -> bool:
     if row is None or not row.kept or arrays is None or store.facts.label != new.label:
         return False
     before = store.versions.model(row.version)
-    artifact = read_manifest(new.artifacts[-1]).id if new.artifacts else ""
+    artifact = read_artifacts(new)[-1].artifact.manifest.id if new.artifacts else ""
     fit = before.keys() == arrays.keys() and all(method.fits(*each) for each in before.items())
     return fit and row.artifact == artifact
 
@@ -242,7 +241,7 @@ def _catalogue(store: TaskStore, new: Task) -> bytes | None:
 
 def _built(fleet: Store, task: Task, items: int) -> GuardedMethod:
     rng = np.random.default_rng([fleet.facts.seed, 0])
-    artifacts = read_artifacts(task.artifacts, task.companions)
+    artifacts = read_artifacts(task)
     try:
         parameters = tuple(each.artifact for each in artifacts)
         return GuardedBinding(task.binding).build(items, rng, parameters)

@@ -265,7 +265,7 @@ def make_task(
     ``failed``: the task is held, and its method's code is not called.
     """
     task, store = shared.task, shared.store
-    artifacts = read_artifacts(task.artifacts, task.companions)
+    artifacts = read_artifacts(task)
     publisher = Publisher(shared, artifacts, keys.current, rng)
     catalogue = served_catalogue(store, task)
     parameters = tuple(each.artifact for each in artifacts)

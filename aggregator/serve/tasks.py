@@ -105,7 +105,7 @@ def _require_same(before: TaskParts, found: Task) -> None:
             f"task.cohort is {found.cohort!r}; devices know it as {task.cohort!r}: leave it, or "
             "have another task with tessera-aggregator task add"
         )
-    if not before.publisher.offers(read_artifacts(found.artifacts, found.companions)):
+    if not before.publisher.offers(read_artifacts(found)):
         raise AggregatorError(
             "it names other artifacts than the ones in use, or what their folders hold has "
             "changed: tessera-aggregator task replace begins with others"

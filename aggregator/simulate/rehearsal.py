@@ -249,7 +249,7 @@ def main() -> None:
     limits, (out, file, path, said_place, data) = begin()
     say("reading the task", limits.seconds)
     task = parse_task(Path(file).read_text(encoding="utf-8"), Path(path))
-    artifacts = read_artifacts(task.artifacts, task.companions)
+    artifacts = read_artifacts(task)
     name = task.binding.method_name
     kind = learner_class(name)
     sizes = {"artifact": max((len(each.content) for each in artifacts), default=0)}

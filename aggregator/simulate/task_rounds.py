@@ -127,7 +127,7 @@ class TaskSimulation:
                 f"{task.path}: no round makes a version with {fleet.devices} devices: round.{key} "
                 f"is {lacking}"
             )
-        artifacts = read_artifacts(task.artifacts, task.companions)
+        artifacts = read_artifacts(task)
         self._terms = terms_of(task, artifacts)
         catalogue = None if task.catalogue is None else read_catalogue_file(task.catalogue)
         self._items = 0 if catalogue is None else len(catalogue)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
-from device_sdk.artifact import MANIFEST_FILE, Artifact, ArtifactError, load_artifact
+from device_sdk.artifact import (
+    INITIAL_FILE,
+    MANIFEST_FILE,
+    Artifact,
+    ArtifactError,
+    FileEntry,
+    load_artifact,
+    safetensors,
+)
+from device_sdk.artifact.submodels import FULL_FILE
 from device_sdk.wire.publish.content import MOST_CONTENT_BYTES, pack_artifact
 from device_sdk.wire.publish.task_messages import OfferedArtifact, OfferedShare
 
@@ -51,16 +60,19 @@ class ArtifactContent:
         return b"" if entry is None else bytes.fromhex(entry.sha256)
 
 
-def read_artifacts(
-    folders: tuple[Path, ...], companions: tuple[Path, ...]
-) -> tuple[ArtifactContent, ...]:
-    """A task's artifacts, each with its companion if there are any. Raises AggregatorError."""
+def read_artifacts(task: Task) -> tuple[ArtifactContent, ...]:
+    """A task's artifacts, each with its companion if there are any. Raises AggregatorError.
+
+    A rung of a ladder is an artifact by itself, with first values of its own, where it is the only
+    one, or the method shares no model of which it could be a part.
+    """
     shared: dict[str, bytes] = {}
-    if not companions:
-        return tuple(read_artifact(folder, shared=shared) for folder in folders)
+    alone = not task.binding.one_model or len(task.artifacts) == 1
+    no: list[ArtifactContent | None] = [None] * len(task.artifacts)
+    companions = [*map(read_artifact, task.companions)] or no
     return tuple(
-        read_artifact(folder, read_artifact(companion))
-        for folder, companion in zip(folders, companions, strict=True)
+        read_artifact(folder, companion, shared, alone)
+        for folder, companion in zip(task.artifacts, companions, strict=True)
     )
 
 
@@ -68,14 +80,23 @@ def read_artifact(
     folder: Path,
     companion: ArtifactContent | None = None,
     shared: MutableMapping[str, bytes] | None = None,
+    alone: bool = False,
 ) -> ArtifactContent:
-    """Check an artifact as a device would, and pack it; ``shared`` as of ``load_artifact``.
-    Raises AggregatorError."""
+    """Check an artifact as a device would, and pack it; ``shared`` as of ``load_artifact``,
+    ``alone``: as an artifact by itself. Raises AggregatorError."""
     known = {} if shared is None else shared
     try:
         artifact = load_artifact(folder, known)
         names = [MANIFEST_FILE, *artifact.manifest.files]
         files = {name: (folder / name).read_bytes() for name in names}
+        if artifact.manifest.submodel is not None:
+            if not (folder.resolve().parent / FULL_FILE).is_file():
+                raise ArtifactError(
+                    f"it is a part of a model, and {FULL_FILE} with that model's first values is "
+                    "not beside it: keep the ladder's folder as export.submodels wrote it"
+                )
+            if alone:
+                artifact = _by_itself(artifact, files)
         content = pack_artifact(files)
     except (ArtifactError, OSError, ValueError) as error:
         raise AggregatorError(f"the artifact {folder} cannot be published: {error}") from None
@@ -87,6 +108,17 @@ def read_artifact(
             f"bytes, above the {MOST_CONTENT_BYTES:,} of a content"
         )
     return ArtifactContent(artifact_id, content, artifact, companion, beside)
+
+
+def _by_itself(artifact: Artifact, files: dict[str, bytes]) -> Artifact:
+    """A rung with all of its first values, in ``files`` too, and no part of anything."""
+    before, known = artifact.manifest, safetensors.decode(files[INITIAL_FILE]).tensors
+    own = {n: a for n, a in artifact.initial.items() if n in known or n in before.given}
+    files[INITIAL_FILE] = safetensors.encode(own)
+    entries = {**before.files, INITIAL_FILE: FileEntry.of(files[INITIAL_FILE])}
+    manifest = replace(before, submodel=None, files=entries)
+    files[MANIFEST_FILE] = manifest.to_json()
+    return replace(artifact, manifest=manifest)
 
 
 def rehearsed(task: Task, seconds: float, data: str = "") -> list[Rehearsed]:

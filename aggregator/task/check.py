@@ -14,8 +14,8 @@ from typing import Any
 from aggregator.errors import TaskError
 from aggregator.methods.method import Binding, read_binding
 from aggregator.tables import TomlTable
+from aggregator.task.artifacts import ArtifactContent, read_artifacts
 from aggregator.task.file import FLEET_TABLES, SHIPPED_PREFIX, Task, TaskTable
-from device_sdk.artifact import read_manifest
 
 NEXT_ROUND = "takes effect between two rounds, by itself"
 RESTART = "takes effect when serve is restarted"
@@ -64,7 +64,7 @@ def changes(
     changed = set(_ARTIFACTS)
     if in_use:
         # At the same place there may be another artifact by now, or the same one at another.
-        changed = {key for key, folder in _folders(new) if _id_of(folder) not in in_use}
+        changed = {key for key, each in _artifacts(new) if each.artifact_id not in in_use}
         keys = sorted({*keys, *changed})
     method = new.binding.method_name
     all_fit = not any(_table(key) == method for key in keys) or fits(new)
@@ -96,13 +96,9 @@ def changes(
     return [Change(key, takes(key), before.get(key), after.get(key)) for key in keys]
 
 
-def _folders(task: Task) -> Iterator[tuple[str, Path]]:
-    for key, folders in zip(_ARTIFACTS, (task.artifacts, task.companions), strict=True):
-        yield from ((key, folder) for folder in folders)
-
-
-def _id_of(folder: Path) -> bytes:
-    return bytes.fromhex(read_manifest(folder).id)
+def _artifacts(task: Task) -> Iterator[tuple[str, ArtifactContent]]:
+    for each in read_artifacts(task):
+        yield from zip(_ARTIFACTS, filter(None, (each, each.companion)), strict=False)
 
 
 def _count(values: Mapping[str, Any], key: str) -> int:

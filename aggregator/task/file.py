@@ -18,9 +18,8 @@ from aggregator.tables import TomlTable
 from aggregator.task.cluster import Cluster, read_cluster
 from aggregator.task.evaluation import EvaluationSettings, read_evaluation
 from aggregator.task.warm_start import WarmStart
-from device_sdk.artifact import ArtifactError, read_manifest
+from device_sdk.artifact import ArtifactError
 from device_sdk.artifact.load import rung_folders
-from device_sdk.artifact.submodels import FULL_FILE
 from device_sdk.fields import OneOf, Within, hints_of
 from device_sdk.link.broker_url import BrokerWay, TlsFiles, parse_broker_url
 from device_sdk.link.proxy import proxy_for
@@ -495,7 +494,7 @@ def _artifacts(
     key = "artifacts" if named.artifact is None else "artifact"
     listed = named.artifacts if named.artifact is None else (named.artifact,)
     named_folders = [_artifact(table, key, each, folder) for each in listed]
-    artifacts = _rungs(table, key, named_folders, binding)
+    artifacts = _rungs(table, key, named_folders)
     companions = tuple(_artifact(table, "companions", each, folder) for each in named.companions)
     allowed = binding.artifacts
     if len(artifacts) not in allowed:
@@ -512,25 +511,15 @@ def _artifacts(
     return artifacts, companions
 
 
-def _rungs(
-    table: TomlTable, key: str, folders: Sequence[Path], binding: Binding[Any]
-) -> tuple[Path, ...]:
+def _rungs(table: TomlTable, key: str, folders: Sequence[Path]) -> tuple[Path, ...]:
     """The artifacts in these folders, of a ladder its rungs. What else is wrong with one is told
     where it is read."""
     found: list[Path] = []
     for each in folders:
         try:
-            rungs = rung_folders(each)
-            of_ladder = read_manifest(rungs[0]).submodel is not None
-        except (ArtifactError, IndexError) as error:
-            if (each / FULL_FILE).is_file():
-                raise table.error(key, f"{each} is no whole ladder: {error}") from None
-            rungs, of_ladder = [each], False
-        if of_ladder and not (binding.one_model or binding.artifacts[-1] == 1):
-            raise table.error(
-                key, f"{each} holds parts of one model, which {binding.method_name} does not share"
-            )
-        found += rungs
+            found += rung_folders(each)
+        except ArtifactError as error:
+            raise table.error(key, f"{each} is no whole ladder: {error}") from None
     return tuple(found)
 
 

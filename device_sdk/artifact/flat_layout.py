@@ -142,10 +142,9 @@ class FlatLadder:
     def of(cls, manifests: Sequence[Manifest]) -> FlatLadder:
         """Of a ladder's artifacts, smallest first. Raises ValueError for low rank."""
         blocks: dict[str, tuple[int, ...]] = {}
-        several = [each for each in manifests if len(manifests) > 1 and each.submodel is not None]
-        for manifest in several:
-            assert manifest.submodel is not None
-            for name, piece in manifest.submodel.pieces.items():
+        for manifest in manifests:
+            pieces = {} if manifest.submodel is None else manifest.submodel.pieces
+            for name, piece in pieces.items():
                 if piece.role != "slice" or piece.of != name:
                     raise ValueError(
                         f"{name!r} of {manifest.name} is a factor of {piece.of!r}, and a flat "

@@ -305,10 +305,18 @@ def checked_initial(
 def rung_folders(directory: Path) -> list[Path]:
     """The artifacts of a ladder's folder, smallest first; the folder itself where it is no ladder.
 
-    Raises ArtifactError where one of them is none of a submodel, or two are of one rung.
+    Raises ArtifactError where it has none, or no full model's values, one of them is none of a
+    submodel, or two are of one rung.
     """
     if not (directory / FULL_FILE).is_file():
-        return [directory]
+        own = (directory / MANIFEST_FILE).exists()
+        inside = () if own else directory.glob(f"*/{MANIFEST_FILE}")
+        if not any(read_manifest(each.parent).submodel for each in inside):
+            return [directory]
+        raise ArtifactError(
+            f"{FULL_FILE}, the full model's first values, is missing in {directory}: keep the "
+            "folder as export.submodels wrote it"
+        )
     found: dict[int, Path] = {}
     for each in directory.iterdir():
         if each.is_dir():
@@ -321,6 +329,8 @@ def rung_folders(directory: Path) -> list[Path]:
                     f"{submodel.rung}: remove one of them"
                 )
             found[submodel.rung] = each
+    if not found:
+        raise ArtifactError(f"{directory} is a ladder's folder without any rung in it")
     return [found[rung] for rung in sorted(found)]
 
 

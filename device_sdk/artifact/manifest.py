@@ -244,8 +244,6 @@ class Manifest(Part):
 
     def _check_submodel(self) -> None:
         if self.submodel is None:
-            if self.shared is not None:
-                raise ArtifactError("shared: only the rungs of a ladder share values")
             return
         if self.axes.keys() & {axis for tensor in self.state for axis in axes_of(tensor.shape)}:
             raise ArtifactError("a submodel's tensors have no axes of sizes that may vary")

@@ -117,6 +117,19 @@ class Basis(NamedTuple):
         found = np.linalg.svd(matrix, full_matrices=False)
         return cls(*(each.astype(np.float32) for each in found))
 
+    def kept_as(self, name: str, rank: int) -> dict[str, Floats]:
+        """What is kept beside the tensor of that name for factors of up to that rank: another
+        machine's decomposition may differ in its last bits."""
+        # No name of torch's has two dots in a row.
+        parts = (self.left[:, :rank], self.strength[:rank], self.right[:rank])
+        return {f"{name}..{e}": p.copy() for e, p in zip(self._fields, parts, strict=True)}
+
+    @classmethod
+    def found(cls, tensors: Mapping[str, NDArray[Any]], name: str) -> Basis:
+        """Of the tensor of that name: what is kept beside it, or made anew."""
+        kept = [tensors[f"{name}..{e}"] for e in cls._fields if f"{name}..{e}" in tensors]
+        return cls(*kept) if kept else cls.of(tensors[name])
+
     def factor(self, role: str, rank: int) -> Floats:
         """One of three factors whose product is the best approximation of that rank: ``left``
         U S [m, rank], ``scale`` 1 / S [rank] and ``right`` S V' [rank, n].
@@ -224,7 +237,7 @@ def part_of(
         if whole.ndim < 2 or len(shape) != (1 if piece.role == "scale" else 2):
             raise ArtifactError(f"{name!r} is a factor of {piece.of!r}, and one is no matrix")
         if piece.of not in known:
-            known[piece.of] = Basis.of(whole)
+            known[piece.of] = Basis.found(full, piece.of)
         rank = shape[-1] if piece.role == "left" else shape[0]
         if not 1 <= rank <= len(known[piece.of].strength):
             raise ArtifactError(f"{name!r} has rank {rank}, more than {piece.of!r} can have")

@@ -83,7 +83,7 @@ class FedAvgLearner(ModelLearner):
         training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
         layout, held = self._layout(training)
         with unchanged_on_error(self._trainer):
-            told = self._take(broadcast, (*layout, *held))
+            told = self._take(broadcast, layout, held)
             report, samples = self._steps(training)
             moved = self._differences(told, layout)
         metadata: dict[str, Scalar] = {"loss": report.loss}
@@ -136,7 +136,7 @@ class FedAvgLearner(ModelLearner):
         """
         layout, held = self._layout(FedAvgTraining.from_scalars(broadcast.settings, LearnerError))
         with unchanged_on_error(self._trainer):
-            self._take(broadcast, (*layout, *held))
+            self._take(broadcast, layout, held)
         return True
 
     def carries_over(self, broadcast: Broadcast) -> bool:
@@ -159,12 +159,14 @@ class FedAvgLearner(ModelLearner):
                 raise LearnerError(str(error)) from error
         return self._layouts[known]
 
-    def _take(self, broadcast: Broadcast, layout: Layout) -> Tensors:
-        """Begin with the broadcast's model, or with the submodel attached to it, which is
-        returned."""
+    def _take(self, broadcast: Broadcast, layout: Layout, held: Layout) -> Tensors:
+        """Begin with the broadcast's model, or with the submodel attached to it, which brings what
+        is held too; what was begun with."""
         name = self._rung_of(broadcast)
         attached = None if name is None else broadcast.attachments.get(name)
-        told = broadcast.tensors if attached is None else attached.tensors
+        told = broadcast.tensors
+        if attached is not None:
+            told, layout = attached.tensors, (*layout, *held)
         names = {one.wire_name for one in layout}
         if set(told) != names:
             odd = sorted(names ^ set(told))[0]

@@ -19,7 +19,9 @@ from device_sdk import LocalData, TrainingOptions
 from device_sdk.device import Device
 from device_sdk.home.home import Home
 from tests.brokers.mosquitto import Mosquitto
+from tests.fakes import personal_ladders
 from tests.fakes.homes import ServeProcess, command, invite
+from tests.fakes.outputs import output_of
 from tests.fakes.quick import joined, opened
 from tests.fakes.waiting import NEVER_SECONDS, wait_until
 
@@ -192,3 +194,61 @@ def test_a_device_that_changes_its_rung_fetches_no_frozen_values_again(
     finally:
         process.kill()
     assert found[0] == found[1] and found[0][2] > 4 * backbone.words.weight.numel()
+
+
+def adapted(rank: int) -> nn.Module:
+    torch.manual_seed(1)
+    return export.lora(personal_ladders.Net(hidden=800), rank, trained=("head",))
+
+
+def test_devices_keep_parts_of_one_model_as_their_own(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ladder, given = tmp_path / "net", personal_ladders.samples(98, 200)
+    rungs = personal_ladders.write_ladder("mutual", ladder, adapted, widths=(1, 4))
+    names = [each.manifest.name for each in rungs]
+    home = AggregatorHome(tmp_path / "fleet")
+    assert command(home, "init") == 0
+    text = _TASK.format(ladder=ladder, url=mosquitto.url, never=NEVER_SECONDS, rounds=ROUNDS)
+    text = text.partition("[fedavg.training]")[0].replace('"fedavg"', '"mutual"')
+    training = f"[mutual.training]\n{personal_ladders.TRAINING['mutual']}\n"
+    home.task_file.write_text(text.replace("= 4\n", "= 3\n") + training)
+    options = [TrainingOptions(artifact=name) for name in names] + [TrainingOptions()]
+    devices: list[Device] = []
+    process = ServeProcess(home)
+    try:
+        process.start()
+        for place, (code, chosen) in enumerate(zip(invite(home, 3), options, strict=True)):
+            more = {"data": personal_ladders.shown(place), "options": chosen}
+            devices.append(joined(mosquitto.url, code, tmp_path / f"home-{place}", **more))
+            devices[-1].start()
+        wait_until(lambda: all((each.status().version or 0) >= 2 for each in devices))
+        process.kill()
+        process.start()
+        wait_until(lambda: "version 5 is published for good" in process.log.read_text())
+        wait_until(lambda: not any(each.status().outbox for each in devices))
+        told = [each.status() for each in devices]
+        assert [each.artifact for each in told] == [*names, names[1]]
+        assert all(each.verdict == "counted" and not each.outbox for each in told)
+        for place, each in enumerate(devices):
+            found = each.predict({"x": given["x"]})["probabilities"].argmax(axis=1)
+            assert (found == given["label"]).mean() > 0.8
+            # What all rungs have frozen lies there once.
+            shared = tmp_path / f"home-{place}/artifacts" / rungs[0].manifest.shared_file
+            assert shared.stat().st_size > 4 * 800 * personal_ladders.WIDTH
+        listed = json.loads(output_of(capsys, home, "devices", "--json"))
+        assert sorted(each["tasks"][0]["option"] for each in listed) == sorted([*names, names[1]])
+        # What serves is what the folder holds; another's is taken by a replacement alone.
+        said = output_of(capsys, home, "task", "check")
+        assert "rehearsed mutual with 'width-1'" in said and "as it is served" in said
+        personal_ladders.write_ladder("mutual", ladder, adapted, widths=(2,))
+        said = output_of(capsys, home, "task", "check")
+        assert "task.artifact" in said and "task replace" in said
+        file = home.folder / "other.toml"
+        file.write_text(home.task_file.read_text().replace(f"= {ROUNDS}", f"= {ROUNDS + 2}"))
+        output_of(capsys, home, "task", "replace", "default", "--from", str(file), "--now")
+        wait_until(lambda: all(each.status().artifact == "width-2" for each in devices[2:]))
+    finally:
+        for device in devices:
+            device.close()
+        process.kill()

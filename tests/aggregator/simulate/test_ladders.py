@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from device_sdk import Trainer
 from device_sdk.artifact.load import rung_folders
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner
+from tests.fakes import personal_ladders
 
 DEVICES, FEATURES, CLASSES, WIDTH = 6, 20, 3, 16
 
@@ -80,6 +81,10 @@ def data(devices: int, rng: np.random.Generator) -> list[LocalData]:
     return [LocalData(samples(place)) for place in range(devices)]
 
 
+def shown(devices: int, rng: np.random.Generator) -> list[LocalData]:
+    return [personal_ladders.shown(place) for place in range(devices)]
+
+
 KINDS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "adapted": (adapted, (1, 4)),
     "fewer": (fewer, (1, 2)),
@@ -104,14 +109,20 @@ def ladders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def simulated(ladder: Path, folder: Path, settings: str = "", training: str = "") -> TaskSimulation:
     """The fleet, each rung trained by as many of its devices."""
-    (folder / "task.toml").write_text(
-        f'[task]\nname = "t"\nmethod = "fedavg"\nartifact = "{ladder}"\n[fedavg]\n{settings}\n'
-        f"[fedavg.training]\nepochs = 2\nbatch_size = 10\n{training}\n"
-    )
-    rungs = [each.name for each in rung_folders(ladder)]
+    text = f'[task]\nname = "t"\nmethod = "fedavg"\nartifact = "{ladder}"\n[fedavg]\n{settings}\n'
+    training = f"[fedavg.training]\nepochs = 2\nbatch_size = 10\n{training}\n"
+    return simulated_task(folder, text + training, [each.name for each in rung_folders(ladder)])
+
+
+def simulated_task(
+    folder: Path, text: str, rungs: Sequence[str], given: Callable[..., object] = data
+) -> TaskSimulation:
+    """The fleet of a task with this text."""
+    (folder / "task.toml").write_text(text)
     classes = tuple(CapabilityClass(name, artifact=name) for name in rungs)
     fleet = VirtualFleet(DEVICES, 1, Speeds(classes))
-    device_settings = DeviceSettings(read_task(folder / "task.toml"), f"{__name__}:data", fleet)
+    where = f"{__name__}:{given.__name__}"
+    device_settings = DeviceSettings(read_task(folder / "task.toml"), where, fleet)
     return TaskSimulation(device_settings, device_settings.make())
 
 
@@ -163,6 +174,31 @@ def test_slices_of_a_width_may_be_other_units_in_each_round(
     assert [each.counted for each in rounds] == [DEVICES] * 6, rounds[-1].failure
     small, full = accuracies(simulation, ladders / "narrower")
     assert small > 0.5 and full > 0.9
+
+
+@pytest.mark.parametrize("method", personal_ladders.TRAINING)
+def test_each_device_keeps_a_part_of_one_model_as_its_own(method: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    rungs = personal_ladders.write_ladder(
+        method, tmp_path / "net", personal_ladders.Net(), ranks=(1 / 8, 1)
+    )
+    names = [each.manifest.name for each in rungs]
+    training = f"[{method}.training]\n{personal_ladders.TRAINING[method]}\n"
+    text = f'[task]\nname = "t"\nmethod = "{method}"\nartifact = "net"\n{training}'
+    given = shown if method == "mutual" else data
+    simulation = simulated_task(tmp_path, text, names, given)
+    rounds = list(simulation.rounds(4))
+    assert [each.counted for each in rounds] == [DEVICES] * 4, rounds[-1].failure
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rung_by_itself_is_a_model_that_all_train(
+    kind: str, ladders: Path, tmp_path: Path
+) -> None:
+    name = rung_folders(ladders / kind)[0].name
+    simulation = simulated(ladders / kind / name, tmp_path, training='personal = "head"')
+    rounds = list(simulation.rounds(2))
+    assert [each.counted for each in rounds] == [DEVICES] * 2, rounds[-1].failure
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -136,11 +137,22 @@ def test_a_ladder_s_folder_stands_for_its_rungs_smallest_first(tmp_path: Path) -
     text = '[task]\nmethod = "{}"\nartifact = "net"\n'
     task = read_task(write(tmp_path, text.format("fedavg")))
     assert [each.name for each in task.artifacts] == ["one", "half", "all"]
-    with pytest.raises(TaskError, match=r"task\.artifact .* parts of one model, which mutual"):
-        read_task(write(tmp_path, text.format("mutual") + "[mutual.training]\nclasses = 3\n"))
+    own = text.format("mutual") + "[mutual.training]\nclasses = 3\n"
+    assert read_task(write(tmp_path, own)).artifacts == task.artifacts
+    more = own.replace('artifact = "net"', 'artifacts = ["net", "shipped:mf"]')
+    several = read_task(write(tmp_path, more)).artifacts
+    assert [each.name for each in several] == ["one", "half", "all", "mf"]
     (ladder / "half/manifest.json").write_bytes(linear.to_json())
     with pytest.raises(TaskError, match=r"is no whole ladder: .*half lies in a ladder's folder"):
         read_task(write(tmp_path, text.format("fedavg")))
+    (ladder / "full.safetensors").unlink()
+    with pytest.raises(TaskError, match=r"whole ladder: full\.safetensors, the full model's"):
+        read_task(write(tmp_path, own))
+    shutil.rmtree(ladder)
+    ladder.mkdir()
+    (ladder / "full.safetensors").touch()
+    with pytest.raises(TaskError, match=r"is no whole ladder: .*without any rung in it"):
+        read_task(write(tmp_path, own))
 
 
 @pytest.mark.parametrize(("loss", "kept"), [("least-squares", 0), ("bpr", 1)])

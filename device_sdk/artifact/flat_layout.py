@@ -148,7 +148,8 @@ class FlatLadder:
                 if piece.role != "slice" or piece.of != name:
                     raise ValueError(
                         f"{name!r} of {manifest.name} is a factor of {piece.of!r}, and a flat "
-                        "vector takes slices: export the ladder with widths="
+                        "vector takes slices: export the ladder with widths=, or keep ranks= and "
+                        "train it by fedavg, with personal layers where devices differ"
                     )
                 if piece.blocks:
                     blocks[name] = piece.blocks

@@ -120,12 +120,17 @@ class Simulation:
                 self.learners[device].receipt(update.round_id, counted=True)
         return self.method.close_round()
 
-    def epoch(self, cohort: int, always: Sequence[int] = ()) -> Iterator[RoundSummary]:
-        """All devices once, in random order, ``cohort`` of them in each round (the last: fewer);
-        those of ``always`` in every round, and first."""
+    def epoch(
+        self,
+        cohort: int,
+        always: Sequence[int] = (),
+        among: NDArray[np.int64] | None = None,
+    ) -> Iterator[RoundSummary]:
+        """All devices once, or those ``among`` them, in random order, ``cohort`` of them in each
+        round (the last: fewer); those of ``always`` in every round, and first."""
         if cohort < 1:
             raise ValueError(f"a cohort of {cohort} devices cannot hold a round")
-        order = self._rng.permutation(len(self.learners))
+        order = self._rng.permutation(len(self.learners) if among is None else among)
         for start in range(0, len(order), cohort):
             others = [one for one in order[start : start + cohort].tolist() if one not in always]
             yield self.round((*always, *others))

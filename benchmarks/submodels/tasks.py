@@ -20,7 +20,7 @@ from benchmarks.datasets.click import ClickSettings, load_clicks
 from benchmarks.datasets.vmnist import Images, Labels, VmnistPart, load_vmnist, read_pictures
 from benchmarks.submodels.experiment import SHARES, Data, Experiment, Kind
 from device_sdk import Trainer
-from device_sdk.methods.local_steps import predict_all
+from device_sdk.methods.local_steps import epoch_batches, predict_all
 from export.models.fields import FieldEmbedding, SampleFields, example_fields
 from export.models.gru_classifier import GruClassifier, gru_recipe
 from export.models.next_item import PADDING, NextItem, next_item_loss, next_scores
@@ -40,20 +40,22 @@ class Dealt:
             devices' own, all by default, or over samples that all have in common.
         timed: a batch to be timed.
         popular: where items are recommended, what the most watched are worth, the same for all.
+        others: nobody's samples in the fleet, to train a model on that the fleet begins with.
     """
 
     devices: Sequence[Samples]
     judge: Callable[[Trainer, Held, Sequence[int] | None], float]
     timed: Samples
     popular: Mapping[Held, float] = field(default_factory=dict)
+    others: Samples = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Task:
-    """``write`` a ladder of a kind, by seed, into a folder; ``deal`` its samples to the devices;
-    ``least``: samples of a device that takes part."""
+    """``write`` a ladder of a kind, by seed, into a folder, given ``Dealt.others``; ``deal`` its
+    samples to the devices; ``least``: samples of a device that takes part."""
 
-    write: Callable[[Kind, int, Path], None]
+    write: Callable[[Kind, int, Path, Samples], None]
     deal: Callable[[Path, Experiment], Dealt]
     least: int
 
@@ -61,6 +63,11 @@ class Task:
 def rows_of(samples: Samples) -> int:
     """How many there are."""
     return len(next(iter(samples.values())))
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """All of them, one after the other."""
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
 
 
 def _write_ladder(
@@ -72,6 +79,7 @@ def _write_ladder(
     folder: Path,
     *,
     predict: Any = None,
+    optimizer: export.Optimizer = export.Sgd(lr=0.1),  # noqa: B008
 ) -> None:
     """The model at the shares of ``SHARES`` of its ranks or width. All batch entries have a first
     axis of their own number of samples."""
@@ -81,7 +89,7 @@ def _write_ladder(
         batch,
         ranks=SHARES if kind == "ranks" else (),
         widths=[round(width * share) for share in SHARES] if kind == "widths" else (),
-        optimizer=export.Sgd(lr=0.1),
+        optimizer=optimizer,
         dynamic={name: {0: "batch"} for name in batch},
         predict=predict,
         directory=folder,
@@ -97,7 +105,7 @@ def _by_device(
 
     def judge(trainer: Trainer, devices: Sequence[int] | None) -> float:
         chosen = [parts[d] for d in (range(len(parts)) if devices is None else devices)]
-        whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+        whole = joined(chosen)
         ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
         return float(np.mean([own.mean() for own in np.split(score(trainer, whole), ends)]))
 
@@ -124,18 +132,18 @@ def _is_right(label: str) -> Callable[[Trainer, Samples], NDArray[np.float64]]:
 
 # Pictures in ten classes.
 
-_WIDTH, _DIGITS_WIDTH = 32, 16
+PICTURE_WIDTHS: Mapping[Data, int] = {"fashion": 32, "digits": 16}
 
 
 class Network(nn.Module):
-    """Two convolutions and a hidden layer: [b, 1, 28, 28] to [b, 10]."""
+    """Two convolutions and a hidden layer: [b, 1, 28, 28] to [b, outputs]."""
 
-    def __init__(self, width: int = _WIDTH) -> None:
+    def __init__(self, width: int, outputs: int = 10) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, width, 3, padding=1)
         self.second = nn.Conv2d(width, 2 * width, 3, padding=1)
         self.hidden = nn.Linear(98 * width, 4 * width)
-        self.head = nn.Linear(4 * width, 10)
+        self.head = nn.Linear(4 * width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         seen = functional.max_pool2d(functional.relu(self.first(x)), 2)
@@ -149,16 +157,20 @@ def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[s
     return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
 
 
-def write_pictures(kind: Kind, seed: int, folder: Path, width: int = _WIDTH) -> None:
+def write_fashion(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """The network at the shares of ``SHARES``."""
+    _write_pictures(kind, seed, folder, PICTURE_WIDTHS["fashion"])
+
+
+def _write_pictures(kind: Kind, seed: int, folder: Path, width: int) -> None:
     torch.manual_seed(seed)
     batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
     _write_ladder(kind, Network, width, _loss, batch, folder)
 
 
-def write_digits(kind: Kind, seed: int, folder: Path) -> None:
+def write_digits(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """A network of half that width."""
-    write_pictures(kind, seed, folder, _DIGITS_WIDTH)
+    _write_pictures(kind, seed, folder, PICTURE_WIDTHS["digits"])
 
 
 @cache
@@ -190,19 +202,102 @@ def deal_fashion(root: Path, run: Experiment) -> Dealt:
 
 
 @cache
-def deal_digits(root: Path, run: Experiment) -> Dealt:
-    """V-MNIST, 400 pictures a device to train with, 200 to validate and 400 to test: accuracy."""
+def deal_digits(root: Path, run: Experiment, others: int = 0) -> Dealt:
+    """V-MNIST, 400 pictures a device to train with, 200 to validate and 400 to test: accuracy.
+    ``others``: so many more upright digits of each device that has such are nobody's."""
 
-    def samples(part: VmnistPart) -> Samples:
-        return {"x": part.x, "label": part.y}
+    def samples(part: VmnistPart, rows: slice = slice(None)) -> Samples:
+        return {"x": part.x[rows], "label": part.y[rows]}
 
-    fleet = load_vmnist(root, np.random.default_rng(run.seed))
+    own = 400
+    fleet = load_vmnist(root, np.random.default_rng(run.seed), train=own + others)
     held: dict[Held, Any] = {
         "validation": _by_device([samples(d.validation) for d in fleet], _is_right("label")),
         "test": _by_device([samples(d.test) for d in fleet], _is_right("label")),
     }
     timed = {name: array[:32] for name, array in samples(fleet[0].validation).items()}
-    return Dealt([samples(each.train) for each in fleet], _judging(held), timed)
+    rest = [samples(d.train, slice(own, None)) for d in fleet if d.variant == "digits"]
+    return Dealt(
+        [samples(each.train, slice(own)) for each in fleet],
+        _judging(held),
+        timed,
+        others=joined(rest),
+    )
+
+
+# Adapters on a transformer that knows upright digits.
+
+_RANK, _PATCH, _FEATURES, _HEADS, _BLOCKS = 8, 7, 64, 4, 3
+_UPRIGHT, _EPOCHS = 2000, 12
+
+
+class _Block(nn.Module):
+    """Attention and a network of two layers, each behind a norm and added to what came: [b, t, d]
+    to the same."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm1(x)
+        split = (
+            layer(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        seen = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        x = x + self.out(seen)
+        added: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return added
+
+
+class Transformer(nn.Module):
+    """Patches of a picture [b, 1, 28, 28], a vector each, to [b, 10] (after Dosovitskiy et al.
+    2021, An image is worth 16x16 words, with the mean over patches before the head)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(_PATCH**2, _FEATURES)
+        self.place = nn.Parameter(0.02 * torch.randn((28 // _PATCH) ** 2, _FEATURES))
+        self.blocks = nn.Sequential(*(_Block(_FEATURES, _HEADS) for _ in range(_BLOCKS)))
+        self.norm, self.head = nn.LayerNorm(_FEATURES), nn.Linear(_FEATURES, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = 28 // _PATCH
+        cut = (
+            x.reshape(-1, side, _PATCH, side, _PATCH)
+            .transpose(2, 3)
+            .reshape(-1, side**2, _PATCH**2)
+        )
+        found: Tensor = self.head(self.norm(self.blocks(self.patch(cut) + self.place)).mean(1))
+        return found
+
+
+def write_adapters(kind: Kind, seed: int, folder: Path, others: Samples) -> None:
+    """The transformer, trained on the others' samples and frozen, with adapters of the ranks 1, 2,
+    4 and 8 on all of its linear layers; the head is trained whole beside them."""
+    torch.manual_seed(seed)
+    model, rng = Transformer(), np.random.default_rng([seed, 3])
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for each in epoch_batches(others, 64, _EPOCHS, rng):
+        adam.zero_grad()
+        _loss(model, {name: torch.from_numpy(array) for name, array in each.items()})[0].backward()
+        adam.step()
+
+    def make(rank: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        return export.lora(model, rank, trained=("head",), generator=generator)
+
+    batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
+    _write_ladder(kind, make, _RANK, _loss, batch, folder, optimizer=export.Adam(lr=1e-3))
+
+
+def deal_others(root: Path, run: Experiment) -> Dealt:
+    """V-MNIST, and upright digits that no device has."""
+    return deal_digits(root, run, _UPRIGHT)
 
 
 # The air of twelve stations.
@@ -210,7 +305,7 @@ def deal_digits(root: Path, run: Experiment) -> Dealt:
 _HIDDEN = 64
 
 
-def write_air(kind: Kind, seed: int, folder: Path) -> None:
+def write_air(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """A GRU at the shares of ``SHARES``."""
 
     def make(width: int) -> nn.Module:
@@ -286,7 +381,7 @@ _LIKES = SampleFields(
 )
 
 
-def write_clicks(kind: Kind, seed: int, folder: Path) -> None:
+def write_clicks(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """:class:`LikesMovie` at the shares of ``SHARES``."""
     torch.manual_seed(seed)
     batch = example_fields(_LIKES, batch=16, history=10)
@@ -314,7 +409,7 @@ def deal_clicks(root: Path, run: Experiment) -> Dealt:
 
     def judge(trainer: Trainer, part: Held, devices: Sequence[int] | None) -> float:
         chosen = held[part] if devices is None else [held[part][d] for d in devices]
-        whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+        whole = dict(joined(chosen))
         label = whole.pop("label")
         scores = predict_all(trainer, whole, "score") if len(label) else label
         ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
@@ -343,7 +438,7 @@ _LEFT = 5
 """Items of a user to test, and as many to validate."""
 
 
-def write_next_items(kind: Kind, seed: int, folder: Path) -> None:
+def write_next_items(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """GRU4Rec at the shares of ``SHARES`` of its width, or of its layers' rank."""
     example = torch.randint(1, _ITEMS + 1, (8, _LENGTH), generator=torch.Generator().manual_seed(0))
 
@@ -408,5 +503,6 @@ TASKS: Mapping[Data, Task] = {
     "clicks": Task(write_clicks, deal_clicks, 1),
     "next-item": Task(write_next_items, deal_next_items, 1),
     "digits": Task(write_digits, deal_digits, 1),
-    "fashion": Task(write_pictures, deal_fashion, 32),
+    "fashion": Task(write_fashion, deal_fashion, 32),
+    "lora": Task(write_adapters, deal_others, 1),
 }

@@ -441,10 +441,10 @@ def published_bytes(experiment: Experiment) -> int:
     """Bytes of the MQTT payloads of the first round's broadcast: its chunks and its manifest.
 
     No run is needed: the size follows from the matrix's shape and codec (later rounds' rates may
-    take a few bytes more or less). 0 for ``direct``, which encodes nothing. Raises KeyError for a
-    data set without a known catalogue.
+    take a few bytes more or less). 0 for ``direct``, which encodes nothing, and for devices alone.
+    Raises KeyError for a data set without a known catalogue.
     """
-    if experiment.codec == "direct":
+    if experiment.codec == "direct" or experiment.fleet == "alone":
         return 0
     rng = np.random.default_rng(0)
     first = initial_items(_ITEMS[experiment.data], experiment.width, experiment.spread, rng)

@@ -29,7 +29,7 @@ class Experiment:
             ``clicks``, whether MovieLens 1M's users like a movie, a user a device; ``next-item``,
             what MovieLens 100K's users watch next, a user a device; ``digits``, V-MNIST, six
             variants of handwriting; ``fashion``, Fashion-MNIST's pictures in ten classes; ``lora``,
-            V-MNIST by adapters on a transformer that knows upright digits of other devices.
+            turned digits by adapters on a transformer that was trained on others' upright ones.
         skew: of the Dirichlet draw by which Fashion-MNIST is dealt; small is unlike.
         fleet: ``unequal`` is a quarter of the devices at each of ``SHARES``; in ``full`` and
             ``smallest`` all train the same; in ``strong`` only the quarter that affords the full
@@ -216,7 +216,7 @@ TABLES: Mapping[str, str] = {
     "digits": "V-MNIST, 18 devices, six variants, CNN: accuracy",
     "fashion-0.3": "Fashion-MNIST, 100 devices, Dirichlet 0.3, CNN: accuracy",
     "fashion-0.1": "Fashion-MNIST, 100 devices, Dirichlet 0.1, CNN: accuracy",
-    "lora": "V-MNIST, 18 devices, LoRA on a transformer of upright digits: accuracy",
+    "lora": "Turned digits, 40 devices, LoRA on a transformer of upright ones: accuracy",
 }
 _AIR = _table("air", "air", (40, 12, 12, 20, 32), _plain(0.4, 0.8), (0.2, 0.4))
 _CLICKS = _table(
@@ -235,7 +235,7 @@ _NEXT_ITEM = _table(
 )
 _DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.1, 0.2, 0.4), (0.05, 0.1, 0.2))
 
-_LORA = _table("lora", "lora", (30, 18, 18, 10, 32), _plain(0.005, 0.01), (0.005, 0.01))
+_LORA = _table("lora", "lora", (80, 40, 12, 5, 32), _plain(0.005, 0.01), (0.005, 0.01))
 
 
 def _fashion(skew: float) -> tuple[Tuned, ...]:

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 import export
 from benchmarks.datasets.air import CLASSES, FEATURES, AirPart, load_air
 from benchmarks.datasets.click import ClickSettings, load_clicks
-from benchmarks.datasets.vmnist import Images, Labels, VmnistPart, load_vmnist, read_pictures
+from benchmarks.datasets.vmnist import (
+    Images,
+    Labels,
+    VmnistPart,
+    changed,
+    load_vmnist,
+    read_pictures,
+)
 from benchmarks.submodels.experiment import SHARES, Data, Experiment, Kind
 from device_sdk import Trainer
 from device_sdk.methods.local_steps import epoch_batches, predict_all
@@ -173,16 +180,19 @@ def write_digits(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     _write_pictures(kind, seed, folder, PICTURE_WIDTHS["digits"])
 
 
-@cache
-def deal_fashion(root: Path, run: Experiment) -> Dealt:
-    """Fashion-MNIST's training pictures to the devices, class by class in Dirichlet shares; half of
-    its test pictures to validate and half to test, for all devices: accuracy."""
-    train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
-    rng = np.random.default_rng(run.seed)
+def _samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
+    return {"x": of[0][rows][:, None], "label": of[1][rows]}
 
-    def samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
-        return {"x": of[0][rows][:, None], "label": of[1][rows]}
 
+def _deal_pictures(
+    run: Experiment,
+    rng: np.random.Generator,
+    train: tuple[Images, Labels],
+    held: tuple[Images, Labels],
+    others: Samples,
+) -> Dealt:
+    """Pictures to the devices, class by class in Dirichlet shares; half of those held back to
+    validate and half to test, for all devices: accuracy."""
     rows: list[list[int]] = [[] for _ in range(run.devices)]
     for label in range(10):
         own = rng.permutation(np.flatnonzero(train[1] == label))
@@ -191,44 +201,45 @@ def deal_fashion(root: Path, run: Experiment) -> Dealt:
         for mine, part in zip(rows, np.split(own, ends), strict=True):
             mine.extend(part.tolist())
     halves = np.split(rng.permutation(len(held[1])), 2)
-    judged = dict(zip(HELD, (samples(held, half) for half in halves), strict=True))
+    judged = dict(zip(HELD, (_samples(held, half) for half in halves), strict=True))
 
     def accuracy(trainer: Trainer, part: Held, _: Sequence[int] | None) -> float:
         return float(_is_right("label")(trainer, judged[part]).mean())
 
-    devices = [samples(train, mine) for mine in rows]
+    devices = [_samples(train, mine) for mine in rows]
     timed = {name: array[:32] for name, array in judged["validation"].items()}
-    return Dealt(devices, accuracy, timed)
+    return Dealt(devices, accuracy, timed, others=others)
 
 
 @cache
-def deal_digits(root: Path, run: Experiment, others: int = 0) -> Dealt:
-    """V-MNIST, 400 pictures a device to train with, 200 to validate and 400 to test: accuracy.
-    ``others``: so many more upright digits of each device that has such are nobody's."""
+def deal_fashion(root: Path, run: Experiment) -> Dealt:
+    """Fashion-MNIST's pictures."""
+    train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
+    return _deal_pictures(run, np.random.default_rng(run.seed), train, held, {})
 
-    def samples(part: VmnistPart, rows: slice = slice(None)) -> Samples:
-        return {"x": part.x[rows], "label": part.y[rows]}
 
-    own = 400
-    fleet = load_vmnist(root, np.random.default_rng(run.seed), train=own + others)
+@cache
+def deal_digits(root: Path, run: Experiment) -> Dealt:
+    """V-MNIST, 400 pictures a device to train with, 200 to validate and 400 to test: accuracy."""
+
+    def samples(part: VmnistPart) -> Samples:
+        return {"x": part.x, "label": part.y}
+
+    fleet = load_vmnist(root, np.random.default_rng(run.seed))
     held: dict[Held, Any] = {
         "validation": _by_device([samples(d.validation) for d in fleet], _is_right("label")),
         "test": _by_device([samples(d.test) for d in fleet], _is_right("label")),
     }
     timed = {name: array[:32] for name, array in samples(fleet[0].validation).items()}
-    rest = [samples(d.train, slice(own, None)) for d in fleet if d.variant == "digits"]
-    return Dealt(
-        [samples(each.train, slice(own)) for each in fleet],
-        _judging(held),
-        timed,
-        others=joined(rest),
-    )
+    return Dealt([samples(each.train) for each in fleet], _judging(held), timed)
 
 
 # Adapters on a transformer that knows upright digits.
 
 _RANK, _PATCH, _FEATURES, _HEADS, _BLOCKS = 8, 7, 64, 4, 3
-_UPRIGHT, _EPOCHS = 2000, 12
+_UPRIGHT, _EPOCHS = 6000, 12
+_TURNED, _ASKED = 4000, 2000
+"""Digits that devices train with, and that are held back."""
 
 
 class _Block(nn.Module):
@@ -295,9 +306,21 @@ def write_adapters(kind: Kind, seed: int, folder: Path, others: Samples) -> None
     _write_ladder(kind, make, _RANK, _loss, batch, folder, optimizer=export.Adam(lr=1e-3))
 
 
-def deal_others(root: Path, run: Experiment) -> Dealt:
-    """V-MNIST, and upright digits that no device has."""
-    return deal_digits(root, run, _UPRIGHT)
+@cache
+def deal_turned(root: Path, run: Experiment) -> Dealt:
+    """MNIST's digits turned by any angle, some to train with, to validate and to test; and upright
+    ones that are no device's."""
+    rng = np.random.default_rng(run.seed)
+    train, held = (read_pictures(root / "mnist", part) for part in ("train", "t10k"))
+
+    def turned(of: tuple[Images, Labels], rows: NDArray[np.int64]) -> tuple[Images, Labels]:
+        return changed(of[0][rows], "rotated", of[0], rng), of[1][rows]
+
+    order, asked = rng.permutation(len(train[1])), rng.permutation(len(held[1]))[:_ASKED]
+    devices, others = order[:_TURNED], order[_TURNED : _TURNED + _UPRIGHT]
+    return _deal_pictures(
+        run, rng, turned(train, devices), turned(held, asked), _samples(train, others)
+    )
 
 
 # The air of twelve stations.
@@ -504,5 +527,5 @@ TASKS: Mapping[Data, Task] = {
     "next-item": Task(write_next_items, deal_next_items, 1),
     "digits": Task(write_digits, deal_digits, 1),
     "fashion": Task(write_fashion, deal_fashion, 32),
-    "lora": Task(write_adapters, deal_others, 1),
+    "lora": Task(write_adapters, deal_turned, 16),
 }

@@ -29,9 +29,9 @@ Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
 
 LEAST_COVERAGE = 1 / 2
-"""Of a round's weight: what a coordinate's sum is divided by at least. What few train moves less, for
-few say less surely where it is to go (``benchmarks.submodels`` was better for it than by 1/8), and
-whoever is alone on a rung moves what only it trains by no more than twice its share of all."""
+"""Of a round's weight: what a coordinate's sum is divided by at least. What a few train moves less:
+they say less surely where it is to go. Whoever is alone on a rung moves what only it trains by no
+more than twice its share of all."""
 
 
 _VARIANCE = "running_var"

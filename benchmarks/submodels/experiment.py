@@ -233,7 +233,7 @@ _NEXT_ITEM = _table(
     (Setting(2, 0.03), Setting(2, 0.1)),
     (0.5, 2),
 )
-_DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.1, 0.2, 0.4), (0.05, 0.1, 0.2))
+_DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.2, 0.4), (0.1, 0.2))
 
 _LORA = _table("lora", "lora", (80, 40, 12, 5, 32), _plain(0.005, 0.01), (0.005, 0.01))
 

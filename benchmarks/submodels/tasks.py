@@ -139,7 +139,7 @@ def _is_right(label: str) -> Callable[[Trainer, Samples], NDArray[np.float64]]:
 
 # Pictures in ten classes.
 
-PICTURE_WIDTHS: Mapping[Data, int] = {"fashion": 32, "digits": 16}
+PICTURE_WIDTHS: Mapping[Data, int] = {"fashion": 32, "digits": 32}
 
 
 class Network(nn.Module):

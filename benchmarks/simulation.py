@@ -25,6 +25,7 @@ from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import BeyondWire
 
 
 class Channel(Protocol):
@@ -113,7 +114,7 @@ class Simulation:
                         raise found
                     update = replace(self._channel.up(found), sender=self._names[device])
                     self.method.check(update)
-                except (LearnerError, Refused) as error:
+                except (LearnerError, Refused, BeyondWire) as error:
                     self._count(error)
                     continue
                 self.method.absorb(update)
@@ -148,7 +149,7 @@ class Simulation:
                 return [error]
         return train_many(learners, broadcast)
 
-    def _count(self, error: LearnerError | Refused) -> None:
+    def _count(self, error: LearnerError | Refused | BeyondWire) -> None:
         reason = error.reason if isinstance(error, Refused) else "learner"
         self.failures[reason] = self.failures.get(reason, 0) + 1
 

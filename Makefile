@@ -184,7 +184,7 @@ bench-distill: $(STAMP) ## attentive federated distillation on MovieLens 1M besi
 	$(RUN) -m benchmarks.distill $(ARGS)
 
 .PHONY: bench-submodels
-bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal ones, on six tasks
+bench-submodels: $(STAMP) ## fleets that train parts of one model beside equal ones, on seven tasks
 	$(RUN) -m benchmarks.submodels $(ARGS)
 
 .PHONY: bench-mutual

@@ -25,6 +25,7 @@ from device_sdk.methods.scatter.factor_step import FactorStep
 from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.triples import PoolSettings
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
+from device_sdk.wire.arrays.tensors import BeyondWire
 
 
 class Channel(Protocol):
@@ -113,19 +114,24 @@ class Simulation:
                         raise found
                     update = replace(self._channel.up(found), sender=self._names[device])
                     self.method.check(update)
-                except (LearnerError, Refused) as error:
+                except (LearnerError, Refused, BeyondWire) as error:
                     self._count(error)
                     continue
                 self.method.absorb(update)
                 self.learners[device].receipt(update.round_id, counted=True)
         return self.method.close_round()
 
-    def epoch(self, cohort: int, always: Sequence[int] = ()) -> Iterator[RoundSummary]:
-        """All devices once, in random order, ``cohort`` of them in each round (the last: fewer);
-        those of ``always`` in every round, and first."""
+    def epoch(
+        self,
+        cohort: int,
+        always: Sequence[int] = (),
+        among: NDArray[np.int64] | None = None,
+    ) -> Iterator[RoundSummary]:
+        """All devices once, or those ``among`` them, in random order, ``cohort`` of them in each
+        round (the last: fewer); those of ``always`` in every round, and first."""
         if cohort < 1:
             raise ValueError(f"a cohort of {cohort} devices cannot hold a round")
-        order = self._rng.permutation(len(self.learners))
+        order = self._rng.permutation(len(self.learners) if among is None else among)
         for start in range(0, len(order), cohort):
             others = [one for one in order[start : start + cohort].tolist() if one not in always]
             yield self.round((*always, *others))
@@ -143,7 +149,7 @@ class Simulation:
                 return [error]
         return train_many(learners, broadcast)
 
-    def _count(self, error: LearnerError | Refused) -> None:
+    def _count(self, error: LearnerError | Refused | BeyondWire) -> None:
         reason = error.reason if isinstance(error, Refused) else "learner"
         self.failures[reason] = self.failures.get(reason, 0) + 1
 

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from aggregator.store import sqlite
-from tests.brokers.fixtures import amqtt_url, make_mosquitto, mosquitto, nats_cluster
-from tests.brokers.links import make_link
+from tests.brokers.fixtures import amqtt_url, make_link, make_mosquitto, mosquitto, nats_cluster
 from tests.fakes.small_folder import small_folder
 from tests.fakes.waiting import PATIENCE_SECONDS
 from tests.servers.fixtures import make_database, postgres, store_url

@@ -11,11 +11,14 @@ from pathlib import Path
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.home import AggregatorHome
 from aggregator.keys.folder import USUAL_LIVES, Lives
+from aggregator.rounds.model_parts import ModelParts
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, Labels, TaskRow
 from aggregator.store.tasks import FIRST
 from aggregator.store.versions import Ranking
 from aggregator.task.file import Task, parse_task, read_task
+from device_sdk.artifact.errors import ArtifactError
+from device_sdk.artifact.load import read_manifest
 from device_sdk.system.printable import printable
 from device_sdk.wire.publish.task_messages import require_labels
 
@@ -141,6 +144,16 @@ def ranking_of(home: AggregatorHome, store: Store, row: TaskRow) -> Ranking | No
         return task_file_of(home, store, row).ranking
     except TaskError:
         return None
+
+
+def parts_of(home: AggregatorHome, store: Store, row: TaskRow) -> ModelParts:
+    """What the parts of a task are called, as it is served; by number where its file or artifacts
+    cannot be read: what there is can be seen whatever they say."""
+    try:
+        task = served_task_of(home, store, row)
+        return ModelParts.of([read_manifest(each) for each in task.artifacts])
+    except (TaskError, ArtifactError):
+        return ModelParts()
 
 
 def duration_seconds(text: str) -> int:

@@ -20,10 +20,12 @@ from aggregator.cli.arguments import (
     label,
     labels_of,
     opened,
+    parts_of,
     short_id,
     tasks_of,
 )
 from aggregator.errors import AggregatorError
+from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.rows import DeviceRow, LastParticipation, TaskRow
 from aggregator.task.file import served_selector
@@ -75,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _change(arguments)
     if arguments.name is not None:
         raise AggregatorError("--name goes with label ID")
-    with opened(arguments) as (_, store):
+    with opened(arguments) as (home, store):
         chosen = {row.name for row in tasks_of(store, arguments)}
-        tasks = [_Task(store, row) for row in store.tasks.all()]
+        tasks = [_Task(home, store, row) for row in store.tasks.all()]
         seen_unix, clashes = store.devices.seen(), store.devices.clashes()
         devices = [
             _SeenDevice(
@@ -142,8 +144,9 @@ def _change(arguments: argparse.Namespace) -> int:
 class _Task:
     """A task, and what each device did last in it."""
 
-    def __init__(self, store: Store, row: TaskRow) -> None:
+    def __init__(self, home: AggregatorHome, store: Store, row: TaskRow) -> None:
         self.name = row.name
+        self.parts = parts_of(home, store, row)
         self.selector = served_selector(row.served)
         self.participations = store.task(row.number).participations.all()
 
@@ -151,8 +154,10 @@ class _Task:
 class _Part:
     """What a device did last in one task. ``report`` None: it told nothing that can be read."""
 
-    def __init__(self, task: str | None, row: LastParticipation) -> None:
-        self.task, self.row = task, row
+    def __init__(self, task: _Task | None, row: LastParticipation) -> None:
+        self.task = None if task is None else task.name
+        self.row = row
+        self.trained = "" if task is None else task.parts.trained(row.width or 0)
         self.report: Report | None = None
         if row.report is not None:
             with suppress(WireError):  # of a version that this one cannot read
@@ -164,7 +169,7 @@ class _Part:
         """What it trained last."""
         if self.details is not None and self.details.option:
             return self.details.option
-        return "" if self.row.width is None else f"k={self.row.width}"
+        return self.trained
 
     @property
     def outcome(self) -> str:
@@ -190,7 +195,6 @@ class _Part:
             "items": None if items is None else items.recorded,
             "unknown_items": None if items is None else items.unknown,
             "counted_unix_seconds": row.counted_unix_seconds,
-            "k": row.width,
         }
 
 
@@ -210,7 +214,7 @@ class _SeenDevice:
         self.clash_unix_seconds = clash_unix_seconds
         active = row.revoked_unix_seconds is None
         parts = [
-            _Part(task.name, task.participations.get(row.device_id, LastParticipation()))
+            _Part(task, task.participations.get(row.device_id, LastParticipation()))
             for task in tasks
             if (active and task.selector.admits(row.labels)) or row.device_id in task.participations
         ]

@@ -18,6 +18,7 @@ from aggregator.cli.arguments import (
     called,
     called_all,
     home_of,
+    parts_of,
     tasks_of,
 )
 from aggregator.cli.broker import move_lines
@@ -27,6 +28,7 @@ from aggregator.evaluation import as_json, in_a_line
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
 from aggregator.rounds.attendance import Attendance, KnownHabits
+from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.reach import Reach, read_reach
 from aggregator.store import Store, TaskStore
 from aggregator.store.reports import KEPT_ROUNDS
@@ -175,7 +177,14 @@ def run(arguments: argparse.Namespace) -> int:
         serves = reach is not None or is_served(home) or store.lease.is_held()
         registry = Registry(store.devices)
         tasks = [
-            _SeenTask(store.task(row.number), row, registry, arguments.rounds, now)
+            _SeenTask(
+                store.task(row.number),
+                row,
+                parts_of(home, store, row),
+                registry,
+                arguments.rounds,
+                now,
+            )
             for row in tasks_of(store, arguments)
         ]
         if arguments.json:
@@ -197,7 +206,13 @@ class _SeenTask:
     """One task, as the database has it."""
 
     def __init__(
-        self, store: TaskStore, row: TaskRow, registry: Registry, most_rounds: int, now: float
+        self,
+        store: TaskStore,
+        row: TaskRow,
+        parts: ModelParts,
+        registry: Registry,
+        most_rounds: int,
+        now: float,
     ) -> None:
         self.row = row
         self.store = store
@@ -210,7 +225,7 @@ class _SeenTask:
         self.evaluated = store.evaluations.latest()
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
-        self.widths = store.participations.widths()
+        self.trained = parts.counts(store.participations.widths())
         self.unknown_items = store.reports.unknown_items()
         self.not_trained = {
             (each.outcome, each.reason): _known(registry, each.device_ids)
@@ -338,9 +353,9 @@ def _print(
         if task.evaluated:
             found = task.evaluated[0]
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
-        if task.widths:
-            told = ", ".join(f"k={k}: {count}" for k, count in task.widths.items())
-            print(f"devices by k {told}")
+        if task.trained:
+            told = ", ".join(f"{printable(each)}: {count}" for each, count in task.trained.items())
+            print(f"train        {told}")
         if task.store.facts.stopped_at is not None:
             print(
                 f"stopped      nothing has improved version {task.store.facts.stopped_at} for "
@@ -535,7 +550,7 @@ def _task_as_json(seen: _SeenTask) -> dict[str, object]:
         "evaluation": _evaluation_as_json(seen),
         "unpublished": seen.store.facts.unpublished,
         "outcomes": [each._asdict() for each in seen.outcomes],
-        "devices_by_k": {str(k): count for k, count in seen.widths.items()},
+        "devices_by_part": seen.trained,
         "unknown_items": seen.unknown_items._asdict(),
         "not_trained": [
             {"outcome": outcome, "reason": reason, "devices": _listed(devices)}

@@ -20,7 +20,7 @@ from aggregator.cli.arguments import add_home, home_of, opened
 from aggregator.errors import AggregatorError, PacketsTooSmall
 from aggregator.home import AggregatorHome, is_served
 from aggregator.publish.publisher import largest_packet, packet_lines
-from aggregator.rounds.evaluator import taken_for_one
+from aggregator.rounds.model_parts import taken_for_one
 from aggregator.rounds.replacement import begins_anew, buildable, fits, other_frozen, plan
 from aggregator.serve.successor import find_move, where_serve_is
 from aggregator.store import Store

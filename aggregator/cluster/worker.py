@@ -18,8 +18,9 @@ from aggregator.cluster.orders import Orders, Post, ServedTask, keyring_of
 from aggregator.errors import StoreAway
 from aggregator.keys.registry import HeldRegistry, revoke
 from aggregator.refusals import Refusals, about
-from aggregator.rounds.evaluator import Evaluator, option_name
+from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats, Settled
+from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.assembly import Bounds, World
 from aggregator.serve.broker_links import NEWCOMER_LIMIT, Hears, links_to
 from aggregator.serve.outgoing import Outgoing, answer_updates
@@ -498,10 +499,10 @@ class WorkerParts:
         keeper = ShareKeeper(served, shared, self._slot.number, self._epoch)
         number = served.number
         rounds = RoundFollower(shared, self._slot, keeper, lambda: self._leave_round(number))
-        parts = {option_name(each.manifest.name) for each in served.artifacts()}
         task = served.task
-        evaluator = Evaluator(store, task.name, task.evaluation, parts)
-        ingest = Ingest(shared, rounds, keeper, evaluator)
+        evaluator = Evaluator(store, task.name, task.evaluation)
+        parts = ModelParts.of([each.manifest for each in served.artifacts()])
+        ingest = Ingest(shared, rounds, keeper, evaluator, parts)
         if before is not None:
             ingest.follow(before.ingest)
         return Followed(served, keeper, rounds, ingest)

@@ -55,7 +55,8 @@ class DeviceModels:
     """The last models of n devices, in the order in which these were first heard of.
 
     ``senders``: names. ``vectors`` float32 [n, p]: of the full model, zero where a rung has
-    nothing. ``widths``, ``samples`` int64 [n]: the model's rung, and its training samples.
+    nothing. ``widths``, ``samples`` int64 [n]: the place of the model's rung among the task's, and
+    its training samples.
     ``asks`` bool [n]: the device leaves mixing to the aggregator.
     """
 
@@ -76,18 +77,22 @@ class DeviceModels:
 
     @classmethod
     def of(
-        cls, updates: Iterable[Update], places: Sequence[NDArray[np.int64]], size: int
+        cls,
+        updates: Iterable[Update],
+        ladder: FlatLadder,
+        places: Sequence[NDArray[np.int64]],
     ) -> DeviceModels:
-        """What these say; ``places``: of each rung's numbers among the full model's ``size``."""
+        """What these say; ``places``: of each rung's numbers among the full model's."""
         each = list(updates)
         said = [update.metadata for update in each]
-        vectors = np.zeros((len(each), size), dtype=np.float32)
-        for vector, update in zip(vectors, each, strict=True):
-            vector[places[int(update.metadata["width"])]] = update.tensors["vector"]
+        widths = [width_among(ladder, update) for update in each]
+        vectors = np.zeros((len(each), ladder.full.size), dtype=np.float32)
+        for vector, width, update in zip(vectors, widths, each, strict=True):
+            vector[places[width]] = update.tensors["vector"]
         return cls(
             tuple(update.sender for update in each),
             vectors,
-            np.asarray([one["width"] for one in said], dtype=np.int64),
+            np.asarray(widths, dtype=np.int64),
             np.asarray([one["samples"] for one in said], dtype=np.int64),
             np.asarray([one["mixture"] for one in said], dtype=np.bool_),
         )
@@ -432,21 +437,25 @@ def check_parts(update: Update, ladder: FlatLadder) -> None:
     """Raises Refused with reason ``bad-tensors``, ``bad-metadata`` or ``bad-values``."""
     if set(update.tensors) != {"vector"}:
         raise Refused("bad-tensors", "expected exactly the tensor vector")
-    width = _checked_width(update, len(ladder.layouts))
-    shape = (ladder.layouts[width].size,)
+    _check_metadata(update, ladder)
+    shape = (ladder.layouts[width_among(ladder, update)].size,)
     require_floats("vector", update.tensors["vector"], shape)
     require_within(update.tensors["vector"], LARGEST_TO_HAND_ON)
 
 
-def _checked_width(update: Update, widths: int) -> int:
-    """The update's width, once all its metadata are sound; raises Refused."""
+def width_among(ladder: FlatLadder, update: Update) -> int:
+    """The place of a sound update's rung among the task's, from 0."""
+    return ladder.rungs.index(int(update.metadata["rung"])) if ladder.rungs else 0
+
+
+def _check_metadata(update: Update, ladder: FlatLadder) -> None:
     said = Said(update.metadata)
     said.integer("samples", _SAMPLE_COUNTS)
     said.boolean("mixture")
     said.number("loss", LOSSES)
-    width = said.integer("width", Within(0, widths - 1))
+    if ladder.rungs and said.integer("rung") not in ladder.rungs:
+        raise Refused("bad-metadata", "rung is none of the task's")
     said.end()
-    return width
 
 
 # Sketches of the devices' models: what tells, before any vector is fetched, who is like whom.
@@ -549,7 +558,7 @@ class AttentionMethod(ModelMethod):
     keeps = True
     _training: AttentionTraining
     # A rung is no amount.
-    bounds = UpdateBounds(exact=("width",))
+    bounds = UpdateBounds(exact=("rung",))
 
     def __init__(
         self,
@@ -627,7 +636,7 @@ class AttentionMethod(ModelMethod):
 
     def expected(self, update: Update) -> dict[str, Floats]:
         """The global model, in the layout of the device's own: w_j - w_g is what is bounded."""
-        return {"vector": self._model[self._places[int(update.metadata["width"])]]}
+        return {"vector": self._model[self._places[width_among(self._ladder, update)]]}
 
     def add(self, update: Update) -> None:
         """Keeps the model. It takes the place of one of the same device that was carried over from
@@ -691,7 +700,7 @@ class AttentionMethod(ModelMethod):
         return self._models_of(self._last)
 
     def _models_of(self, updates: Iterable[Update]) -> DeviceModels:
-        return DeviceModels.of(updates, self._places, self._layout.size)
+        return DeviceModels.of(updates, self._ladder, self._places)
 
     def _average(self, came: DeviceModels) -> Floats:
         """FedAvg over the devices whose models have the number; what none has stays."""
@@ -751,7 +760,3 @@ class AttentionBinding(Binding[AttentionSettings]):
                     "compares whole models: a ladder of widths, each trained in full"
                 )
         return AttentionMethod(ladder.full.flatten(full.initial), ladder, self.settings)
-
-    def width_of(self, update: Update) -> int:
-        """The rung's place, from 1."""
-        return 1 + int(update.metadata["width"])

@@ -488,7 +488,3 @@ class FedAvgBinding(Binding[FedAvgSettings]):
         parameters, buffers = trained_of(full)
         frozen = full.manifest.frozen_members
         return FedAvgMethod(parameters, buffers, self.settings, frozen, rungs)
-
-    def width_of(self, update: Update) -> int:
-        """The rung, from 1; 0 where all train the whole model."""
-        return int(update.metadata.get("rung", 0))

@@ -643,9 +643,9 @@ class Binding(Generic[Settings], ABC):
         return found
 
     def width_of(self, update: Update) -> int:
-        """How much of the model the device trained (its k), for the operator's eyes; 0 where the
-        method has no such thing."""
-        return 0
+        """How much of the model the device trained, for the operator's eyes: the number of its
+        rung, which updates of a ladder say; or its k. 0 where there is no such thing."""
+        return int(update.metadata["rung"]) if self.one_model and "rung" in update.metadata else 0
 
 
 class PersonalBinding(Binding[Settings]):

@@ -28,9 +28,10 @@ from device_sdk.methods.fedavg.contract import SharedTensor, shared_tensors, ten
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
 
-LEAST_COVERAGE = 1 / 8
-"""Of a round's weight: what a coordinate's sum is divided by at least. Whoever is alone on a rung
-moves what only it trains by no more than eight times its share of all."""
+LEAST_COVERAGE = 1 / 2
+"""Of a round's weight: what a coordinate's sum is divided by at least. What a few train moves less:
+they say less surely where it is to go. Whoever is alone on a rung moves what only it trains by no
+more than twice its share of all."""
 
 
 _VARIANCE = "running_var"

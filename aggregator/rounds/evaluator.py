@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from aggregator.evaluation import (
@@ -27,26 +26,6 @@ from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.manifest import evaluates_in
 
 _LOG = logging.getLogger(__name__)
-_OPTION_BYTES = 16
-_WIDTH = re.compile(r"k=[1-9][0-9]{0,5}")
-
-
-def option_name(artifact: str) -> str:
-    """What a device's report calls an artifact: the first 16 bytes of its name."""
-    return artifact.encode()[:_OPTION_BYTES].decode(errors="ignore")
-
-
-def taken_for_one(artifacts: Sequence[str]) -> str:
-    """Says which of a task's artifacts devices' reports do not tell apart; empty for none."""
-    called = [option_name(each) for each in artifacts]
-    alike = [name for name, cut in zip(artifacts, called, strict=True) if called.count(cut) > 1]
-    if not alike:
-        return ""
-    return (
-        f"a device's report calls an artifact by the first {_OPTION_BYTES} bytes of its name, in "
-        f"which some agree: {', '.join(alike)}. They are one part in evaluations --parts, devices "
-        "and Prometheus. To tell them apart export them under other names, and replace the task"
-    )
 
 
 @dataclass
@@ -64,7 +43,6 @@ class Evaluator:
     store: TaskStore
     task: str
     settings: EvaluationSettings | None
-    parts: Collection[str] = ()
     _stopped: tuple[int, Evaluated | None] | None = field(default=None, init=False)
 
     def read(
@@ -79,8 +57,7 @@ class Evaluator:
             return None
         if not evaluates_in(self.settings.terms, row.seed, self.task, row.round, device_id):
             return None
-        known = part in self.parts or _WIDTH.fullmatch(part)
-        return DeviceEvaluation(device_id, part if known else FLEET, data)
+        return DeviceEvaluation(device_id, part, data)
 
     def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:
         """Write down what was read; inside the transaction that settles it."""

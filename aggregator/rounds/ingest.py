@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from aggregator.guard import GuardedBinding
 from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator
+from aggregator.rounds.model_parts import ModelParts
 from aggregator.shared import TaskShared
 from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rows import (
@@ -159,6 +160,7 @@ class Ingest:
         rounds: OpenRounds,
         aggregation: Absorbs,
         evaluator: Evaluator,
+        parts: ModelParts,
     ) -> None:
         self._task, self._store, self._registry = shared.task, shared.store, shared.registry
         self._refusals, self._unix_clock = shared.refusals, shared.unix_clock
@@ -166,6 +168,7 @@ class Ingest:
         self._rounds = rounds
         self._aggregation = aggregation
         self._evaluator = evaluator
+        self.parts = parts
         self._staged: dict[bytes, _Staged] = {}  # of the open round, by the device's id
         self._rivals: dict[bytes, UpdateMessage] = {}  # other bodies than those, the last of each
         self._in_doubt = False  # whether a commit failed, and what became of it was not asked
@@ -328,7 +331,8 @@ class Ingest:
                 else:
                     reason = NOTED
                 if report is not None and report.evaluation:
-                    part = _part(report, width, self._evaluator.parts)
+                    option = "" if report.details is None else report.details.option
+                    part = self.parts.told(option, width)
                     said = self._evaluator.read(row, device_id, part, report.evaluation)
             except WireError as error:
                 reason, decoded = error.reason, None
@@ -455,13 +459,6 @@ class Ingest:
         known = self._seen.get(device_id, _NOTHING)
         self._seen[device_id] = LastParticipation(now_unix_seconds, width or None, *known[2:])
         return Settled(device_id, Receipt(digest, _COUNTED))
-
-
-def _part(report: Report, width: int, options: Collection[str]) -> str:
-    """The capacity class of a device: the one of the task's artifacts that it names, a ladder's
-    rung say; else the width that it trained."""
-    option = "" if report.details is None else report.details.option
-    return f"k={width}" if width and option not in options else option
 
 
 def _good(found: exchange.Update | WireError) -> exchange.Update:

@@ -23,9 +23,10 @@ from aggregator.publish.publisher import Announcements, Publisher
 from aggregator.refusals import Refusals
 from aggregator.rounds.aggregation import Aggregation, VersionKeeper
 from aggregator.rounds.attendance import Attendance, KnownHabits
-from aggregator.rounds.evaluator import Evaluator, option_name, taken_for_one
+from aggregator.rounds.evaluator import Evaluator
 from aggregator.rounds.ingest import Inbox, Ingest, Repeats
 from aggregator.rounds.machine import RoundMachine
+from aggregator.rounds.model_parts import ModelParts, taken_for_one
 from aggregator.serve.broker_links import BrokerLinks, Hears, links_to
 from aggregator.serve.housekeeping import Housekeeping, Upkeep
 from aggregator.serve.outgoing import Outgoing
@@ -285,12 +286,11 @@ def make_task(
             shared.unix_clock,
         ),
     )
-    names = [each.manifest.name for each in parameters]
-    for note in (task.note, taken_for_one(names)):
+    manifests = [each.manifest for each in parameters]
+    for note in (task.note, taken_for_one([each.name for each in manifests])):
         if note:
             _LOG.warning("%s: %s", task.name, note)
-    parts = {option_name(each) for each in names}
-    evaluator = Evaluator(store, task.name, task.evaluation, parts)
+    evaluator = Evaluator(store, task.name, task.evaluation)
     attendance = role.attendance(store, task.round)
     rounds = RoundMachine(
         shared, aggregation, publisher.seal_round, evaluator, attendance, failed=failed
@@ -298,5 +298,5 @@ def make_task(
     upkeep = Upkeep(shared, aggregation, evaluator)
     if not failed:
         upkeep.begin(in_a_round=rounds.current is not None)
-    ingest = Ingest(shared, rounds, aggregation, evaluator)
+    ingest = Ingest(shared, rounds, aggregation, evaluator, ModelParts.of(manifests))
     return TaskParts(task, store, aggregation, rounds, ingest, publisher, upkeep)

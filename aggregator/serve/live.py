@@ -230,8 +230,9 @@ def _round(seen: TaskSnapshot) -> Group | Text:
         ProgressBar(total=length, completed=length - left, width=40, complete_style="blue"),
         f"in {span(left)}, waits for {seen.waits_for}",
     )
-    widths = ", ".join(f"k={width}: {count}" for width, count in sorted(seen.widths.items()))
-    return Group(bars, Text(f"by k     {widths}")) if widths else Group(bars)
+    trained = seen.parts.counts(seen.widths)
+    told = ", ".join(f"{printable(part)}: {count}" for part, count in trained.items())
+    return Group(bars, Text(f"trained  {told}")) if trained else Group(bars)
 
 
 def _rounds(finished: Sequence[RoundRow]) -> Table:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import part_name
+from aggregator.rounds.model_parts import ModelParts
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
 from aggregator.task.file import MetricsSettings
@@ -35,6 +36,9 @@ class TaskSnapshot:
     """So many there must be before a round opens."""
     paused: bool = False
     widths: Mapping[int, int] = field(default_factory=dict)
+    """Of the open round's updates, by what part of the model they are of."""
+    parts: ModelParts = field(default_factory=ModelParts)
+    """What those are called."""
     outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """What devices told, by outcome and reason."""
     unpublished: str | None = None
@@ -128,9 +132,13 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
     for name, (about, value) in _OF_EACH_TASK.items():
         yield _metric(name, about, [(of, value(task)) for of, task in tasks])
     yield _metric(
-        "round_updates_by_k",
-        "Updates of this round by the width that was trained",
-        [({**of, "k": k}, count) for of, task in tasks for k, count in sorted(task.widths.items())],
+        "round_updates_by_part",
+        "Updates of this round by what was trained: a ladder's rung, or so many columns",
+        [
+            ({**of, "part": part}, count)
+            for of, task in tasks
+            for part, count in task.parts.counts(task.widths).items()
+        ],
     )
     yield _metric(
         "evaluation",

@@ -457,6 +457,7 @@ def _seen(task: TaskParts) -> TaskSnapshot:
         quorum=task.task.round.quorum,
         counted=task.ingest.counted,
         widths=dict(task.ingest.widths),
+        parts=task.ingest.parts,
         outcomes=dict(task.ingest.outcomes),
         unpublished=rounds.unpublished,
         finished=tuple(row for row in latest if not row.unfinished),

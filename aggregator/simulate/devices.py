@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from aggregator.errors import AggregatorError
 from aggregator.evaluation import DeviceReport
-from aggregator.rounds.evaluator import option_name
+from aggregator.rounds.model_parts import option_name
 from aggregator.simulate.data import (
     DataError,
     Entries,

@@ -76,8 +76,8 @@ def load_vmnist(
             for part in sizes:
                 rows = next(orders[name, part])
                 images, labels = source[part]
-                changed = _changed(images[rows], variant, fashion[part][0], rng)
-                parts[part] = VmnistPart(changed[:, None], labels[rows])
+                shown = changed(images[rows], variant, fashion[part][0], rng)
+                parts[part] = VmnistPart(shown[:, None], labels[rows])
             whole = parts["train"]
             found.append(
                 VmnistDevice(
@@ -97,9 +97,8 @@ def _drawn(rng: np.random.Generator, there: int, each: int, devices: int) -> NDA
     return rng.permutation(there)[: each * devices].astype(np.int64)
 
 
-def _changed(
-    images: Images, variant: Variant, pictures: Images, rng: np.random.Generator
-) -> Images:
+def changed(images: Images, variant: Variant, pictures: Images, rng: np.random.Generator) -> Images:
+    """Images [n, 28, 28] as a variant shows them, with ``pictures`` [m, 28, 28] behind some."""
     if variant in ("rotated", "rotated-pictures"):
         angles = rng.uniform(0, 360, len(images))
         turned = [

@@ -57,6 +57,11 @@ class LeaveOneOut:
         """The number of users."""
         return len(self.held_out)
 
+    def of(self, user: int) -> LeaveOneOut:
+        """That of one user."""
+        one = slice(user, user + 1)
+        return LeaveOneOut(self.items, self.train[one], self.held_out[one], self.negatives[one])
+
 
 def hold_out_validation(
     train: Sequence[Rows],

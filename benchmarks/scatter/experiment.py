@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -66,6 +66,8 @@ class Experiment:
             what they received.
         every: epochs between evaluations. What a run of test items shows on its way says how soon
             it is there, and chooses nothing.
+        fleet: ``all`` devices take part; of ``strong`` those of the largest class, and all are
+            evaluated; ``alone`` is each device as a fleet of its own.
     """
 
     data: str
@@ -81,6 +83,7 @@ class Experiment:
     settings: ScatterSettings = field(default_factory=ScatterSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     broadcast_codec: BroadcastCodec = "float16"
+    fleet: Literal["all", "strong", "alone"] = "all"
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.width < 1 or not self.classes or self.every < 1:
@@ -232,9 +235,20 @@ ROWS = (
         "the unequal fleet, likewise",
         partial(_fifth, classes=CLASSES),
     ),
+    Row("all smallest", "k_i = 8 for all", partial(least_squares, classes=CLASSES[:1])),
+    Row(
+        "only the strong",
+        "the quarter with k_i = 64 takes part, and all are evaluated",
+        partial(least_squares, classes=CLASSES, fleet="strong"),
+    ),
+    Row(
+        "alone",
+        "nothing exchanged: each device its own k_i",
+        partial(least_squares, classes=CLASSES, fleet="alone"),
+    ),
     *(
         Row(f"K = {width}", f"{width} columns from the first round to the last", _wide(width))
-        for width in (32, 64, 256)
+        for width in (8, 32, 64, 256)
     ),
     Row(
         "BPR, defaults",
@@ -272,9 +286,12 @@ class VirtualFleet(Generic[MethodT]):
 
         Raises RuntimeError where a device failed or an update was refused.
         """
-        devices = len(self.learners)
+        devices = np.arange(len(self.learners))
+        if experiment.fleet == "strong":
+            devices = devices[self.columns == max(experiment.classes)]
+        cohort = min(experiment.cohort or len(devices), len(devices))
         for epoch in range(1, experiment.epochs + 1):
-            for _ in self.simulation.epoch(min(experiment.cohort or devices, devices), always):
+            for _ in self.simulation.epoch(cohort, always, devices):
                 pass
             require_sound(self.simulation)
             yield epoch
@@ -314,6 +331,8 @@ def execute(
 ) -> Outcome:
     """Train for ``experiment.epochs`` and evaluate on ``split``, of the data and kind that the
     experiment names; ``progress`` is called with one line of text after each epoch."""
+    if experiment.fleet == "alone":
+        return _alone(experiment, split, step, progress)
     devices = [[rows] for rows in split.train]
     fleet = virtual_fleet(
         experiment,
@@ -342,6 +361,25 @@ def execute(
         device_seconds=_device_seconds(fleet.learners, shown),
         round_seconds=spent / fleet.simulation.rounds,
     )
+
+
+def _alone(
+    experiment: Experiment, split: LeaveOneOut, step: FactorStep, progress: Callable[[str], None]
+) -> Outcome:
+    """A fleet of one for each device; the mean over them."""
+    (dealing,) = np.random.SeedSequence(experiment.seed).spawn(1)
+    columns = mixed_columns(split.users, experiment.classes, np.random.default_rng(dealing))
+    found = []
+    for user, count in enumerate(columns.tolist()):
+        own = replace(experiment, fleet="all", classes=(count,), every=experiment.epochs)
+        found.append(execute(own, split.of(user), step, lambda _: None))
+        progress(f"device {user + 1} of {split.users}")
+
+    ends = np.array([astuple(one.last) for one in found])
+    by_class = {str(k): float(ends[columns == k, 2].mean()) for k in experiment.classes}
+    seconds = [(one.device_seconds, one.round_seconds) for one in found]
+    last = Point(experiment.epochs, *ends[:, 1:].mean(axis=0).tolist())
+    return Outcome((last,), 1.0, by_class, 0.0, 0.0, *np.mean(seconds, axis=0).tolist())
 
 
 def _next_broadcast(method: ScatterMethod, rounds: int) -> Broadcast:
@@ -403,10 +441,10 @@ def published_bytes(experiment: Experiment) -> int:
     """Bytes of the MQTT payloads of the first round's broadcast: its chunks and its manifest.
 
     No run is needed: the size follows from the matrix's shape and codec (later rounds' rates may
-    take a few bytes more or less). 0 for ``direct``, which encodes nothing. Raises KeyError for a
-    data set without a known catalogue.
+    take a few bytes more or less). 0 for ``direct``, which encodes nothing, and for devices alone.
+    Raises KeyError for a data set without a known catalogue.
     """
-    if experiment.codec == "direct":
+    if experiment.codec == "direct" or experiment.fleet == "alone":
         return 0
     rng = np.random.default_rng(0)
     first = initial_items(_ITEMS[experiment.data], experiment.width, experiment.spread, rng)

@@ -32,7 +32,7 @@ from benchmarks.submodels.experiment import (
 from benchmarks.submodels.fleet import execute
 
 _CLASSES = ("1/8", "1/4", "1/2", "full")
-_UNEQUAL = ("low rank", "slices")
+_UNEQUAL = ("low rank", "slices", "adapters")
 
 
 class SubmodelSuite(Suite[Experiment, Outcome]):

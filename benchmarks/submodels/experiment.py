@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from aggregator.methods.submodels import Slices
 from benchmarks.harness import Row
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the full model, by class: a quarter of the devices each."""
 
-Data = Literal["air", "clicks", "next-item", "digits", "fashion"]
-Fleet = Literal["unequal", "full", "smallest", "strong", "alone", "popular"]
+Data = Literal["air", "clicks", "next-item", "digits", "fashion", "lora"]
+Fleet = Literal[
+    "unequal", "full", "smallest", "strong", "alone", "pooled", "frozen", "popular", "fjord",
+    "prototypes", "mutual",
+]  # fmt: skip
 Kind = Literal["ranks", "widths"]
 
 
@@ -24,14 +28,21 @@ class Experiment:
         data: ``air``, the class of the PM2.5 that follows two days at one of twelve stations;
             ``clicks``, whether MovieLens 1M's users like a movie, a user a device; ``next-item``,
             what MovieLens 100K's users watch next, a user a device; ``digits``, V-MNIST, six
-            variants of handwriting; ``fashion``, Fashion-MNIST's pictures in ten classes.
+            variants of handwriting; ``fashion``, Fashion-MNIST's pictures in ten classes; ``lora``,
+            turned digits by adapters on a transformer that was trained on others' upright ones.
         skew: of the Dirichlet draw by which Fashion-MNIST is dealt; small is unlike.
         fleet: ``unequal`` is a quarter of the devices at each of ``SHARES``; in ``full`` and
             ``smallest`` all train the same; in ``strong`` only the quarter that affords the full
             model takes part; ``alone`` is as ``unequal``, and nobody exchanges anything;
-            ``popular`` recommends the most watched to all.
+            ``pooled`` trains one full model on all devices' samples, as many steps as the fleet's;
+            ``frozen`` is the first model; ``popular`` recommends the most watched to all. In
+            ``fjord`` each step of a device trains a part drawn from those up to its own; in
+            ``prototypes`` and ``mutual`` each class has a network of its own width, and what is
+            exchanged are mean embeddings by class, or soft labels of shared samples.
         kind: what a smaller model is of the full one: its layers at a lower rank, or narrower.
-        learning_rate: of the devices' SGD.
+        slices: of narrower ones, which units they have; see
+            :class:`~aggregator.methods.fedavg.FedAvgSettings`.
+        learning_rate: of the devices' SGD; of adapters Adam.
         server: rate of the server's Adam; 0 for the plain mean.
         rounds, devices, cohort, steps, batch_size: of the fleet; ``steps`` local ones a round.
     """
@@ -48,6 +59,7 @@ class Experiment:
     cohort: int
     steps: int
     batch_size: int
+    slices: Slices = "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +118,60 @@ class Tuned(Row[Experiment]):
 
 
 BASELINE = "all full"
-_RANKS: tuple[tuple[str, str, Fleet, Kind], ...] = (
-    (BASELINE, "every device trains the full model", "full", "ranks"),
-    ("low rank", "a quarter each at 1/8, 1/4, 1/2 of the rank and whole", "unequal", "ranks"),
-    ("slices", "a quarter each at 1/8, 1/4, 1/2 of the width and whole", "unequal", "widths"),
-    ("all smallest, low rank", "every device at 1/8 of the rank", "smallest", "ranks"),
-    ("all smallest, slices", "every device at 1/8 of the width", "smallest", "widths"),
-    (
-        "only the strong",
-        "the quarter that affords all; parts serve the rest",
-        "strong",
-        "ranks",
+Line = tuple[str, str, Fleet, Kind, Slices]
+"""Name, what it shows, and what is its own of its runs."""
+
+
+def _line(name: str, shows: str, fleet: Fleet, kind: Kind, slices: Slices = "static") -> Line:
+    return name, shows, fleet, kind, slices
+
+
+def _of_width(line: Line) -> Line:
+    return (*line[:3], "widths", line[4])
+
+
+_POOLED = _line("pooled", "all samples in one place, the full model", "pooled", "widths")
+_RANKS = (
+    _line(BASELINE, "every device trains the full model", "full", "ranks"),
+    _line("low rank", "a quarter each at 1/8, 1/4, 1/2 of the rank and whole", "unequal", "ranks"),
+    _line("slices", "a quarter each at 1/8, 1/4, 1/2 of the width and whole", "unequal", "widths"),
+    _line("all smallest, low rank", "every device at 1/8 of the rank", "smallest", "ranks"),
+    _line("all smallest, slices", "every device at 1/8 of the width", "smallest", "widths"),
+    _line(
+        "only the strong", "the quarter that affords all; parts serve the rest", "strong", "ranks"
     ),
-    ("alone", "nothing exchanged: each device its own rank", "alone", "ranks"),
+    _line("alone", "nothing exchanged: each device its own rank", "alone", "ranks"),
 )
-_WITH_POPULARITY: tuple[tuple[str, str, Fleet, Kind], ...] = (
-    *(row if row[2] in ("unequal", "smallest") else (*row[:3], "widths") for row in _RANKS),
-    ("popularity", "the most watched items, the same for all", "popular", "widths"),
+_MOVED = (
+    _line("slices, rolling", "after FedRolex", "unequal", "widths", "rolling"),
+    _line("slices, dealt", "at random", "unequal", "widths", "dealt"),
+    _line("slices, ranked", "the strongest units, after FIARSE", "unequal", "widths", "ranked"),
+    _line("FjORD", "reimplemented, without its distillation", "fjord", "widths"),
 )
+_OWN_NETWORKS = (
+    _line("FedProto", "four networks, mean embeddings by class", "prototypes", "widths"),
+    _line("mutual learning", "four networks, soft labels of a tenth", "mutual", "widths"),
+)
+_LINES: Mapping[Data, tuple[Line, ...]] = {
+    "air": (*_RANKS, *_MOVED, _POOLED),
+    "clicks": (*_RANKS, *_MOVED, _POOLED),
+    "next-item": (
+        *(each if each[2] in ("unequal", "smallest") else _of_width(each) for each in _RANKS),
+        *_MOVED,
+        _POOLED,
+        _line("popularity", "the most watched items, the same for all", "popular", "widths"),
+    ),
+    "digits": (*_RANKS, *_MOVED, *_OWN_NETWORKS, _POOLED),
+    "fashion": (*_RANKS, *_MOVED, *_OWN_NETWORKS, _POOLED),
+    "lora": (
+        _of_width(_RANKS[0]),
+        _line("adapters", "a quarter each at the ranks 1, 2, 4 and 8", "unequal", "widths"),
+        _line("all smallest", "every device at rank 1", "smallest", "widths"),
+        *map(_of_width, _RANKS[-2:]),
+        _line("frozen", "the model as it was before", "frozen", "widths"),
+        _POOLED,
+    ),
+}
 
 
 def _plain(*rates: float) -> tuple[Setting, ...]:
@@ -142,16 +190,23 @@ def _table(
     alone: tuple[float, ...],
     skew: float = 1.0,
 ) -> tuple[Tuned, ...]:
-    def row(name: str, shows: str, fleet: Fleet, kind: Kind) -> Tuned:
+    def row(name: str, shows: str, fleet: Fleet, kind: Kind, slices: Slices) -> Tuned:
+        tried = settings
+        if fleet in ("alone", "pooled"):
+            tried = _plain(*alone)
+        elif fleet in ("frozen", "popular"):
+            tried = _plain(0)
+        elif fleet in ("prototypes", "mutual"):
+            tried = _plain(*(each.learning_rate for each in settings))
         return Tuned(
             name,
             shows,
-            lambda seed: Experiment(seed, data, skew, fleet, kind, 0.0, 0.0, *shape),
+            lambda seed: Experiment(seed, data, skew, fleet, kind, 0.0, 0.0, *shape, slices),
             table,
-            _plain(0) if fleet == "popular" else _plain(*alone) if fleet == "alone" else settings,
+            tried,
         )
 
-    return tuple(row(*each) for each in (_WITH_POPULARITY if data == "next-item" else _RANKS))
+    return tuple(row(*each) for each in _LINES[data])
 
 
 TABLES: Mapping[str, str] = {
@@ -161,6 +216,7 @@ TABLES: Mapping[str, str] = {
     "digits": "V-MNIST, 18 devices, six variants, CNN: accuracy",
     "fashion-0.3": "Fashion-MNIST, 100 devices, Dirichlet 0.3, CNN: accuracy",
     "fashion-0.1": "Fashion-MNIST, 100 devices, Dirichlet 0.1, CNN: accuracy",
+    "lora": "Turned digits, 40 devices, LoRA on a transformer of upright ones: accuracy",
 }
 _AIR = _table("air", "air", (40, 12, 12, 20, 32), _plain(0.4, 0.8), (0.2, 0.4))
 _CLICKS = _table(
@@ -177,7 +233,9 @@ _NEXT_ITEM = _table(
     (Setting(2, 0.03), Setting(2, 0.1)),
     (0.5, 2),
 )
-_DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.1, 0.2, 0.4), (0.05, 0.1, 0.2))
+_DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.2, 0.4), (0.1, 0.2))
+
+_LORA = _table("lora", "lora", (80, 40, 12, 5, 32), _plain(0.005, 0.01), (0.005, 0.01))
 
 
 def _fashion(skew: float) -> tuple[Tuned, ...]:
@@ -186,5 +244,5 @@ def _fashion(skew: float) -> tuple[Tuned, ...]:
 
 
 ROWS: tuple[Tuned, ...] = (
-    *_AIR, *_CLICKS, *_NEXT_ITEM, *_DIGITS, *_fashion(0.3), *_fashion(0.1)
+    *_AIR, *_CLICKS, *_NEXT_ITEM, *_DIGITS, *_fashion(0.3), *_fashion(0.1), *_LORA
 )  # fmt: skip

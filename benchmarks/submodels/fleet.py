@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from aggregator.methods.fedavg import FedAvgBinding, FedAvgMethod, FedAvgSettings
 from aggregator.methods.server_optimizer import OptimizerSettings
-from benchmarks.channels import HalfChannel
+from benchmarks.channels import HalfChannel, MutualChannel
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import Simulation, device_name
 from benchmarks.submodels.experiment import SHARES, Experiment, Outcome
-from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Held, Samples, rows_of
+from benchmarks.submodels.ordered_dropout import OrderedDropout
+from benchmarks.submodels.own_networks import own_networks
+from benchmarks.submodels.tasks import HELD, TASKS, Dealt, Held, Samples, joined, rows_of
 from device_sdk import LocalData, Trainer
 from device_sdk.artifact import load_artifact
 from device_sdk.artifact.load import rung_folders
@@ -29,6 +31,8 @@ from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update
 
 _EVALUATED = 10
 """Rounds between two looks at the validation samples."""
+_LOOKS = 4
+"""At what is trained by itself."""
 
 
 class _Counted(HalfChannel):
@@ -73,21 +77,24 @@ def execute(
         none = (0.0,) * len(SHARES)
         validation, test = ((dealt.popular[part],) * len(SHARES) for part in HELD)
         return Outcome(0, validation, test, none, none, none)
+    rng = np.random.default_rng([run.seed, 7])
+    classes = rng.permutation(np.arange(run.devices) % len(SHARES))
+    served = {"full": [3] * 4, "smallest": [0] * 4}.get(run.fleet, [*range(4)])
+    trained = np.array(served)[classes]
+    able = np.flatnonzero([rows_of(each) >= task.least for each in dealt.devices])
+    if run.fleet in ("prototypes", "mutual"):
+        return _exchanging(run, dealt, artifacts, classes, able, rng, progress)
     ladder = artifacts.path(
         {"submodels": run.data, "kind": run.kind, "seed": run.seed, "shares": SHARES},
-        lambda folder: task.write(run.kind, run.seed, folder),
+        lambda folder: task.write(run.kind, run.seed, folder, dealt.others),
     )
     folders = rung_folders(ladder)
     rungs = [Trainer(folder, providers="cpu", seed=run.seed) for folder in folders]
-    rng = np.random.default_rng([run.seed, 7])
-    classes = rng.permutation(np.arange(run.devices) % len(SHARES))
-    trained = {"full": np.full(run.devices, 3), "smallest": np.zeros(run.devices, int)}.get(
-        run.fleet, classes
-    )
-    able = np.flatnonzero([rows_of(each) >= task.least for each in dealt.devices])
     taking_part = able if run.fleet != "strong" else able[classes[able] == len(SHARES) - 1]
     if run.fleet == "alone":
         return _alone(run, dealt, rungs, trained, able, progress)
+    if run.fleet == "pooled":
+        return _pooled(run, dealt, rungs[-1], able, progress)
     training = FedAvgTraining(
         epochs=1000,
         batch_size=run.batch_size,
@@ -96,13 +103,18 @@ def execute(
     )
     name: Literal["adam", "plain"] = "adam" if run.server else "plain"
     optimizer = OptimizerSettings(name, run.server or 1.0, beta1=0.9 if run.server else 0.0)
-    binding = FedAvgBinding("fedavg", FedAvgSettings(optimizer, training=training))
+    settings = FedAvgSettings(optimizer, slices=run.slices, training=training)
+    binding = FedAvgBinding("fedavg", settings)
     method = binding.build(0, rng, [load_artifact(folder) for folder in folders])
     assert isinstance(method, FedAvgMethod)
+    trainers: Sequence[Trainer] = rungs
+    if run.fleet == "fjord":
+        draws = np.random.default_rng([run.seed, 9])
+        trainers = [OrderedDropout(each, rungs[:k], draws) for k, each in enumerate(folders)]
     learners = [
         FedAvgLearner(
             _source(dealt.devices[d]),
-            rungs[trained[d]],
+            trainers[trained[d]],
             device_name(d),
             np.random.default_rng([run.seed, d]),
         )
@@ -110,21 +122,11 @@ def execute(
     ]
     channel = _Counted(run.devices)
     simulation = Simulation(method, learners, rng, channel)
-    best: Outcome | None = None
-    for number in range(1, run.rounds + 1):
-        cohort = rng.choice(taking_part, min(run.cohort, len(taking_part)), replace=False)
-        simulation.round(sorted(cohort.tolist()))
-        if number % _EVALUATED and number != run.rounds:
-            continue
-        served = (
-            [3] * 4 if run.fleet == "full" else [0] * 4 if run.fleet == "smallest" else range(4)
-        )
-        validation = _judged(method, rungs, served, dealt, "validation")
-        progress(f"round {number}: validation {fmean(validation):.4f}")
-        if best is None or fmean(validation) > best.chosen_by:
-            test = _judged(method, rungs, served, dealt, "test")
-            best = Outcome(number, validation, test, (), (), ())
-    assert best is not None
+
+    def judged(part: Held) -> tuple[float, ...]:
+        return _judged(method, rungs, served, dealt, part)
+
+    best = _best_round(run, simulation, taking_part, rng, judged, progress)
 
     def by_class(counted: Mapping[int, Sequence[int]]) -> tuple[float, ...]:
         means = []
@@ -140,6 +142,31 @@ def execute(
         down_bytes=by_class(channel.down_by),
         milliseconds=tuple(_step_milliseconds(rungs[place], dealt) for place in served),
     )
+
+
+def _best_round(
+    run: Experiment,
+    simulation: Simulation,
+    taking_part: NDArray[np.int64],
+    rng: np.random.Generator,
+    judged: Callable[[Held], tuple[float, ...]],
+    progress: Callable[[str], None],
+) -> Outcome:
+    """The run's rounds, and quality by class at the one that validation picks; without costs."""
+    best: Outcome | None = None
+    rounds = 0 if run.fleet == "frozen" else run.rounds
+    for number in range(min(1, rounds), rounds + 1):
+        if number:
+            cohort = rng.choice(taking_part, min(run.cohort, len(taking_part)), replace=False)
+            simulation.round(sorted(cohort.tolist()))
+        if number % _EVALUATED and number != run.rounds:
+            continue
+        validation = judged("validation")
+        progress(f"round {number}: validation {fmean(validation):.4f}")
+        if best is None or fmean(validation) > best.chosen_by:
+            best = Outcome(number, validation, judged("test"), (), (), ())
+    assert best is not None
+    return best
 
 
 def _source(samples: Samples) -> Callable[[], LocalData]:
@@ -160,6 +187,35 @@ def _judged(
     return tuple(found[place] for place in served)
 
 
+def _exchanging(
+    run: Experiment,
+    dealt: Dealt,
+    artifacts: Artifacts,
+    classes: NDArray[np.int64],
+    able: NDArray[np.int64],
+    rng: np.random.Generator,
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Each class has a network of its own, each device its values: judged on its own samples."""
+    method, learners, trainers = own_networks(run, dealt, artifacts, classes)
+    channel = MutualChannel("float16", rng)
+    simulation = Simulation(method, learners, rng, channel)
+
+    def judged(part: Held) -> tuple[float, ...]:
+        found = np.array([dealt.judge(trainers[d], part, [d]) for d in able])
+        return tuple(float(found[classes[able] == k].mean()) for k in range(len(SHARES)))
+
+    best = _best_round(run, simulation, able, rng, judged, progress)
+    updates = run.rounds * min(run.cohort, len(able))
+    return replace(
+        best,
+        failed=sum(simulation.failures.values()),
+        up_bytes=(channel.up_bytes / updates,) * len(SHARES),
+        down_bytes=(channel.down_bytes / updates,) * len(SHARES),
+        milliseconds=(0.0,) * len(SHARES),
+    )
+
+
 def _alone(
     run: Experiment,
     dealt: Dealt,
@@ -168,38 +224,76 @@ def _alone(
     able: NDArray[np.int64],
     progress: Callable[[str], None],
 ) -> Outcome:
-    """Each device takes as many steps as it would in the fleet, from the same first values, and is
-    looked at four times on the way."""
+    """Each device takes as many steps as it would in the fleet, from the same first values."""
     steps = max(1, run.rounds * run.steps * min(run.cohort, len(able)) // len(able))
-    looks = sorted({max(1, steps * quarter // 4) for quarter in range(1, 5)})
     # By class, device, look and part.
     found: dict[int, list[list[tuple[float, ...]]]] = {place: [] for place in range(len(SHARES))}
     failed = 0
     for number, device in enumerate(able.tolist(), 1):
         trainer, samples = rungs[classes[device]], dealt.devices[device]
-        trainer.reset()
-        rng = np.random.default_rng([run.seed, device])
-        count, own = rows_of(samples), []
-        for step in range(1, steps + 1):
-            chosen = rng.choice(count, min(run.batch_size, count), replace=False)
-            batch = {name: array[chosen] for name, array in samples.items()}
-            try:
-                trainer.step(batch, hyper={"lr": run.learning_rate})
-            except NonFiniteStep:
-                failed += 1
-            if step in looks:
-                own.append(tuple(dealt.judge(trainer, held, [device]) for held in HELD))
+        own, more = _by_itself(run, trainer, samples, steps, device, dealt, [device])
         found[classes[device]].append(own)
+        failed += more
         progress(f"device {number} of {len(able)}")
     # Of a user without both kinds of samples an AUC is not a number.
     means = np.stack([np.nanmean(found[place], axis=0) for place in found])
-    look = int(means[:, :, 0].mean(axis=0).argmax())
+    return _at_best(run, means, rungs, dealt, failed)
+
+
+def _pooled(
+    run: Experiment,
+    dealt: Dealt,
+    trainer: Trainer,
+    able: NDArray[np.int64],
+    progress: Callable[[str], None],
+) -> Outcome:
+    """One model on the samples of all, by as many steps as those of a fleet in all."""
+    steps = run.rounds * run.steps * min(run.cohort, len(able))
+    whole = joined([dealt.devices[device] for device in able])
+    found, failed = _by_itself(run, trainer, whole, steps, 0, dealt, None)
+    progress(f"{steps} steps")
+    return _at_best(run, np.array([found] * len(SHARES)), [trainer] * len(SHARES), dealt, failed)
+
+
+def _by_itself(
+    run: Experiment,
+    trainer: Trainer,
+    samples: Samples,
+    steps: int,
+    stream: int,
+    dealt: Dealt,
+    judged: Sequence[int] | None,
+) -> tuple[list[tuple[float, ...]], int]:
+    """Four looks on the way of a model that is trained by itself: quality by part, on samples of
+    the devices ``judged``; and how many steps failed."""
+    looks = {max(1, steps * quarter // _LOOKS) for quarter in range(1, _LOOKS + 1)}
+    trainer.reset()
+    rng = np.random.default_rng([run.seed, stream])
+    count, found, failed = rows_of(samples), [], 0
+    for step in range(1, steps + 1):
+        chosen = rng.choice(count, min(run.batch_size, count), replace=False)
+        batch = {name: array[chosen] for name, array in samples.items()}
+        try:
+            trainer.step(batch, hyper={"lr": run.learning_rate})
+        except NonFiniteStep:
+            failed += 1
+        if step in looks:
+            found.append(tuple(dealt.judge(trainer, held, judged) for held in HELD))
+    return found, failed
+
+
+def _at_best(
+    run: Experiment, found: NDArray[np.float64], rungs: Sequence[Trainer], dealt: Dealt, failed: int
+) -> Outcome:
+    """``found``: quality by class, look and part."""
+    look = int(found[:, :, 0].mean(axis=0).argmax())
+    none = (0.0,) * len(SHARES)
     return Outcome(
-        looks[look] * run.rounds // steps,
-        tuple(means[:, look, 0].tolist()),
-        tuple(means[:, look, 1].tolist()),
-        (0.0,) * 4,
-        (0.0,) * 4,
+        run.rounds * (look + 1) // found.shape[1],
+        tuple(found[:, look, 0].tolist()),
+        tuple(found[:, look, 1].tolist()),
+        none,
+        none,
         tuple(_step_milliseconds(each, dealt) for each in rungs),
         failed,
     )

@@ -17,10 +17,17 @@ from torch import Tensor, nn
 import export
 from benchmarks.datasets.air import CLASSES, FEATURES, AirPart, load_air
 from benchmarks.datasets.click import ClickSettings, load_clicks
-from benchmarks.datasets.vmnist import Images, Labels, VmnistPart, load_vmnist, read_pictures
+from benchmarks.datasets.vmnist import (
+    Images,
+    Labels,
+    VmnistPart,
+    changed,
+    load_vmnist,
+    read_pictures,
+)
 from benchmarks.submodels.experiment import SHARES, Data, Experiment, Kind
 from device_sdk import Trainer
-from device_sdk.methods.local_steps import predict_all
+from device_sdk.methods.local_steps import epoch_batches, predict_all
 from export.models.fields import FieldEmbedding, SampleFields, example_fields
 from export.models.gru_classifier import GruClassifier, gru_recipe
 from export.models.next_item import PADDING, NextItem, next_item_loss, next_scores
@@ -40,20 +47,22 @@ class Dealt:
             devices' own, all by default, or over samples that all have in common.
         timed: a batch to be timed.
         popular: where items are recommended, what the most watched are worth, the same for all.
+        others: nobody's samples in the fleet, to train a model on that the fleet begins with.
     """
 
     devices: Sequence[Samples]
     judge: Callable[[Trainer, Held, Sequence[int] | None], float]
     timed: Samples
     popular: Mapping[Held, float] = field(default_factory=dict)
+    others: Samples = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Task:
-    """``write`` a ladder of a kind, by seed, into a folder; ``deal`` its samples to the devices;
-    ``least``: samples of a device that takes part."""
+    """``write`` a ladder of a kind, by seed, into a folder, given ``Dealt.others``; ``deal`` its
+    samples to the devices; ``least``: samples of a device that takes part."""
 
-    write: Callable[[Kind, int, Path], None]
+    write: Callable[[Kind, int, Path, Samples], None]
     deal: Callable[[Path, Experiment], Dealt]
     least: int
 
@@ -61,6 +70,11 @@ class Task:
 def rows_of(samples: Samples) -> int:
     """How many there are."""
     return len(next(iter(samples.values())))
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """All of them, one after the other."""
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
 
 
 def _write_ladder(
@@ -72,6 +86,7 @@ def _write_ladder(
     folder: Path,
     *,
     predict: Any = None,
+    optimizer: export.Optimizer = export.Sgd(lr=0.1),  # noqa: B008
 ) -> None:
     """The model at the shares of ``SHARES`` of its ranks or width. All batch entries have a first
     axis of their own number of samples."""
@@ -81,7 +96,7 @@ def _write_ladder(
         batch,
         ranks=SHARES if kind == "ranks" else (),
         widths=[round(width * share) for share in SHARES] if kind == "widths" else (),
-        optimizer=export.Sgd(lr=0.1),
+        optimizer=optimizer,
         dynamic={name: {0: "batch"} for name in batch},
         predict=predict,
         directory=folder,
@@ -97,7 +112,7 @@ def _by_device(
 
     def judge(trainer: Trainer, devices: Sequence[int] | None) -> float:
         chosen = [parts[d] for d in (range(len(parts)) if devices is None else devices)]
-        whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+        whole = joined(chosen)
         ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
         return float(np.mean([own.mean() for own in np.split(score(trainer, whole), ends)]))
 
@@ -124,18 +139,18 @@ def _is_right(label: str) -> Callable[[Trainer, Samples], NDArray[np.float64]]:
 
 # Pictures in ten classes.
 
-_WIDTH, _DIGITS_WIDTH = 32, 16
+PICTURE_WIDTHS: Mapping[Data, int] = {"fashion": 32, "digits": 32}
 
 
 class Network(nn.Module):
-    """Two convolutions and a hidden layer: [b, 1, 28, 28] to [b, 10]."""
+    """Two convolutions and a hidden layer: [b, 1, 28, 28] to [b, outputs]."""
 
-    def __init__(self, width: int = _WIDTH) -> None:
+    def __init__(self, width: int, outputs: int = 10) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, width, 3, padding=1)
         self.second = nn.Conv2d(width, 2 * width, 3, padding=1)
         self.hidden = nn.Linear(98 * width, 4 * width)
-        self.head = nn.Linear(4 * width, 10)
+        self.head = nn.Linear(4 * width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         seen = functional.max_pool2d(functional.relu(self.first(x)), 2)
@@ -149,28 +164,35 @@ def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[s
     return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
 
 
-def write_pictures(kind: Kind, seed: int, folder: Path, width: int = _WIDTH) -> None:
+def write_fashion(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """The network at the shares of ``SHARES``."""
+    _write_pictures(kind, seed, folder, PICTURE_WIDTHS["fashion"])
+
+
+def _write_pictures(kind: Kind, seed: int, folder: Path, width: int) -> None:
     torch.manual_seed(seed)
     batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
     _write_ladder(kind, Network, width, _loss, batch, folder)
 
 
-def write_digits(kind: Kind, seed: int, folder: Path) -> None:
+def write_digits(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """A network of half that width."""
-    write_pictures(kind, seed, folder, _DIGITS_WIDTH)
+    _write_pictures(kind, seed, folder, PICTURE_WIDTHS["digits"])
 
 
-@cache
-def deal_fashion(root: Path, run: Experiment) -> Dealt:
-    """Fashion-MNIST's training pictures to the devices, class by class in Dirichlet shares; half of
-    its test pictures to validate and half to test, for all devices: accuracy."""
-    train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
-    rng = np.random.default_rng(run.seed)
+def _samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
+    return {"x": of[0][rows][:, None], "label": of[1][rows]}
 
-    def samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
-        return {"x": of[0][rows][:, None], "label": of[1][rows]}
 
+def _deal_pictures(
+    run: Experiment,
+    rng: np.random.Generator,
+    train: tuple[Images, Labels],
+    held: tuple[Images, Labels],
+    others: Samples,
+) -> Dealt:
+    """Pictures to the devices, class by class in Dirichlet shares; half of those held back to
+    validate and half to test, for all devices: accuracy."""
     rows: list[list[int]] = [[] for _ in range(run.devices)]
     for label in range(10):
         own = rng.permutation(np.flatnonzero(train[1] == label))
@@ -179,14 +201,21 @@ def deal_fashion(root: Path, run: Experiment) -> Dealt:
         for mine, part in zip(rows, np.split(own, ends), strict=True):
             mine.extend(part.tolist())
     halves = np.split(rng.permutation(len(held[1])), 2)
-    judged = dict(zip(HELD, (samples(held, half) for half in halves), strict=True))
+    judged = dict(zip(HELD, (_samples(held, half) for half in halves), strict=True))
 
     def accuracy(trainer: Trainer, part: Held, _: Sequence[int] | None) -> float:
         return float(_is_right("label")(trainer, judged[part]).mean())
 
-    devices = [samples(train, mine) for mine in rows]
+    devices = [_samples(train, mine) for mine in rows]
     timed = {name: array[:32] for name, array in judged["validation"].items()}
-    return Dealt(devices, accuracy, timed)
+    return Dealt(devices, accuracy, timed, others=others)
+
+
+@cache
+def deal_fashion(root: Path, run: Experiment) -> Dealt:
+    """Fashion-MNIST's pictures."""
+    train, held = (read_pictures(root / "fashion-mnist", part) for part in ("train", "t10k"))
+    return _deal_pictures(run, np.random.default_rng(run.seed), train, held, {})
 
 
 @cache
@@ -205,12 +234,101 @@ def deal_digits(root: Path, run: Experiment) -> Dealt:
     return Dealt([samples(each.train) for each in fleet], _judging(held), timed)
 
 
+# Adapters on a transformer that knows upright digits.
+
+_RANK, _PATCH, _FEATURES, _HEADS, _BLOCKS = 8, 7, 64, 4, 3
+_UPRIGHT, _EPOCHS = 6000, 12
+_TURNED, _ASKED = 4000, 2000
+"""Digits that devices train with, and that are held back."""
+
+
+class _Block(nn.Module):
+    """Attention and a network of two layers, each behind a norm and added to what came: [b, t, d]
+    to the same."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm1(x)
+        split = (
+            layer(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        seen = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+        x = x + self.out(seen)
+        added: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return added
+
+
+class Transformer(nn.Module):
+    """Patches of a picture [b, 1, 28, 28], a vector each, to [b, 10] (after Dosovitskiy et al.
+    2021, An image is worth 16x16 words, with the mean over patches before the head)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Linear(_PATCH**2, _FEATURES)
+        self.place = nn.Parameter(0.02 * torch.randn((28 // _PATCH) ** 2, _FEATURES))
+        self.blocks = nn.Sequential(*(_Block(_FEATURES, _HEADS) for _ in range(_BLOCKS)))
+        self.norm, self.head = nn.LayerNorm(_FEATURES), nn.Linear(_FEATURES, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = 28 // _PATCH
+        cut = (
+            x.reshape(-1, side, _PATCH, side, _PATCH)
+            .transpose(2, 3)
+            .reshape(-1, side**2, _PATCH**2)
+        )
+        found: Tensor = self.head(self.norm(self.blocks(self.patch(cut) + self.place)).mean(1))
+        return found
+
+
+def write_adapters(kind: Kind, seed: int, folder: Path, others: Samples) -> None:
+    """The transformer, trained on the others' samples and frozen, with adapters of the ranks 1, 2,
+    4 and 8 on all of its linear layers; the head is trained whole beside them."""
+    torch.manual_seed(seed)
+    model, rng = Transformer(), np.random.default_rng([seed, 3])
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for each in epoch_batches(others, 64, _EPOCHS, rng):
+        adam.zero_grad()
+        _loss(model, {name: torch.from_numpy(array) for name, array in each.items()})[0].backward()
+        adam.step()
+
+    def make(rank: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        return export.lora(model, rank, trained=("head",), generator=generator)
+
+    batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
+    _write_ladder(kind, make, _RANK, _loss, batch, folder, optimizer=export.Adam(lr=1e-3))
+
+
+@cache
+def deal_turned(root: Path, run: Experiment) -> Dealt:
+    """MNIST's digits turned by any angle, some to train with, to validate and to test; and upright
+    ones that are no device's."""
+    rng = np.random.default_rng(run.seed)
+    train, held = (read_pictures(root / "mnist", part) for part in ("train", "t10k"))
+
+    def turned(of: tuple[Images, Labels], rows: NDArray[np.int64]) -> tuple[Images, Labels]:
+        return changed(of[0][rows], "rotated", of[0], rng), of[1][rows]
+
+    order, asked = rng.permutation(len(train[1])), rng.permutation(len(held[1]))[:_ASKED]
+    devices, others = order[:_TURNED], order[_TURNED : _TURNED + _UPRIGHT]
+    return _deal_pictures(
+        run, rng, turned(train, devices), turned(held, asked), _samples(train, others)
+    )
+
+
 # The air of twelve stations.
 
 _HIDDEN = 64
 
 
-def write_air(kind: Kind, seed: int, folder: Path) -> None:
+def write_air(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """A GRU at the shares of ``SHARES``."""
 
     def make(width: int) -> nn.Module:
@@ -286,7 +404,7 @@ _LIKES = SampleFields(
 )
 
 
-def write_clicks(kind: Kind, seed: int, folder: Path) -> None:
+def write_clicks(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """:class:`LikesMovie` at the shares of ``SHARES``."""
     torch.manual_seed(seed)
     batch = example_fields(_LIKES, batch=16, history=10)
@@ -314,7 +432,7 @@ def deal_clicks(root: Path, run: Experiment) -> Dealt:
 
     def judge(trainer: Trainer, part: Held, devices: Sequence[int] | None) -> float:
         chosen = held[part] if devices is None else [held[part][d] for d in devices]
-        whole = {name: np.concatenate([each[name] for each in chosen]) for name in chosen[0]}
+        whole = dict(joined(chosen))
         label = whole.pop("label")
         scores = predict_all(trainer, whole, "score") if len(label) else label
         ends = np.cumsum([rows_of(each) for each in chosen])[:-1]
@@ -343,7 +461,7 @@ _LEFT = 5
 """Items of a user to test, and as many to validate."""
 
 
-def write_next_items(kind: Kind, seed: int, folder: Path) -> None:
+def write_next_items(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """GRU4Rec at the shares of ``SHARES`` of its width, or of its layers' rank."""
     example = torch.randint(1, _ITEMS + 1, (8, _LENGTH), generator=torch.Generator().manual_seed(0))
 
@@ -408,5 +526,6 @@ TASKS: Mapping[Data, Task] = {
     "clicks": Task(write_clicks, deal_clicks, 1),
     "next-item": Task(write_next_items, deal_next_items, 1),
     "digits": Task(write_digits, deal_digits, 1),
-    "fashion": Task(write_pictures, deal_fashion, 32),
+    "fashion": Task(write_fashion, deal_fashion, 32),
+    "lora": Task(write_adapters, deal_turned, 16),
 }

@@ -133,18 +133,26 @@ class FlatLadder:
         layouts: smallest first, the full model's last.
         blocks: of the parameters that are cut, as :class:`~device_sdk.artifact.submodels.Piece` has
             them; empty where every axis is one block.
+        rungs: the layouts' numbers among the ladder's, of which a task may leave some out; from 1
+            unless they are given. A model by itself has none.
     """
 
     layouts: tuple[FlatLayout, ...]
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rungs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.rungs and len(self.layouts) > 1:
+            object.__setattr__(self, "rungs", tuple(range(1, len(self.layouts) + 1)))
 
     @classmethod
     def of(cls, manifests: Sequence[Manifest]) -> FlatLadder:
         """Of a ladder's artifacts, smallest first. Raises ValueError for low rank."""
         blocks: dict[str, tuple[int, ...]] = {}
-        for manifest in manifests:
-            pieces = {} if manifest.submodel is None else manifest.submodel.pieces
-            for name, piece in pieces.items():
+        several = [each for each in manifests if len(manifests) > 1 and each.submodel is not None]
+        for manifest in several:
+            assert manifest.submodel is not None
+            for name, piece in manifest.submodel.pieces.items():
                 if piece.role != "slice" or piece.of != name:
                     raise ValueError(
                         f"{name!r} of {manifest.name} is a factor of {piece.of!r}, and a flat "
@@ -153,7 +161,8 @@ class FlatLadder:
                     )
                 if piece.blocks:
                     blocks[name] = piece.blocks
-        return cls(tuple(map(layout_of, manifests)), blocks)
+        rungs = tuple(each.submodel.rung for each in several if each.submodel is not None)
+        return cls(tuple(map(layout_of, manifests)), blocks, rungs)
 
     @property
     def full(self) -> FlatLayout:

@@ -11,7 +11,7 @@ from aggregator.simulate.shown import paired_difference, spread
 from benchmarks.channels import ScatterChannel
 from benchmarks.recommendation.central import Line
 from benchmarks.recommendation.central import Outcome as CentralOutcome
-from benchmarks.recommendation.split import hold_out_validation
+from benchmarks.recommendation.split import LeaveOneOut, hold_out_validation
 from benchmarks.scatter.__main__ import by_class_table, quality_table
 from benchmarks.scatter.experiment import (
     BASELINE,
@@ -21,6 +21,7 @@ from benchmarks.scatter.experiment import (
     Outcome,
     Point,
     execute,
+    least_squares,
     preset,
     published_bytes,
 )
@@ -86,6 +87,25 @@ def test_rows_are_as_they_say() -> None:
         preset("netflix", "test", 0)
 
 
+def two_tastes() -> LeaveOneOut:
+    """Users like one half of the items or the other."""
+    rng = np.random.default_rng(0)
+    train = [20 * (user % 2) + rng.permutation(20)[:12] for user in range(40)]
+    return hold_out_validation(train, 40, rng, latest=False, negatives=20)
+
+
+def test_only_the_strong_train_or_nobody_together() -> None:
+    base = replace(least_squares("ml-100k", "validation", 0), width=8, classes=(2, 8), epochs=3)
+    found = {
+        fleet: execute(replace(base, fleet=fleet), two_tastes(), ReferenceStep(), lambda _: None)
+        for fleet in ("all", "strong", "alone")
+    }
+    # Whoever sees no other user cannot tell one item from the next.
+    assert found["all"].last.hit_ratio > 0.8 > 0.6 > found["alone"].last.hit_ratio
+    assert found["strong"].last.hit_ratio > 0.8 and found["strong"].curve != found["all"].curve
+    assert {*found["alone"].by_class} == {"2", "8"} and found["alone"].last.rounds == 3
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "codec", "broadcast_codec"),
@@ -98,10 +118,7 @@ def test_rows_are_as_they_say() -> None:
     ],
 )
 def test_a_run_learns_and_repeats(loss: LossName, codec: str, broadcast_codec: str) -> None:
-    # Two tastes: users like one half of the items or the other.
-    rng = np.random.default_rng(0)
-    train = [20 * (user % 2) + rng.permutation(20)[:12] for user in range(40)]
-    split = hold_out_validation(train, 40, rng, latest=False, negatives=20)
+    split = two_tastes()
     bpr = preset("ml-100k", "validation", 0).settings
     experiment = Experiment(
         "ml-100k",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.scatter import ScatterMethod, initial_items
+from benchmarks.channels import HalfChannel
 from benchmarks.simulation import Simulation, mixed_columns, scatter_fleet
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.wire.arrays.exchange import Broadcast, Update
@@ -61,11 +62,32 @@ class Foreign(Learner):
         return replace(self._inner.train(broadcast), round_id=99)  # type: ignore[attr-defined]
 
 
+class Diverged(Foreign):
+    """Uploads for this round what no codec holds."""
+
+    def train(self, broadcast: Broadcast) -> Update:
+        found = super().train(broadcast)
+        tensors = {
+            name: array * np.float32(1e20) if array.dtype == np.float32 else array
+            for name, array in found.tensors.items()
+        }
+        return replace(found, round_id=broadcast.round_id, tensors=tensors)
+
+
 def test_one_device_failing_stops_nothing() -> None:
     run = simulation(1)
     run.learners = [Broken(), Foreign(run.learners[1]), *run.learners[2:]]  # type: ignore[list-item]
     assert run.round().participants == DEVICES - 2
     assert run.failures == {"learner": 1, "bad-round": 1}
+
+
+def test_a_device_whose_update_no_codec_holds_stops_nothing() -> None:
+    fleet = simulation(1)
+    learners = [Diverged(fleet.learners[0]), *fleet.learners[1:]]
+    channel = HalfChannel(DEVICES)
+    run = Simulation(fleet.method, learners, np.random.default_rng(0), channel)  # type: ignore[arg-type]
+    assert run.round().participants == DEVICES - 1
+    assert run.failures == {"learner": 1}
 
 
 def test_capacity_classes_have_equal_shares() -> None:

@@ -152,6 +152,7 @@ _ASKED = {
         "--one-device --epochs 10 --split validation --method scatter --seeds 2",
     ],
     "scatter": ["--seeds 10"],
+    "submodels": ["--seeds 5"],
 }
 
 
@@ -162,8 +163,8 @@ def test_stored_runs_are_asked_for(suite: str, monkeypatch: pytest.MonkeyPatch) 
 
     def noted(stored: StoredRuns[Any, Any], run: Any) -> Any:
         asked.add(json.dumps(asdict(run), sort_keys=True))
-        # These two ask for what depends on what they found.
-        return load(stored, run) if suite in ("mutual", "recommendation") else None
+        # These ask for what depends on what they found.
+        return load(stored, run) if suite in ("mutual", "recommendation", "submodels") else None
 
     monkeypatch.setattr(StoredRuns, "load", noted)
     main = importlib.import_module(f"benchmarks.{suite}.__main__").main

@@ -8,11 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.channels import MutualChannel
 from benchmarks.harness import Artifacts
+from benchmarks.simulation import Simulation
 from benchmarks.submodels.__main__ import SubmodelSuite
-from benchmarks.submodels.experiment import ROWS, Experiment, Outcome, Setting, Tuned
+from benchmarks.submodels.experiment import ROWS, Experiment, Fleet, Outcome, Setting, Tuned
 from benchmarks.submodels.fleet import execute
-from benchmarks.submodels.tasks import auc
+from benchmarks.submodels.ordered_dropout import OrderedDropout
+from benchmarks.submodels.own_networks import own_networks
+from benchmarks.submodels.tasks import (
+    Dealt,
+    Samples,
+    auc,
+    deal_clicks,
+    write_adapters,
+    write_clicks,
+)
+from device_sdk import Trainer
+from device_sdk.artifact.load import rung_folders
+from device_sdk.methods.local_steps import predict_all
 from tests.benchmarks.made_up_movielens import made_up_movielens
 
 TINY = Experiment(0, "clicks", 1.0, "unequal", "widths", 0.5, 0.03, 2, 50, 12, 2, 8)
@@ -35,6 +49,80 @@ def test_each_class_is_judged_by_its_part_and_sends_no_more(
     assert [*found.up_bytes] == sorted({*found.up_bytes}) and found.up_bytes[0] > 0
     alone = execute(replace(TINY, fleet="alone", server=0.0), root, shelf, told.append)
     assert alone.up_bytes == (0.0,) * 4 and all(0 < each < 1 for each in alone.test)
+
+
+def test_every_kind_of_fleet_is_another(tmp_path: Path, shelf: Artifacts) -> None:
+    root, found = made_up_movielens(tmp_path), {}
+    for changes in (
+        {"slices": "rolling"}, {"slices": "dealt"}, {"slices": "ranked"}, {},
+        {"fleet": "fjord"}, {"fleet": "pooled", "server": 0.0}, {"fleet": "frozen"},
+    ):  # fmt: skip
+        run = replace(TINY, **changes)
+        found[run.slices, run.fleet] = execute(run, root, shelf, lambda _: None)
+    again = execute(replace(TINY, fleet="fjord"), root, shelf, lambda _: None)
+    one = found["static", "fjord"]
+    assert again == replace(one, milliseconds=again.milliseconds) and one.failed == 0
+    assert len({one.test for one in found.values()}) == len(found)
+    assert found["static", "frozen"].round == 0 < found["static", "fjord"].round
+    assert len({*found["static", "pooled"].test}) == 1
+    assert found["static", "fjord"].up_bytes == found["static", "unequal"].up_bytes
+
+
+def test_a_step_of_ordered_dropout_moves_the_first_units_alone(
+    tmp_path: Path, shelf: Artifacts
+) -> None:
+    ladder = shelf.path("clicks", lambda folder: write_clicks("widths", 0, folder, {}))
+    folders = rung_folders(ladder)
+    smallest, full = (Trainer(folders[k], providers="cpu") for k in (0, -1))
+    full.set_parameters({n: v + 0.01 for n, v in full.parameters.items()})
+    dropout = OrderedDropout(folders[-1], [smallest], np.random.default_rng(0))
+    dropout.set_parameters(full.parameters)
+    batch = deal_clicks(made_up_movielens(tmp_path), TINY).timed
+    moved = []
+    for _ in range(6):
+        before = dropout.parameters["hidden.weight"]
+        dropout.step(batch, hyper={"lr": 0.1})
+        moved.append(dropout.parameters["hidden.weight"] != before)
+    rows, columns = smallest.parameters["hidden.weight"].shape
+    small = [not each[rows:].any() and not each[:, columns:].any() for each in moved]
+    assert all(each[:rows, :columns].any() for each in moved) and 0 < sum(small) < 6
+
+
+@pytest.mark.parametrize("fleet", ["prototypes", "mutual"])
+def test_classes_with_networks_of_their_own_exchange_what_they_see(
+    fleet: Fleet, shelf: Artifacts
+) -> None:
+    rng, classes = np.random.default_rng(0), np.array([3, 0, 1, 2])
+    run = Experiment(0, "digits", 1.0, fleet, "widths", 0.05, 0.0, 2, 4, 4, 3, 8)
+    devices: list[Samples] = [
+        {"x": rng.random((40, 1, 28, 28), np.float32), "label": np.arange(40) % 10} for _ in classes
+    ]
+    dealt = Dealt(devices, lambda *_: 0.0, {})
+    method, learners, trainers = own_networks(run, dealt, shelf, classes)
+    sizes = [sum(v.size for v in each.parameters.values()) for each in trainers]
+    assert np.argsort(sizes).tolist() == np.argsort(classes).tolist()
+    before = [each.parameters for each in trainers]
+    simulation = Simulation(method, learners, rng, MutualChannel("float16", rng))
+    for _ in range(2):
+        assert simulation.round().participants == 4
+    assert not simulation.failures
+    for trainer, values in zip(trainers, before, strict=True):
+        assert any((trainer.parameters[name] != value).any() for name, value in values.items())
+
+
+def test_adapters_are_on_what_others_samples_taught(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 10, 400)
+    # The place of a bright row says the class.
+    x = np.zeros((400, 1, 28, 28), np.float32)
+    x[np.arange(400), 0, 2 * label] = 1
+    write_adapters("widths", 0, tmp_path / "ladder", {"x": x, "label": label})
+    trainers = [Trainer(each, providers="cpu") for each in rung_folders(tmp_path / "ladder")]
+    ranks = [len(each.parameters["patch.down"]) for each in trainers]
+    assert ranks == [1, 2, 4, 8]
+    for trainer in trainers:
+        logits = predict_all(trainer, {"x": x}, "logits")
+        assert (logits.argmax(1) == label).mean() > 0.9
 
 
 class Made(SubmodelSuite):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from device_sdk.link import LinkSettings
+from device_sdk.link.broker_url import TlsFiles
+from device_sdk.link.link import Link
 from tests.brokers import nats_cluster as nats
 from tests.brokers.amqtt_broker import running_amqtt
+from tests.brokers.links import QUICK, MakeLink
 from tests.brokers.mosquitto import EXECUTABLE, Mosquitto, running
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 MakeMosquitto = Callable[..., Mosquitto]
 
@@ -54,3 +61,28 @@ def amqtt_url() -> Iterator[str]:
         pytest.skip("amqtt is not installed (pip install amqtt)")
     with running_amqtt() as url:
         yield url
+
+
+@pytest.fixture
+def make_link() -> Iterator[MakeLink]:
+    links: list[Link] = []
+
+    def make(
+        url: str,
+        settings: LinkSettings = QUICK,
+        tls: TlsFiles | None = None,
+        subscriptions: tuple[str, ...] = (),
+        start: bool = True,
+    ) -> Link:
+        rng = np.random.default_rng(len(links))
+        link = Link(url, rng=rng, clock=time.monotonic, tls=tls, settings=settings)
+        links.append(link)
+        for topic_filter in subscriptions:
+            link.subscribe(topic_filter)
+        if start:
+            link.start()
+        return link
+
+    yield make
+    for link in links:
+        assert link.stop(timeout_seconds=PATIENCE_SECONDS)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-import pytest
-
 from device_sdk.link import LinkSettings
-from device_sdk.link.broker_url import TlsFiles
 from device_sdk.link.events import Event
 from device_sdk.link.link import Link
 from tests.fakes.waiting import PATIENCE_SECONDS
@@ -28,31 +24,6 @@ SUSPICIOUS = replace(
 """For brokers that fall silent: they are given up at once, a slow one too."""
 EventKind = TypeVar("EventKind", bound=Event)
 MakeLink = Callable[..., Link]
-
-
-@pytest.fixture
-def make_link() -> Iterator[MakeLink]:
-    links: list[Link] = []
-
-    def make(
-        url: str,
-        settings: LinkSettings = QUICK,
-        tls: TlsFiles | None = None,
-        subscriptions: tuple[str, ...] = (),
-        start: bool = True,
-    ) -> Link:
-        rng = np.random.default_rng(len(links))
-        link = Link(url, rng=rng, clock=time.monotonic, tls=tls, settings=settings)
-        links.append(link)
-        for topic_filter in subscriptions:
-            link.subscribe(topic_filter)
-        if start:
-            link.start()
-        return link
-
-    yield make
-    for link in links:
-        assert link.stop(timeout_seconds=PATIENCE_SECONDS)
 
 
 def await_event(link: Link, kind: type[EventKind]) -> EventKind:

@@ -15,7 +15,7 @@ from tests.export.conftest import refuse_trailing_absences
 SHIPPED = Path(__file__).parents[2] / "device_sdk" / "artifacts" / "mf"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workload", small_workloads(), ids=lambda workload: workload.name)
 def test_no_node_ends_in_an_absent_input(workload: Workload, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -106,6 +106,7 @@ def test_a_label_that_is_no_class_is_refused(name: str, trainer_of: TrainerOf) -
     assert np.isfinite(trainer.step(samples(0, 1, 2, 3)))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*LOSSES, "ignores_2", "ignores_-1", "smoothed_ignores_2"])
 def test_what_is_ignored_is_ignored_as_torch_ignores_it(name: str, trainer_of: TrainerOf) -> None:
     loss = {**LOSSES, **OTHERS}[name]

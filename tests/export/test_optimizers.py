@@ -242,6 +242,7 @@ def test_defaults_are_torchs() -> None:
             assert value == wanted or (key, ours) == ("lr", export.Sgd), (ours, key)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon(adjust: str | None, nesterov: bool) -> None:

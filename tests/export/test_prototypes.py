@@ -38,6 +38,7 @@ def test_the_loss_is_cross_entropy_and_the_distance_to_known_prototypes() -> Non
 
 
 # The others are verified as they are (test_image_models.py): what is added is one layer.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["resnet", "vgg"])
 def test_a_network_embeds_in_the_width_that_is_asked_for(tmp_path: Path, name: str) -> None:
     shape = ImageShape(size=16, classes=4)

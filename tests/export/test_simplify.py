@@ -37,6 +37,7 @@ def _operators(folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(folder / "train.onnx").graph.node)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workload", [CLICKS, NORMALISED], ids=lambda workload: workload.name)
 def test_fewer_nodes_give_the_same_bits(
     workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

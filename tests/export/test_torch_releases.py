@@ -41,7 +41,7 @@ COMMAND = "from export.cli import main; main(['mf', '-o', 'made'])"
     ("owner", "name", "use"),
     [
         ("torch._subclasses.fake_tensor", "is_fake", LIBRARY),
-        ("torch", "histc", COMMAND),
+        pytest.param("torch", "histc", COMMAND, marks=pytest.mark.exhaustive),
         pytest.param(
             "torch.autograd.function.FunctionCtx",
             "save_for_backward",

@@ -237,7 +237,7 @@ def whole_case() -> Case:
 
 
 def attention_case() -> Case:
-    told = {"width": 0, "mixture": False, "loss": 0.5}
+    told = {"mixture": False, "loss": 0.5}
     return Case(
         lambda: AttentionMethod(START, FlatLadder((LAYOUT,)), AttentionSettings()),
         lambda r, d, rng: Update(

@@ -261,8 +261,8 @@ def _settings_seeds() -> Sequence[bytes]:
 def _attention_updates() -> Sequence[bytes]:
     told = {"samples": 9, "mixture": False, "loss": 0.5}
     return [
-        _body({"vector": np.ones(layout.size, np.float32)}, width=width, **told)
-        for width, layout in enumerate((_NARROW, _WIDE))
+        _body({"vector": np.ones(layout.size, np.float32)}, rung=rung, **told)
+        for rung, layout in enumerate((_NARROW, _WIDE), 1)
     ]
 
 

@@ -47,7 +47,7 @@ from device_sdk.methods.local_steps import (
 )
 from device_sdk.methods.state import Entry, part, prefixed, unpack
 from device_sdk.trainer import Trainer
-from device_sdk.wire.arrays.exchange import Broadcast, Update
+from device_sdk.wire.arrays.exchange import Broadcast, Scalar, Update
 from device_sdk.wire.publish.report import Reason
 
 Floats = NDArray[np.float32]
@@ -259,8 +259,8 @@ class AttentionLearner(Learner):
         """One round; see :class:`~device_sdk.methods.learner.Learner`.
 
         The update holds ``vector`` float32 [p], the base network's parameters after its steps.
-        Metadata: ``samples``, ``width`` (the layout's place among the task's), ``mixture``
-        (whether the aggregator is to mix for this device), ``loss`` (mean of the base steps).
+        Metadata: ``samples``, ``mixture`` (whether the aggregator is to mix for this device),
+        ``loss`` (mean of the base steps) and, where the task has a ladder, ``rung``.
 
         Raises LearnerError where the broadcast does not fit, there are no samples, or training
         fails; nothing has changed then.
@@ -281,16 +281,15 @@ class AttentionLearner(Learner):
             loss = sayable(loss)
             vector = self._layout.flatten(self._trainer.parameters)
         self._vector, self._scores = vector, scores
-        return Update(
-            broadcast.round_id,
-            {"vector": vector.copy()},
-            {
-                "samples": data.samples,
-                "width": fleet.width,
-                "mixture": self._lets_mix(fleet),
-                "loss": loss,
-            },
-        )
+        metadata: dict[str, Scalar] = {
+            "samples": data.samples,
+            "mixture": self._lets_mix(fleet),
+            "loss": loss,
+        }
+        submodel = self._trainer.artifact.submodel
+        if submodel is not None and len(fleet.ladder.layouts) > 1:
+            metadata["rung"] = submodel.rung
+        return Update(broadcast.round_id, {"vector": vector.copy()}, metadata)
 
     def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
         """Mixing, which takes the meta-network and the neighbours' vectors.

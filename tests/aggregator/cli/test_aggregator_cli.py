@@ -182,7 +182,7 @@ def test_status_and_devices_show_what_matters(
     assert command(home, "devices") == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("010101010101 ")
     (shown,) = json.loads(output_of(capsys, home, "devices", "--json"))
-    assert shown["device_id"] == "01" * 16 and shown["tasks"][0]["k"] == 16
+    assert shown["device_id"] == "01" * 16 and shown["tasks"][0]["option"] == "k=16"
     assert command(home, "release") == 0
     assert "no round is held" in error_of(capsys, home, "release")
 

@@ -54,7 +54,7 @@ def attention() -> Binding:
 def body(artifact: Artifact, place: int) -> bytes:
     size = layout_of(artifact.manifest).size
     vector = np.random.default_rng(place).standard_normal(size).astype(np.float32)
-    metadata = {"samples": 10 + place, "width": 0, "mixture": False, "loss": 0.5}
+    metadata = {"samples": 10 + place, "mixture": False, "loss": 0.5}
     return encode_update(Update(1, {"vector": vector}, metadata), Codec.FLOAT16)
 
 
@@ -94,7 +94,7 @@ def test_the_log_says_once_whose_claims_count_for_less(
             claimed = 3200 if place == 4 else 10 + place
             size = layout_of(artifact.manifest).size
             vector = np.random.default_rng(place).standard_normal(size).astype(np.float32)
-            metadata = {"samples": claimed, "width": 0, "mixture": False, "loss": 0.5}
+            metadata = {"samples": claimed, "mixture": False, "loss": 0.5}
             update = Update(number, {"vector": vector}, metadata, device_id.hex())
             logged = LoggedUpdate(aggregation.next_seq(), number, device_id, 0.0, b"")
             aggregation.absorb(ROW, [(logged, update)])
@@ -113,7 +113,7 @@ def test_a_body_that_is_no_update_is_refused(artifact: Artifact) -> None:
     for bad in (b"", whole[:-1], whole + b"\x00", b"\x09" + whole[1:]):
         with pytest.raises(WireError):
             binding.decode(bad, 4, 0)
-    assert binding.width_of(binding.decode(whole, 4, 0)) == 1
+    assert binding.width_of(binding.decode(whole, 4, 0)) == 0
 
 
 def test_artifacts_that_do_not_suit_the_method_are_named(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator.methods.attention import (
+    AttentionBinding,
     AttentionMethod,
     AttentionSettings,
     ClusterSettings,
@@ -39,7 +40,7 @@ def method(settings: AttentionSettings = SETTINGS, **changes: object) -> Attenti
 
 
 def update(round_id: int, index: int, values: np.ndarray, **told: object) -> Update:
-    metadata = {"samples": 10, "width": 0, "mixture": False, "loss": 1.5, **told}
+    metadata = {"samples": 10, "mixture": False, "loss": 1.5, **told}
     return Update(round_id, {"vector": values}, metadata, sender=name(index))  # type: ignore[arg-type]
 
 
@@ -61,15 +62,32 @@ def test_widths_overlap_on_the_common_block() -> None:
     start = vector(9, WIDE.size)
     one = AttentionMethod(start, BOTH, SETTINGS)
     narrow, wide = vector(0), vector(1, WIDE.size)
-    run_round(one, 1, update(1, 0, narrow), update(1, 1, wide, width=1))
+    run_round(one, 1, update(1, 0, narrow, rung=1), update(1, 1, wide, rung=2))
     places = BOTH.places(NARROW)
     expected = wide.copy()
     expected[places] = (narrow + wide[places]) / 2
     np.testing.assert_allclose(one.shared, expected, rtol=1e-6)
-    run_round(one, 2, update(2, 0, narrow))
+    run_round(one, 2, update(2, 0, narrow, rung=1))
     kept = np.setdiff1d(np.arange(WIDE.size), places)
     np.testing.assert_allclose(one.shared[kept], wide[kept], rtol=1e-6)
     np.testing.assert_allclose(one.shared[places], narrow, rtol=1e-6)
+
+
+def test_a_rung_has_its_number_where_the_task_leaves_others_out() -> None:
+    binding = AttentionBinding("attention", SETTINGS)
+    one = AttentionMethod(np.zeros(WIDE.size, np.float32), replace(BOTH, rungs=(1, 3)), SETTINGS)
+    narrow, wide = vector(0), vector(1, WIDE.size)
+    one.open_round(1)
+    with pytest.raises(Refused, match="rung is none of the task's"):
+        one.check(update(1, 1, wide, rung=2))
+    sent = [update(1, 0, narrow, rung=1), update(1, 1, wide, rung=3)]
+    assert [binding.width_of(each) for each in sent] == [1, 3]
+    for each in sent:
+        one.check(each)
+        one.absorb(each)
+    one.close_round()
+    kept = np.setdiff1d(np.arange(WIDE.size), BOTH.places(NARROW))
+    np.testing.assert_allclose(one.shared[kept], wide[kept], rtol=1e-6)
 
 
 def test_vectors_go_to_their_cluster_alone() -> None:
@@ -149,7 +167,7 @@ def test_a_mixture_over_widths_keeps_what_the_neighbour_lacks() -> None:
     )
     one = AttentionMethod(np.zeros(WIDE.size, np.float32), BOTH, settings)
     narrow, wide = vector(0), vector(1, WIDE.size)
-    run_round(one, 1, update(1, 0, narrow), update(1, 1, wide, width=1))
+    run_round(one, 1, update(1, 0, narrow, rung=1), update(1, 1, wide, rung=2))
     opened = one.open_round(2)
     places = BOTH.places(NARROW)
     expected = wide.copy()
@@ -207,7 +225,7 @@ def test_bad_updates_are_refused(reason: str, changed: dict[str, object]) -> Non
 
 @pytest.mark.parametrize(
     "told",
-    [{"samples": 0}, {"samples": 1.0}, {"samples": True}, {"width": 1}, {"mixture": 1},
+    [{"samples": 0}, {"samples": 1.0}, {"samples": True}, {"rung": 1}, {"mixture": 1},
      {"loss": "low"}, {"loss": 1e13}, {"more": 1}],
 )  # fmt: skip
 def test_bad_metadata_is_refused(told: dict[str, object]) -> None:

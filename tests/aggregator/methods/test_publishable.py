@@ -48,7 +48,7 @@ def test_attention_hands_on_the_largest_vectors_that_it_takes(spread: bool) -> N
             values = rng.standard_normal(LAYOUT.size).astype(np.float32)
             if place == 0:
                 values[:] = 9e11 * (np.sign(values) if spread else 1)
-            told = {"samples": 10, "width": 0, "mixture": place == 1, "loss": 1.5}
+            told = {"samples": 10, "mixture": place == 1, "loss": 1.5}
             each = Update(number, {"vector": values}, told, sender=f"{place + 1:032x}")
             one.check(each)
             one.absorb(each)

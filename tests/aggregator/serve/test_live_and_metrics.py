@@ -18,6 +18,7 @@ from aggregator.errors import AggregatorError
 from aggregator.evaluation import Figure
 from aggregator.methods.method import RoundSummary
 from aggregator.rounds.machine import RoundClosed, RoundHeld, RoundOpened
+from aggregator.rounds.model_parts import ModelParts
 from aggregator.serve.live import describe, render
 from aggregator.serve.metrics import Snapshot, TaskSnapshot, registry_of, serve_metrics
 from aggregator.store.evaluations import EvaluatedVersion
@@ -111,6 +112,14 @@ def test_the_live_view_shows_rounds_devices_and_refusals() -> None:
     assert "no round opens: 3 of 4 devices" in shown(few)
 
 
+def test_a_ladders_rungs_have_their_names() -> None:
+    seen = only(widths={1: 4, 3: 8}, parts=ModelParts(rungs={1: "1of8", 2: "1of4", 3: "full"}))
+    assert "1of8: 4, full: 8" in shown(seen)
+    samples = scraped(seen)
+    assert samples["tessera_round_updates_by_part part=1of8"] == 4
+    assert samples["tessera_round_updates_by_part part=full"] == 8
+
+
 def only(**changes: Any) -> Snapshot:
     """With one task, that of ``SEEN`` but for these changes."""
     return replace(SEEN, tasks=(replace(FILMS, **changes),))
@@ -125,7 +134,7 @@ def test_each_of_several_tasks_has_a_section_and_series_of_its_own() -> None:
     samples = scraped(seen)
     assert samples["tessera_model_version task=films"] == 5
     assert samples["tessera_model_version task=air"] == 2
-    assert samples["tessera_round_updates_by_k k=64 task=films"] == 8
+    assert samples["tessera_round_updates_by_part part=k=64 task=films"] == 8
     assert samples["tessera_devices"] == 48
 
 
@@ -158,7 +167,7 @@ def test_metrics_are_served_on_the_loopback_interface() -> None:
     assert samples == scraped(SEEN)
     assert samples["tessera_refused_total reason=late"] == 2
     assert samples["tessera_broker_losses_total"] == 0
-    assert samples["tessera_round_updates_by_k k=64"] == 8
+    assert samples["tessera_round_updates_by_part part=k=64"] == 8
     assert all(name.startswith("tessera_") for name in samples)
 
 

@@ -132,7 +132,7 @@ def test_the_warm_up_is_federated_averaging(artifacts: Path) -> None:
     broadcast = one.open_round(1)
     assert learners[0].wants(broadcast) == []
     update = learners[0].train(broadcast)
-    assert set(update.metadata) == {"samples", "width", "mixture", "loss"}
+    assert set(update.metadata) == {"samples", "mixture", "loss"}
     assert update.metadata["samples"] == 60
     same = Trainer(artifacts / "narrow")
     same.set_parameters(layout(artifacts).unflatten(one.shared))
@@ -226,7 +226,8 @@ def test_unequal_widths_learn_together(artifacts: Path) -> None:
     widths = ["narrow", "wide", "wide", "narrow"]
     learners = [learner(artifacts, index, width=width) for index, width in enumerate(widths)]
     one = method(artifacts, widest="wide")
-    after_rounds(one, learners, 5)
+    opened = after_rounds(one, learners, 5)
+    assert [each.train(opened).metadata["rung"] for each in learners] == [1, 2, 2, 1]
     for each, width in zip(learners, widths, strict=True):
         assert each.vector.shape == (layout(artifacts, width).size,)
         assert accuracy(each, 1) > 0.8
@@ -251,6 +252,10 @@ def test_a_task_takes_the_rungs_of_one_ladder_of_slices_and_nothing_else(
     whole = build(artifacts / "narrow", artifacts / "wide")
     start = layout(artifacts, "wide").flatten(Trainer(artifacts / "wide").parameters)
     np.testing.assert_array_equal(whole.shared, start)
+    small, full = (Trainer(artifacts / name).artifact for name in ("narrow", "wide"))
+    assert full.submodel is not None
+    third = replace(full, submodel=replace(full.submodel, rung=3, rungs=3))
+    assert FlatLadder.of([small, third]).rungs == (1, 3)
     with pytest.raises(ValueError, match="not parts of one model"):
         build(artifacts / "narrow", artifacts / "wide-meta")
     with pytest.raises(ValueError, match="the full model last"):

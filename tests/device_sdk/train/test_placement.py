@@ -105,7 +105,7 @@ class Fleet:
         self.method.absorb(update)
         for sender in OTHERS:
             moved = self.start + self.rng.normal(0, 0.1, self.start.shape).astype(np.float32)
-            told = {"samples": 40, "width": 0, "mixture": False, "loss": 1.0}
+            told = {"samples": 40, "mixture": False, "loss": 1.0}
             self.method.absorb(Update(number, {"vector": moved}, told, sender))
         self.method.close_round()
         return wanted, result, update

@@ -30,8 +30,7 @@ from tests.fakes.handmade.writing import (
     state_ports,
     write_artifact,
 )
-
-FEATURES, TARGETS = 4, 3
+from tests.fakes.linear_sizes import FEATURES, TARGETS
 
 
 def linear_parts() -> tuple[Manifest, dict[str, bytes]]:

@@ -4,8 +4,7 @@ Of a factored tensor W = U S V' every device of a rung starts from the same fact
 far they moved W is, to first order, dL V' + U dR: linear in what a device sends. In the basis of U
 and V such a move has the coordinates (i, j) with i or j below the rung's rank, as a slice has those
 of its rows. So both kinds are one: **each coordinate is the mean over those who trained it**
-(for slices Diao et al. 2021, HeteroFL, section 3.2), and what only the strong can train is not
-diluted by the weak.
+(for slices Diao et al. 2021, HeteroFL, section 3.2), at least half of the round's weight.
 """
 
 from __future__ import annotations

@@ -230,10 +230,10 @@ _NEXT_ITEM = _table(
     "next-item",
     "next-item",
     (50, 943, 50, 2, 4),
-    (Setting(2, 0.03), Setting(2, 0.1)),
+    (Setting(2, 0.03), Setting(2, 0.1), Setting(0.5, 0.1)),
     (0.5, 2),
 )
-_DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.2, 0.4), (0.1, 0.2))
+_DIGITS = _table("digits", "digits", (60, 18, 18, 10, 32), _plain(0.2, 0.4), (0.05, 0.1))
 
 _LORA = _table("lora", "lora", (80, 40, 12, 5, 32), _plain(0.005, 0.01), (0.005, 0.01))
 

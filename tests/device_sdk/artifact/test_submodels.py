@@ -200,6 +200,23 @@ def test_a_manifest_that_makes_no_submodel_is_refused(changed: dict[str, Any], s
         Manifest.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("manifest", "scale", "right", "said"),
+    [
+        (LINEAR, "linear.bias", "mean", "'linear.bias' is the scale of factors, and is not held"),
+        (frozen_manifest(), "mean", "linear.bias", "'w' has factors of ranks 3 and 4"),
+    ],
+)
+def test_factors_that_make_no_product_are_refused(
+    manifest: Manifest, scale: str, right: str, said: str
+) -> None:
+    roles = {"linear.weight": "left", scale: "scale", right: "right"}
+    pieces = {name: Piece("w", role) for name, role in roles.items()}
+    held = tuple(sorted(manifest.frozen_members))
+    with pytest.raises(ArtifactError, match=said):
+        replace(manifest, submodel=Submodel(1, 2, ID, pieces, held))
+
+
 def test_a_submodel_s_own_values_are_those_that_no_step_moves() -> None:
     assert LINEAR.given == frozenset()
     part = replace(LINEAR, submodel=Submodel(1, 2, ID, {"linear.weight": Piece("w")}))

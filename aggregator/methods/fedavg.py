@@ -156,6 +156,7 @@ class FedAvgMethod(SummingMethod):
         if chosen.slices != "static":
             _require_movable(rungs, chosen)
             rungs = dealt(rungs, self._deals) if self._deals > 1 else rungs
+        _require_lasting(rungs, chosen)
         self._ladder = Ladder(self._layout, rungs or [whole(self._layout)])
         self._units = self._ladder.rungs[-1].submodel.units
         self._places: dict[int, list[int]] = {}
@@ -464,10 +465,21 @@ def _require_movable(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
             f"slices is {kind!r}, and {training.personal_names[0]!r} is personal: the units that a "
             "personal layer stands on would be others each round; leave slices at 'static'"
         )
-    if training.optimizer_state != "fresh":
+
+
+def _require_lasting(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
+    """Raises ValueError where devices keep momenta of what is another part each round."""
+    if settings.training.optimizer_state == "fresh":
+        return
+    if settings.slices != "static":
         raise ValueError(
-            f"slices is {kind!r}, and devices keep momenta, which would be of other units each "
-            "round: set training.optimizer_state to 'fresh', or leave slices at 'static'"
+            f"slices is {settings.slices!r}, and devices keep momenta, which would be of other "
+            "units each round: set training.optimizer_state to 'fresh', or leave slices at 'static'"
+        )
+    if any(piece.role != "slice" for rung in rungs for piece in rung.pieces):
+        raise ValueError(
+            "rungs have a low rank, and devices keep momenta, which would be of other directions "
+            "each round: set training.optimizer_state to 'fresh', or export a ladder by widths="
         )
 
 

@@ -70,10 +70,17 @@ def read_artifacts(task: Task) -> tuple[ArtifactContent, ...]:
     alone = not task.binding.one_model or len(task.artifacts) == 1
     no: list[ArtifactContent | None] = [None] * len(task.artifacts)
     companions = [*map(read_artifact, task.companions)] or no
-    return tuple(
-        read_artifact(folder, companion, shared, alone)
-        for folder, companion in zip(task.artifacts, companions, strict=True)
-    )
+    found: dict[bytes, ArtifactContent] = {}
+    for folder, companion in zip(task.artifacts, companions, strict=True):
+        content = read_artifact(folder, companion, shared, alone)
+        if content.artifact_id in found:
+            same = task.artifacts[[*found].index(content.artifact_id)]
+            raise AggregatorError(
+                f"the artifacts {same} and {folder} are the same: list it once (a ladder's folder "
+                "is all of its rungs)"
+            )
+        found[content.artifact_id] = content
+    return tuple(found.values())
 
 
 def read_artifact(

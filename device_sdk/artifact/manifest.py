@@ -253,6 +253,22 @@ class Manifest(Part):
             raise ArtifactError(f"submodel: {odd[0]!r} is not held as it is")
         if odd := sorted(set(self.submodel.pieces) - self.given):
             raise ArtifactError(f"submodel: {odd[0]!r} is no tensor that a step moves, or is held")
+        self._check_factors(self.submodel)
+
+    def _check_factors(self, submodel: Submodel) -> None:
+        shapes = {m.name: resolve(m.shape, self.example_sizes) for _, m in self.members()}
+        ranks: dict[str, set[int]] = {}
+        for name, piece in submodel.pieces.items():
+            if piece.role == "scale" and name not in submodel.held:
+                raise ArtifactError(f"submodel: {name!r} is the scale of factors, and is not held")
+            if piece.role != "slice":
+                shape = shapes[name]
+                rank = shape[-1:] if piece.role == "left" else shape[:1]
+                ranks.setdefault(piece.of, set()).update(rank)
+        for name, own in ranks.items():
+            if len(own) > 1:
+                told = " and ".join(map(str, sorted(own)))
+                raise ArtifactError(f"submodel: {name!r} has factors of ranks {told}")
 
     @property
     def shared_file(self) -> str:

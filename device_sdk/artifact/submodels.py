@@ -30,9 +30,10 @@ Floats = NDArray[np.float32]
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _FACTORS = ("left", "scale", "right")
 _ROLES = ("slice", *_FACTORS)
-_LEAST_STRENGTH = 0.1
-"""Of a singular value beside the largest: for a smaller one a step on the factors is a smaller step
-of the matrix. The largest is taken for as much at least, so that a matrix of zeros learns too."""
+_LEAST_STRENGTH, _LEAST_LARGEST = 0.1, 1.0
+"""Of a singular value beside the largest, and of the largest: for a smaller one a step on the
+factors is a smaller step of the matrix. Those of a matrix of zeros, or of a small one, grow many
+times over in a round, and a step on factors with their scale grows by the square of that."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Basis(NamedTuple):
         return moved
 
     def _bounded(self, rank: int) -> Floats:
-        largest = max(float(self.strength[0]), _LEAST_STRENGTH)
+        largest = max(float(self.strength[0]), _LEAST_LARGEST)
         return np.maximum(self.strength[:rank], np.float32(_LEAST_STRENGTH * largest))
 
 

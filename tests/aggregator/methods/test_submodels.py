@@ -19,6 +19,7 @@ from aggregator.methods.submodels import LEAST_COVERAGE, Ladder, Rung, Slices, u
 from aggregator.store.versions import pack_state, unpack_state
 from device_sdk.artifact.submodels import Basis, Piece
 from device_sdk.methods.fedavg.contract import (
+    FedAvgTraining,
     SharedTensor,
     own_rung,
     rung_name,
@@ -319,6 +320,14 @@ def test_a_task_may_leave_rungs_of_a_ladder_out() -> None:
         method.check(Update(1, good.tensors, {**good.metadata, "rung": 1}, sender(0)))
     close(method, [update(opened, 2, seed=0), update(opened, 4, seed=1)])
     assert np.abs(moved(method, before)).min() > 0
+
+
+def test_momenta_of_factors_are_of_one_version_alone() -> None:
+    """The next one's factors stand on other directions, and with other signs."""
+    kept = FedAvgSettings(training=FedAvgTraining(optimizer_state="kept"))
+    with pytest.raises(ValueError, match="momenta, which would be of other directions"):
+        ladder_method(WIDE, ranks=(2,), settings=kept)
+    ladder_method(WIDE, slices=((3, 4),), settings=kept)
 
 
 KINDS: tuple[Slices, ...] = get_args(Slices)

@@ -191,6 +191,29 @@ def test_each_device_keeps_a_part_of_one_model_as_its_own(method: str, tmp_path:
     assert [each.counted for each in rounds] == [DEVICES] * 4, rounds[-1].failure
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.03])
+def test_matrices_that_begin_small_are_learnt_by_rungs_of_a_low_rank(
+    scale: float, tmp_path: Path
+) -> None:
+    """Their singular values grow many times over while one device trains on one scale."""
+    torch.manual_seed(1)
+    inner = nn.Linear(64, 64)
+    with torch.no_grad():
+        inner.weight *= scale
+    ends = nn.Linear(FEATURES, 64), nn.Linear(64, CLASSES)
+    model = nn.Sequential(ends[0], nn.ReLU(), inner, nn.ReLU(), ends[1])
+    example = {name: torch.from_numpy(each) for name, each in samples(99, 4).items()}
+    export.submodels(
+        model, loss, example, ranks=(1 / 8, 1 / 4, 1), optimizer=export.Sgd(lr=0.2), verify=False,
+        dynamic={name: {0: "batch"} for name in example}, directory=tmp_path / "net",
+    )  # fmt: skip
+    simulation = simulated(tmp_path / "net", tmp_path)
+    rounds = list(simulation.rounds(3))
+    assert [each.counted for each in rounds] == [DEVICES] * 3, rounds[0].failure
+    assert rounds[0].metrics["loss"] < 1
+    assert min(accuracies(simulation, tmp_path / "net")) > 0.8
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rung_by_itself_is_a_model_that_all_train(
     kind: str, ladders: Path, tmp_path: Path

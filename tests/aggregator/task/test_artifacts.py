@@ -100,3 +100,14 @@ def test_first_values_that_are_missing_or_another_model_s_are_named(
     first.unlink()
     with pytest.raises(AggregatorError, match=r"full\.safetensors.* keep the .*folder as export"):
         read(ladders, artifact, method)
+
+
+@pytest.mark.parametrize("again", ["ranks", "ranks/1of8", "copied"])
+def test_an_artifact_that_is_listed_twice_is_named(again: str, ladders: Path) -> None:
+    """Devices know artifacts by their bytes, and take no task with one of them twice."""
+    shutil.copytree(ladders / "ranks", ladders / "copied")
+    text = f'[task]\nmethod = "prototypes"\nartifacts = ["ranks", "{again}"]\n'
+    training = f"[prototypes.training]\n{TRAINING['prototypes']}"
+    (ladders / "task.toml").write_text(text + training)
+    with pytest.raises(AggregatorError, match=r"ranks/1of8 and .*1of8 are the same"):
+        read_artifacts(read_task(ladders / "task.toml"))

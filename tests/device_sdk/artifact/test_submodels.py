@@ -98,14 +98,14 @@ def test_factors_make_the_best_approximation_and_neither_is_zero(
     )
 
 
-@given(rank=st.integers(1, 5), size=st.sampled_from([1e-3, 1.0, 1e3]), seed=st.integers(0, 99))
+@given(rank=st.integers(1, 5), size=st.sampled_from([1.0, 30.0, 1e3]), seed=st.integers(0, 99))
 def test_a_step_on_factors_is_the_matrix_s_own_within_their_directions(
     rank: int, size: float, seed: int
 ) -> None:
-    """However unequal and large the singular values are, down to a tenth of the largest."""
+    """However unequal the singular values are, down to a tenth of the largest, and to 0.1."""
     rng = np.random.default_rng(seed)
     u, v = (np.linalg.qr(rng.standard_normal((n, 5)))[0] for n in (6, 8))
-    matrix = (max(size, 0.1) * (u * np.geomspace(1, 0.11, 5)) @ v.T).astype(np.float32)
+    matrix = (size * (u * np.geomspace(1, 0.11, 5)) @ v.T).astype(np.float32)
     gradient = rng.standard_normal(matrix.shape)
     basis = Basis.of(matrix)
     left, scale, right = (basis.factor(role, rank).astype(np.float64) for role in ROLES)
@@ -198,6 +198,23 @@ def test_a_manifest_that_makes_no_submodel_is_refused(changed: dict[str, Any], s
     text = json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
     with pytest.raises(ArtifactError, match=said):
         Manifest.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "scale", "right", "said"),
+    [
+        (LINEAR, "linear.bias", "mean", "'linear.bias' is the scale of factors, and is not held"),
+        (frozen_manifest(), "mean", "linear.bias", "'w' has factors of ranks 3 and 4"),
+    ],
+)
+def test_factors_that_make_no_product_are_refused(
+    manifest: Manifest, scale: str, right: str, said: str
+) -> None:
+    roles = {"linear.weight": "left", scale: "scale", right: "right"}
+    pieces = {name: Piece("w", role) for name, role in roles.items()}
+    held = tuple(sorted(manifest.frozen_members))
+    with pytest.raises(ArtifactError, match=said):
+        replace(manifest, submodel=Submodel(1, 2, ID, pieces, held))
 
 
 def test_a_submodel_s_own_values_are_those_that_no_step_moves() -> None:

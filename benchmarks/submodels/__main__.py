@@ -183,7 +183,7 @@ def draw(file: Path, outcomes: Mapping[str, Mapping[str, BySeed[Outcome]]]) -> N
         grid[1, column].set(xlim=(0, None), xlabel="ms a step")
         grid[0, column].set_ylabel(title.rpartition(": ")[2], fontsize=7)
     grid[0, 0].legend(fontsize=6, frameon=False)
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=84)
     pyplot.close(figure)
 
 

@@ -129,7 +129,7 @@ class Basis(NamedTuple):
     def found(cls, tensors: Mapping[str, NDArray[Any]], name: str) -> Basis:
         """Of the tensor of that name: what is kept beside it, or made anew."""
         kept = [tensors[f"{name}..{e}"] for e in cls._fields if f"{name}..{e}" in tensors]
-        return cls(*kept) if kept else cls.of(tensors[name])
+        return cls(*kept) if len(kept) == len(cls._fields) else cls.of(tensors[name])
 
     def factor(self, role: str, rank: int) -> Floats:
         """One of three factors whose product is the best approximation of that rank: ``left``

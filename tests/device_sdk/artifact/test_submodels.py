@@ -120,6 +120,15 @@ def test_a_step_on_factors_is_the_matrix_s_own_within_their_directions(
     np.testing.assert_allclose(told, expected, atol=1e-3)
 
 
+def test_a_basis_that_is_kept_in_part_is_made_anew() -> None:
+    matrix = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    basis = Basis.of(matrix)
+    whole = {"w": matrix, **basis.kept_as("w", 4)}
+    assert all(map(np.array_equal, Basis.found(whole, "w"), basis.kept_as("w", 4).values()))
+    del whole["w..strength"]
+    assert all(map(np.array_equal, Basis.found(whole, "w"), basis))
+
+
 @given(shape=st.lists(st.integers(0, 5), max_size=4))
 def test_stand_ins_are_small_positive_and_unequal(shape: list[int]) -> None:
     found = stand_in(tuple(shape))

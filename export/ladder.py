@@ -99,7 +99,8 @@ def submodels(
     values = _values(full)
     apart, asked = told_apart(full, values), (loss, batch, predict)
     # A rung that predicts may be an artifact by itself, which begins with these factors anywhere.
-    data = safetensors.encode({**values, **(_bases(rungs, values) if predict else {})})
+    stored = {**values, **(_bases(rungs, values) if predict else {})}
+    data = safetensors.encode(stored)
     digest = hashlib.sha256(data).hexdigest()
     _require_replaceable(directory)
     with reported(progress) as say, replaced(directory) as draft:
@@ -112,7 +113,7 @@ def submodels(
         moved: Collection[str] = ()
         # The full model first: what it trains the others either train or are brought.
         for place, rung in reversed([*enumerate(rungs, 1)]):
-            take(rung, values)
+            take(rung, stored)
             share = rung.share(full)
             made: Any = optimizer
             if not _is_optimizer(optimizer):

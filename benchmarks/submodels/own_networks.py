@@ -17,7 +17,7 @@ from aggregator.methods.prototypes import PrototypesMethod, PrototypesSettings
 from benchmarks.harness import Artifacts
 from benchmarks.simulation import device_name
 from benchmarks.submodels.experiment import SHARES, Experiment
-from benchmarks.submodels.tasks import PICTURE_WIDTHS, Dealt, Network, Samples, rows_of
+from benchmarks.submodels.tasks import PICTURES_WIDTH, Dealt, Network, Samples, rows_of
 from device_sdk import LocalData, Trainer
 from device_sdk.methods.learner import Learner
 from device_sdk.methods.mutual.contract import MutualTraining, sample_entries
@@ -83,7 +83,7 @@ def _shown(samples: Samples) -> LocalData:
 
 def _write(run: Experiment, share: float, folder: Path) -> None:
     torch.manual_seed(run.seed)
-    width = round(share * PICTURE_WIDTHS[run.data])
+    width = round(share * PICTURES_WIDTH)
     if run.fleet == "prototypes":
         network = EmbeddingClassifier(Network(width, _EMBEDDING), _EMBEDDING, _CLASSES)
         recipe = replace(prototypes_recipe("lenet", width=_EMBEDDING), model=network)

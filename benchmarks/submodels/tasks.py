@@ -139,7 +139,7 @@ def _is_right(label: str) -> Callable[[Trainer, Samples], NDArray[np.float64]]:
 
 # Pictures in ten classes.
 
-PICTURE_WIDTHS: Mapping[Data, int] = {"fashion": 32, "digits": 32}
+PICTURES_WIDTH = 32
 
 
 class Network(nn.Module):
@@ -164,20 +164,11 @@ def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[s
     return functional.cross_entropy(logits, batch["label"]), {"logits": logits}
 
 
-def write_fashion(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
+def write_pictures(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
     """The network at the shares of ``SHARES``."""
-    _write_pictures(kind, seed, folder, PICTURE_WIDTHS["fashion"])
-
-
-def _write_pictures(kind: Kind, seed: int, folder: Path, width: int) -> None:
     torch.manual_seed(seed)
     batch = {"x": torch.rand(32, 1, 28, 28), "label": torch.arange(32) % 10}
-    _write_ladder(kind, Network, width, _loss, batch, folder)
-
-
-def write_digits(kind: Kind, seed: int, folder: Path, _: Samples) -> None:
-    """A network of half that width."""
-    _write_pictures(kind, seed, folder, PICTURE_WIDTHS["digits"])
+    _write_ladder(kind, Network, PICTURES_WIDTH, _loss, batch, folder)
 
 
 def _samples(of: tuple[Images, Labels], rows: NDArray[np.int64] | list[int]) -> Samples:
@@ -525,7 +516,7 @@ TASKS: Mapping[Data, Task] = {
     "air": Task(write_air, deal_air, 1),
     "clicks": Task(write_clicks, deal_clicks, 1),
     "next-item": Task(write_next_items, deal_next_items, 1),
-    "digits": Task(write_digits, deal_digits, 1),
-    "fashion": Task(write_fashion, deal_fashion, 32),
+    "digits": Task(write_pictures, deal_digits, 1),
+    "fashion": Task(write_pictures, deal_fashion, 32),
     "lora": Task(write_adapters, deal_turned, 16),
 }

@@ -65,9 +65,7 @@ def write_ladder(
     given = samples(99, 6)
     x, label = torch.from_numpy(given["x"]), torch.from_numpy(given["label"])
     more: dict[str, Any] = {
-        "loss": prototype_alignment(
-            lambda model, batch: (model.embedded(batch["x"]), model(batch["x"]))
-        ),
+        "loss": prototype_alignment(embedded),
         "example_batch": {"x": x, "label": label, **example_prototypes(CLASSES, WIDTH)},
     }
     if method == "teacher_logits":
@@ -90,12 +88,12 @@ def write_ladder(
     )  # fmt: skip
 
 
-def samples(seed: int, count: int = 40) -> dict[str, np.ndarray]:
+def samples(seed: int, count: int = 40, features: int = FEATURES) -> dict[str, np.ndarray]:
     """Of classes that a direction in the features tells apart."""
     rng = np.random.default_rng(seed)
     label = rng.integers(CLASSES, size=count)
-    directions = 2 * np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
-    x = directions[label] + rng.standard_normal((count, FEATURES))
+    directions = 2 * np.random.default_rng(0).standard_normal((CLASSES, features))
+    x = directions[label] + rng.standard_normal((count, features))
     return {"x": x.astype(np.float32), "label": label}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.fakes.quick import joined, opened
 from tests.fakes.waiting import NEVER_SECONDS, wait_until
 
 FEATURES, CLASSES, ROUNDS = 96, 3, 5
+samples = partial(personal_ladders.samples, features=FEATURES)
 RUNGS = ("1of8", "1of4", "full")
 _TASK = """
 [task]
@@ -67,15 +69,6 @@ def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         verify=False,
     )
     return folder
-
-
-def samples(seed: int, count: int) -> dict[str, np.ndarray]:
-    """Of classes that a direction in the features tells apart."""
-    rng = np.random.default_rng(seed)
-    label = rng.integers(CLASSES, size=count)
-    directions = 2 * np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
-    x = directions[label] + rng.standard_normal((count, FEATURES))
-    return {"x": x.astype(np.float32), "label": label}
 
 
 def test_unequal_devices_learn_one_model_through_the_death_of_the_aggregator(

@@ -23,8 +23,9 @@ from device_sdk.artifact.load import rung_folders
 from device_sdk.local_data import LocalData
 from device_sdk.methods.fedavg.learner import FedAvgLearner
 from tests.fakes import personal_ladders
+from tests.fakes.personal_ladders import CLASSES, FEATURES, samples
 
-DEVICES, FEATURES, CLASSES, WIDTH = 6, 20, 3, 16
+DEVICES, WIDTH = 6, 16
 
 
 class Net(nn.Module):
@@ -66,15 +67,6 @@ def last(blocks: int) -> nn.Module:
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     logits = model(batch["x"])
     return cross_entropy(logits, batch["label"]), {"logits": logits}
-
-
-def samples(seed: int, count: int = 40) -> dict[str, np.ndarray]:
-    """Of classes that a direction in the features tells apart."""
-    rng = np.random.default_rng(seed)
-    label = rng.integers(CLASSES, size=count)
-    directions = 2 * np.random.default_rng(0).standard_normal((CLASSES, FEATURES))
-    x = directions[label] + rng.standard_normal((count, FEATURES))
-    return {"x": x.astype(np.float32), "label": label}
 
 
 def data(devices: int, rng: np.random.Generator) -> list[LocalData]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,15 @@ def test_inputs_that_reach_the_most_code_are_kept(
     assert program._keep("receipt", tmp_path / "work")
     kept = corpus.read("receipt")
     assert kept and set(kept) <= set(seeds)
+
+
+@pytest.mark.slow
+def test_a_fuzzer_runs_though_its_parent_had_much_in_memory(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    line = [sys.executable, "-m", "tests.fuzz.one_target", "topic", str(tmp_path), "-runs=1"]
+    holds = f"len(b'x' * (1 << 30))\nimport subprocess, sys\nsys.exit(subprocess.call({line}))"
+    ended = subprocess.run([sys.executable, "-c", holds], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-1000:]
 
 
 @pytest.mark.slow

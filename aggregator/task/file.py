@@ -507,6 +507,8 @@ def _artifacts(
             "artifacts",
             f"lists {len(artifacts)} artifacts; {binding.method_name} takes {expected}",
         )
+    if companions and (why := binding.why_no_companions):
+        raise table.error("companions", why)
     if companions and len(companions) != len(artifacts):
         raise table.error(
             "companions", f"lists {len(companions)}; expected one for each artifact, or none"

@@ -158,7 +158,11 @@ RULES = (
             | (_CONTRACT | _SOLVE | _SERVER)
         ),
         frozenset({"onnxruntime"}),
-        apart="aggregator/simulate aggregator/demo",
+        apart="aggregator/simulate aggregator/demo aggregator/evaluation_picture.py",
+    ),
+    Rule(
+        "aggregator/evaluation_picture.py",
+        frozenset({"aggregator", "device_sdk.evaluation", "matplotlib"}),
     ),
     # A whole fleet on one machine; only its command loads it, when it runs.
     Rule(

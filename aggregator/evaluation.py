@@ -132,7 +132,7 @@ def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
     ends = () if found is None else ends_of(found.over_alone, found.over_alone_half_width)
     if found is None or not ends:
         return (
-            f"what federation brings is not known yet: {heard} devices of the control arm have "
+            f"what federation brings is not known yet: {heard} of the control arm's devices "
             "evaluated this version, too few for an interval (evaluation.least_devices; a larger "
             "evaluation.control has more of them)"
         )

@@ -194,6 +194,6 @@ def test_a_method_without_steps_alone_says_so(tmp_path: Path) -> None:
 def test_too_few_for_a_figure_is_said(tmp_path: Path, artifact: Path) -> None:
     *_, rounds = played(tmp_path, artifact, alike, "control = 0.02")
     said = what_it_brings(rounds[-1].figures, "accuracy")
-    assert "devices of the control arm have evaluated this version, too few" in said
+    assert "of the control arm's devices evaluated this version, too few" in said
     *_, none = played(tmp_path, artifact, alike, "control = 0")
     assert what_it_brings(none[-1].figures, "accuracy") == ""

@@ -452,8 +452,11 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         notes.append("task.artifact is without effect: with these settings devices train none")
     rounds = root.table("round")
     settings = RoundSettings.read(rounds)
-    if settings.late == "staleness" and (obstacle := binding.late_obstacle()):
+    if settings.late == "staleness" and (obstacle := binding.why_no_staleness()):
         raise rounds.error("late", f"is 'staleness', and {obstacle}")
+    evaluation = _evaluation(root, binding, artifacts)
+    if evaluation is not None and evaluation.control:
+        binding = replace(binding, control=True)
     task = Task(
         fleet=_fleet(root, path.parent) if fleet is None else fleet,
         name=named.name,
@@ -467,7 +470,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         round=settings,
         store=root.table("store").read(StoreSettings),
         models=root.table("models").read(ModelsSettings),
-        evaluation=_evaluation(root, binding, artifacts),
+        evaluation=evaluation,
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         note="; ".join(notes),

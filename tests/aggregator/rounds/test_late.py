@@ -349,5 +349,5 @@ def test_slices_that_stay_are_sound_and_bases_that_turn_are_not() -> None:
     def rung(*roles: str) -> Submodel:
         return Submodel(1, 2, "0" * 64, {f"w.{role}": Piece("w", role) for role in roles})
 
-    assert binding.late_obstacle([rung("slice")]) == binding.late_obstacle() == ""
-    assert "low rank" in binding.late_obstacle([rung("left", "scale", "right")])
+    assert binding.why_no_staleness([rung("slice")]) == binding.why_no_staleness() == ""
+    assert "low rank" in binding.why_no_staleness([rung("left", "scale", "right")])

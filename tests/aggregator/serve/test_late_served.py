@@ -42,7 +42,7 @@ class Gate:
 
     def __call__(self) -> LocalData:
         self.asked += 1
-        assert self._let_go.acquire(timeout=2 * PATIENCE_SECONDS)
+        assert self._let_go.acquire(timeout=PATIENCE_SECONDS)
         return self._data
 
     def open(self) -> None:

@@ -14,14 +14,22 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.intervals import trimmed_interval
 from device_sdk.evaluation.metrics import METRICS, Metric, Statistics
-from device_sdk.evaluation.report import STAGES, Evaluation, EvaluationReport, Stage
+from device_sdk.evaluation.report import (
+    ALONE,
+    SERVED,
+    STAGES,
+    Evaluation,
+    EvaluationReport,
+    Stage,
+)
 
 # Figures as programs and people read them.
 
@@ -65,6 +73,9 @@ def as_json(figure: Figure) -> dict[str, object]:
         "deciles": list(figure.deciles) or None,
         "worst_tenth": figure.worst_tenth,
         "typical": _defined(figure.typical),
+        "over_alone": _defined(figure.over_alone),
+        "over_alone_interval": [*over_alone(figure)[1:]] or None,
+        "control_devices": figure.control_devices,
     }
 
 
@@ -81,6 +92,46 @@ def _beside(figure: Figure) -> list[str]:
 
 def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+# The control arm: what federation brings, as people read it.
+
+
+def compared(figures: Iterable[Figure], metric: str) -> Figure | None:
+    """The fleet's figure that the control arm is compared with: of the model that devices predict
+    with, which is their own where they have one."""
+    fleet = {each.stage: each for each in figures if each.part == FLEET and each.metric == metric}
+    return next((fleet[stage] for stage in reversed(SERVED) if stage in fleet), None)
+
+
+def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
+    """Fleet against control arm in a sentence, by the metric's name (default: the first figure's).
+    Empty where nothing was heard of a control arm."""
+    if not any(each.control_devices or each.stage == ALONE for each in figures):
+        return ""
+    metric = metric or figures[0].metric
+    found = compared(figures, metric)
+    heard = 0 if found is None else found.control_devices
+    if found is None or not over_alone(found):
+        return (
+            f"what federation brings is not known yet: {heard} devices of the control arm have "
+            "evaluated this version, too few for an interval (evaluation.least_devices; a larger "
+            "evaluation.control has more of them)"
+        )
+    mean, low, high = over_alone(found)
+    whose = "their own models" if found.stage == SERVED[1] else "the shared model"
+    of = f"{metric}, {whose} against the same devices alone, {heard} devices"
+    verb = "brings" if low > 0 else "costs" if high < 0 else "brings nothing yet:"
+    shares = METRICS[metric].most_value == 1
+    gain, *ends = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in (mean, low, high))
+    of_shares = " points" if shares else ""
+    return f"federation {verb} {gain}{of_shares} ({' to '.join(ends)}): {of}"
+
+
+def over_alone(figure: Figure) -> tuple[float, ...]:
+    """Its comparison with the control arm: mean, low and high end; empty where it has none."""
+    mean, half = figure.over_alone, figure.over_alone_half_width
+    return () if math.isnan(half) else (mean, mean - half, mean + half)
 
 
 # Early stopping: when a task's rounds have brought nothing for long enough.
@@ -125,6 +176,8 @@ _MOST_APART = 5.0
 bounds it: of a thousand normal ones one is further away."""
 _LEAST_USUAL = 3
 """Devices of which one that lies cannot choose the median."""
+_LEAST_TRIMMED = 8
+"""Devices of the control arm of which the extremes are left out."""
 _EXTREME_SHARE = 0.05
 """Of the devices, at either end: at least one is left out of :attr:`Figure.typical`."""
 
@@ -175,6 +228,11 @@ class Figure:
             highest twentieth, one device at least. Where the median is NaN, for a value that single
             devices are left out of would be that of fewer: ``value`` if no device's samples counted
             for more than the median device's, so that one of n that lies is one of n.
+        over_alone: how much better the devices of the control arm do in this stage than alone, each
+            beside itself and counting once, without the extremes as in ``typical``: above 0 is
+            better, whichever way the metric goes. NaN where fewer than ``least_devices`` have both.
+        over_alone_half_width: of its 95 % interval; NaN where the devices are too few for one.
+        control_devices: that have both.
     """
 
     stage: Stage
@@ -188,6 +246,9 @@ class Figure:
     median: float
     deciles: tuple[float, ...] = ()
     typical: float = math.nan
+    over_alone: float = math.nan
+    over_alone_half_width: float = math.nan
+    control_devices: int = 0
 
     @property
     def comparable(self) -> float:
@@ -216,7 +277,7 @@ def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
         for evaluation in each.report.results:
             column = heard.get((evaluation.stage, evaluation.metric))
             if column is not None and evaluation.samples >= rules.least_samples:
-                column.add(each.part, evaluation)
+                column.add(each.part, evaluation, each.report.of(ALONE, evaluation.metric))
     return [figure for column in heard.values() for figure in column.figures(rules)]
 
 
@@ -228,14 +289,17 @@ class _Heard:
         self._parts: list[str] = []
         self._samples = array("d")
         self._values = array("d")
+        self._alone = array("d")
         # Of a histogram's hundreds of bins a device fills few.
         self._cells: list[tuple[NDArray[np.uint16], Statistics]] = []
 
-    def add(self, part: str, evaluation: Evaluation) -> None:
+    def add(self, part: str, evaluation: Evaluation, alone: Evaluation | None) -> None:
+        """``alone``: what the same device said of its model that is trained alone."""
         places = np.flatnonzero(evaluation.statistics)
         self._parts.append(part)
         self._samples.append(evaluation.samples)
         self._values.append(evaluation.value)
+        self._alone.append(math.nan if alone is None else alone.value)
         self._cells.append((places.astype(np.uint16), evaluation.statistics[places]))
 
     def figures(self, rules: Rules) -> list[Figure]:
@@ -244,6 +308,9 @@ class _Heard:
         if len(self._parts) < least:
             return []
         samples, values = np.asarray(self._samples), np.asarray(self._values)
+        over = (values - np.asarray(self._alone)) * (1 if self._metric.higher_is_better else -1)
+        if self._stage == ALONE:
+            over[:] = math.nan
         most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
         held = self._hold_means(samples)
         shares = np.minimum(1.0, np.where(held, np.median(samples), most) / samples)
@@ -253,7 +320,10 @@ class _Heard:
         whole = {FLEET: np.ones(len(samples), dtype=np.bool_)}
         owns = {part: np.array([each == part for each in self._parts]) for part in shown}
         return [
-            self._figure(part, own, (shares, even), too_many, _spread(values[own], least))
+            replace(
+                self._figure(part, own, (shares, even), too_many, _spread(values[own], least)),
+                **_over_alone(over[own], least),
+            )
             for part, own in (whole | owns).items()
         ]
 
@@ -325,6 +395,26 @@ def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
     return sorted(part for _, part in shown)
 
 
+def _cut(count: int) -> int:
+    """So many are left out at either end."""
+    return max(1, int(_EXTREME_SHARE * count)) if count >= _LEAST_USUAL else 0
+
+
+def _over_alone(over: NDArray[np.float64], least_devices: int) -> dict[str, Any]:
+    """A figure's fields of the control arm."""
+    found = over[~np.isnan(over)].tolist()
+    if len(found) < max(least_devices, 1):
+        return {"control_devices": len(found)}
+    # Of so few that the rest is no sample, all.
+    cut = _cut(len(found)) if len(found) >= _LEAST_TRIMMED else 0
+    told = trimmed_interval(found, cut)
+    return {
+        "over_alone": told.mean,
+        "over_alone_half_width": told.half_width,
+        "control_devices": len(found),
+    }
+
+
 def _spread(
     values: NDArray[np.float64], least_devices: int
 ) -> tuple[float, tuple[float, ...], float]:
@@ -335,6 +425,6 @@ def _spread(
     if groups < 2:
         return math.nan, (), math.nan
     deciles = np.percentile(defined, DECILES).tolist() if groups >= 10 else ()
-    cut = max(1, int(_EXTREME_SHARE * len(defined))) if len(defined) >= _LEAST_USUAL else 0
+    cut = _cut(len(defined))
     typical = float(defined[cut : len(defined) - cut].mean())
     return float(np.median(defined)), tuple(deciles), typical

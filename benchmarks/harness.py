@@ -574,7 +574,7 @@ def spread_of(read: Read[OutcomeT], digits: int = 4) -> Cell[OutcomeT]:
 
 def spread_text(values: Sequence[float], digits: int = 4) -> str:
     """Mean ± standard deviation; the value where there is one."""
-    from aggregator.simulate.shown import spread
+    from aggregator.intervals import spread
 
     over = spread(values)
     more = "" if math.isnan(over.deviation) else f" ± {over.deviation:.{digits}f}"
@@ -602,7 +602,7 @@ def _difference(
     ahead: bool,
     relative: bool,
 ) -> str:
-    from aggregator.simulate.shown import paired_difference
+    from aggregator.intervals import paired_difference
 
     shared = sorted(set(found) & set(base))
     if found is base or not shared:

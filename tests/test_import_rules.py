@@ -143,7 +143,8 @@ RULES = (
     _device(
         "train",
         "artifact capability errors evaluation factorisation home local_data system trainer trial "
-        "wire world methods.learner methods.registry methods.scatter",
+        "wire world methods.learner methods.local_steps methods.registry methods.scatter "
+        "methods.state",
     ),
     _device(
         "rounds",
@@ -157,7 +158,11 @@ RULES = (
             | (_CONTRACT | _SOLVE | _SERVER)
         ),
         frozenset({"onnxruntime"}),
-        apart="aggregator/simulate aggregator/demo",
+        apart="aggregator/simulate aggregator/demo aggregator/evaluation_picture.py",
+    ),
+    Rule(
+        "aggregator/evaluation_picture.py",
+        frozenset({"aggregator", "device_sdk.evaluation", "matplotlib"}),
     ),
     # A whole fleet on one machine; only its command loads it, when it runs.
     Rule(
@@ -175,7 +180,8 @@ RULES = (
         ),
     ),
     _server("methods", "tables", banned=_OUTSIDE_A_METHOD),
-    Rule("aggregator/evaluation.py", frozenset({"numpy"} | _CONTRACT)),
+    Rule("aggregator/intervals.py", frozenset({"numpy"})),
+    Rule("aggregator/evaluation.py", frozenset({"numpy", "aggregator.intervals"} | _CONTRACT)),
     _server("store", "evaluation methods", libraries="psycopg"),
     _server("task", "evaluation guard methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
     _server("keys", "clock home refusals store"),

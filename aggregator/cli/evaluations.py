@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
 from tabulate import tabulate
 
@@ -15,11 +17,21 @@ from aggregator.cli.arguments import (
     task_file_of,
     task_of,
 )
-from aggregator.evaluation import FLEET, Figure, as_json, figure_name, part_name, shown
+from aggregator.errors import AggregatorError
+from aggregator.evaluation import (
+    FLEET,
+    Figure,
+    as_json,
+    figure_name,
+    part_name,
+    shown,
+    what_it_brings,
+)
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import TaskRow
+from aggregator.task.evaluation import named
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import printable
 
@@ -27,12 +39,20 @@ DESCRIPTION = """\
 Shows what devices found out about the model on data that they hold back, version by version: of the
 model as it was sent to them and, with personal., of their own after they trained. A figure is of
 all their data together. Beside it: the median device's own, and the worst tenth, which nine devices
-in ten do better than, or as well as. [evaluation] in the task file asks for it."""
+in ten do better than, or as well as. Where some devices also train a model alone (control), a
+sentence says what federation brings. [evaluation] in the task file asks for all of it."""
 EXAMPLES = """\
 examples:
   tessera-aggregator evaluations --home fleet                the last versions
   tessera-aggregator evaluations --home fleet --parts        by capacity class, too
-  tessera-aggregator evaluations --home fleet --json         with deciles and error bounds"""
+  tessera-aggregator evaluations --home fleet --json         with deciles and error bounds
+  tessera-aggregator evaluations --home fleet --versions 100 --picture figures.png"""
+
+
+_NO_CONTROL = (
+    "whether federation brings anything is not known: with control = 0.2 under [evaluation], say, "
+    "a fifth of the devices trains a second model alone, to compare with"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--parts", action="store_true", help="also by what devices trained")
     parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw them, such as figures.png or .svg"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,9 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
         name, own = row.name or "", store.task(row.number)
         found, ranking = own.evaluations.latest(arguments.versions), ranking_of(home, store, row)
         best = own.versions.best(ranking)
+        metric = "" if ranking is None else named(ranking.metric)[1]
         none_yet = "" if found or ranking is None else _none_yet(home, store, row)
+    if arguments.picture is not None and found:
+        _draw(found, metric or found[0].figures[0].metric, arguments.picture)
     if arguments.json:
-        listed = [_as_json(each) for each in found]
+        listed = [_as_json(each, metric) for each in found]
         by = None if ranking is None else ranking.metric
         print(json.dumps({"task": name, "best": best, "best_by": by, "versions": listed}, indent=2))
     elif found:
@@ -66,11 +92,27 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
+        said = ((each.version, what_it_brings(each.figures, metric)) for each in found)
+        told = (f"version {version}: {brings}" for version, brings in said if brings)
+        print(f"\n{next(told, _NO_CONTROL)}")
     elif ranking is not None:
         print(none_yet)
     else:
         print(f"task {name} has no figures: its file has no table [evaluation] that can be read")
     return 0
+
+
+def _draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
+    from aggregator.evaluation_picture import draw
+
+    try:
+        draw(found, metric, path)
+    except ImportError:
+        raise AggregatorError(
+            "--picture needs matplotlib: pip install 'tessera-edge[aggregator,simulate]'"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise AggregatorError(f"--picture {path}: {error}") from None
 
 
 def _none_yet(home: AggregatorHome, store: Store, row: TaskRow) -> str:
@@ -104,9 +146,10 @@ def _as_line(of: EvaluatedVersion, figure: Figure, best: int | None) -> dict[str
     }
 
 
-def _as_json(of: EvaluatedVersion) -> dict[str, object]:
+def _as_json(of: EvaluatedVersion, metric: str) -> dict[str, object]:
     return {
         "version": of.version,
         "round": of.round,
+        "brings": what_it_brings(of.figures, metric) or None,
         "figures": [as_json(each) for each in of.figures],
     }

@@ -19,12 +19,13 @@ from aggregator.cli.arguments import (
     called_all,
     home_of,
     parts_of,
+    ranking_of,
     tasks_of,
 )
 from aggregator.cli.broker import move_lines
 from aggregator.cli.rollback import Rollback
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import as_json, in_a_line
+from aggregator.evaluation import as_json, in_a_line, what_it_brings
 from aggregator.home import is_served
 from aggregator.keys.registry import Registry
 from aggregator.rounds.attendance import Attendance, KnownHabits
@@ -33,6 +34,8 @@ from aggregator.serve.reach import Reach, read_reach
 from aggregator.store import Store, TaskStore
 from aggregator.store.reports import KEPT_ROUNDS
 from aggregator.store.rows import DeviceRow, RoundRow, TaskRow
+from aggregator.store.versions import Ranking
+from aggregator.task.evaluation import named
 from aggregator.task.file import RoundSettings, Selector, served_round, served_selector
 from device_sdk.system.command_line import positive_int
 from device_sdk.system.printable import ago, printable, span
@@ -181,6 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
                 store.task(row.number),
                 row,
                 parts_of(home, store, row),
+                ranking_of(home, store, row),
                 registry,
                 arguments.rounds,
                 now,
@@ -210,6 +214,7 @@ class _SeenTask:
         store: TaskStore,
         row: TaskRow,
         parts: ModelParts,
+        ranking: Ranking | None,
         registry: Registry,
         most_rounds: int,
         now: float,
@@ -223,6 +228,7 @@ class _SeenTask:
         self.eligible = registry.eligible(selector.admits)
         self.only = str(selector)
         self.evaluated = store.evaluations.latest()
+        self.metric = "" if ranking is None else named(ranking.metric)[1]
         self.rollback = Rollback.of(store)
         self.outcomes = store.reports.outcomes()
         self.trained = parts.counts(store.participations.widths())
@@ -353,6 +359,8 @@ def _print(
         if task.evaluated:
             found = task.evaluated[0]
             print(f"evaluation   version {found.version}: {in_a_line(found.figures)}")
+            if brings := what_it_brings(found.figures, task.metric):
+                print(f"control arm  {brings}")
         if task.trained:
             told = ", ".join(f"{printable(each)}: {count}" for each, count in task.trained.items())
             print(f"train        {told}")
@@ -526,6 +534,7 @@ def _evaluation_as_json(seen: _SeenTask) -> dict[str, object] | None:
         "version": found.version,
         "round": found.round,
         "figures": [as_json(each) for each in found.figures],
+        "brings": what_it_brings(found.figures, seen.metric) or None,
         "stopped_at_version": seen.store.facts.stopped_at,
     }
 

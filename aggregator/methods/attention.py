@@ -740,6 +740,10 @@ class AttentionBinding(Binding[AttentionSettings]):
     settings_class = AttentionSettings
     one_model = True
 
+    def why_no_control(self, artifacts: int) -> str:
+        """Devices can where the artifact brings its first values."""
+        return "" if artifacts == 1 else "a rung brings no values of its own to begin with"
+
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> AttentionMethod:

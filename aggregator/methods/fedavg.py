@@ -48,6 +48,7 @@ from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     deal_of,
+    first_name,
     own_name,
     personal_obstacle,
     rung_name,
@@ -239,10 +240,11 @@ class FedAvgMethod(SummingMethod):
         attached = {}
         for rung, each in zip(self._ladder.rungs, told, strict=True):
             attached[rung_name(rung.submodel.rung, rung.deal)] = each
-            if rung.own:
-                # Exact, so that it stays the same content, which a device fetches once.
-                own = Attachment(rung.own, exact=frozenset(rung.own), lasting=True)
-                attached[own_name(rung.submodel.rung)] = own
+            # Exact, so that they stay the same content, which a device fetches once.
+            for name_of, values in ((own_name, rung.own), (first_name, rung.first)):
+                if values:
+                    each = Attachment(values, exact=frozenset(values), lasting=True)
+                    attached[name_of(rung.submodel.rung)] = each
         return Broadcast(self._round_id, self._version, {}, settings, attached)
 
     def require(self, update: Update) -> None:
@@ -499,6 +501,10 @@ class FedAvgBinding(Binding[FedAvgSettings]):
     settings_class = FedAvgSettings
     one_model = True
 
+    def why_no_control(self, artifacts: int) -> str:
+        """Devices can."""
+        return ""
+
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> FedAvgMethod:
@@ -508,7 +514,7 @@ class FedAvgBinding(Binding[FedAvgSettings]):
             if obstacle:
                 raise ValueError(obstacle)
         kept = self.settings.training.personal_names
-        rungs = rungs_of(artifacts, kept)
+        rungs = rungs_of(artifacts, kept, first=self.control)
         *_, full = artifacts
         parameters, buffers = trained_of(full)
         frozen = full.manifest.frozen_members

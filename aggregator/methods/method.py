@@ -16,7 +16,7 @@ from aggregator.methods.sums import MOST_UPDATES, Additive, RefusedShare
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout
-from device_sdk.evaluation.report import STAGES, Stage
+from device_sdk.evaluation.report import SERVED, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
 from device_sdk.methods.state import COUNT, Entry, Schema, State
@@ -570,6 +570,8 @@ class Binding(Generic[Settings], ABC):
     method_name: str
     """The name that devices are told."""
     settings: Settings
+    control: bool = False
+    """Whether some of the devices also train a model alone (``evaluation.control``)."""
 
     settings_class: ClassVar[type[Any]]
     """A frozen dataclass, read from the task file's table of the method's name."""
@@ -600,7 +602,12 @@ class Binding(Generic[Settings], ABC):
     def stages(self) -> tuple[Stage, ...]:
         """Which models the devices evaluate; versions are compared by the first unless the task
         says otherwise. Here: the one that they receive, and their own."""
-        return STAGES
+        return SERVED
+
+    def why_no_control(self, artifacts: int) -> str:
+        """Why none of the devices of a task with so many artifacts could train a model alone; empty
+        where they can. Here: for whoever writes ``Learner.train_alone`` says so."""
+        return "its devices take no steps alone"
 
     @property
     def note(self) -> str:
@@ -652,6 +659,10 @@ class PersonalBinding(Binding[Settings]):
     """Models of any kind: none of them is sent to anybody, each device has its own."""
 
     __slots__ = ()
+
+    def why_no_control(self, artifacts: int) -> str:
+        """Devices can: without what the others say."""
+        return ""
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -44,7 +44,7 @@ from aggregator.methods.server_optimizer import OptimizerSettings
 from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import Additive, FixedPointSum
 from device_sdk.artifact import Artifact
-from device_sdk.evaluation.report import STAGES, Stage
+from device_sdk.evaluation.report import SERVED, Stage
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.scatter.contract import (
     SOLVE,
@@ -591,7 +591,14 @@ class ScatterBinding(Binding[ScatterTable]):
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Of least squares the one model: a device's vectors follow from the items alone."""
-        return STAGES if self.settings.loss == "bpr" else STAGES[:1]
+        return SERVED if self.settings.loss == "bpr" else SERVED[:1]
+
+    def why_no_control(self, artifacts: int) -> str:
+        """Alone a device knows nothing of items that its own users have not touched."""
+        return (
+            "alone, a device has vectors of no items but those that its users know already; "
+            "simulate shows popularity to compare with"
+        )
 
     @property
     def trains_artifacts(self) -> bool:

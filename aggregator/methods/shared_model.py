@@ -102,6 +102,10 @@ class SharedModelBinding(Binding[SharedModelSettings]):
     method_class: ClassVar[type[SharedModelMethod]]
     artifacts = range(1, 2)
 
+    def why_no_control(self, artifacts: int) -> str:
+        """Devices can."""
+        return ""
+
     def build(
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> SharedModelMethod:

@@ -48,6 +48,7 @@ class Rung:
         deal: which of several slices of this size it is (from 0); None where there is one.
         own: first values, by names on the wire, of what stays on the devices (personal layers): a
             submodel's artifact brings none.
+        first: likewise of all, where some devices train it alone; else empty.
     """
 
     layout: tuple[SharedTensor, ...]
@@ -55,6 +56,7 @@ class Rung:
     own: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     held: tuple[SharedTensor, ...] = ()
     deal: int | None = None
+    first: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -134,21 +136,23 @@ def submodels_of(artifacts: Sequence[Artifact]) -> list[Submodel]:
     return ladder
 
 
-def rungs_of(artifacts: Sequence[Artifact], kept: Sequence[str]) -> list[Rung]:
+def rungs_of(
+    artifacts: Sequence[Artifact], kept: Sequence[str], *, first: bool = False
+) -> list[Rung]:
     """The rungs of a ladder, smallest first; none where there is one artifact.
 
-    ``kept``: names of what stays on the devices. Raises ValueError as :func:`submodels_of` does.
+    ``kept``: names of what stays on the devices. ``first``: with the first values of all. Raises
+    ValueError as :func:`submodels_of` does.
     """
     found = []
     for artifact, submodel in zip(artifacts, submodels_of(artifacts), strict=False):
         layout, held = tensors_of(artifact.manifest, *trained_of(artifact), kept)
         known_names = {one.name for one in (*layout, *held)}
-        own = {
-            one.wire_name: artifact.initial[one.name].reshape(one.wire_shape)
-            for one in shared_tensors(*trained_of(artifact), (), artifact.manifest.fixed)
-            if one.name not in known_names
-        }
-        found.append(Rung(layout, submodel, own, held))
+        given = shared_tensors(*trained_of(artifact), (), artifact.manifest.fixed)
+        values = {each: artifact.initial[each.name].reshape(each.wire_shape) for each in given}
+        own = {each.wire_name: values[each] for each in given if each.name not in known_names}
+        whole = {each.wire_name: values[each] for each in given} if first else {}
+        found.append(Rung(layout, submodel, own, held, first=whole))
     return found
 
 

@@ -17,13 +17,14 @@ from aggregator.evaluation import (
     stalled_since,
     summarise,
     typical_name,
+    what_it_brings,
 )
 from aggregator.store import TaskStore
 from aggregator.store.rows import DeviceEvaluation, RoundRow
 from aggregator.task.evaluation import EvaluationSettings, named
-from device_sdk.evaluation.report import read_evaluations
+from device_sdk.evaluation.report import ALONE, read_evaluations
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.manifest import evaluates_in
+from device_sdk.wire.publish.manifest import evaluates_in, is_control
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,15 +49,20 @@ class Evaluator:
     def read(
         self, row: RoundRow, device_id: bytes, part: str, data: bytes
     ) -> DeviceEvaluation | None:
-        """What a device says in a round, to be noted; None where nobody asked it.
+        """What a device says in a round, to be noted; None where nobody asked it, or not of a model
+        that it trains alone.
 
         Raises ``WireError`` for what no device writes, and for statistics that no data has.
         """
-        read_evaluations(data)
+        said = read_evaluations(data)
         if self.settings is None or not data:
             return None
-        if not evaluates_in(self.settings.terms, row.seed, self.task, row.round, device_id):
+        terms = self.settings.terms
+        if not evaluates_in(terms, row.seed, self.task, row.round, device_id):
             return None
+        alone = any(each.stage == ALONE for each in said.results)
+        if alone and not is_control(terms, self.task, device_id):
+            return None  # nobody chooses to be of the control arm
         return DeviceEvaluation(device_id, part, data)
 
     def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:
@@ -78,7 +84,10 @@ class Evaluator:
         if figures:
             self.store.evaluations.put(row.version, row.round, figures)
             self.store.versions.note_metrics(row.version, _metrics(figures))
-        return f"version {row.version}: {in_a_line(figures)}" if figures else ""
+        if not figures or self.settings is None:
+            return ""
+        brings = what_it_brings(figures, named(self.settings.ranking.metric)[1])
+        return "; ".join(filter(None, (f"version {row.version}: {in_a_line(figures)}", brings)))
 
     def _figures(self, version: int, revoked: set[bytes]) -> list[Figure]:
         assert self.settings is not None

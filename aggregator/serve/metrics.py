@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import part_name
+from aggregator.evaluation import over_alone, part_name
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
@@ -47,6 +47,8 @@ class TaskSnapshot:
     """The last closed rounds, newest first."""
     evaluated: EvaluatedVersion | None = None
     """The newest version that has figures."""
+    metric: str = ""
+    """That versions are compared by."""
     stopped: bool = False
     """Whether early stopping has ended its rounds."""
     waits_for: int = 0
@@ -155,6 +157,20 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         "evaluation_devices",
         "Devices that a figure is of",
         [(of, figure.devices) for of, figure in figures],
+    )
+    yield _metric(
+        "evaluation_over_alone",
+        "How much better the control arm's devices do than alone, and its 95 % interval's ends",
+        [
+            ({**of, "bound": bound}, value)
+            for of, figure in figures
+            for bound, value in zip(("mean", "low", "high"), over_alone(figure), strict=False)
+        ],
+    )
+    yield _metric(
+        "evaluation_control_devices",
+        "Devices of the control arm that a comparison is of",
+        [(of, figure.control_devices) for of, figure in figures],
     )
     yield _metric(
         "device_outcomes_total",

@@ -47,14 +47,14 @@ from device_sdk.methods.scatter.learner import ScatterLearner
 from device_sdk.methods.scatter.least_squares import items_of
 from device_sdk.methods.state import State
 from device_sdk.tables.text import Reading
-from device_sdk.train.arrays import evaluate_received
+from device_sdk.train.arrays import apart, evaluate_received, train_control
 from device_sdk.train.evaluate import HeldOutItem, RankEvaluation, RoundEvaluation
 from device_sdk.train.job import learner_class, reason_of
 from device_sdk.train.scatter import ScatterTrainer, factor_step
 from device_sdk.trainer import Trainer
 from device_sdk.wire.arrays.exchange import Attachment, Broadcast, Update, encode_update
 from device_sdk.wire.codec.errors import WireError
-from device_sdk.wire.publish.manifest import evaluates_in
+from device_sdk.wire.publish.manifest import evaluates_in, is_control
 from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS, TaskTerms, read_attachment
 
@@ -178,8 +178,11 @@ def with_wanted(
     name: str,
     learner: Learner,
     fetch: Callable[[Attachment], Attachment],
+    *,
+    begins: bool = False,
 ) -> Broadcast:
-    """The broadcast with those attachments of ``opened`` that the device may read and wants.
+    """The broadcast with those attachments of ``opened`` that the device may read and wants; of the
+    control arm where it ``begins`` too.
 
     Raises LearnerError as ``learner.wants`` does.
     """
@@ -193,7 +196,8 @@ def with_wanted(
         for key, attachment in readable.items()
     }
     offer = replace(broadcast, offered=sizes)
-    return replace(offer, attachments={key: fetch(readable[key]) for key in learner.wants(offer)})
+    wanted = [*learner.wants(offer), *(learner.wants_alone(offer) if begins else ())]
+    return replace(offer, attachments={key: fetch(readable[key]) for key in wanted})
 
 
 class Chosen(NamedTuple):
@@ -308,11 +312,16 @@ class _Streams:
         self._seeds = np.random.SeedSequence([seed, int(StreamPurpose.TRAIN), number, device])
         self.rng = np.random.default_rng(self._seeds)
 
-    def evaluation(self, terms: EvaluationTerms, seconds: float) -> RoundEvaluation:
-        # As RoundTrainer.evaluation: of a child, so that the training draws what it would.
+    def child(self) -> np.random.Generator:
+        """As ``Generator.spawn`` of a device's own, so that the training draws what it would."""
         (child,) = self._seeds.spawn(1)
-        rng = np.random.default_rng(child)
-        return RoundEvaluation(terms, terms.time_share * seconds, 2, _StandingClock(), rng)
+        return np.random.default_rng(child)
+
+    def evaluation(
+        self, terms: EvaluationTerms, seconds: float, stages: int = 2
+    ) -> RoundEvaluation:
+        clock = _StandingClock()
+        return RoundEvaluation(terms, terms.time_share * seconds, stages, clock, self.child())
 
 
 def device_id(device: int) -> bytes:
@@ -557,17 +566,23 @@ class ArrayDevices(VirtualDevices):
         data = arrays_of(self._entries, device)
         samples = data.samples
         streams = _Streams(self._fleet.seed, published.manifest.round, device)
-        place = self._fleet.option(device, samples, self._names, self._parts, terms.train_seconds)
+        asked, manifest = terms.evaluation, published.manifest
+        control = asked is not None and is_control(asked, manifest.task, device_id(device))
+        trainings = 2 if control else 1
+        affordable = terms.train_seconds / trainings
+        place = self._fleet.option(device, samples, self._names, self._parts, affordable)
         option = option_name(self._names[place])
 
+        kept = apart(self._state(device, place))[1]
         if opened.attachments:
             learner, _ = self._learner(device, place, data, streams.rng)
             fetch = partial(self._fetched, device, opened, published, fetched)
             name = device_id(device).hex()
-            broadcast = with_wanted(broadcast, opened, name, learner, fetch)
+            begins = control and not kept
+            broadcast = with_wanted(broadcast, opened, name, learner, fetch, begins=begins)
         evaluation, found = None, None
-        if terms.evaluation is not None and _evaluates(published, terms, chosen):
-            found = streams.evaluation(terms.evaluation, terms.train_seconds)
+        if asked is not None and _evaluates(published, terms, chosen):
+            found = streams.evaluation(asked, affordable, 1 + trainings)
             learner, trainer = self._learner(device, place, data, streams.rng)
             evaluation = evaluate_received(learner, trainer, broadcast, data, found)
         if not chosen.trains:
@@ -578,10 +593,14 @@ class ArrayDevices(VirtualDevices):
         body = encode_update(update, BROADCAST_CODECS[terms.update_codec], streams.rng)
         if evaluation is not None and learner.personalises(broadcast):
             evaluation.stage("personal", trainer)
-        if learner.carries_over(broadcast):
-            self._states.put(device, learner.state())
+        state = learner.state() if learner.carries_over(broadcast) else {}
+        if control:
+            learner, trainer = self._new_learner(device, place, data, streams.child())
+            state = {**state, **train_control(learner, trainer, broadcast, kept, evaluation)}
+        if state:
+            self._states.put(device, state)
             self._trained[device] = place
-        seconds = self._fleet.seconds(device, samples, self._parts[place])
+        seconds = trainings * self._fleet.seconds(device, samples, self._parts[place])
         return DeviceAnswer(
             device, option, seconds, body, evaluation=_written(found), fetched_bytes=fetched[0]
         )
@@ -597,6 +616,22 @@ class ArrayDevices(VirtualDevices):
         self, device: int, place: int, data: Any, rng: np.random.Generator
     ) -> tuple[Learner, Trainer]:
         """The learner as its last commit left it; a new one for an artifact that it is not of."""
+        learner, trainer = self._new_learner(device, place, data, rng)
+        own, _ = apart(self._state(device, place))
+        if own:
+            learner.restore(own)
+        for number, counted in self._receipts.get(device, ()):
+            learner.receipt(number, counted=counted)
+        return learner, trainer
+
+    def _state(self, device: int, place: int) -> State:
+        """What was kept last, where it is of this artifact."""
+        of_this = self._trained.get(device, place) == place
+        return (self._states.get(device) if of_this else None) or {}
+
+    def _new_learner(
+        self, device: int, place: int, data: Any, rng: np.random.Generator
+    ) -> tuple[Learner, Trainer]:
         seed = int(np.random.SeedSequence([self._fleet.seed, device]).generate_state(1)[0])
         trainer = self._trainer(self._folders[place], seed)
         companion = None
@@ -605,15 +640,8 @@ class ArrayDevices(VirtualDevices):
         name = device_id(device).hex()
         # What a device with time enough finds: it does itself what it has the companion for.
         where: Where = "aggregator" if companion is None else "device"
-        learner = self._kind.make(LearnerParts(lambda: data, trainer, companion, name, rng, where))
-        state: State | None = None
-        if self._trained.get(device, place) == place:
-            state = self._states.get(device)
-        if state is not None:
-            learner.restore(state)
-        for number, counted in self._receipts.get(device, ()):
-            learner.receipt(number, counted=counted)
-        return learner, trainer
+        parts = LearnerParts(lambda: data, trainer, companion, name, rng, where)
+        return self._kind.make(parts), trainer
 
     def _trainer(self, folder: Path, seed: int) -> Trainer:
         if folder not in self._trainers:

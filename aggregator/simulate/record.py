@@ -423,6 +423,23 @@ class SimulationRecord:
         best = next(iter(names), None)
         return sorted(names, key=lambda each: (each != best, "." in each))
 
+    def over_alone(self, run: int) -> dict[int, tuple[float, float, float]]:
+        """Of versions that a control arm was heard of, by how many rounds had been played: how much
+        better its devices do than alone, and the ends of its 95 % interval; by the metric that
+        versions are compared by, of the model that devices predict with."""
+        if self.ranking is None:
+            return {}
+        base = self.ranking.metric.rpartition(".")[2]
+        found = {}
+        for each in self.rounds(run):
+            for figure in each["figures"]:
+                of_fleet = figure["metric"] == base and figure["part"] in (None, FLEET)
+                if of_fleet and figure.get("over_alone_interval"):
+                    low, high = figure["over_alone_interval"]
+                    # Stages follow one another; the last one is what devices predict with.
+                    found[int(each["number"]) - 1] = (figure["over_alone"], low, high)
+        return found
+
     def curve(self, run: int, metric: str) -> tuple[list[int], list[float]]:
         """Versions that have a figure, by how many rounds had been played, and the figures."""
         x, y = [], []
@@ -484,9 +501,13 @@ def _require_figures(held: _Fields) -> None:
     for each in _maps(held, "figures"):
         each.choice("stage", STAGES)
         each.text("metric", 100)
-        for name in ("part", "value"):
-            if each.take(name) is not None:
+        for name in ("part", "value", "over_alone"):
+            if each.take(name, None) is not None:
                 _ = each.text(name, 100) if name == "part" else each.number(name)
+        if each.take("over_alone_interval", None) is not None:
+            ends = each.array("over_alone_interval")
+            if len(ends) != 2 or not all(isinstance(end, float | int) for end in ends):
+                raise each.error("over_alone_interval", "must be two numbers")
 
 
 def _maps(fields: _Fields, key: str) -> Iterable[_Fields]:

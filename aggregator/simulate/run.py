@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import DeviceReport
+from aggregator.evaluation import DeviceReport, Figure, what_it_brings
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
 from aggregator.simulate.record import (
@@ -21,6 +21,7 @@ from aggregator.simulate.record import (
 )
 from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
+from aggregator.task.evaluation import named
 from aggregator.task.file import Task
 from device_sdk.system.clock import Clock
 from device_sdk.tables.options import reading_of
@@ -52,6 +53,8 @@ class Simulated:
     clock: Clock
     _failure: str = ""
     _counted: int = 0
+    _figures: Sequence[Figure] = ()
+    """Of the last round that was evaluated."""
     _understood: tuple[str, ...] = ()
     _items: dict[int, ItemCount] = field(default_factory=dict)
 
@@ -78,6 +81,7 @@ class Simulated:
             self.recorder.add(played)
             self._failure = self._failure or played.failure
             self._counted += played.counted
+            self._figures = played.figures or self._figures
             version = played.version if played.next_version is None else played.next_version
             if played.number < rounds:
                 show(f"seed {seed}: round {played.number + 1} of {rounds}{_told(played)}")
@@ -95,6 +99,12 @@ class Simulated:
                 f"{sum(each.unknown for each in unknown):,} of "
                 f"{sum(each.recorded for each in self._items.values()):,} items are unknown to the "
                 f"catalogue, on {len(unknown):,} of {len(self._items):,} devices that took part"
+            )
+        settings = self.task.evaluation
+        if settings is not None and self._figures:
+            yield what_it_brings(self._figures, named(settings.ranking.metric)[1]) or (
+                "control = 0.2 under [evaluation], say, has a fifth of the devices train a second "
+                "model alone, to say what federation brings"
             )
         if self._failure:
             yield f"the first device without an update, {self._failure}"

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,56 +13,10 @@ import numpy as np
 from tabulate import tabulate
 
 from aggregator.evaluation import FLEET, figure_name, shown
+from aggregator.intervals import interval
 from aggregator.simulate.record import SimulationRecord
 from device_sdk.evaluation.report import STAGES
 from device_sdk.system.printable import printable
-
-# Student's t, two-sided 95 %, by degrees of freedom from 1.
-_T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Mean and standard deviation (NaN for a single value) over seeds."""
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean, and half the width of its 95 % interval (NaN for a single value)."""
-
-    mean: float
-    half_width: float
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Over at least one value."""
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return Spread(float(np.mean(values)), deviation)
-
-
-def interval(values: Sequence[float]) -> Interval:
-    """Over at least one value, by Student's t."""
-    found = spread(values)
-    degrees = len(values) - 1
-    if degrees == 0:
-        return Interval(found.mean, math.nan)
-    t = _T95[degrees - 1] if degrees <= len(_T95) else 2.086
-    return Interval(found.mean, t * found.deviation / math.sqrt(degrees + 1))
-
-
-def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """``values`` minus ``baseline``, seed by seed.
-
-    Raises ValueError when the two differ in length.
-    """
-    return interval([value - base for value, base in zip(values, baseline, strict=True)])
-
 
 _KEPT = {
     "round": "number",
@@ -247,7 +200,8 @@ def draw(records: Sequence[SimulationRecord], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     metrics = list(dict.fromkeys(metric for each in records for metric in each.metrics[:2]))[:2]
-    count = len(metrics) + 2
+    controlled = any(r.over_alone(run) for r in records for run in range(len(r.runs)))
+    count = len(metrics) + controlled + 2
     figure, axes = pyplot.subplots(1, count, figsize=(4 * count, 3.6), layout="constrained")
     for axis, metric in zip(axes, metrics, strict=False):
         for number, record in enumerate(records):
@@ -257,6 +211,8 @@ def draw(records: Sequence[SimulationRecord], path: Path) -> None:
             axis.axhline(np.mean(popular), color="0.5", linestyle=":", label="popular")
             axis.annotate("popular", (0, np.mean(popular)), color="0.4", fontsize=8)
         axis.set(xlabel="rounds played", ylabel=metric)
+    for number, record in enumerate(records if controlled else ()):
+        _draw_over_alone(axes[len(metrics)], record, f"C{number}")
     for number, record in enumerate(records):
         runs = [record.rounds(run) for run in range(len(record.runs))]
         longest = max(runs, key=len, default=[])
@@ -298,6 +254,17 @@ def _draw_curve(axis: Any, record: SimulationRecord, metric: str, colour: str) -
     axis.plot(x, mean, colour, marker="." if len(x) < 20 else None, label=record.name)
     if half.any():
         axis.fill_between(x, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
+
+
+def _draw_over_alone(axis: Any, record: SimulationRecord, colour: str) -> None:
+    """What federation brings, with its interval over the devices: of the first run."""
+    found = record.over_alone(0)
+    x = sorted(found)
+    mean, low, high = np.array([found[each] for each in x]).reshape(len(x), 3).T
+    axis.plot(x, mean, colour, marker="." if len(x) < 20 else None)
+    axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    axis.axhline(0, color="0.5", linewidth=0.8)
+    axis.set(xlabel="rounds played", ylabel="better than the same devices alone by")
 
 
 def _newest(record: SimulationRecord, run: int, metric: str) -> float | None:

@@ -170,6 +170,7 @@ def _table(key: str, *parts: type[Any] | str, has_rowid: bool = True) -> Shape:
         defaults = _defaults(part)
         for own, name, hint in columns_of(part).written:
             types[name], nullable = _type(hint)
+            nullable |= defaults.get(own) != defaults.get(own)  # by default it is not defined
             rest[name] = "" if nullable else f" NOT NULL{_default(defaults.get(own))}"
     return Shape(types, tuple(key.split()), rest, has_rowid)
 
@@ -204,7 +205,7 @@ def _type(hint: Any) -> tuple[str, bool]:
 
 
 _SEEN = "device_id BLOB, seen_unix INTEGER"
-_FIGURE_NULL = "value REAL NULL, error_bound REAL NULL, median REAL NULL, typical REAL NULL"
+_FIGURE_NULL = "value REAL NULL, error_bound REAL NULL, median REAL NULL"
 
 TABLES: Mapping[str, Shape] = {
     "facts": _table("name", "name TEXT, value ANY"),

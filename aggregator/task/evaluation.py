@@ -39,6 +39,9 @@ class EvaluationSettings:
         early_stopping: after so many rounds without improvement no round opens, and devices get the
             best version; 0: never.
         least_improvement: what counts as one, in best_by's own unit.
+        control: about this share of the devices also trains a model alone, of which nothing is
+            exchanged, so that evaluations can say what federation brings; for them a round takes
+            twice the time. 0: none.
     """
 
     metrics: tuple[str, ...] = ()
@@ -51,12 +54,18 @@ class EvaluationSettings:
     best_by: str | None = None
     early_stopping: Annotated[int, Within(0, 2**31)] = 0
     least_improvement: Annotated[float, Within(0)] = 0.0
+    control: Annotated[float, Within(0, 1)] = 0.0
 
     @property
     def terms(self) -> EvaluationTerms:
         """What devices are told."""
         return EvaluationTerms(
-            self.metrics, self.every_rounds, self.share, self.least_samples, self.time_share
+            self.metrics,
+            self.every_rounds,
+            self.share,
+            self.least_samples,
+            self.time_share,
+            self.control,
         )
 
     @property
@@ -94,6 +103,10 @@ def read_evaluation(
     Raises TaskError for a metric that does not exist, or that devices could not measure.
     """
     settings = table.read(EvaluationSettings)
+    if settings.control and (why := binding.why_no_control(len(artifacts))):
+        raise table.error(
+            "control", f"is {settings.control}, and {binding.method_name} has no control arm: {why}"
+        )
     for name in settings.metrics:
         if name not in METRICS:
             raise table.error(

@@ -435,6 +435,9 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     if artifacts and not binding.trains_artifacts:
         artifacts = companions = ()
         notes.append("task.artifact is without effect: with these settings devices train none")
+    evaluation = _evaluation(root, binding, artifacts)
+    if evaluation is not None and evaluation.control:
+        binding = replace(binding, control=True)
     task = Task(
         fleet=_fleet(root, path.parent) if fleet is None else fleet,
         name=named.name,
@@ -448,7 +451,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         round=RoundSettings.read(root.table("round")),
         store=root.table("store").read(StoreSettings),
         models=root.table("models").read(ModelsSettings),
-        evaluation=_evaluation(root, binding, artifacts),
+        evaluation=evaluation,
         warm_start=_warm_start(table, named.warm_start, folder),
         binding=binding,
         note="; ".join(notes),

@@ -14,7 +14,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import numpy as np
 
-from aggregator.simulate.shown import spread
+from aggregator.intervals import spread
 from benchmarks.attention.execute import execute
 from benchmarks.attention.experiment import (
     BEST,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from aggregator.simulate.shown import paired_difference, spread
+from aggregator.intervals import paired_difference, spread
 from benchmarks.datasets.click import Clicks, ClickSettings, load_clicks
 from benchmarks.distill.experiment import (
     AFD,

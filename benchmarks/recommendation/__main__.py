@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from aggregator.simulate.shown import interval, spread
+from aggregator.intervals import interval, spread
 from benchmarks.harness import add_store_options, markdown_table, suite_parser
 from benchmarks.recommendation.central import Line, central_lines
 from benchmarks.recommendation.split import DATA_SETS

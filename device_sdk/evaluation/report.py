@@ -28,8 +28,8 @@ class EvaluationTerms(Declared):
     """Which devices evaluate when, what, and at which cost."""
 
     metrics: Annotated[tuple[Name, ...], Length(1, MOST_METRICS)]
-    """Names out of ``metrics.METRICS``, each once. One that a device does not know it leaves out
-    and says so: the aggregator may be of a newer version."""
+    """Names out of ``metrics.METRICS``, each once. One that a device does not know it leaves out,
+    and says so."""
     every_rounds: Annotated[int, Within(1, 1_000_000)] = 1
     """In rounds whose number is a multiple of this."""
     share: Annotated[float, Within(0, 1, above=True)] = 1.0
@@ -37,8 +37,10 @@ class EvaluationTerms(Declared):
     least_samples: Annotated[int, Within(1, 1_000_000)] = 1
     """A device that holds fewer back reports none. With scatter each user holds one back."""
     time_share: Annotated[float, Within(0, 1, above=True)] = 0.25
-    """An evaluation takes no longer than this share of the terms' ``train_seconds``, both stages
-    together: beyond it a device goes by a sample of what it holds back."""
+    """An evaluation takes no longer than this share of ``train_seconds``, all stages together;
+    beyond it a device goes by a sample."""
+    control: Annotated[float, Within(0, 1)] = 0.0
+    """About this share of the task's devices, always the same ones, also trains a model alone."""
 
     def check(self) -> None:
         if len(set(self.metrics)) != len(self.metrics):
@@ -49,10 +51,18 @@ class EvaluationTerms(Declared):
         """What a device's draw must be below (``manifest.evaluates``)."""
         return round(self.share * 2**64)
 
+    @property
+    def control_threshold(self) -> int:
+        """Likewise (``manifest.is_control``)."""
+        return round(self.control * 2**64)
 
-Stage = Literal["global", "personal"]
-STAGES: tuple[Stage, ...] = ("global", "personal")
+
+Stage = Literal["global", "personal", "alone"]
+SERVED: tuple[Stage, ...] = ("global", "personal")
 """The model as it was received, before training; the device's own, after it."""
+ALONE: Stage = "alone"
+"""The control arm's second model, after its training."""
+STAGES: tuple[Stage, ...] = (*SERVED, ALONE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +154,8 @@ class PackedReport(Record):
     """By metric, the packed statistics of the model as it was received."""
     personal: Packed = field(default_factory=dict)
     """Likewise of the device's own model, after training."""
+    alone: Packed = field(default_factory=dict)
+    """Likewise of the control arm's second model, after training."""
     reason: Name = ""
     """Why something, or everything, that was asked for is not here."""
 
@@ -155,7 +167,7 @@ def write_evaluations(report: EvaluationReport) -> bytes:
 
     Raises ValueError for counts that are not whole or reach 2^31, and above 4 KiB.
     """
-    received, personal = (
+    received, personal, alone = (
         {
             each.metric: pack_statistics(METRICS[each.metric], each.statistics)
             for each in report.results
@@ -163,7 +175,7 @@ def write_evaluations(report: EvaluationReport) -> bytes:
         }
         for stage in STAGES
     )
-    data = encode(PackedReport(received, personal, report.reason))
+    data = encode(PackedReport(received, personal, alone, report.reason))
     if len(data) > PackedReport.MOST_BYTES:
         raise ValueError(f"evaluations take {len(data)} bytes; {PackedReport.MOST_BYTES} fit")
     return data
@@ -178,7 +190,8 @@ def read_evaluations(data: bytes) -> EvaluationReport:
     """
     packed = decode(PackedReport, data)
     results = []
-    for stage, cells in zip(STAGES, (packed.received, packed.personal), strict=True):
+    by_stage = (packed.received, packed.personal, packed.alone)
+    for stage, cells in zip(STAGES, by_stage, strict=True):
         for name, cell in sorted(cells.items()):
             if (metric := METRICS.get(name)) is None:
                 raise WireError("bad-field", "an unknown metric")

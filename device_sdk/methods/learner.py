@@ -192,6 +192,20 @@ class Learner(ABC):
         what ``Device.predict`` uses, whatever becomes of it at the aggregator."""
         return True
 
+    def wants_alone(self, broadcast: Broadcast) -> Sequence[str]:
+        """As :meth:`wants`, for :meth:`train_alone` that begins. Here: none."""
+        return ()
+
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """A round's steps from the model that the trainer holds, with nothing of the broadcast but
+        its settings: the control arm's round.
+
+        Called on a learner that is then thrown away; what the trainer then holds is kept.
+        ``begins``: it holds the artifact's own values. Raises LearnerError as ``train`` does. Here:
+        always, for a method whose steps are nothing by themselves.
+        """
+        raise LearnerError("the method has no steps that a device could take alone")
+
     def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
         """What either end may do in this round or a later one; None where there is none.
 

@@ -22,6 +22,7 @@ from device_sdk.wire.publish.report import Reason
 if TYPE_CHECKING:
     # It loads onnxruntime, and the aggregator imports the settings from here.
     from device_sdk.local_data import DataSource
+    from device_sdk.methods.local_steps import StepsReport
     from device_sdk.trainer import Trainer
 
 Floats = NDArray[np.float32]
@@ -88,28 +89,36 @@ class SharedModelLearner(Stateful, Learner):
         Raises LearnerError where the broadcast does not fit, there are no samples, or training
         fails.
         """
-        from device_sdk.methods.local_steps import (
-            EachStep,
-            Epochs,
-            train_epochs,
-            unchanged_on_error,
-        )
+        from device_sdk.methods.local_steps import unchanged_on_error
 
         training, model = self._read(broadcast)
-        samples = self._data().train
         with unchanged_on_error(self._trainer):
-            self._trainer.reset()  # no momenta of an earlier round
-            self._trainer.set_parameters(self._layout.unflatten(model))
-            passes = Epochs(training.batch_size, training.epochs)
-            each = EachStep({"lr": training.learning_rate})
-            report = train_epochs(self._trainer, samples, passes, self._rng, each)
-            if report.steps == 0:
-                raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
+            report = self._steps(training, model)
             moved = self._layout.flatten(self._trainer.parameters) - model
         self.receipt(self._sent_round, counted=False)  # of one that got no verdict
         tensors = self.tensors(moved, training)
         self._sent_round = broadcast.round_id
         return Update(broadcast.round_id, tensors, {"loss": report.loss})
+
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """The round's steps."""
+        from device_sdk.methods.local_steps import unchanged_on_error
+
+        training = self.training_class.from_scalars(broadcast.settings, LearnerError)
+        with unchanged_on_error(self._trainer):
+            self._steps(training, self._layout.flatten(self._trainer.parameters))
+
+    def _steps(self, training: SharedModelTraining, model: Floats) -> StepsReport:
+        from device_sdk.methods.local_steps import EachStep, Epochs, train_epochs
+
+        self._trainer.reset()  # no momenta of an earlier round
+        self._trainer.set_parameters(self._layout.unflatten(model))
+        passes = Epochs(training.batch_size, training.epochs)
+        each = EachStep({"lr": training.learning_rate})
+        report = train_epochs(self._trainer, self._data().train, passes, self._rng, each)
+        if report.steps == 0:
+            raise LearnerError("there are no local samples to train on", Reason.NO_DATA)
+        return report
 
     def receipt(self, round_id: int, *, counted: bool) -> None:
         """Passes each verdict on once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from device_sdk.artifact.load import read_manifest
 from device_sdk.capability.fit import Fit, Request, WorkDone, affordable, choose
+from device_sdk.evaluation.report import ALONE
 from device_sdk.home.model_store import CapabilityRow
 from device_sdk.local_data import LocalData
 from device_sdk.methods.learner import (
@@ -24,7 +27,10 @@ from device_sdk.methods.learner import (
     MovableWork,
     Where,
 )
+from device_sdk.methods.local_steps import restore_trainer, trainer_state
+from device_sdk.methods.state import State
 from device_sdk.system.clock import Clock, slowed
+from device_sdk.system.printable import in_words
 from device_sdk.system.watch import Watch
 from device_sdk.train.evaluate import ModelEvaluation, RoundEvaluation, Unmeasured
 from device_sdk.train.job import LocalArtifact, RoundTrainer, TrainedRound, TrainingJob
@@ -35,6 +41,8 @@ from device_sdk.wire.publish.receipts import Verdict
 from device_sdk.wire.publish.report import Reason
 from device_sdk.wire.publish.task_messages import BROADCAST_CODECS
 from device_sdk.world import DeviceWorld
+
+_log = logging.getLogger("tessera.device")
 
 # A Trainer that counts its steps, and that a measurement can stop between two of them.
 
@@ -88,12 +96,51 @@ def evaluate_received(
         shared = learner.receive(broadcast)
     except LearnerError as error:
         found.miss(Unmeasured("failed", f"global: {error}"))
-    found.stages = 2 if own and shared else 1
+    found.stages = max(1, found.stages - 2 + own + shared)
     if shared:
         evaluation.stage("global", trainer)
     elif not own:
         found.miss(Unmeasured("no-model", "the method has no model that it could be asked of"))
     return evaluation
+
+
+# The control arm: the same steps on a second model, of which nothing is exchanged. What is kept of
+# it lies beside the learner's state.
+
+_CONTROL = "control."
+
+
+def apart(state: State) -> tuple[State, State]:
+    """A learner's own state, and what the control arm keeps beside it."""
+    control = {name: array for name, array in state.items() if name.startswith(_CONTROL)}
+    return {name: array for name, array in state.items() if name not in control}, control
+
+
+def train_control(
+    learner: Learner,
+    trainer: Trainer,
+    broadcast: Broadcast,
+    kept: State,
+    evaluation: ModelEvaluation | None,
+) -> State:
+    """A round of the control arm, evaluated; what of it is to be kept.
+
+    ``learner``: new, its ``trainer`` at the artifact's own values; it is thrown away. ``kept``:
+    what the last such round left, nothing to begin with. Whatever goes wrong is noted, and leaves
+    ``kept`` as it is: the device's part in the round is worth more.
+    """
+    try:
+        if kept:
+            restore_trainer(trainer, kept, _CONTROL)
+        learner.train_alone(broadcast, begins=not kept)
+    except Exception as error:
+        _log.warning("the control arm's training failed", exc_info=True)
+        if evaluation is not None:
+            evaluation.miss(Unmeasured("failed", f"{ALONE}: {in_words(error)}"))
+        return kept
+    if evaluation is not None:
+        evaluation.stage(ALONE, trainer)
+    return trainer_state(trainer, _CONTROL)
 
 
 # A trained model as it is kept to predict with: parameters and buffers, without the optimizer.
@@ -204,6 +251,8 @@ class ArrayTrainer(RoundTrainer):
         for artifact in artifacts:
             learner, _ = self.learner(job, artifact, data, where)
             wanted.update(dict.fromkeys(learner.wants(job.broadcast)))
+            if job.manifest.threshold and self.is_control(job) and not self._kept(job, artifact):
+                wanted.update(dict.fromkeys(learner.wants_alone(job.broadcast)))
         return tuple(wanted)
 
     def _ahead_of(
@@ -242,18 +291,49 @@ class ArrayTrainer(RoundTrainer):
             capability = capability.after(late=seconds > self.affordable_seconds(job))
         if evaluation is not None and learner.personalises(job.broadcast):
             evaluation.stage("personal", trainer)
+        body = encode_update(update, codec, self._rng)
+        state, model = learner.state(), model_arrays(trainer)
+        if self.is_control(job):
+            start = self._clock.now()
+            state = {**state, **self._control(job, artifact, data, evaluation)}
+            seconds += slowed(self._clock, start, self._options.slowdown)
         offered = [each.artifact_id for each in job.terms.artifacts]
         return TrainedRound(
             k=1 + (offered.index(artifact.artifact_id) if offered else 0),
-            body=encode_update(update, codec, self._rng),
-            learner_state=learner.state(),
+            body=body,
+            learner_state=state,
             capability=capability,
             seconds=seconds,
             artifact=artifact,
-            model=model_arrays(trainer),
+            model=model,
             evaluation=None if found is None else found.report,
             evaluation_detail="" if found is None else found.detail,
         )
+
+    def _control(
+        self,
+        job: TrainingJob,
+        artifact: LocalArtifact,
+        data: LocalData,
+        evaluation: ModelEvaluation | None,
+    ) -> State:
+        """The control arm's round."""
+        # A generator of its own: the training draws what it would draw without a control arm.
+        (rng,) = self._rng.spawn(1)
+        learner, trainer = self._new_learner(artifact, data, rng, "aggregator")
+        kept = self._kept(job, artifact)
+        return train_control(learner, trainer, job.broadcast, kept, evaluation)
+
+    def _kept(self, job: TrainingJob, artifact: LocalArtifact) -> State:
+        """What the control arm's last round left; nothing of another artifact, or from before the
+        task was replaced."""
+        manifest, models = job.manifest, self._home.models
+        mark = models.model_mark(manifest.task)
+        if mark is None or mark[0] != manifest.generation:
+            return {}
+        if models.learner_artifact(manifest.task) != artifact.artifact_id:
+            return {}
+        return apart(models.learner(manifest.task, job.terms.method) or {})[1]
 
     def _received(
         self, job: TrainingJob, artifact: LocalArtifact, data: LocalData, found: RoundEvaluation
@@ -295,6 +375,32 @@ class ArrayTrainer(RoundTrainer):
 
         ``where``: the placement that was measured; None for the option's.
         """
+        learner, trainer = self._new_learner(artifact, data, self._rng, where)
+        manifest, models = job.manifest, self._home.models
+        if models.learner_artifact(manifest.task) == artifact.artifact_id:
+            mark = models.model_mark(manifest.task)
+            state = models.learner(manifest.task, job.terms.method)
+            try:
+                if state is not None:
+                    learner.restore(apart(state)[0])
+            except LearnerError:
+                if mark is None or mark[0] == manifest.generation:
+                    raise
+                # The task was replaced: what was learnt is another method's, with this artifact.
+                learner, trainer = self._new_learner(artifact, data, self._rng, where)
+        if learner.needs_receipts:
+            rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
+            for part in reversed(rounds):
+                learner.receipt(part.round, counted=part.verdict is Verdict.COUNTED)
+        return learner, trainer
+
+    def _new_learner(
+        self,
+        artifact: LocalArtifact,
+        data: LocalData,
+        rng: np.random.Generator,
+        where: Where | None,
+    ) -> tuple[Learner, WatchedTrainer]:
         trainer = self._trainer(artifact.folder)
         trainer.reset()
         companion = None
@@ -302,26 +408,8 @@ class ArrayTrainer(RoundTrainer):
             companion = self._trainer(artifact.companion)
             companion.reset()
         placement = self._options.placement if where is None else where
-        parts = LearnerParts(lambda: data, trainer, companion, self._sender, self._rng, placement)
-        learner = self._kind.make(parts)
-        manifest, models = job.manifest, self._home.models
-        if models.learner_artifact(manifest.task) == artifact.artifact_id:
-            mark = models.model_mark(manifest.task)
-            state = models.learner(manifest.task, job.terms.method)
-            try:
-                if state is not None:
-                    learner.restore(state)
-            except LearnerError:
-                if mark is None or mark[0] == manifest.generation:
-                    raise
-                # The task was replaced: what was learnt is another method's, with this artifact.
-                trainer.reset()
-                learner = self._kind.make(parts)
-        if learner.needs_receipts:
-            rounds = self._home.rounds.receipted(manifest.task, manifest.generation, _RECEIPTS)
-            for part in reversed(rounds):
-                learner.receipt(part.round, counted=part.verdict is Verdict.COUNTED)
-        return learner, trainer
+        parts = LearnerParts(lambda: data, trainer, companion, self._sender, rng, placement)
+        return self._kind.make(parts), trainer
 
     def _trainer(self, folder: Path) -> WatchedTrainer:
         if folder not in self._trainers:

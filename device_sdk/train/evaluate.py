@@ -121,7 +121,7 @@ class RoundEvaluation:
         """Evaluate one stage on ``count`` held-out rows, or on as many as time allows.
 
         ``at_once``: the fewest and the most rows that ``measure`` takes at a time; where fewer are
-        left of ``count``, they are left out. Both stages go through the rows in the same order,
+        left of ``count``, they are left out. All stages go through the rows in the same order,
         drawn once. Raises nothing: what goes wrong is noted, and the stage left out.
         """
         if not metrics:
@@ -223,6 +223,10 @@ class ModelEvaluation:
             f"the artifact {manifest.name!r} does not declare it (it declares {declared}): export "
             "it with metrics=",
         )
+
+    def miss(self, why: Unmeasured) -> None:
+        """See :meth:`RoundEvaluation.miss`."""
+        self._evaluation.miss(why)
 
     def stage(self, stage: Stage, trainer: Trainer) -> None:
         """Evaluate the trainer's present model."""

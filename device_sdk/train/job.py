@@ -33,7 +33,7 @@ from device_sdk.wire.arrays.exchange import Broadcast
 from device_sdk.wire.arrays.tensors import BeyondWire
 from device_sdk.wire.codec.errors import WireError
 from device_sdk.wire.publish.catalogue import Catalogue
-from device_sdk.wire.publish.manifest import RoundManifest, evaluates
+from device_sdk.wire.publish.manifest import RoundManifest, evaluates, is_control
 from device_sdk.wire.publish.report import ItemCount, Reason
 from device_sdk.wire.publish.task_messages import TaskTerms
 from device_sdk.world import DeviceWorld
@@ -109,9 +109,16 @@ class RoundTrainer(ABC):
 
     def affordable_seconds(self, job: TrainingJob) -> float:
         """What a training here is to fit into: the task's time, or half of what the app gives a
-        day. Half, so that one that takes longer than it was measured to is not the last."""
-        day = self._options.seconds_a_day
-        return job.terms.train_seconds if day is None else min(job.terms.train_seconds, day / 2)
+        day. Half, so that one that takes longer than it was measured to is not the last. Of the
+        control arm's two trainings each has half of it."""
+        day, shares = self._options.seconds_a_day, 2 if self.is_control(job) else 1
+        found = job.terms.train_seconds if day is None else min(job.terms.train_seconds, day / 2)
+        return found / shares
+
+    def is_control(self, job: TrainingJob) -> bool:
+        """Whether this device is of the task's control arm, and trains twice."""
+        terms = job.terms.evaluation
+        return terms is not None and is_control(terms, job.manifest.task, self._device_id)
 
     def conditions(self, job: TrainingJob) -> str:
         """Under what a choice was measured, as far as it is the same for all methods: where it is
@@ -134,7 +141,8 @@ class RoundTrainer(ABC):
         seconds = terms.time_share * self.affordable_seconds(job)
         # A generator of its own: the training draws what it would draw without an evaluation.
         (rng,) = self._rng.spawn(1)
-        return RoundEvaluation(terms, seconds, 2, self._clock, rng, self._options.slowdown)
+        stages = 3 if self.is_control(job) else 2
+        return RoundEvaluation(terms, seconds, stages, self._clock, rng, self._options.slowdown)
 
     @abstractmethod
     def train(self, job: TrainingJob) -> TrainedRound:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aggregator.intervals import paired_difference, spread
 from aggregator.methods.scatter import ScatterSettings
-from aggregator.simulate.shown import paired_difference, spread
 from benchmarks.channels import ScatterChannel
 from benchmarks.recommendation.central import Line
 from benchmarks.recommendation.central import Outcome as CentralOutcome

@@ -23,12 +23,12 @@ from device_sdk.evaluation.report import (
 )
 from device_sdk.fields import plain
 from device_sdk.wire.codec import cbor
-from device_sdk.wire.publish.manifest import evaluates
+from device_sdk.wire.publish.manifest import evaluates, is_control
 from tests.vectors.generate_codecs import MANIFEST
 from tests.vectors.written import write
 
 FILE = Path(__file__).with_name("evaluation.json")
-TERMS = EvaluationTerms(("loss", "auc"), every_rounds=2, share=0.5, least_samples=3)
+TERMS = EvaluationTerms(("loss", "auc"), every_rounds=2, share=0.5, least_samples=3, control=0.25)
 PROBABILITIES = np.array([0.125, 0.875, 0.5, 0.25], dtype=np.float32)
 CLASSES = np.array([0, 1, 1, 0], dtype=np.int64)
 RANKS = np.array([0, 2, 10, 30], dtype=np.int64)
@@ -36,9 +36,10 @@ RANKS = np.array([0, 2, 10, 30], dtype=np.int64)
 
 
 def evaluations() -> EvaluationReport:
-    """Every metric once, of four samples or users, and the loss of both stages."""
+    """Every metric once, of four samples or users, and the loss of all stages."""
     loss = np.array([4, 1.75])
     found = [Evaluation("global", "loss", loss), Evaluation("personal", "loss", loss / 2)]
+    found.append(Evaluation("alone", "loss", loss / 4))
     for name, metric in METRICS.items():
         if name == "log_loss":
             statistics = np.array([4, 2.25])
@@ -58,7 +59,11 @@ def build() -> dict[str, Any]:
     return {
         "terms": {"encoding": cbor.encode(plain(TERMS)).hex(), "threshold": TERMS.threshold},
         "evaluates": [
-            {"device_id": device.hex(), "evaluates": evaluates(MANIFEST, TERMS, device)}
+            {
+                "device_id": device.hex(),
+                "evaluates": evaluates(MANIFEST, TERMS, device),
+                "control": is_control(TERMS, MANIFEST.task, device),
+            }
             for device in (bytes((number,)) * 16 for number in range(6))
         ],
         "report": {

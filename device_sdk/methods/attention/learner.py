@@ -292,6 +292,13 @@ class AttentionLearner(Learner):
             metadata["rung"] = submodel.rung
         return Update(broadcast.round_id, {"vector": vector.copy()}, metadata)
 
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """The round's base steps, whose proximal term pulls to where they begin."""
+        fleet = read_fleet(broadcast, self._layout)
+        steps = self._round_steps(fleet, self._samples(fleet))
+        with self._unchanged_on_error():
+            steps.base_steps(self._layout.flatten(self._trainer.parameters))
+
     def movable_work(self, broadcast: Broadcast) -> MovableWork | None:
         """Mixing, which takes the meta-network and the neighbours' vectors.
 

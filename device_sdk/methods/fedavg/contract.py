@@ -275,6 +275,11 @@ def own_name(rung: int) -> str:
     return f"own{rung}"
 
 
+def first_name(rung: int) -> str:
+    """Of the attachment with all first values of a submodel, for devices that train one alone."""
+    return f"first{rung}"
+
+
 def exact_names(layout: Sequence[SharedTensor]) -> frozenset[str]:
     """What no codec is to round: statistics, of whose size a rounding error may exceed what they
     tell apart (a mean of 101,325 Pa that moves by 10). They are few beside the parameters."""

@@ -21,6 +21,7 @@ from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     SharedTensor,
     exact_names,
+    first_name,
     own_name,
     own_rung,
     personal_obstacle,
@@ -91,6 +92,20 @@ class FedAvgLearner(ModelLearner):
         if told is not broadcast.tensors:
             metadata["rung"] = self._rung
         return Update(broadcast.round_id, moved, metadata, exact=exact_names(layout))
+
+    def wants_alone(self, broadcast: Broadcast) -> Sequence[str]:
+        """The submodel's first values, which its artifact does not bring."""
+        name = first_name(self._rung)
+        return [name] if self._rung and name in broadcast.offered else []
+
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """The round's steps, personal layers and all."""
+        training = FedAvgTraining.from_scalars(broadcast.settings, LearnerError)
+        with unchanged_on_error(self._trainer):
+            if begins and self._rung and broadcast.attachments:
+                given = self._given(broadcast, first_name(self._rung), self._everything())
+                self._trainer.set_parameters(given)
+            self._steps(training)
 
     def rehearse(self, broadcast: Broadcast) -> None:
         """The round's steps from whatever the trainer holds, and so short that they stay near it:
@@ -217,20 +232,29 @@ class FedAvgLearner(ModelLearner):
 
     def _own_of(self, broadcast: Broadcast, layout: Layout) -> dict[str, NDArray[Any]]:
         """The first values of personal layers, where the artifact has none."""
-        given = broadcast.attachments.get(own_name(self._rung))
-        if given is None:
+        name, shared = own_name(self._rung), {one.name for one in layout}
+        if name not in broadcast.attachments:
             return {}
-        trainer, shared = self._trainer, {one.name for one in layout}
+        return self._given(broadcast, name, [e for e in self._everything() if e.name not in shared])
+
+    def _everything(self) -> Layout:
+        """What a task may bring of the artifact's model."""
+        trainer = self._trainer
         fixed = trainer.artifact.fixed
-        everything = shared_tensors(trainer.parameters, trainer.buffers, (), fixed)
-        own = {one.wire_name: one for one in everything if one.name not in shared}
-        if set(given.tensors) != set(own):
-            raise LearnerError("the task's personal layers are not those of the artifact")
+        return shared_tensors(trainer.parameters, trainer.buffers, (), fixed)
+
+    def _given(
+        self, broadcast: Broadcast, name: str, wanted: Sequence[SharedTensor]
+    ) -> dict[str, NDArray[Any]]:
+        """The values of an attachment, which holds these tensors; by torch's names."""
+        own, given = {one.wire_name: one for one in wanted}, broadcast.attachments.get(name)
+        if given is None or set(given.tensors) != set(own):
+            raise LearnerError(f"the task's {name!r} holds other values than the artifact lacks")
         found = {}
-        for name, value in given.tensors.items():
-            if value.shape != own[name].wire_shape or not np.isfinite(value).all():
-                raise LearnerError(f"the task's personal {name!r} does not fit the artifact")
-            found[own[name].name] = value.astype(np.float32).reshape(own[name].shape)
+        for key, value in given.tensors.items():
+            if value.shape != own[key].wire_shape or not np.isfinite(value).all():
+                raise LearnerError(f"the task's {key!r} in {name!r} does not fit the artifact")
+            found[own[key].name] = value.astype(np.float32).reshape(own[key].shape)
         return found
 
 

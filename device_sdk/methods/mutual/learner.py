@@ -322,6 +322,14 @@ class MutualLearner(ModelLearner):
             metadata["mark"] = mark
         return Update(broadcast.round_id, tensors, metadata)
 
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """The local steps, on all that it holds."""
+        training = MutualTraining.from_scalars(broadcast.settings, LearnerError)
+        data = self._data()
+        self._own(data, training)
+        with unchanged_on_error(self._trainer):
+            self._steps(_together(data), [], training)
+
     def _own(self, data: LocalData, training: MutualTraining) -> dict[str, PublicSet]:
         """This device's public samples as the others see them; empty where it shares none."""
         if data.samples == 0:

@@ -7,6 +7,8 @@ of any kind, of which only the embedding's width is common: mean embeddings by l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from device_sdk.methods.local_steps import (
     EachStep,
     Epochs,
     ModelLearner,
+    StepsReport,
     labelled_samples,
     predict_all,
     train_epochs,
@@ -75,16 +78,32 @@ class PrototypesLearner(ModelLearner):
         extra = _pulled_to(broadcast, training)
         samples = labelled_samples(self._data().train, self._inputs, training.classes)
         with unchanged_on_error(self._trainer):
-            passes = Epochs(training.batch_size, training.epochs, training.most_steps)
-            hyper = {"lr": training.learning_rate} if training.learning_rate > 0 else None
-            each = EachStep(hyper, extra)
-            report = train_epochs(self._trainer, samples, passes, self._rng, each)
+            report = self._steps(samples, extra, training)
             try:
                 tensors = encode_prototypes(self._prototypes(samples, training.width))
             except ValueError as error:
                 raise LearnerError(f"the model's embeddings cannot be sent: {error}") from error
         self.report = report
         return Update(broadcast.round_id, tensors)
+
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """The round's steps without anything to be pulled to."""
+        training = PrototypesTraining.from_scalars(broadcast.settings, LearnerError)
+        samples = labelled_samples(self._data().train, self._inputs, training.classes)
+        nothing: dict[str, NDArray[Any]] = {
+            "prototypes": np.zeros((training.classes, training.width), dtype=np.float32),
+            "devices": np.zeros(training.classes, dtype=np.int64),
+        }
+        with unchanged_on_error(self._trainer):
+            extra = _pulled_to(replace(broadcast, tensors=nothing), training)
+            self._steps(samples, extra, training)
+
+    def _steps(
+        self, samples: Batch, extra: Mapping[str, NDArray[Any]], training: PrototypesTraining
+    ) -> StepsReport:
+        passes = Epochs(training.batch_size, training.epochs, training.most_steps)
+        hyper = {"lr": training.learning_rate} if training.learning_rate > 0 else None
+        return train_epochs(self._trainer, samples, passes, self._rng, EachStep(hyper, extra))
 
     def _prototypes(self, samples: Batch, width: int) -> LabelKnowledge:
         """Mean embeddings by label; raises ValueError where the model's are of another width."""

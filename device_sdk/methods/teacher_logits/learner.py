@@ -297,6 +297,15 @@ class TeacherLogitsLearner(ModelLearner):
         self.report = report
         return Update(broadcast.round_id, tensors)
 
+    def train_alone(self, broadcast: Broadcast, *, begins: bool) -> None:
+        """The round's steps without teachers, as in round 1."""
+        training = TeacherLogitsTraining.from_scalars(broadcast.settings, LearnerError)
+        samples = labelled_samples(self._data().train, self._inputs, training.classes)
+        uniform = np.full((training.classes,) * 2, 1 / training.classes, dtype=np.float32)
+        nobody = LabelTeachers(uniform, np.zeros(training.classes, dtype=np.float32))
+        with unchanged_on_error(self._trainer):
+            self._steps(samples, nobody, training)
+
     def state(self) -> State:
         """The trainer's state tensors as ``trainer.*``, and what was sent in the last rounds."""
         return {**trainer_state(self._trainer), **self._sent.state()}

@@ -27,6 +27,7 @@ EVERYONE = 2**64 - 1
 
 _SELECT_LABEL = b"tessera/1 select\x00"
 _EVALUATE_LABEL = b"tessera/1 evaluate\x00"
+_CONTROL_LABEL = b"tessera/1 control\x00"
 Digest = Annotated[bytes, Length(32)]
 Chunks = Annotated[tuple[Digest, ...], Length(0, MOST_CHUNKS)]
 
@@ -118,6 +119,15 @@ def evaluates_in(
     if round_number % terms.every_rounds:
         return False
     return _draw(_EVALUATE_LABEL, sampling_seed, task, round_number, device_id) < terms.threshold
+
+
+def is_control(terms: EvaluationTerms, task: str, device_id: bytes) -> bool:
+    """Whether a device is of a task's control arm: in all rounds, or in none.
+
+    Its draw is as in :func:`selected`, under the label "tessera/1 control", with a seed of zeros,
+    round 0 and the terms' ``control_threshold``.
+    """
+    return _draw(_CONTROL_LABEL, bytes(32), task, 0, device_id) < terms.control_threshold
 
 
 def _draw(label: bytes, seed: bytes, task: str, round_number: int, device_id: bytes) -> int:

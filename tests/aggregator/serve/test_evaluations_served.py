@@ -87,6 +87,49 @@ def test_twenty_devices_over_mosquitto_find_what_one_place_finds(tmp_path: Path)
         assert found[0].figures[0].value < found[-1].figures[0].value  # it learns
 
 
+def test_a_control_arm_over_mosquitto_says_what_federation_brings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linear_artifact(tmp_path / "linear", "mae", "rmse")
+    task = FleetTask(
+        "fedavg",
+        [tmp_path / "linear"],
+        deadline_seconds=NEVER_SECONDS,
+        rounds=3,
+        settings={"training": {"learning_rate": 0.05}},
+        evaluation={"control": 0.5, "best_by": "mae"},
+    )
+    members = [FleetMember(f"device-{place}", held_out_data(place)) for place in range(TWENTY)]
+    with local_fleet(task, members, tmp_path / "fleet") as fleet:
+        assert len(list(fleet.rounds())) == 3
+        last, *_ = figures_of(fleet)
+        found = {(each.stage, each.metric): each for each in last.figures}
+        controls = found["alone", "mae"].devices
+        assert 3 <= controls < TWENTY
+        assert found["personal", "mae"].control_devices == controls
+        # What each kept of its second model is beside its learner's state, and is another model.
+        kept = [
+            {n for n in fleet.devices[each.name].learner_state() if n.startswith("control.")}
+            for each in members
+        ]
+        assert sum(map(bool, kept)) == controls
+        home = AggregatorHome(tmp_path / "fleet" / "aggregator")
+        assert command(home, "evaluations") == 0
+        said = capsys.readouterr().out
+        mean = found["personal", "mae"].over_alone
+        assert f"version {last.version}: federation " in said and f"{mean:.3g} (" in said
+        assert command(home, "status") == 0
+        assert "control arm  federation " in capsys.readouterr().out
+        assert command(home, "evaluations", "--json") == 0
+        listed = json.loads(capsys.readouterr().out)["versions"]
+        assert listed[0]["brings"].startswith("federation ")
+        picture = tmp_path / "out" / "figures.svg"
+        assert command(home, "evaluations", "--picture", str(picture)) == 0
+        assert "the same devices alone" in picture.read_text()
+        assert command(home, "evaluations", "--picture", str(tmp_path / "figures.none")) == 1
+        assert "figures.none: Format 'none' is not supported" in capsys.readouterr().err
+
+
 def test_devices_own_models_are_evaluated_as_one_place_would(tmp_path: Path) -> None:
     """Attention: of the last round, whose models the devices still have."""
     linear_artifact(tmp_path / "linear", "mae", "rmse")

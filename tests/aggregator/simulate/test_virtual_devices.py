@@ -77,12 +77,14 @@ def scatter_settings(folder: Path, devices: int = 5, more: str = "") -> DeviceSe
     return DeviceSettings(read_task(folder / "task.toml"), f"{__name__}:interactions", fleet)
 
 
-def array_settings(folder: Path, devices: int = 4, personal: str = "") -> DeviceSettings:
+def array_settings(
+    folder: Path, devices: int = 4, personal: str = "", control: float = 0.0
+) -> DeviceSettings:
     linear_artifact(folder / "linear", "rmse")
     (folder / "task.toml").write_text(
         '[task]\nname = "t"\nmethod = "fedavg"\nartifact = "linear"\n[round]\nshare = 0.9\n'
         f"[fedavg.training]\nepochs = 2\nbatch_size = 4\n{personal}"
-        "[evaluation]\nleast_devices = 1\n"
+        f"[evaluation]\nleast_devices = 1\ncontrol = {control}\n"
     )
     task = read_task(folder / "task.toml")
     return DeviceSettings(task, f"{__name__}:arrays", VirtualFleet(devices, SEED))
@@ -152,9 +154,13 @@ def test_scatter_devices_send_what_real_ones_send(tmp_path: Path) -> None:
                 assert (body, found) == (answer.body, answer.evaluation)
 
 
-@pytest.mark.parametrize("personal", ["", 'personal = "linear.bias"\n'])
-def test_array_devices_send_what_real_ones_send(tmp_path: Path, personal: str) -> None:
-    settings = array_settings(tmp_path, personal=personal)
+@pytest.mark.parametrize(
+    ("personal", "control"), [("", 0.0), ('personal = "linear.bias"\n', 0.0), ("", 0.5)]
+)
+def test_array_devices_send_what_real_ones_send(
+    tmp_path: Path, personal: str, control: float
+) -> None:
+    settings = array_settings(tmp_path, personal=personal, control=control)
     content = read_artifact(tmp_path / "linear")
     artifact = LocalArtifact(content.artifact_id, "linear", tmp_path / "linear")
     rounds = played(settings).rounds

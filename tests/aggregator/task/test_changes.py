@@ -38,6 +38,7 @@ NAMED: dict[str, object] = {
     "broker.prefix": "elsewhere",
     "evaluation.metrics": ["ndcg10", "hr10_all"],
     "evaluation.best_by": "ndcg10",
+    "evaluation.control": 0.5,
     "scatter.outlier_multiple": 3.0,
     "scatter.item_multiple": 3.0,
     "fedavg.outlier_multiple": 3.0,

@@ -28,7 +28,7 @@ from device_sdk.methods.fedavg.contract import (
     shared_tensors,
     tensors_of,
 )
-from device_sdk.methods.fedavg.personal import CHOICES, Beginning, Ending, model_of
+from device_sdk.methods.fedavg.personal import CHOICES, Beginning, Ending, fine_tuned, model_of
 from device_sdk.methods.learner import LearnerError
 from device_sdk.methods.local_steps import ModelLearner, unchanged_on_error
 from device_sdk.methods.state import State, part, prefixed
@@ -105,7 +105,7 @@ class FedAvgLearner(ModelLearner):
             if begins and self._rung and broadcast.attachments:
                 given = self._given(broadcast, first_name(self._rung), self._everything())
                 self._trainer.set_parameters(given)
-            self._steps(training)
+            fine_tuned(self._beginning(training, self._layout(training)[0], None))
 
     def rehearse(self, broadcast: Broadcast) -> None:
         """The round's steps from whatever the trainer holds, and so short that they stay near it:

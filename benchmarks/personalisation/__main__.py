@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Mapping
-from statistics import fmean
 
 from benchmarks.harness import (
     Artifacts,
@@ -136,16 +136,17 @@ examples:
 
 
 def _interval(read: Callable[[Judged], float]) -> Cell[Judged]:
-    """The mean over seeds, and half the width of its 95 % interval."""
+    """The mean over seeds with its 95 % interval."""
 
     def cell(name: str, found: BySeed[Judged]) -> str:
-        from aggregator.simulate.shown import paired_difference
+        from aggregator.intervals import paired_difference
 
         values = [read(one) for one in found.values()]
-        if len(values) < 2:
-            return f"{fmean(values):.2f}"
-        half = paired_difference(values, [0.0] * len(values)).half_width
-        return f"{fmean(values):.2f} ± {half:.2f}"
+        over = paired_difference(values, [0.0] * len(values))
+        text = f"{over.mean:.2f}"
+        if math.isnan(over.half_width):
+            return text
+        return f"{text} [{over.mean - over.half_width:.2f}, {over.mean + over.half_width:.2f}]"
 
     return cell
 

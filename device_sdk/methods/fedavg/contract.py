@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,11 @@ class FedAvgTraining(TrainingSettings):
     mixing_samples: Annotated[float, Within(0, 1, above=True)] = 0.8
     own_share: Annotated[float, Within(0, 1)] = 0.5
     own_share_adapts: bool = True
+
+    LATER: ClassVar[frozenset[str]] = frozenset(
+        {"personalise", "own_pull", "mixed", "mixing_rate", "mixing_samples", "own_share"}
+        | {"own_share_adapts"}
+    )
 
     def check(self) -> None:
         """Raises ValueError where a list holds an empty name, or settings do not go together."""

@@ -325,7 +325,7 @@ def test_the_last_version_takes_no_devices_own_model(artifact: Path, choice: Per
     assert (one.trainer.parameters["head.bias"] != own).any()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     share=st.floats(0, 1), pull=st.floats(0, 10), rate=st.floats(0.01, 100), seed=st.integers(0, 99)
 )
@@ -358,6 +358,15 @@ def test_extremes_are_what_they_should_be(
     one.train(replace(told(artifact, WHOLE, 0.9, seed + 2), settings=again))
     weights = [array for name, array in one.state().items() if name.startswith("kept.ala.")]
     assert weights and all((array >= 0).all() and (array <= 1).all() for array in weights)
+
+
+def test_an_aggregator_that_knows_no_own_models_asks_for_none(artifact: Path) -> None:
+    sent = told(artifact, WHOLE)
+    settings = {n: v for n, v in sent.settings.items() if n not in FedAvgTraining.LATER}
+    assert {"personalise", "own_pull"} <= sent.settings.keys() - settings.keys()
+    earlier = learner(artifact).train(replace(sent, settings=settings)).tensors
+    for name, array in learner(artifact).train(sent).tensors.items():
+        np.testing.assert_array_equal(earlier[name], array)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,27 @@ def test_a_round_gives_an_update_a_state_and_a_model(
     assert home.models.learner_artifact("t") == artifacts[0].artifact_id
 
 
+def test_what_serves_the_fleet_best_is_what_a_device_predicts_with(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    work, kept = job(artifacts[:1]), {}
+    for predicts in ("", "personal", "global"):
+        told = replace(work, terms=replace(work.terms, predicts=predicts))
+        result = trainer(home).train(told)
+        assert result.model is not None
+        model = Trainer(artifacts[0].folder)
+        model.set_state(result.model)
+        kept[predicts] = model.parameters["linear.weight"], result.body
+    commit(home, work, result)
+    received = work.broadcast.tensors["w.linear.weight"]
+    assert (kept["global"][0] == received).all() and (kept[""][0] != received).any()
+    assert (kept["personal"][0] != received).any()
+    rests = replace(work.manifest, threshold=0)
+    for predicts, adopts in (("", True), ("personal", False), ("global", True)):
+        told = replace(work, manifest=rests, terms=replace(work.terms, predicts=predicts))
+        assert (trainer(home).adopt(told) is not None) is adopts
+
+
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:

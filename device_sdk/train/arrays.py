@@ -355,7 +355,9 @@ class ArrayTrainer(RoundTrainer):
         self, job: TrainingJob, artifact: LocalArtifact
     ) -> Mapping[str, NDArray[Any]] | None:
         learner, trainer = self.learner(job, artifact, LocalData({}))
-        return model_arrays(trainer) if learner.adopt(job.broadcast) else None
+        # A model of the device's own is not given up unless the shared one is known to be better.
+        take = learner.receive if job.terms.predicts == "global" else learner.adopt
+        return model_arrays(trainer) if take(job.broadcast) else None
 
     def _own(self, job: TrainingJob) -> LocalArtifact | None:
         """The artifact that this device's model is of."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,10 @@ def as_json(figure: Figure) -> dict[str, object]:
         "worst_tenth": figure.worst_tenth,
         "typical": _defined(figure.typical),
         "over_alone": _defined(figure.over_alone),
-        "over_alone_interval": [*over_alone(figure)[1:]] or None,
+        "over_alone_interval": _interval(figure.over_alone, figure.over_alone_half_width),
         "control_devices": figure.control_devices,
+        "over_received": _defined(figure.over_received),
+        "over_received_interval": _interval(figure.over_received, figure.over_received_half_width),
     }
 
 
@@ -94,14 +96,29 @@ def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-# The control arm: what federation brings, as people read it.
+def _interval(mean: float, half_width: float) -> list[float] | None:
+    return list(ends_of(mean, half_width)) or None
 
 
-def compared(figures: Iterable[Figure], metric: str) -> Figure | None:
+# What devices predict with, and what federation brings, as people read it.
+
+
+def serves(figures: Iterable[Figure], metric: str) -> Literal["", "global", "personal"]:
+    """Which model devices had best predict with: the one that they receive, or their own after
+    training. Empty where the figures do not tell, to 95 %."""
+    found = _of_fleet(figures, metric).get("personal")
+    ends = () if found is None else ends_of(found.over_received, found.over_received_half_width)
+    if not ends or ends[0] <= 0 <= ends[1]:
+        return ""
+    return "personal" if ends[0] > 0 else "global"
+
+
+def compared(figures: Sequence[Figure], metric: str) -> Figure | None:
     """The fleet's figure that the control arm is compared with: of the model that devices predict
-    with, which is their own where they have one."""
-    fleet = {each.stage: each for each in figures if each.part == FLEET and each.metric == metric}
-    return next((fleet[stage] for stage in reversed(SERVED) if stage in fleet), None)
+    with."""
+    fleet = _of_fleet(figures, metric)
+    stages = SERVED if serves(figures, metric) == "global" else SERVED[::-1]
+    return next((fleet[stage] for stage in stages if stage in fleet), None)
 
 
 def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
@@ -112,26 +129,50 @@ def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
     metric = metric or figures[0].metric
     found = compared(figures, metric)
     heard = 0 if found is None else found.control_devices
-    if found is None or not over_alone(found):
+    ends = () if found is None else ends_of(found.over_alone, found.over_alone_half_width)
+    if found is None or not ends:
         return (
-            f"what federation brings is not known yet: {heard} devices of the control arm have "
+            f"what federation brings is not known yet: {heard} of the control arm's devices "
             "evaluated this version, too few for an interval (evaluation.least_devices; a larger "
             "evaluation.control has more of them)"
         )
-    mean, low, high = over_alone(found)
-    whose = "their own models" if found.stage == SERVED[1] else "the shared model"
-    of = f"{metric}, {whose} against the same devices alone, {heard} devices"
-    verb = "brings" if low > 0 else "costs" if high < 0 else "brings nothing yet:"
-    shares = METRICS[metric].most_value == 1
-    gain, *ends = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in (mean, low, high))
-    of_shares = " points" if shares else ""
-    return f"federation {verb} {gain}{of_shares} ({' to '.join(ends)}): {of}"
+    verb = "brings" if ends[0] > 0 else "costs" if ends[1] < 0 else "brings nothing yet:"
+    return (
+        f"federation {verb} {_gain(metric, found.over_alone, ends)}: {metric}, "
+        f"{_MODELS[found.stage]} against the same devices alone, {heard} devices"
+    )
 
 
-def over_alone(figure: Figure) -> tuple[float, ...]:
-    """Its comparison with the control arm: mean, low and high end; empty where it has none."""
-    mean, half = figure.over_alone, figure.over_alone_half_width
-    return () if math.isnan(half) else (mean, mean - half, mean + half)
+def what_serves(figures: Sequence[Figure], metric: str = "") -> str:
+    """What devices predict with and why, in a sentence; empty where the figures do not tell."""
+    metric = metric or (figures[0].metric if figures else "")
+    stage = serves(figures, metric)
+    if not stage:
+        return ""
+    found = _of_fleet(figures, metric)["personal"]
+    ends = ends_of(found.over_received, found.over_received_half_width)
+    sign = 1 if stage == "personal" else -1
+    gain = _gain(metric, sign * found.over_received, sorted(sign * each for each in ends))
+    other = _MODELS["global" if stage == "personal" else "personal"]
+    return f"devices predict with {_MODELS[stage]}: {gain} better than with {other}, by {metric}"
+
+
+_MODELS = {"global": "the shared model", "personal": "their own models after training"}
+
+
+def _of_fleet(figures: Iterable[Figure], metric: str) -> dict[Stage, Figure]:
+    return {each.stage: each for each in figures if each.part == FLEET and each.metric == metric}
+
+
+def ends_of(mean: float, half_width: float) -> tuple[float, ...]:
+    """Of an interval; empty where there is none."""
+    return () if math.isnan(half_width) else (mean - half_width, mean + half_width)
+
+
+def _gain(metric: str, mean: float, ends: Iterable[float]) -> str:
+    shares = METRICS[metric].most_value == 1  # are told in points
+    gain, *span = (f"{100 * each:.1f}" if shares else f"{each:.3g}" for each in (mean, *ends))
+    return f"{gain}{' points' if shares else ''} ({' to '.join(span)})"
 
 
 # Early stopping: when a task's rounds have brought nothing for long enough.
@@ -177,7 +218,9 @@ bounds it: of a thousand normal ones one is further away."""
 _LEAST_USUAL = 3
 """Devices of which one that lies cannot choose the median."""
 _LEAST_TRIMMED = 8
-"""Devices of the control arm of which the extremes are left out."""
+"""Devices with differences of which the extremes are left out."""
+_COMPARED: Mapping[Stage, tuple[Stage, ...]] = {"global": (ALONE,), "personal": ("global", ALONE)}
+"""With what each stage of a device is compared."""
 _EXTREME_SHARE = 0.05
 """Of the devices, at either end: at least one is left out of :attr:`Figure.typical`."""
 
@@ -229,10 +272,13 @@ class Figure:
             devices are left out of would be that of fewer: ``value`` if no device's samples counted
             for more than the median device's, so that one of n that lies is one of n.
         over_alone: how much better the devices of the control arm do in this stage than alone, each
-            beside itself and counting once, without the extremes as in ``typical``: above 0 is
-            better, whichever way the metric goes. NaN where fewer than ``least_devices`` have both.
+            beside itself and counting once (of a metric without a largest value without the
+            extremes, as in ``typical``): above 0 is better, whichever way the metric goes. NaN
+            where fewer than ``least_devices`` have both.
         over_alone_half_width: of its 95 % interval; NaN where the devices are too few for one.
         control_devices: that have both.
+        over_received, over_received_half_width: of the personal stage likewise, how much better
+            devices do with their own models than with the one that they received.
     """
 
     stage: Stage
@@ -249,6 +295,8 @@ class Figure:
     over_alone: float = math.nan
     over_alone_half_width: float = math.nan
     control_devices: int = 0
+    over_received: float = math.nan
+    over_received_half_width: float = math.nan
 
     @property
     def comparable(self) -> float:
@@ -277,7 +325,7 @@ def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
         for evaluation in each.report.results:
             column = heard.get((evaluation.stage, evaluation.metric))
             if column is not None and evaluation.samples >= rules.least_samples:
-                column.add(each.part, evaluation, each.report.of(ALONE, evaluation.metric))
+                column.add(each.part, evaluation, each.report)
     return [figure for column in heard.values() for figure in column.figures(rules)]
 
 
@@ -289,17 +337,19 @@ class _Heard:
         self._parts: list[str] = []
         self._samples = array("d")
         self._values = array("d")
-        self._alone = array("d")
+        self._beside = {stage: array("d") for stage in _COMPARED.get(stage, ())}
         # Of a histogram's hundreds of bins a device fills few.
         self._cells: list[tuple[NDArray[np.uint16], Statistics]] = []
 
-    def add(self, part: str, evaluation: Evaluation, alone: Evaluation | None) -> None:
-        """``alone``: what the same device said of its model that is trained alone."""
+    def add(self, part: str, evaluation: Evaluation, report: EvaluationReport) -> None:
+        """``report``: all that the device said."""
         places = np.flatnonzero(evaluation.statistics)
         self._parts.append(part)
         self._samples.append(evaluation.samples)
         self._values.append(evaluation.value)
-        self._alone.append(math.nan if alone is None else alone.value)
+        for stage, values in self._beside.items():
+            other = report.of(stage, evaluation.metric)
+            values.append(math.nan if other is None else other.value)
         self._cells.append((places.astype(np.uint16), evaluation.statistics[places]))
 
     def figures(self, rules: Rules) -> list[Figure]:
@@ -308,9 +358,8 @@ class _Heard:
         if len(self._parts) < least:
             return []
         samples, values = np.asarray(self._samples), np.asarray(self._values)
-        over = (values - np.asarray(self._alone)) * (1 if self._metric.higher_is_better else -1)
-        if self._stage == ALONE:
-            over[:] = math.nan
+        better = 1 if self._metric.higher_is_better else -1
+        over = {stage: better * (values - other) for stage, other in self._beside.items()}
         most = rules.sample_cap * float(np.median(samples)) if rules.sample_cap else math.inf
         held = self._hold_means(samples)
         shares = np.minimum(1.0, np.where(held, np.median(samples), most) / samples)
@@ -322,10 +371,25 @@ class _Heard:
         return [
             replace(
                 self._figure(part, own, (shares, even), too_many, _spread(values[own], least)),
-                **_over_alone(over[own], least),
+                **self._compared({stage: each[own] for stage, each in over.items()}, least),
             )
             for part, own in (whole | owns).items()
         ]
+
+    def _compared(self, over: Mapping[Stage, NDArray[np.float64]], least: int) -> dict[str, Any]:
+        """A figure's fields of comparisons of each device with itself in other stages."""
+        fields: dict[str, Any] = {}
+        for stage, each in over.items():
+            found = each[~np.isnan(each)].tolist()
+            name = "over_alone" if stage == ALONE else "over_received"
+            if stage == ALONE:
+                fields["control_devices"] = len(found)
+            if len(found) >= max(least, 1):
+                # One device that lies shifts a share's mean by 2 / n, any other's as it likes.
+                bounded = self._metric.most_value < math.inf or len(found) < _LEAST_TRIMMED
+                told = trimmed_interval(found, 0 if bounded else _cut(len(found)))
+                fields |= {name: told.mean, f"{name}_half_width": told.half_width}
+        return fields
 
     def _total(self, shares: NDArray[np.float64], own: NDArray[np.bool_]) -> Statistics:
         """Statistics of some devices, each by its share."""
@@ -398,21 +462,6 @@ def _shown_parts(parts: Sequence[str], least_devices: int) -> list[str]:
 def _cut(count: int) -> int:
     """So many are left out at either end."""
     return max(1, int(_EXTREME_SHARE * count)) if count >= _LEAST_USUAL else 0
-
-
-def _over_alone(over: NDArray[np.float64], least_devices: int) -> dict[str, Any]:
-    """A figure's fields of the control arm."""
-    found = over[~np.isnan(over)].tolist()
-    if len(found) < max(least_devices, 1):
-        return {"control_devices": len(found)}
-    # Of so few that the rest is no sample, all.
-    cut = _cut(len(found)) if len(found) >= _LEAST_TRIMMED else 0
-    told = trimmed_interval(found, cut)
-    return {
-        "over_alone": told.mean,
-        "over_alone_half_width": told.half_width,
-        "control_devices": len(found),
-    }
 
 
 def _spread(

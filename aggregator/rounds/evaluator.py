@@ -18,6 +18,7 @@ from aggregator.evaluation import (
     summarise,
     typical_name,
     what_it_brings,
+    what_serves,
 )
 from aggregator.store import TaskStore
 from aggregator.store.rows import DeviceEvaluation, RoundRow
@@ -86,8 +87,9 @@ class Evaluator:
             self.store.versions.note_metrics(row.version, _metrics(figures))
         if not figures or self.settings is None:
             return ""
-        brings = what_it_brings(figures, named(self.settings.ranking.metric)[1])
-        return "; ".join(filter(None, (f"version {row.version}: {in_a_line(figures)}", brings)))
+        metric = named(self.settings.ranking.metric)[1]
+        told = (in_a_line(figures), what_it_brings(figures, metric), what_serves(figures, metric))
+        return f"version {row.version}: {'; '.join(filter(None, told))}"
 
     def _figures(self, version: int, revoked: set[bytes]) -> list[Figure]:
         assert self.settings is not None

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import over_alone, part_name
+from aggregator.evaluation import ends_of, part_name
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.store.evaluations import EvaluatedVersion
 from aggregator.store.rows import RoundRow
@@ -164,7 +164,16 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         [
             ({**of, "bound": bound}, value)
             for of, figure in figures
-            for bound, value in zip(("mean", "low", "high"), over_alone(figure), strict=False)
+            for bound, value in _bounds(figure.over_alone, figure.over_alone_half_width)
+        ],
+    )
+    yield _metric(
+        "evaluation_over_received",
+        "Likewise how much better devices do with their own models than with the one they received",
+        [
+            ({**of, "bound": bound}, value)
+            for of, figure in figures
+            for bound, value in _bounds(figure.over_received, figure.over_received_half_width)
         ],
     )
     yield _metric(
@@ -186,6 +195,11 @@ def metrics_of(seen: Snapshot) -> Iterator[Metric]:
         "Messages refused, by reason",
         [({"reason": reason}, count) for reason, count in sorted(seen.refusals.items())],
     )
+
+
+def _bounds(mean: float, half_width: float) -> list[tuple[str, float]]:
+    ends = ends_of(mean, half_width)
+    return [*zip(("mean", "low", "high"), (mean, *ends), strict=True)] if ends else []
 
 
 def _metric(name: str, about: str, samples: float | _Samples) -> Metric:

@@ -279,6 +279,7 @@ class ArrayTrainer(RoundTrainer):
         artifact = _chosen(job, capability)
         found = self.evaluation(job)
         evaluation = None if found is None else self._received(job, artifact, data, found)
+        received = self._adopted(job, artifact) if job.terms.predicts == "global" else None
         learner, trainer = self.learner(job, artifact, data, _where(capability))
         for folder in [*self._trainers]:
             if folder not in (artifact.folder, artifact.companion):
@@ -305,7 +306,7 @@ class ArrayTrainer(RoundTrainer):
             capability=capability,
             seconds=seconds,
             artifact=artifact,
-            model=model,
+            model=model if received is None else received,
             evaluation=None if found is None else found.report,
             evaluation_detail="" if found is None else found.detail,
         )
@@ -343,12 +344,20 @@ class ArrayTrainer(RoundTrainer):
         return evaluate_received(learner, trainer, job.broadcast, data, found)
 
     def adopt(self, job: TrainingJob) -> Mapping[str, NDArray[Any]] | None:
-        """The task's last version as this device's model, where the method shares one."""
+        """The task's last version as this device's model, where the method shares one; none where
+        devices are better off with their own."""
         artifact = self._own(job)
-        if artifact is None:
+        if artifact is None or job.terms.predicts == "personal":
             return None
+        return self._adopted(job, artifact)
+
+    def _adopted(
+        self, job: TrainingJob, artifact: LocalArtifact
+    ) -> Mapping[str, NDArray[Any]] | None:
         learner, trainer = self.learner(job, artifact, LocalData({}))
-        return model_arrays(trainer) if learner.adopt(job.broadcast) else None
+        # A model of the device's own is not given up unless the shared one is known to be better.
+        take = learner.receive if job.terms.predicts == "global" else learner.adopt
+        return model_arrays(trainer) if take(job.broadcast) else None
 
     def _own(self, job: TrainingJob) -> LocalArtifact | None:
         """The artifact that this device's model is of."""

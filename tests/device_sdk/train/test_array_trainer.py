@@ -70,6 +70,44 @@ def test_a_round_gives_an_update_a_state_and_a_model(
     assert home.models.learner_artifact("t") == artifacts[0].artifact_id
 
 
+def test_what_serves_the_fleet_best_is_what_a_device_predicts_with(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    work, kept = job(artifacts[:1]), {}
+    for predicts in ("", "personal", "global"):
+        told = replace(work, terms=replace(work.terms, predicts=predicts))
+        result = trainer(home).train(told)
+        assert result.model is not None
+        model = Trainer(artifacts[0].folder)
+        model.set_state(result.model)
+        kept[predicts] = model.parameters["linear.weight"], result.body
+    commit(home, work, result)
+    received = work.broadcast.tensors["w.linear.weight"]
+    assert (kept["global"][0] == received).all() and (kept[""][0] != received).any()
+    assert (kept["personal"][0] != received).any()
+    rests = replace(work.manifest, threshold=0)
+    for predicts, adopts in (("", True), ("personal", False), ("global", True)):
+        told = replace(work, manifest=rests, terms=replace(work.terms, predicts=predicts))
+        assert (trainer(home).adopt(told) is not None) is adopts
+
+
+def test_a_model_of_its_own_is_given_up_only_where_the_shared_one_is_known_to_be_better(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    training = replace(TRAINING, optimizer_state="fresh", personalise="ditto")
+    work = job(artifacts[:1])
+    work = replace(work, broadcast=replace(work.broadcast, settings=training.as_scalars()))
+    commit(home, work, trainer(home).train(work))
+    received = work.broadcast.tensors["w.linear.weight"]
+    for predicts, gives_up in (("", False), ("personal", False), ("global", True)):
+        told = replace(work, terms=replace(work.terms, predicts=predicts))
+        rests = replace(told, manifest=replace(work.manifest, threshold=0))
+        model = Trainer(artifacts[0].folder)
+        model.set_state(trainer(home).train(told).model or {})
+        assert (model.parameters["linear.weight"] == received).all() == gives_up
+        assert (trainer(home).adopt(rests) is not None) is gives_up
+
+
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:

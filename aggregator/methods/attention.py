@@ -200,14 +200,15 @@ class AggregatorMixer:
 def likeness_weights(query: Numbers, sketches: Numbers) -> Numbers:
     """Weights of n neighbours' gaps w_j - w_g, [n], that sum to less than 1.
 
-    ``query`` [g, d], ``sketches`` [n, g, d]. Likeness is the concordance of two gaps, 2 s_i s_j /
-    (|s_i|^2 + |s_j|^2), no less than 0: 1 where they are the same, 0 where one says nothing of the
-    other. Where m devices' gaps have a share rho in common, and are each its own for the rest,
-    these weights are rho / (1 + (m - 2) rho): the best linear prediction of what is in common.
+    ``query`` [g, d], ``sketches`` [n, g, d]. Two gaps' concordance is 2 s_i s_j / (|s_i|^2 +
+    |s_j|^2): 1 where they are the same, 0 where one says nothing of the other. Likeness is its
+    square, of those above 0: what sketches have in common by chance then counts for next to
+    nothing, though there are many. Where m devices are as alike as r to each other, the weights are
+    r / (1 + (m - 2) r), the form of the best linear prediction of what they have in common.
     """
     mine, theirs = query.reshape(-1), sketches.reshape(len(sketches), -1)
     lengths = (theirs**2).sum(axis=1) + (mine**2).sum()
-    likes: Numbers = np.maximum(2 * (theirs @ mine) / np.maximum(lengths, 1e-12), 0)
+    likes: Numbers = np.maximum(2 * (theirs @ mine) / np.maximum(lengths, 1e-12), 0) ** 2
     total = float(likes.sum())
     if total == 0:
         return likes

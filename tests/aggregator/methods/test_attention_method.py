@@ -242,15 +242,27 @@ def test_another_global_model_is_where_all_start() -> None:
     np.testing.assert_array_equal(opened.tensors["global"], vector(5))
 
 
-def test_likeness_weights_predict_what_is_in_common() -> None:
+def test_likeness_weights_rise_with_what_is_in_common() -> None:
     rng = np.random.default_rng(0)
     common = rng.standard_normal(4096)
     like = np.stack([common + rng.standard_normal(4096) for _ in range(5)])[:, None]
     weights = likeness_weights(like[0], like[1:])
-    np.testing.assert_allclose(weights, 0.5 / (1 + 3 * 0.5), atol=0.02)
+    np.testing.assert_allclose(weights, 0.5**2 / (1 + 3 * 0.5**2), atol=0.02)
     other = rng.standard_normal((1, 1, 4096))
     assert likeness_weights(like[0], np.concatenate([like[1:], -other]))[-1] < 0.02
     np.testing.assert_array_equal(likeness_weights(like[0], -like[1:]), 0)
+
+
+def test_likeness_by_chance_counts_for_next_to_nothing_and_stays_so() -> None:
+    # Twenty devices in no groups, whose gaps are what they start with and steps of their own.
+    rng = np.random.default_rng(0)
+    gaps = rng.standard_normal((20, 2, 64))
+    for _ in range(30):
+        heard = [likeness_weights(gaps[i], np.delete(gaps, i, 0)) for i in range(20)]
+        start = [np.tensordot(a, np.delete(gaps, i, 0), 1) for i, a in enumerate(heard)]
+        gaps = np.stack(start) + rng.standard_normal(gaps.shape)
+        gaps -= gaps.mean(axis=0)
+    assert np.mean([a.sum() for a in heard]) < 0.05
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-20, 0.1, 1.0, 10.0, 1e6])

@@ -25,6 +25,7 @@ from aggregator.methods.method import (
     Refused,
     Said,
     fitted,
+    late_weight,
     require_floats,
     require_within,
 )
@@ -43,6 +44,7 @@ from aggregator.methods.submodels import (
 from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
@@ -124,6 +126,7 @@ class FedAvgMethod(SummingMethod):
     Raises ValueError where there is nothing to share or a value is not finite.
     """
 
+    TAKES_LATE = True
     PARTS = ("optimizer", "moved", "buffers_moved")
     ADDED = ("weights", "losses")
     _weights: NDArray[np.int64]
@@ -332,7 +335,10 @@ class FedAvgMethod(SummingMethod):
                 self._bounding.lower(one.update.sender, f"samples {claimed:,} as {weight:,}")
             if one.factor:
                 rung = self._rung(one.update)
-                yield rung, self._bounded_buffers(rung, one.values[0]), weight
+                values = self._bounded_buffers(rung, one.values[0])
+                if one.update.age:
+                    values = values * np.float32(late_weight(one.update.age))
+                yield rung, values, weight
 
     def step(self) -> Mapping[str, float]:
         """McMahan's mean, and the optimizer's step along it. Figures: mean ``loss`` of the devices,
@@ -491,6 +497,27 @@ class FedAvgBinding(Binding[FedAvgSettings]):
     __slots__ = ()
     settings_class = FedAvgSettings
     one_model = True
+
+    def why_no_staleness(self, ladder: Sequence[Submodel] = ()) -> str:
+        """Differences add up whatever version they began at, as long as they are of the same
+        numbers."""
+        settings = self.settings
+        if settings.robust != "none":
+            return (
+                f"{self.method_name}.robust is {settings.robust!r}, which counts every update "
+                "alike: set it to 'none'"
+            )
+        if settings.slices != "static":
+            return (
+                f"{self.method_name}.slices is {settings.slices!r}, so a rung's slices are of "
+                "other units in each version: leave it at 'static'"
+            )
+        if any(piece.role != "slice" for rung in ladder for piece in rung.pieces.values()):
+            return (
+                "rungs have a low rank, in a basis that is another in each version: export a "
+                "ladder by widths="
+            )
+        return ""
 
     def why_no_control(self, artifacts: int) -> str:
         """Devices can."""

@@ -497,7 +497,7 @@ class Publisher:
             sampling_seed=row.seed,
             threshold=row.threshold,
             opened_unix_seconds=int(row.opened_unix_seconds),
-            deadline_unix_seconds=int(row.deadline_unix_seconds),
+            deadline_unix_seconds=int(self._useful_until(row)),
             codec=self._task.broadcast_codec,
             length=len(plaintext),
             chunks=digests,
@@ -512,6 +512,13 @@ class Publisher:
         messages.append((topic, sealed))
         room.require("the round's broadcast", messages)
         self._store.publications.replace("round", messages)
+
+    def _useful_until(self, row: RoundRow) -> float:
+        """When an update of the round counts no more, for sure: where late ones do, devices finish
+        what they began though the round is over."""
+        if not row.threshold:
+            return row.deadline_unix_seconds
+        return row.opened_unix_seconds + self._task.round.useful_seconds
 
     def _current_key(self) -> GroupKey:
         fleet = self._store.fleet

@@ -130,6 +130,8 @@ class Update:
 
     ``sender``: who, in 32 hexadecimal digits. The aggregator fills it in from the session, never
     from the body; "" where nobody needs to know. ``exact`` names tensors that no codec rounds.
+    ``age``: of a closed round, how many versions were made since the one that it was trained on;
+    None of the open round. The aggregator's too.
 
     Raises as :class:`Broadcast` does. Whether the arrays make sense to a method is the
     method's ``check``.
@@ -140,11 +142,14 @@ class Update:
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
     sender: str = ""
     exact: frozenset[str] = frozenset()
+    age: int | None = None
 
     def __post_init__(self) -> None:
         _require_count("round_id", self.round_id)
         if self.sender != "":
             _require_sender(self.sender)
+        if self.age is not None:
+            _require_count("age", self.age)
         object.__setattr__(self, "tensors", _read_only(self.tensors))
         object.__setattr__(self, "metadata", _scalars(self.metadata))
 

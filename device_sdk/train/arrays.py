@@ -107,7 +107,8 @@ def evaluate_received(
 # The control arm: the same steps on a second model, of which nothing is exchanged. What is kept of
 # it lies beside the learner's state.
 
-_CONTROL = "control."
+_CONTROL = "second model."
+"""A learner may well call its own state ``control.*``, as SCAFFOLD calls its variates."""
 
 
 def apart(state: State) -> tuple[State, State]:
@@ -279,7 +280,7 @@ class ArrayTrainer(RoundTrainer):
         artifact = _chosen(job, capability)
         found = self.evaluation(job)
         evaluation = None if found is None else self._received(job, artifact, data, found)
-        received = self._adopted(job, artifact) if job.terms.predicts == "global" else None
+        received = self._shared(job, artifact) if job.terms.predicts == "global" else None
         learner, trainer = self.learner(job, artifact, data, _where(capability))
         for folder in [*self._trainers]:
             if folder not in (artifact.folder, artifact.companion):
@@ -349,13 +350,16 @@ class ArrayTrainer(RoundTrainer):
         artifact = self._own(job)
         if artifact is None or job.terms.predicts == "personal":
             return None
-        return self._adopted(job, artifact)
+        return self._shared(job, artifact)
 
-    def _adopted(
+    def _shared(
         self, job: TrainingJob, artifact: LocalArtifact
     ) -> Mapping[str, NDArray[Any]] | None:
+        """The broadcast's model; none where the method shares none, or none to go on with, unless
+        the fleet's figures say of the one that is evaluated that it is better."""
         learner, trainer = self.learner(job, artifact, LocalData({}))
-        return model_arrays(trainer) if learner.adopt(job.broadcast) else None
+        take = learner.receive if job.terms.predicts == "global" else learner.adopt
+        return model_arrays(trainer) if take(job.broadcast) else None
 
     def _own(self, job: TrainingJob) -> LocalArtifact | None:
         """The artifact that this device's model is of."""

@@ -76,6 +76,7 @@ def as_json(figure: Figure) -> dict[str, object]:
         "over_alone": _defined(figure.over_alone),
         "over_alone_interval": _interval(figure.over_alone, figure.over_alone_half_width),
         "control_devices": figure.control_devices,
+        "control_rounds": figure.control_rounds,
         "over_received": _defined(figure.over_received),
         "over_received_interval": _interval(figure.over_received, figure.over_received_half_width),
     }
@@ -138,9 +139,11 @@ def what_it_brings(figures: Sequence[Figure], metric: str = "") -> str:
             "others)"
         )
     verb = "brings" if ends[0] > 0 else "costs" if ends[1] < 0 else "brings nothing yet:"
+    rounds = found.control_rounds
     return (
         f"federation {verb} {_gain(metric, found.over_alone, ends)}: {metric}, "
-        f"{_MODELS[found.stage]} against the same devices alone, {heard} devices"
+        f"{_MODELS[found.stage]} against the same devices alone, {heard} devices after {rounds} "
+        f"round{'s' * (rounds != 1)} alone"
     )
 
 
@@ -276,6 +279,8 @@ class Figure:
             where fewer than ``least_devices`` have both.
         over_alone_half_width: of its 95 % interval; NaN where the devices are too few for one.
         control_devices: that have both.
+        control_rounds: of the median one, that its second model has trained: fewer than the fleet's
+            where the arm began later.
         over_received, over_received_half_width: of the personal stage likewise, how much better
             devices do with their own models than with the one that they received.
     """
@@ -294,6 +299,7 @@ class Figure:
     over_alone: float = math.nan
     over_alone_half_width: float = math.nan
     control_devices: int = 0
+    control_rounds: int = 0
     over_received: float = math.nan
     over_received_half_width: float = math.nan
 
@@ -322,8 +328,10 @@ def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
         (stage, name): _Heard(stage, METRICS[name]) for stage in STAGES for name in rules.metrics
     }
     parts: list[str] = []
+    rounds: list[int] = []
     for place, each in enumerate(reports):
         parts.append(each.part)
+        rounds.append(each.report.rounds)
         for evaluation in each.report.results:
             column = heard.get((evaluation.stage, evaluation.metric))
             if column is not None and evaluation.samples >= rules.least_samples:
@@ -332,10 +340,14 @@ def summarise(reports: Iterable[DeviceReport], rules: Rules) -> list[Figure]:
     for name in rules.metrics:
         columns = {stage: heard[stage, name] for stage in STAGES}
         compared = _Compared(METRICS[name], columns, parts, rules.least_devices)
+        alone = int(np.median(np.array(rounds)[compared.arm])) if compared.arm.any() else 0
         columns[ALONE].keep(compared.arm)
         for stage, column in columns.items():
             told = column.figures(rules, compared.shown)
-            found[stage] += [replace(each, **compared.fields(stage, each.part)) for each in told]
+            found[stage] += [
+                replace(each, **compared.fields(stage, each.part), control_rounds=alone)
+                for each in told
+            ]
     return [figure for stage in STAGES for figure in found[stage]]
 
 

@@ -64,7 +64,7 @@ class Evaluator:
             return None
         asked = tuple(each for each in said.results if each.stage != ALONE)
         if asked != said.results and not is_control(terms, self.task, device_id):
-            data = write_evaluations(replace(said, results=asked))
+            data = write_evaluations(replace(said, results=asked, rounds=0))
         return DeviceEvaluation(device_id, part, data)
 
     def note(self, row: RoundRow, said: Iterable[DeviceEvaluation]) -> None:

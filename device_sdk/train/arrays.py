@@ -109,6 +109,7 @@ def evaluate_received(
 
 _CONTROL = "second model."
 """A learner may well call its own state ``control.*``, as SCAFFOLD calls its variates."""
+_ROUNDS = f"{_CONTROL}rounds"
 
 
 def apart(state: State) -> tuple[State, State]:
@@ -130,9 +131,11 @@ def train_control(
     what the last such round left, nothing to begin with. Whatever goes wrong is noted, and leaves
     ``kept`` as it is: the device's part in the round is worth more.
     """
+    rounds = int(kept.get(_ROUNDS, 0))
     try:
         if kept:
-            restore_trainer(trainer, kept, _CONTROL)
+            state = {name: array for name, array in kept.items() if name != _ROUNDS}
+            restore_trainer(trainer, state, _CONTROL)
         learner.train_alone(broadcast, begins=not kept)
     except Exception as error:
         _log.warning("the control arm's training failed", exc_info=True)
@@ -140,8 +143,8 @@ def train_control(
             evaluation.miss(Unmeasured("failed", f"{ALONE}: {in_words(error)}"))
         return kept
     if evaluation is not None:
-        evaluation.stage(ALONE, trainer)
-    return trainer_state(trainer, _CONTROL)
+        evaluation.stage(ALONE, trainer, rounds + 1)
+    return {**trainer_state(trainer, _CONTROL), _ROUNDS: np.array(rounds + 1)}
 
 
 # A trained model as it is kept to predict with: parameters and buffers, without the optimizer.

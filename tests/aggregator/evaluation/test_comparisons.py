@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -86,6 +87,15 @@ def test_a_part_s_one_device_of_the_arm_is_not_found_by_subtraction() -> None:
     assert found["personal", "a"].control_devices == found["alone", FLEET].devices == 3
     assert found["personal", FLEET].over_alone == found["personal", "a"].over_alone
     assert found["personal", "b"].devices == 4 and np.isnan(found["personal", "b"].over_alone)
+
+
+def test_how_long_the_arm_has_trained_is_said_with_what_federation_brings() -> None:
+    fleet = [device(shared=9, personal=12 + n % 3, alone=9) for n in range(5)]
+    fleet = [replace(each, report=replace(each.report, rounds=2)) for each in fleet]
+    lies = replace(fleet[0], report=replace(fleet[0].report, rounds=2**31 - 1))
+    said = what_it_brings(summarise([*fleet[1:], lies], RULES))
+    assert said.startswith("federation brings ")
+    assert said.endswith("against the same devices alone, 5 devices after 2 rounds alone")
 
 
 def test_too_few_others_are_told_of_as_such() -> None:

@@ -150,6 +150,7 @@ def test_the_second_model_is_the_device_s_data_and_nothing_else(
             data = alike(DEVICES, np.random.default_rng(0))[device]
             train_epochs(trainer, data.train, Epochs(12, 3), np.random.default_rng(0))
         alone = trainer.parameters
+        assert kept.pop("second model.rounds") == ROUNDS
         restore_trainer(trainer, kept, "second model.")
         for name, array in trainer.parameters.items():
             np.testing.assert_allclose(array, alone[name], atol=1e-5)

@@ -153,7 +153,24 @@ def test_a_learner_s_own_state_is_none_of_the_control_arm_s(
         assert result.learner_state["control.variate"] == [number]
     learner, _ = ArrayTrainer(world, Variates).learner(work, artifacts[0], local_data(3))
     own = len(learner.state())
-    assert len(result.learner_state) == own + (own - 1) * round(control)
+    assert len(result.learner_state) == own * round(1 + control)
+
+
+def test_an_arm_that_begins_later_says_how_long_it_trained_alone(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    world = world_of(
+        home, b"\xab" * 16, np.random.default_rng(1), StepClock(), lambda: local_data(3)
+    )
+    told = []
+    for number, control in enumerate((0, 0, 1, 1, 0, 1), 1):
+        asked = EvaluationTerms(("mae",), control=control)
+        work = job_of(opened(artifacts[0], number), artifacts[:1], evaluation=asked)
+        result = ArrayTrainer(world, FedAvgLearner).train(work)
+        commit(home, work, result)
+        assert result.evaluation is not None
+        told.append(result.evaluation.rounds)
+    assert told == [0, 0, 1, 2, 0, 1]
 
 
 def test_the_state_goes_on_from_the_last_commit_and_from_nothing_else(

@@ -96,6 +96,23 @@ def test_what_serves_the_fleet_best_is_what_a_device_predicts_with(
         assert (trainer(home).adopt(told) is not None) is adopts
 
 
+def test_a_model_of_its_own_is_given_up_only_where_the_shared_one_is_known_to_be_better(
+    home: Home, artifacts: tuple[LocalArtifact, ...]
+) -> None:
+    training = replace(TRAINING, optimizer_state="fresh", personalise="ditto")
+    work = job(artifacts[:1])
+    work = replace(work, broadcast=replace(work.broadcast, settings=training.as_scalars()))
+    commit(home, work, trainer(home).train(work))
+    received = work.broadcast.tensors["w.linear.weight"]
+    for predicts, gives_up in (("", False), ("personal", False), ("global", True)):
+        told = replace(work, terms=replace(work.terms, predicts=predicts))
+        rests = replace(told, manifest=replace(work.manifest, threshold=0))
+        model = Trainer(artifacts[0].folder)
+        model.set_state(trainer(home).train(told).model or {})
+        assert (model.parameters["linear.weight"] == received).all() == gives_up
+        assert (trainer(home).adopt(rests) is not None) is gives_up
+
+
 def test_the_shared_model_is_the_one_that_was_evaluated_as_global(
     home: Home, artifacts: tuple[LocalArtifact, ...]
 ) -> None:

@@ -105,10 +105,13 @@ class Simulated:
             metric = named(settings.ranking.metric)[1]
             if serves := what_serves(self._figures, metric):
                 yield serves
-            yield what_it_brings(self._figures, metric) or (
-                "control = 0.2 under [evaluation], say, has a fifth of the devices train a second "
-                "model alone, to say what federation brings"
-            )
+            if brings := what_it_brings(self._figures, metric):
+                yield brings
+            elif self.task.may_have_control:
+                yield (
+                    "control = 0.2 under [evaluation], say, has a fifth of the devices train a "
+                    "second model alone, to say what federation brings"
+                )
         if self._failure:
             yield f"the first device without an update, {self._failure}"
         if self.task.evaluation is None:

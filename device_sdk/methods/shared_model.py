@@ -34,13 +34,14 @@ class SharedModelTraining(TrainingSettings):
     """How every device trains in a round. A method's own settings are further fields of a subclass.
 
     Attributes:
-        epochs, batch_size: passes over the local samples, and samples a step.
+        epochs: passes over the local samples; 0 for one, or for as many as 30 steps take.
+        batch_size: samples a step.
         learning_rate: of the artifact's optimizer.
 
     Raises ValueError, naming the setting.
     """
 
-    epochs: Annotated[int, Within(1)] = 1
+    epochs: Annotated[int, Within(0)] = 0
     batch_size: Annotated[int, Within(1)] = 32
     learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.05
 

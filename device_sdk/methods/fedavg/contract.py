@@ -28,7 +28,8 @@ class FedAvgTraining(TrainingSettings):
     ``proximal_mu`` above 0. FedPer (Arivazhagan et al. 2019) is ``personal``.
 
     Attributes:
-        epochs: passes over the local samples in a round.
+        epochs: passes over the local samples in a round; 0 for one, and where that is less than 30
+            steps, for as many as 30 steps take.
         batch_size: samples a step; 0 for all at once.
         most_steps: at most so many steps a round; 0 for no limit.
         learning_rate: 0 for the artifact's own.
@@ -43,7 +44,7 @@ class FedAvgTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    epochs: Annotated[int, Within(1)] = 1
+    epochs: Annotated[int, Within(0)] = 0
     batch_size: Annotated[int, Within(0)] = 32
     most_steps: Annotated[int, Within(0)] = 0
     learning_rate: Annotated[float, Within(0, 1e3)] = 0.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from aggregator.evaluation import FLEET, compared, over_alone, what_it_brings
+from aggregator.evaluation import FLEET, compared, ends_of, what_it_brings
 from aggregator.store.evaluations import EvaluatedVersion
 from device_sdk.evaluation.report import STAGES
 
@@ -24,8 +25,11 @@ def draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
 
     versions = sorted(found, key=lambda each: each.version)
     told = [(each.version, compared(each.figures, metric)) for each in versions]
-    over = [(number, over_alone(figure)) for number, figure in told if figure is not None]
-    brings = [(number, ends) for number, ends in over if ends]
+    brings = [
+        (number, figure.over_alone, *ends_of(figure.over_alone, figure.over_alone_half_width))
+        for number, figure in told
+        if figure is not None and not math.isnan(figure.over_alone_half_width)
+    ]
     picture = Figure(figsize=(5 * (1 + bool(brings)), 3.8), layout="constrained", dpi=120)
     axes = picture.subplots(1, 1 + bool(brings), squeeze=False)[0]
     for stage in STAGES:
@@ -41,8 +45,7 @@ def draw(found: Sequence[EvaluatedVersion], metric: str, path: Path) -> None:
     axes[0].set(xlabel="version", ylabel=metric)
     axes[0].legend(frameon=False, fontsize=8)
     if brings:
-        x = [number for number, _ in brings]
-        mean, low, high = zip(*(ends for _, ends in brings), strict=True)
+        x, mean, low, high = zip(*brings, strict=True)
         axes[1].fill_between(x, low, high, alpha=0.2, linewidth=0)
         axes[1].plot(x, mean, marker=".")
         axes[1].axhline(0, color="0.5", linewidth=0.8)

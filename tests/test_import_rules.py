@@ -186,7 +186,7 @@ RULES = (
     _server("task", "evaluation guard methods store tables", libraries=f"{_TRIAL} {_REHEARSAL}"),
     _server("keys", "clock home refusals store"),
     _server("rounds", "evaluation guard keys methods refusals shared store task"),
-    _server("publish", "shared store task"),
+    _server("publish", "evaluation shared store task"),
     Rule(
         "aggregator/models.py",
         frozenset({f"aggregator.{name}" for name in ("errors", "methods", "store", "task")})

@@ -24,8 +24,10 @@ from aggregator.evaluation import (
     as_json,
     figure_name,
     part_name,
+    serves,
     shown,
     what_it_brings,
+    what_serves,
 )
 from aggregator.home import AggregatorHome
 from aggregator.store import Store
@@ -92,9 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.parts or figure.part == FLEET
         ]
         print(tabulate(lines, headers="keys", tablefmt="plain", disable_numparse=True))
-        said = ((each.version, what_it_brings(each.figures, metric)) for each in found)
-        told = (f"version {version}: {brings}" for version, brings in said if brings)
-        print(f"\n{next(told, _NO_CONTROL)}")
+        for say, otherwise in ((what_it_brings, _NO_CONTROL), (what_serves, "")):
+            said = ((each.version, say(each.figures, metric)) for each in found)
+            told = (f"version {version}: {sentence}" for version, sentence in said if sentence)
+            if sentence := next(told, otherwise):
+                print(f"\n{sentence}")
     elif ranking is not None:
         print(none_yet)
     else:
@@ -151,5 +155,6 @@ def _as_json(of: EvaluatedVersion, metric: str) -> dict[str, object]:
         "version": of.version,
         "round": of.round,
         "brings": what_it_brings(of.figures, metric) or None,
+        "serves": serves(of.figures, metric) or None,
         "figures": [as_json(each) for each in of.figures],
     }

@@ -88,7 +88,7 @@ class GatheredAggregation(Aggregation):
         self._restore(row)
         for logged in self._store.log.by_device():
             try:
-                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
+                self._method.absorb(self.decode(row, logged))
             except (MethodFault, WireError) as error:
                 self._quarantine(row, logged, error)
                 return False

@@ -12,6 +12,7 @@ from aggregator.cluster.orders import ServedTask
 from aggregator.errors import MethodFault
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.rounds.attendance import RoundTimes
+from aggregator.rounds.late import Sent, decode_each
 from aggregator.rounds.machine import hold_failed
 from aggregator.shared import TaskShared
 from aggregator.store.cluster import RoundOver
@@ -107,14 +108,10 @@ class ShareKeeper:
         with self._store.database.transaction():
             hold_failed(self._store, self._served.task, error)
 
-    def read_each(
-        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
-    ) -> list[Update | WireError]:
+    def read_each(self, row: RoundRow, sent: Sequence[Sent]) -> list[Update | WireError]:
         """Raises RoundOver where the round is of another task by now."""
         method = self._committed_method(row)
-        named = [(body, device_id.hex()) for body, device_id in bodies]
-        decoded = self._binding.decode_each(named, row.round, self._items)
-        return method.take_each(decoded)
+        return method.take_each(decode_each(self._binding, sent, self._items))
 
     def _committed_method(self, row: RoundRow) -> GuardedMethod:
         """Raises RoundOver where the round is of another task by now."""
@@ -316,6 +313,9 @@ class RoundFollower:
         if self._came_late:
             self._store.late.add(self._came_late)
             self._came_late.clear()
+
+    def since_opening_seconds(self, row: RoundRow) -> float:
+        return self._times.since_opening_seconds(row)
 
     def reload_hold(self) -> None:
         """The coordinator holds rounds."""

@@ -245,7 +245,7 @@ class TensorBounding(Bounding):
         if not (moved or claimed or changed):
             return update
         tensors = {**update.tensors, **moved, **claimed}
-        return Update(update.round_id, tensors, said, update.sender)
+        return Update(update.round_id, tensors, said, update.sender, age=update.age)
 
     def _nearer(self, name: str, values: Array, expected: Array | None) -> tuple[Array, float]:
         """``values`` within the limit of their distance, and how many times the usual that is."""

@@ -2,7 +2,8 @@
 
 Methods: FedAvg and FedSGD (McMahan et al. 2017, algorithm 1), FedProx, FedPer (what stays on the
 devices is not here at all) and adaptive server optimizers (Reddi et al. 2021, Adaptive federated
-optimization, algorithm 2: the mean difference, negated, is the server's gradient).
+optimization, algorithm 2: the mean difference, negated, is the server's gradient). Whatever model a
+device has to itself (``FedAvgTraining.personalise``), what it sends is the shared one's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from aggregator.methods.method import (
     Refused,
     Said,
     fitted,
+    late_weight,
     require_floats,
     require_within,
 )
@@ -43,12 +45,14 @@ from aggregator.methods.submodels import (
 from aggregator.methods.summing import SummingMethod, finite
 from aggregator.methods.sums import FixedPointSum, UnlikeSum
 from device_sdk.artifact import Artifact
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.fields import Declared, Within
 from device_sdk.methods.fedavg.contract import (
     FedAvgTraining,
     deal_of,
     first_name,
     own_name,
+    personal_obstacle,
     rung_name,
     shared_tensors,
 )
@@ -124,6 +128,7 @@ class FedAvgMethod(SummingMethod):
     Raises ValueError where there is nothing to share or a value is not finite.
     """
 
+    TAKES_LATE = True
     PARTS = ("optimizer", "moved", "buffers_moved")
     ADDED = ("weights", "losses")
     _weights: NDArray[np.int64]
@@ -332,7 +337,10 @@ class FedAvgMethod(SummingMethod):
                 self._bounding.lower(one.update.sender, f"samples {claimed:,} as {weight:,}")
             if one.factor:
                 rung = self._rung(one.update)
-                yield rung, self._bounded_buffers(rung, one.values[0]), weight
+                values = self._bounded_buffers(rung, one.values[0])
+                if one.update.age:
+                    values = values * np.float32(late_weight(one.update.age))
+                yield rung, values, weight
 
     def step(self) -> Mapping[str, float]:
         """McMahan's mean, and the optimizer's step along it. Figures: mean ``loss`` of the devices,
@@ -470,18 +478,25 @@ def _require_movable(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
 
 
 def _require_lasting(rungs: Sequence[Rung], settings: FedAvgSettings) -> None:
-    """Raises ValueError where devices keep momenta of what is another part each round."""
-    if settings.training.optimizer_state == "fresh":
+    """Raises ValueError where devices keep momenta, or a model of their own, of what is another
+    part each round."""
+    training = settings.training
+    if training.personalise != "fine-tuned":
+        keep = "a model of their own"
+        instead = "training.personalise to 'fine-tuned'"
+    elif training.optimizer_state == "kept":
+        keep, instead = "momenta", "training.optimizer_state to 'fresh'"
+    else:
         return
     if settings.slices != "static":
         raise ValueError(
-            f"slices is {settings.slices!r}, and devices keep momenta, which would be of other "
-            "units each round: set training.optimizer_state to 'fresh', or leave slices at 'static'"
+            f"slices is {settings.slices!r}, and devices keep {keep}, which would be of other "
+            f"units each round: set {instead}, or leave slices at 'static'"
         )
     if any(piece.role != "slice" for rung in rungs for piece in rung.pieces):
         raise ValueError(
-            "rungs have a low rank, and devices keep momenta, which would be of other directions "
-            "each round: set training.optimizer_state to 'fresh', or export a ladder by widths="
+            f"rungs have a low rank, and devices keep {keep}, which would be of other directions "
+            f"each round: set {instead}, or export a ladder by widths="
         )
 
 
@@ -492,6 +507,27 @@ class FedAvgBinding(Binding[FedAvgSettings]):
     settings_class = FedAvgSettings
     one_model = True
 
+    def why_no_staleness(self, ladder: Sequence[Submodel] = ()) -> str:
+        """Differences add up whatever version they began at, as long as they are of the same
+        numbers."""
+        settings = self.settings
+        if settings.robust != "none":
+            return (
+                f"{self.method_name}.robust is {settings.robust!r}, which counts every update "
+                "alike: set it to 'none'"
+            )
+        if settings.slices != "static":
+            return (
+                f"{self.method_name}.slices is {settings.slices!r}, so a rung's slices are of "
+                "other units in each version: leave it at 'static'"
+            )
+        if any(piece.role != "slice" for rung in ladder for piece in rung.pieces.values()):
+            return (
+                "rungs have a low rank, in a basis that is another in each version: export a "
+                "ladder by widths="
+            )
+        return ""
+
     def why_no_control(self, artifacts: int) -> str:
         """Devices can."""
         return ""
@@ -500,6 +536,10 @@ class FedAvgBinding(Binding[FedAvgSettings]):
         self, items: int, rng: np.random.Generator, artifacts: Sequence[Artifact] = ()
     ) -> FedAvgMethod:
         """Begins with the full artifact's own parameters and buffers."""
+        for each in artifacts:
+            obstacle = personal_obstacle(self.settings.training, each.manifest)
+            if obstacle:
+                raise ValueError(obstacle)
         kept = self.settings.training.personal_names
         rungs = rungs_of(artifacts, kept, first=self.control)
         *_, full = artifacts

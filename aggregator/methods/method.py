@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from aggregator.methods.sums import MOST_UPDATES, Additive, RefusedShare
 from aggregator.tables import TomlTable
 from device_sdk.artifact import Artifact
 from device_sdk.artifact.flat_layout import FlatLayout
+from device_sdk.artifact.submodels import Submodel
 from device_sdk.evaluation.report import SERVED, Stage
 from device_sdk.fields import Fields, Within, is_settings
 from device_sdk.methods.registry import METHODS, MethodError, load_method
@@ -66,6 +68,16 @@ def require_within(values: NDArray[Any], most: float) -> None:
     # NaN fails the comparison too.
     if values.size and not float(np.abs(values).max()) <= most:
         raise Refused("bad-values", "a value is not finite or is absurdly large")
+
+
+def late_weight(age: int | None) -> float:
+    """(1 + age)^-1/2, for an update of ``age`` versions ago (Nguyen et al. 2022, Federated learning
+    with buffered asynchronous aggregation, section 5); 1 for one of this version.
+
+    It multiplies what the update moves, and not the weight that the sum is divided by: what a round
+    of old updates moves is less far.
+    """
+    return 1 / math.sqrt(1 + (age or 0))
 
 
 class NoVersion(ArithmeticError):
@@ -148,10 +160,13 @@ class Method(Additive, ABC):
             them by itself, which ``tests/aggregator/methods/test_influence.py`` has to show.
         SHARDS: whether rounds may add up: all that ``add`` changes is whole numbers named in
             ``ADDED``, and parts that add up.
+        TAKES_LATE: whether updates of earlier versions may enter: ``add`` multiplies what they move
+            by :func:`late_weight`, once it is bounded.
     """
 
     bounds: ClassVar[UpdateBounds | None] = UpdateBounds()
     SHARDS: ClassVar[bool] = False
+    TAKES_LATE: ClassVar[bool] = False
     PARTS: ClassVar[tuple[str, ...]] = ("bounding", "held")
     ADDED: ClassVar[tuple[str, ...]] = ("participants",)
 
@@ -308,8 +323,10 @@ class Method(Additive, ABC):
         return found
 
     def _of_round(self, updates: Sequence[Update]) -> bool:
-        opened = self._round_id
-        return opened != 0 and all(update.round_id == opened for update in updates)
+        opened, late = self._round_id, self.TAKES_LATE
+        return opened != 0 and all(
+            update.round_id == opened or (late and update.age is not None) for update in updates
+        )
 
     def _refusal(self, update: Update) -> Refused | None:
         if not self._of_round([update]):
@@ -613,6 +630,15 @@ class Binding(Generic[Settings], ABC):
     def note(self) -> str:
         """What an operator should know of the settings, though nothing is wrong; here: nothing."""
         return ""
+
+    def why_no_staleness(self, ladder: Sequence[Submodel] = ()) -> str:
+        """Why an update of an earlier version cannot count at a lesser weight (``round.late``), in
+        words, with these settings and, where it is known, the ladder of the task's artifacts; empty
+        where it can. Here: it cannot."""
+        return (
+            f"updates of {self.method_name} are no changes of one model, which an older one could "
+            "be added to at a lesser weight"
+        )
 
     @abstractmethod
     def build(

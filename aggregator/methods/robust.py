@@ -193,7 +193,7 @@ class HeldUpdates(Stateful):
     def add(self, update: Update) -> None:
         """Hold a copy: the caller's arrays may be views of a buffer that is used again."""
         copies = {name: array.copy() for name, array in update.tensors.items()}
-        self._hold(Update(update.round_id, copies, update.metadata, update.sender))
+        self._hold(Update(update.round_id, copies, update.metadata, update.sender, age=update.age))
 
     def _hold(self, update: Update) -> None:
         self._updates.append(update)
@@ -255,11 +255,14 @@ class LastUpdates(Stateful):
 
 
 def pack_updates(updates: Sequence[Update]) -> dict[str, NDArray[Any]]:
-    """Updates as few arrays: ``said``, of each its round, sender and metadata, as JSON in uint8
-    [bytes]. Of the tensors of one name, dtype and rank, ``NAME|DTYPE|RANK``: ``values.*``, all end
-    to end, their ``shapes.*`` int64 [tensors, axes] and ``places.*`` int64 [tensors], whose they
-    are."""
-    said = [[each.round_id, each.sender, dict(each.metadata)] for each in updates]
+    """Updates as few arrays: ``said``, of each its round, sender, metadata and, above 0, its age,
+    as JSON in uint8 [bytes]. Of the tensors of one name, dtype and rank, ``NAME|DTYPE|RANK``:
+    ``values.*``, all end to end, their ``shapes.*`` int64 [tensors, axes] and ``places.*`` int64
+    [tensors], whose they are."""
+    said = [
+        [each.round_id, each.sender, dict(each.metadata), *([each.age] if each.age else [])]
+        for each in updates
+    ]
     packed = json.dumps(said).encode()
     found: dict[str, NDArray[Any]] = {"said": np.frombuffer(packed, dtype=np.uint8).copy()}
     alike: dict[str, list[tuple[int, NDArray[Any]]]] = {}
@@ -291,8 +294,8 @@ def unpack_updates(state: State) -> list[Update]:
             for place, each in _apart(kind, array, shapes[kind], places[kind], len(said)):
                 tensors[place][name] = each
         return [
-            Update(round_id, own_tensors, metadata, sender)
-            for own_tensors, (round_id, sender, metadata) in zip(tensors, said, strict=True)
+            Update(round_id, own_tensors, metadata, sender, age=next(iter(age), None))
+            for own_tensors, (round_id, sender, metadata, *age) in zip(tensors, said, strict=True)
         ]
     except (TypeError, ValueError, AttributeError) as error:
         raise RestoreError(f"a held update cannot be read: {error!r}") from None

@@ -12,6 +12,7 @@ import numpy as np
 from aggregator.errors import AggregatorError, MethodFault, StateMismatch
 from aggregator.guard import GuardedBinding, GuardedMethod
 from aggregator.methods.method import Binding, ModelMismatch, RoundSummary
+from aggregator.rounds.late import Ages, Sent, decode_each
 from aggregator.store import TaskStore
 from aggregator.store.rows import LoggedUpdate, RoundRow, VersionRow
 from aggregator.store.versions import MethodCheckpoint, Ranking
@@ -116,6 +117,7 @@ class Aggregation:
     ) -> None:
         self._binding = GuardedBinding(binding)
         self._store = store
+        self._ages = Ages(store)
         self._artifacts = tuple(artifacts)
         self._keeper = keeper
         self._checkpoint_updates = checkpoint_updates
@@ -188,17 +190,16 @@ class Aggregation:
         if not self._absorb_log(row):
             self.resume(row)
 
-    def decode(self, body: bytes, round_id: int, device_id: bytes) -> Update:
-        """The update of a device, who is named by the session it came in. Raises ``WireError``."""
-        return self._binding.decode(body, round_id, self.items, device_id.hex())
+    def decode(self, row: RoundRow, logged: LoggedUpdate) -> Update:
+        """A logged update, as it is in the open round. Raises ``WireError``."""
+        number, device_id = logged.round, logged.device_id
+        update = self._binding.decode(logged.body, number, self.items, device_id.hex())
+        return Sent(logged.body, device_id, number, self._ages.of(row, number)).aged(update)
 
-    def read_each(
-        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
-    ) -> list[Update | WireError]:
-        """The updates of many devices, each body with its device's id, as :meth:`decode` has them
-        and the method takes them; an error in the place of a bad one."""
-        named = [(body, device_id.hex()) for body, device_id in bodies]
-        return self._method.take_each(self._binding.decode_each(named, row.round, self.items))
+    def read_each(self, row: RoundRow, sent: Sequence[Sent]) -> list[Update | WireError]:
+        """The updates of many devices, who are named by the sessions they came in, as the method
+        takes them; an error in the place of a bad one."""
+        return self._method.take_each(decode_each(self._binding, sent, self.items))
 
     def gathered(self) -> int:
         """Updates that a version would be made of if the round closed now."""
@@ -407,7 +408,7 @@ class Aggregation:
         """Whether all of the log behind ``_last_seq`` could be absorbed."""
         for logged in self._store.log.after(self._last_seq):
             try:
-                self._method.absorb(self.decode(logged.body, logged.round, logged.device_id))
+                self._method.absorb(self.decode(row, logged))
             except (MethodFault, WireError) as error:
                 self._quarantine(row, logged, error)
                 return False

@@ -275,11 +275,6 @@ class Attendance:
             wait = max(wait, self._settings.deadline_margin * self._median_seconds())
         return min(most, wait)
 
-    @property
-    def enough(self) -> bool:
-        """Whether as many updates were counted as are wanted."""
-        return 0 < self._settings.wanted <= self.counted
-
     def _longest_wait_seconds(self) -> float:
         """Of devices that were not heard of; 0: it waits for none."""
         while self._waits and self._waits[-1][1] not in self._missing:

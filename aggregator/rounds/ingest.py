@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from aggregator.guard import GuardedBinding
 from aggregator.refusals import Refusals, about
 from aggregator.rounds.evaluator import Evaluator
+from aggregator.rounds.late import Ages, Sent
 from aggregator.rounds.model_parts import ModelParts
 from aggregator.shared import TaskShared
 from aggregator.store.reports import KEPT_ROUNDS
@@ -106,6 +107,7 @@ class OpenRounds(Protocol):
     def awaits(self, device_id: bytes) -> bool: ...
     def is_selected(self, device_id: bytes) -> bool: ...
     def selects(self, row: RoundRow, device_id: bytes) -> bool: ...
+    def since_opening_seconds(self, row: RoundRow) -> float: ...
     def heard_of(self, device_id: bytes, counted_seconds: float | None = None) -> None: ...
     def came_late(self, row: RoundRow, device_id: bytes, *, updates: bool) -> None: ...
     def reload_hold(self) -> None: ...
@@ -115,7 +117,7 @@ class Absorbs(Protocol):
     """Where a task's updates go; see :class:`~aggregator.rounds.aggregation.Aggregation`."""
 
     def read_each(
-        self, row: RoundRow, bodies: Sequence[tuple[bytes, bytes]]
+        self, row: RoundRow, sent: Sequence[Sent]
     ) -> list[exchange.Update | WireError]: ...
     def next_seq(self) -> int: ...
     def try_each(
@@ -130,13 +132,28 @@ class Absorbs(Protocol):
 
 
 class _Staged(NamedTuple):
+    """Attributes:
+    row: of the update's own round.
+    arrived_seconds: after that one's opening.
+    age: None where it is the open round; see :class:`~aggregator.rounds.late.Ages`.
+    """
+
     update: UpdateMessage
+    row: RoundRow
     arrived_seconds: float
-    """After the round's opening."""
+    age: int | None = None
+
+
+_Key = tuple[int, bytes]
+"""Round and device: all that tells apart what is staged of a generation."""
+
+
+def _key(update: UpdateMessage) -> _Key:
+    return update.identity.round, update.identity.device_id
 
 
 class _Decided(NamedTuple):
-    update: UpdateMessage
+    staged: _Staged
     verdict: StoredVerdict
     logged: LoggedUpdate | None
     decoded: exchange.Update | None
@@ -169,8 +186,9 @@ class Ingest:
         self._aggregation = aggregation
         self._evaluator = evaluator
         self.parts = parts
-        self._staged: dict[bytes, _Staged] = {}  # of the open round, by the device's id
-        self._rivals: dict[bytes, UpdateMessage] = {}  # other bodies than those, the last of each
+        self._ages, self._most_age = Ages(shared.store), shared.task.round.most_age
+        self._staged: dict[_Key, _Staged] = {}  # to be decided in the open round
+        self._rivals: dict[_Key, UpdateMessage] = {}  # other bodies than those, the last of each
         self._in_doubt = False  # whether a commit failed, and what became of it was not asked
         self.counted = 0
         """Updates counted since the start."""
@@ -210,23 +228,25 @@ class Ingest:
             if each.logged is not None and each.decoded is not None
         ]
         now_unix_seconds = int(self._unix_clock())
-        told = [(each.update, each.report) for each in decided if each.report is not None]
+        told = [(each.staged, each.report) for each in decided if each.report is not None]
         tried = self._aggregation.try_each(row, group)
         bad = [(logged, tried[logged.seq]) for logged, _ in group if logged.seq in tried]
         good = [each for each in group if each[0].seq not in tried] if bad else group
         with self._store.database.transaction(shared=True):
-            bodies = self._aggregation.keep(row, good, len(decided))
+            here = sum(each.staged.age is None for each in decided)
+            bodies = self._aggregation.keep(row, good, here)
             bodies += [logged for logged, _ in bad]
             self._store.log.append(bodies, [each.verdict for each in decided])
             for logged, why in bad:
                 self._store.log.quarantine(logged, row.generation, why)
             if told:
-                self._store.reports.add([_stored(update, report) for update, report in told])
-                for update, report in told:
-                    self._tell(update, report, now_unix_seconds)
+                kept = [each for each in told if self._keeps_reports_of(each[0].row)]
+                self._store.reports.add([_stored(each.update, report) for each, report in kept])
+                for each, report in kept:
+                    self._tell(each.update, report, now_unix_seconds)
             self._evaluator.note(row, [each.said for each in decided if each.said is not None])
             self.save_seen()
-        found = [(self._rivals.get(each.verdict.device_id), each.verdict) for each in decided]
+        found = [(self._rivals.get(_key(each.staged.update)), each.verdict) for each in decided]
         rivals = [self._repeat(rival, verdict) for rival, verdict in found if rival is not None]
         self._in_doubt = False
         self.abandon()
@@ -246,17 +266,17 @@ class Ingest:
         if not self._in_doubt:
             return []
         found = []
-        for update, _ in self._staged.values():
-            identity = update.identity
+        for staged in self._staged.values():
+            identity = staged.update.identity
             known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
             if known is not None:
-                found.append((update, known))
+                found.append((staged, known))
         self._in_doubt = False
-        for update, known in found:
-            del self._staged[update.identity.device_id]
-            self._rivals.pop(update.identity.device_id, None)  # it is sent again
-            self._rounds.heard_of(known.device_id, known.seconds if known.reason is None else None)
-        return [_known(*each) for each in found]
+        for staged, known in found:
+            del self._staged[_key(staged.update)]
+            self._rivals.pop(_key(staged.update), None)  # it is sent again
+            self._heard(staged, known.seconds if known.reason is None else None)
+        return [_known(staged.update, known) for staged, known in found]
 
     def save_seen(self) -> None:
         """Write down what devices told, and which were counted before this group; inside a
@@ -283,25 +303,30 @@ class Ingest:
         self.widths.clear()
 
     def _offer_for_open(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
-        device_id = update.identity.device_id
-        staged = self._staged.get(device_id)
-        if staged is not None:
-            # The same again: its receipt is about to be sent. Another is judged when the group is
-            # committed: what is only staged may never be.
-            if staged.update.body_sha256 != update.body_sha256:
-                self._rivals[device_id] = update
+        if self._is_staged(update):
             return None
-        if not self._rounds.awaits(device_id):
+        if not self._rounds.awaits(update.identity.device_id):
             # Rare: it was heard of before, or it has no part in this round.
             refused = self._judge_unexpected(update, row)
             if refused is not None:
                 return refused
+        elapsed_seconds = max(0.0, self._rounds.elapsed_seconds)
+        self._stage(_Staged(update, row, min(row.length_seconds, elapsed_seconds)))
+        return None
+
+    def _is_staged(self, update: UpdateMessage) -> bool:
+        staged = self._staged.get(_key(update))
+        # The same again: its receipt is about to be sent. Another is judged when the group is
+        # committed: what is only staged may never be.
+        if staged is not None and staged.update.body_sha256 != update.body_sha256:
+            self._rivals[_key(update)] = update
+        return staged is not None
+
+    def _stage(self, staged: _Staged) -> None:
         if self._rounds.failed:
             # No verdict is known, and none can be found: the device sends it again later.
             raise WireError("not-served", "the task is held: its method's code failed")
-        elapsed_seconds = max(0.0, self._rounds.elapsed_seconds)
-        self._staged[device_id] = _Staged(update, min(row.length_seconds, elapsed_seconds))
-        return None
+        self._staged[_key(staged.update)] = staged
 
     def _decide(self, staged: Sequence[_Staged], row: RoundRow) -> list[_Decided]:
         """Read and check what devices sent: to be counted, noted or refused, in the order it came.
@@ -310,16 +335,17 @@ class Ingest:
         """
         reports: list[Report | WireError | None] = [_told(each.update) for each in staged]
         # Empty only where a report says that there is nothing, and is right.
-        bodies = [
-            (each.update.body, each.update.identity.device_id)
+        sent = [
+            Sent(each.update.body, each.update.identity.device_id, each.row.round, each.age)
             for each, report in zip(staged, reports, strict=True)
             if not isinstance(report, WireError) and (each.update.body or report is None)
         ]
-        read = self._aggregation.read_each(row, bodies) if bodies else []
+        read = self._aggregation.read_each(row, sent) if sent else []
         updates = iter(zip(read, self._widths_of(read), strict=True))
         seq = self._aggregation.next_seq()
         decided: list[_Decided] = []
-        for (update, arrived_seconds), report in zip(staged, reports, strict=True):
+        for each, report in zip(staged, reports, strict=True):
+            update, own, arrived_seconds = each.update, each.row, each.arrived_seconds
             device_id = update.identity.device_id
             decoded, said, reason, width = None, None, None, 0
             try:
@@ -330,7 +356,8 @@ class Ingest:
                     decoded = _good(found)
                 else:
                     reason = NOTED
-                if report is not None and report.evaluation:
+                # What it says of an earlier version is part of no figure any more.
+                if report is not None and report.evaluation and each.age is None:
                     option = "" if report.details is None else report.details.option
                     part = self.parts.told(option, width)
                     said = self._evaluator.read(row, device_id, part, report.evaluation)
@@ -339,18 +366,18 @@ class Ingest:
                 self._refusals.note(error, device_id)
             logged = None
             if decoded is not None:
-                logged = LoggedUpdate(seq, row.round, device_id, arrived_seconds, update.body)
+                logged = LoggedUpdate(seq, own.round, device_id, arrived_seconds, update.body)
                 seq += 1
             verdict = StoredVerdict(
-                row.generation,
-                row.round,
+                own.generation,
+                own.round,
                 device_id,
                 update.body_sha256,
                 reason,
                 arrived_seconds,
             )
             kept = None if isinstance(report, WireError) else report
-            decided.append(_Decided(update, verdict, logged, decoded, kept, said, width))
+            decided.append(_Decided(each, verdict, logged, decoded, kept, said, width))
         return decided
 
     def _judge_unexpected(self, update: UpdateMessage, row: RoundRow) -> Settled | None:
@@ -366,8 +393,10 @@ class Ingest:
         joined_later = device is not None and device.first_round > row.opening
         return self._refuse(update, "joined-later" if joined_later else "not-selected")
 
-    def _offer_for_closed(self, update: UpdateMessage) -> Settled:
+    def _offer_for_closed(self, update: UpdateMessage) -> Settled | None:
         identity = update.identity
+        if self._is_staged(update):
+            return None
         known = self._store.log.verdict(identity.generation, identity.round, identity.device_id)
         if known is not None:
             return self._repeat(update, known)
@@ -380,8 +409,12 @@ class Ingest:
         if row is None or row.generation != identity.generation or row.forgotten:
             # By the mark that was set when the verdicts were deleted, and by no clock.
             return _settled(update, Verdict.FORGOTTEN)
-        self._note_late(update, row)
         updates = bool(update.body) or update.report is None
+        age = self._counts_late(row, identity.device_id) if updates else None
+        if age is not None:
+            self._stage(_Staged(update, row, self._rounds.since_opening_seconds(row), age))
+            return None
+        self._note_late(update, row)
         # Once, when it comes for the first time: copies say nothing of how long the device takes.
         if row.round > self._late_rounds.get(identity.device_id, 0):
             self._late_rounds[identity.device_id] = row.round
@@ -391,6 +424,20 @@ class Ingest:
         self._refusals.note_reason("late", identity.device_id)
         return _settled(update, Verdict.LATE)
 
+    def _counts_late(self, row: RoundRow, device_id: bytes) -> int | None:
+        """The age of a device's update of a closed round, where it counts in the open one; None
+        where it is too late. Raises ``WireError`` while no round is open that could say."""
+        if self._most_age < 0 or not row.threshold or not self._rounds.selects(row, device_id):
+            return None
+        current = self._rounds.current
+        if current is None:
+            raise WireError("not-served", "no round is open that an earlier one's update counts in")
+        age = self._ages.of(current, row.round) if current.threshold else None
+        return age if age is not None and age <= self._most_age else None
+
+    def _keeps_reports_of(self, row: RoundRow) -> bool:
+        return row.round > self._rounds.next_number() - 1 - KEPT_ROUNDS
+
     def _note_late(self, update: UpdateMessage, row: RoundRow) -> None:
         """Why a device was too late for a round is worth as much as why it failed in one.
 
@@ -398,7 +445,7 @@ class Ingest:
         the round's reports are kept.
         """
         identity = update.identity
-        kept = row.round > self._rounds.next_number() - 1 - KEPT_ROUNDS
+        kept = self._keeps_reports_of(row)
         if update.report is None or not kept or not self._rounds.selects(row, identity.device_id):
             return
         if self._store.reports.has(identity.generation, identity.round, identity.device_id):
@@ -438,20 +485,29 @@ class Ingest:
         self._refusals.note_reason(reason, update.identity.device_id)
         return _settled(update, Verdict.REFUSED, reason)
 
+    def _heard(self, staged: _Staged, counted_seconds: float | None = None) -> None:
+        """A device had its verdict, in the open round or, of an earlier one, beside it."""
+        device_id = staged.update.identity.device_id
+        if staged.age is None:
+            self._rounds.heard_of(device_id, counted_seconds)
+        else:
+            self._rounds.came_late(staged.row, device_id, updates=counted_seconds is not None)
+
     def _settle(self, decided: _Decided, failed: Collection[int], now_unix_seconds: int) -> Settled:
-        update, logged, reason = decided.update, decided.logged, decided.verdict.reason
+        staged, logged, reason = decided.staged, decided.logged, decided.verdict.reason
+        update = staged.update
         device_id = update.identity.device_id
         digest = update_digest(update.identity, update.content_sha256)
         if reason == NOTED:
-            self._rounds.heard_of(device_id)
+            self._heard(staged)
             return Settled(device_id, Receipt(digest, Verdict.NOTED))
         if logged is not None and logged.seq in failed:
             reason = "quarantined"
             self._refusals.note_reason(reason, device_id)
         if reason is not None or logged is None or decided.decoded is None:
-            self._rounds.heard_of(device_id)
+            self._heard(staged)
             return Settled(device_id, Receipt(digest, Verdict.REFUSED, reason or "refused"))
-        self._rounds.heard_of(device_id, logged.arrived_seconds)
+        self._heard(staged, logged.arrived_seconds)
         width = decided.width
         if width:
             self.widths[width] = self.widths.get(width, 0) + 1

@@ -292,7 +292,7 @@ class RoundMachine:
         over = not grace and elapsed >= self._attendance.closes_seconds(elapsed, self._has_quorum)
         # Whoever comes to a full round loses it. Without quorum, though, the next would begin full.
         full = self._aggregation.full and self._aggregation.participants >= self._settings.quorum
-        enough = self._attendance.enough
+        enough = 0 < self._settings.wanted <= self._aggregation.gathered()
         return self._close(row, now) if everyone_came or over or full or enough else None
 
     def begin_anew(self) -> None:
@@ -349,6 +349,10 @@ class RoundMachine:
         if self.selects(row, device_id):
             seconds = self._times.late_seconds(row) if updates else None
             self._attendance.came_late(device_id, seconds, self.elapsed_seconds)
+
+    def since_opening_seconds(self, row: RoundRow) -> float:
+        """How long ago a round opened, of now or before."""
+        return self._times.since_opening_seconds(row)
 
     def revoked(self, device_id: bytes) -> None:
         """A device that will not be heard of."""

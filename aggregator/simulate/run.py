@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
-from aggregator.evaluation import DeviceReport, Figure, what_it_brings
+from aggregator.evaluation import DeviceReport, Figure, what_it_brings, what_serves
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
 from aggregator.simulate.recipe import recipe_of, training_of
@@ -114,7 +114,10 @@ class Simulated:
         yield from self._recipes()
         settings = self.task.evaluation
         if settings is not None and self._figures:
-            yield what_it_brings(self._figures, named(settings.ranking.metric)[1]) or (
+            metric = named(settings.ranking.metric)[1]
+            if serves := what_serves(self._figures, metric):
+                yield serves
+            yield what_it_brings(self._figures, metric) or (
                 "control = 0.2 under [evaluation], say, has a fifth of the devices train a second "
                 "model alone, to say what federation brings"
             )

@@ -345,7 +345,8 @@ class TaskSimulation:
             attendance.heard_of(device_id(each.answer.device), seconds)
             heard += 1
             ends = max(each.seconds, attendance.closes_seconds(np.inf, has_quorum))
-            if attendance.enough or (attendance.counted and not attendance.missing):
+            enough = 0 < settings.wanted <= attendance.counted + len(self._carried)
+            if enough or (attendance.counted and not attendance.missing):
                 ends = each.seconds
                 break
         blamed = attendance.in_vain(ends) if attendance.counted else ()

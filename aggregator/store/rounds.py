@@ -165,6 +165,11 @@ class Rounds(TableOfTask):
         not those that rest."""
         return self._count("rounds", "AND version >= ? AND threshold != ?", since_version, bytes(8))
 
+    def made(self, first: int, end: int) -> int:
+        """How many versions rounds made, from round ``first`` to before round ``end``."""
+        tail = "AND round >= ? AND round < ? AND next_version > version"
+        return self._count("rounds", tail, first, end)
+
     def latest(self, count: int = 1) -> list[RoundRow]:
         """The newest rounds, newest first."""
         return list(self._all(RoundRow, "rounds", "ORDER BY round DESC LIMIT ?", count))

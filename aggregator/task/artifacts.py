@@ -80,6 +80,10 @@ def read_artifacts(task: Task) -> tuple[ArtifactContent, ...]:
                 "is all of its rungs)"
             )
         found[content.artifact_id] = content
+    parts = [each.artifact.manifest.submodel for each in found.values()]
+    ladder = [each for each in parts if each is not None]
+    if task.round.late == "staleness" and (why := task.binding.why_no_staleness(ladder)):
+        raise AggregatorError(f"{task.path}: round.late is 'staleness', and {why}")
     return tuple(found.values())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.methods.method import Binding, read_binding
@@ -159,6 +159,9 @@ class RoundSettings:
         wanted: a round closes at so many counted updates; 0: when those that are likely to come
             have come.
         over_select: with wanted: so many times as many devices are asked.
+        late: what becomes of an update whose round is closed. staleness: of an earlier version, it
+            counts in the open round for less.
+        most_stale: with staleness: of how many versions ago at most.
         wait_for_devices: no round opens before so many are enrolled (default: the quorum).
         deadline_seconds: a round collects no longer than this.
         deadline_margin: a round waits for a device this many times as long as its updates took of
@@ -181,6 +184,8 @@ class RoundSettings:
     quorum: Annotated[int, Within(1, 2**31)] = 1
     wanted: Annotated[int, Within(0, 2**31)] = 0
     over_select: Annotated[float, Within(1, 1000)] = 1.3
+    late: Literal["refuse", "staleness"] = "refuse"
+    most_stale: Annotated[int, Within(1, 1000)] = 4
     wait_for_devices: Annotated[int, Within(1, 2**31)] = 1
     deadline_seconds: Annotated[float, Within(0, 30 * _DAY_SECONDS, above=True)] = 300.0
     deadline_margin: Annotated[float, Within(1, 100)] = 2.0
@@ -213,6 +218,16 @@ class RoundSettings:
         if 0 < settings.wanted < quorum:
             raise table.error("wanted", f"is less than round.quorum, {quorum}: it makes no version")
         return settings
+
+    @property
+    def most_age(self) -> int:
+        """How many versions ago an update of a closed round may be trained on; -1: none counts."""
+        return self.most_stale if self.late == "staleness" else -1
+
+    @property
+    def useful_seconds(self) -> float:
+        """How long after a round's opening an update of it may count, if rounds take their time."""
+        return self.deadline_seconds * max(1, 1 + self.most_age)
 
 
 def served_round(text: str) -> RoundSettings:
@@ -435,6 +450,10 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
     if artifacts and not binding.trains_artifacts:
         artifacts = companions = ()
         notes.append("task.artifact is without effect: with these settings devices train none")
+    rounds = root.table("round")
+    settings = RoundSettings.read(rounds)
+    if settings.late == "staleness" and (obstacle := binding.why_no_staleness()):
+        raise rounds.error("late", f"is 'staleness', and {obstacle}")
     evaluation = _evaluation(root, binding, artifacts)
     if evaluation is not None and evaluation.control:
         binding = replace(binding, control=True)
@@ -448,7 +467,7 @@ def _task(root: TomlTable, path: Path, text: str, fleet: SharedSettings | None) 
         catalogue=_catalogue(table, named, binding, folder),
         broadcast_codec=named.broadcast_codec,
         update_codec=named.update_codec,
-        round=RoundSettings.read(root.table("round")),
+        round=settings,
         store=root.table("store").read(StoreSettings),
         models=root.table("models").read(ModelsSettings),
         evaluation=evaluation,

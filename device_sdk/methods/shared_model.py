@@ -16,7 +16,7 @@ from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.fields import Within
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.methods.state import COUNT, Entry, Schema, State, Stateful, unpack
-from device_sdk.wire.arrays.exchange import Broadcast, TrainingSettings, Update
+from device_sdk.wire.arrays.exchange import Broadcast, TrainingInPasses, Update
 from device_sdk.wire.publish.report import Reason
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedModelTraining(TrainingSettings):
+class SharedModelTraining(TrainingInPasses):
     """How every device trains in a round. A method's own settings are further fields of a subclass.
 
     Attributes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from device_sdk.fields import Within
 from device_sdk.methods.labels import MOST_CLASSES, LabelKnowledge, decode_labels, encode_labels
-from device_sdk.wire.arrays.exchange import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingInPasses
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, BeyondWire
 
 _MOST_NUMBERS = 1 << 24
@@ -19,7 +19,7 @@ _MOST_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class PrototypesTraining(TrainingSettings):
+class PrototypesTraining(TrainingInPasses):
     """How every device trains in a round of prototypes.
 
     Attributes:

@@ -17,9 +17,9 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,8 @@ class Update:
 
     ``sender``: who, in 32 hexadecimal digits. The aggregator fills it in from the session, never
     from the body; "" where nobody needs to know. ``exact`` names tensors that no codec rounds.
+    ``age``: of a closed round, how many versions were made since the one that it was trained on;
+    None of the open round. The aggregator's too.
 
     Raises as :class:`Broadcast` does. Whether the arrays make sense to a method is the
     method's ``check``.
@@ -140,11 +142,14 @@ class Update:
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
     sender: str = ""
     exact: frozenset[str] = frozenset()
+    age: int | None = None
 
     def __post_init__(self) -> None:
         _require_count("round_id", self.round_id)
         if self.sender != "":
             _require_sender(self.sender)
+        if self.age is not None:
+            _require_count("age", self.age)
         object.__setattr__(self, "tensors", _read_only(self.tensors))
         object.__setattr__(self, "metadata", _scalars(self.metadata))
 
@@ -210,6 +215,9 @@ class TrainingSettings(Declared):
 
     __slots__ = ()
 
+    LATER: ClassVar[frozenset[str]] = frozenset()
+    """Settings that earlier aggregators do not tell, and then are the default."""
+
     def as_scalars(self) -> dict[str, Scalar]:
         """The settings as a broadcast carries them."""
         return dict(asdict(self))
@@ -222,14 +230,38 @@ class TrainingSettings(Declared):
 
         Raises ``error`` for missing names, and for values that the class refuses.
         """
-        names = cls.__dataclass_fields__
-        missing = [name for name in names if name not in values]
+        names = {each.name: each.default for each in fields(cls)}
+        known = {**{name: names[name] for name in cls.LATER}, **values}
+        missing = [name for name in names if name not in known]
         if missing:
             raise error(f"the broadcast lacks the training settings {', '.join(missing)}")
         try:
-            return cast(Self, _made(cast(Any, cls), *[values[name] for name in names]))
+            return cast(Self, _made(cast(Any, cls), *[known[name] for name in names]))
         except ValueError as wrong:
             raise error(str(wrong)) from wrong
+
+
+_BY_SAMPLES = "passes_by_samples"
+
+
+class TrainingInPasses(TrainingSettings):
+    """Settings whose ``epochs`` may be 0: each device goes by its number of samples. That is told
+    beside one pass, which is what earlier devices then take."""
+
+    __slots__ = ()
+
+    def as_scalars(self) -> dict[str, Scalar]:
+        """The settings as a broadcast carries them."""
+        told = super().as_scalars()
+        return told if told["epochs"] else {**told, "epochs": 1, _BY_SAMPLES: True}
+
+    @classmethod
+    def from_scalars(
+        cls, values: Mapping[str, Scalar], error: Callable[[str], Exception] = ValueError
+    ) -> Self:
+        """See :class:`TrainingSettings`."""
+        by_samples = values.get(_BY_SAMPLES) is True
+        return super().from_scalars({**values, "epochs": 0} if by_samples else values, error)
 
 
 # Every device of a round reads the same ones. Typed, for 1 and True are equal, and one is refused.

@@ -13,10 +13,9 @@ from aggregator.errors import StoreAway
 from aggregator.home import AggregatorHome
 from aggregator.rounds.machine import RoundClosed, RoundOpened
 from device_sdk.methods.scatter.contract import encode_scatter_update
-from device_sdk.wire.arrays.exchange import Update, encode_update
-from device_sdk.wire.arrays.tensors import Codec
+from device_sdk.wire.arrays.exchange import Update
 from device_sdk.wire.publish.receipts import UpdateIdentity, write_update
-from tests.fakes.handmade import FEATURES, TARGETS, linear_artifact
+from tests.fakes.averaging import BROKER, averaged, averaging_home
 from tests.fakes.homes import ITEMS, WIDTH, make_home
 from tests.fakes.scatter_updates import users
 from tests.fakes.sealed_rounds import Bodies, Device, Played, SealedRounds, play
@@ -24,7 +23,6 @@ from tests.servers.fixtures import MakeDatabase
 
 FEW, FEW_ROUNDS = 60, 3
 MANY, MANY_ROUNDS = 1000, 4
-BROKER = "mqtt://127.0.0.1:1"
 ADAM = '[scatter.optimizer]\nname = "adam"'
 
 
@@ -43,17 +41,6 @@ def factors(rng: np.random.Generator) -> bytes:
     return encode_scatter_update(Update(1, tensors), WIDTH, "int8", rng)
 
 
-def averaged(rng: np.random.Generator) -> bytes:
-    """An update of federated averaging, of as many samples as the device has."""
-    tensors = {
-        "w.linear.weight": rng.standard_normal((FEATURES, TARGETS), dtype=np.float32),
-        "w.linear.bias": rng.standard_normal(TARGETS, dtype=np.float32),
-        "b.mean": rng.standard_normal(FEATURES, dtype=np.float32),
-    }
-    told = {"loss": float(rng.standard_normal()), "samples": int(rng.integers(1, 400))}
-    return encode_update(Update(1, tensors, told), Codec.INT8, rng)
-
-
 def made(body: Callable[[np.random.Generator], bytes], rounds: int, devices: int) -> Bodies:
     rng = np.random.default_rng(5)
     return [[body(rng) for _ in range(devices)] for _ in range(rounds)]
@@ -68,13 +55,8 @@ def scatter_home(
 
 
 def fedavg_home(folder: Path, devices: int, url: str | None = None) -> AggregatorHome:
-    home = scatter_home(folder, devices, "", url)
-    linear_artifact(folder / "linear")
-    rest = home.task_file.read_text().split("[broker]")[1].replace("[scatter]", "[fedavg]")
-    rest = rest.replace(f"columns = {WIDTH}\nleast_squares.most_columns = 0", "")
-    lines = f'[task]\nmethod = "fedavg"\nartifacts = ["{folder / "linear"}"]\n[broker]'
-    home.task_file.write_text(lines + rest)
-    return home
+    store = "" if url is None else f'[cluster]\nstore = "{url}"'
+    return averaging_home(folder, round_lines(devices), store, url)
 
 
 METHODS = {

@@ -15,6 +15,7 @@ from aggregator.keys.folder import initialise
 from aggregator.methods.method import Binding, read_binding
 from aggregator.methods.robust import unpack_updates
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.late import Sent
 from aggregator.store import TaskStore
 from aggregator.store.rows import LoggedUpdate, RoundRow
 from aggregator.tables import TomlTable
@@ -66,7 +67,7 @@ def test_the_log_is_replayed_with_its_senders(store: TaskStore, artifact: Artifa
         store.rounds.add(ROW)
     for place, device_id in enumerate(SENDERS):
         logged = LoggedUpdate(aggregation.next_seq(), 1, device_id, 0.0, body(artifact, place))
-        (update,) = aggregation.read_each(ROW, [(logged.body, device_id)])
+        (update,) = aggregation.read_each(ROW, [Sent(logged.body, device_id, ROW.round)])
         assert isinstance(update, Update) and update.sender == device_id.hex()
         with store.database.transaction():
             store.log.append([logged], [])

@@ -12,6 +12,7 @@ from aggregator.home import AggregatorHome
 from aggregator.methods.method import Method
 from aggregator.methods.scatter import ScatterBinding, ScatterMethod, ScatterTable, initial_items
 from aggregator.rounds.aggregation import Aggregation
+from aggregator.rounds.late import Sent
 from aggregator.rounds.machine import RoundOpened
 from aggregator.serve.service import Parts
 from aggregator.store import TaskStore
@@ -89,7 +90,8 @@ class Desk:
             one = logged(self.row, self.aggregation.next_seq(), place)
             with self.store.database.transaction():
                 self.store.log.append([one], [])
-            (decoded,) = self.aggregation.read_each(self.row, [(one.body, one.device_id)])
+            sent = [Sent(one.body, one.device_id, self.row.round)]
+            (decoded,) = self.aggregation.read_each(self.row, sent)
             assert isinstance(decoded, Update)
             assert not self.aggregation.absorb(self.row, [(one, decoded)])
             partial = self.store.checkpoints.get("partial")

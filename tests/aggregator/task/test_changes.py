@@ -48,6 +48,7 @@ NAMED: dict[str, object] = {
     "cluster.chunk_store": "chunks",
     "round.train_seconds": 7.0,
     "round.deadline_seconds": 70.0,
+    "round.late": "staleness",  # of averaging
 }
 LEFT_OUT = {
     "task.method",  # with its artifacts: tests/aggregator/serve/test_replaced_models.py

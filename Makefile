@@ -195,6 +195,10 @@ bench-personalisation: $(STAMP) ## models of devices' own on PFLlib's split of F
 bench-mutual: $(STAMP) ## mutual learning and its baselines on Rotated MNIST and PACS
 	$(RUN) -m benchmarks.mutual $(ARGS)
 
+.PHONY: bench-recipe
+bench-recipe: $(STAMP) ## what devices with a few rows of a table learn by the defaults
+	$(RUN) -m benchmarks.recipe $(ARGS)
+
 .PHONY: bench-aggregator
 bench-aggregator: $(STAMP) ## updates a second through the aggregator
 	$(RUN) -m benchmarks.aggregator $(ARGS)

@@ -39,6 +39,7 @@ from export.optimizers import Adam, Optimizer
 from export.optimizers.passing import counted, passes, together
 from export.optimizers.protocol import bound, packs
 from export.optimizers.traced import as_optimizer, trained_by
+from export.rate import is_open, rate_by_trial
 from export.rewrites.patch import one_at_a_time, recordable, trainable
 from export.rewrites.plain import held_in_float32
 from export.step import (
@@ -120,9 +121,9 @@ def export_train_step(
     loss: LossFunction | LossesFunction,
     example_batch: Mapping[str, Tensor],
     *,
-    optimizer: Optimizer | torch.optim.Optimizer,
     dynamic: Mapping[str, Mapping[int, str]],
     directory: str | Path,
+    optimizer: Optimizer | torch.optim.Optimizer | None = None,
     predict: PredictFunction | None = None,
     gradient: GradientRule | None = None,
     metrics: MetricSpecs | None = None,
@@ -139,7 +140,9 @@ def export_train_step(
     example_batch: gives names, dtypes (float32, int64, int32, uint8, bool) and shapes.
     optimizer: ``export.Sgd(...)``, ``export.AdamW(...)``, ``export.Groups(...)`` or any other
         ``export.Optimizer``; or one of torch's, made of the model's parameters, as the equal of
-        ours (its settings and groups; state that it holds already is not taken over).
+        ours (its settings and groups; state that it holds already is not taken over). By default
+        Adam. One of ours without ``lr`` gets its rate by a trial on the example batch
+        (``export.rate``), so that batch should be real rows.
     dynamic: ``{"features": {0: "batch"}}``: named axes that may vary at run time, of batch entries
         and of parameters (by torch's names); equal names are equal sizes.
     predict: ``predict(model, batch) -> dict`` in evaluation mode, for ``Trainer.predict``;
@@ -162,8 +165,9 @@ def export_train_step(
         model, loss, directory, name=name, gradient=gradient, predict=predict, progress=progress
     )
     given = Recipe(
-        model, loss, named_tensors(example_batch), named_axes(dynamic), optimizer, predict,
-        gradient, described_metrics(metrics), name or Path(directory).resolve().name,
+        model, loss, named_tensors(example_batch), named_axes(dynamic),
+        Adam() if optimizer is None else optimizer, predict, gradient,
+        described_metrics(metrics), name or Path(directory).resolve().name,
     )  # fmt: skip
     return export_given(given, Path(directory), verify=verify, progress=progress)
 
@@ -216,9 +220,13 @@ def export_given(
                 open_session(graph, threads=1)
             step = open_session(graphs.train, threads=1)
             to_train = least_to_train(problem, step, graphs.least)
+        rate = given.rate
+        if rate is None and is_open(given.optimizer):
+            say("trying learning rates")
+            rate = rate_by_trial(problem, open_session(graphs.train, threads=1))
         say("writing")
         least = {**graphs.least, **(report.least if report else {})}
-        manifest = write_artifact(problem, graphs, directory, least, to_train)
+        manifest = write_artifact(problem, graphs, directory, least, to_train, rate)
     return Exported(directory, manifest, report)
 
 
@@ -258,6 +266,8 @@ class Recipe:
     name: str = ""
     submodel: Submodel | None = None
     """Which part of a full model this is; see :mod:`export.ladder`."""
+    rate: float | None = None
+    """What a trial of the full model found, whose part this is."""
 
     def export(
         self,

@@ -43,7 +43,7 @@ from export.given import (
 )
 from export.gradient_rules import GradientRule
 from export.low_rank import LEAST_SIDE, of_rank
-from export.optimizers import Optimizer
+from export.optimizers import Adam, Optimizer
 from export.rung import BuiltRung, movable_units, prove, take, tensors_in, told_apart
 from export.step import LossesFunction, LossFunction, PredictFunction
 from export.write import replaced
@@ -62,9 +62,9 @@ def submodels(
     ranks: Sequence[float] = (),
     widths: Sequence[int] = (),
     whole: Collection[str] = (),
-    optimizer: AnyOptimizer,
     dynamic: Mapping[str, Mapping[int, str]],
     directory: str | Path,
+    optimizer: AnyOptimizer | None = None,
     predict: PredictFunction | None = None,
     gradient: GradientRule | None = None,
     metrics: MetricSpecs | None = None,
@@ -86,7 +86,8 @@ def submodels(
     whole: names of modules that no rung factors, such as ``("head",)``; of slices, that no rung
         cuts.
     optimizer: an ``export.Optimizer``, or what makes one of torch's out of a rung's parameters:
-        ``lambda parameters: torch.optim.Adam(parameters, lr=1e-3)``.
+        ``lambda parameters: torch.optim.Adam(parameters, lr=1e-3)``. Where a trial finds the rate,
+        it is the full model's for all rungs.
 
     Other arguments are those of :func:`export.train_step`. Each rung is checked before it is
     written: its outputs are those of the full model with its layers truncated, or with all that is
@@ -115,9 +116,9 @@ def submodels(
         for place, rung in reversed([*enumerate(rungs, 1)]):
             take(rung, stored)
             share = rung.share(full)
-            made: Any = optimizer
-            if not _is_optimizer(optimizer):
-                made = optimizer(rung.model.parameters())  # type: ignore[operator]
+            made: Any = Adam() if optimizer is None else optimizer
+            if not _is_optimizer(made):
+                made = made(rung.model.parameters())
             inputs = Recipe(
                 rung.model, loss, batch, named_axes(dynamic), made, predict, gradient, given,
                 rung.name,
@@ -125,6 +126,7 @@ def submodels(
                     place, len(rungs), digest, rung.pieces, rung.parts_of(moved),
                     units, int(share * units) if units else 0,
                 ),
+                found[-1].manifest.rate if found and found[-1].manifest.rate_by_trial else None,
             )  # fmt: skip
             told = _prefixed(say, rung.name)
             found = [

@@ -332,7 +332,7 @@ class _Opened:
     evaluating: Mapping[str, ort.InferenceSession]
 
     def step(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        return {**_run(self.train, inputs), **_run(self.gradients, inputs)}
+        return {**run_graph(self.train, inputs), **run_graph(self.gradients, inputs)}
 
 
 def verify_artifact(problem: Problem, graphs: Graphs, say: Callable[[str], None]) -> Verification:
@@ -441,7 +441,7 @@ def _trains(
     for draw in range(SMALL_DRAWS):
         batch = draw_batch(problem, sizes, rng, in_order=draw == 0)
         try:
-            got = _run(train, {**state, **batch, **draw_scalars(problem, rng)}, quietly=True)
+            got = run_graph(train, {**state, **batch, **draw_scalars(problem, rng)}, quietly=True)
         except ExportError:
             continue
         if np.isfinite(got["loss"]) and np.isfinite(got["guard"]):
@@ -560,7 +560,7 @@ class _Beside:
             inputs = {**state, **batch, **draw_scalars(self._problem, self._rng)}
             inputs = _unusual(inputs, number, self._rng, counts)
             try:
-                if _way(_run(opened.gradients, inputs, quietly=True)) <= self.ways:
+                if _way(run_graph(opened.gradients, inputs, quietly=True)) <= self.ways:
                     continue
                 results = self._done(inputs, sizes)
             except (_Unfit, ExportError):
@@ -663,7 +663,7 @@ class _Beside:
             yardstick = _Yardstick(self._problems, inputs, exact, self._shaking, function)
             for count, opened in self._sessions.items():
                 results: Results[Arrays] = Results(
-                    _run(opened.evaluating[name], inputs), single, exact
+                    run_graph(opened.evaluating[name], inputs), single, exact
                 )
                 where = (steps, count, sizes)
                 these = [compare(key, _at(results, key), where) for key in results.got]
@@ -783,7 +783,7 @@ def open_session(
         ) from error
 
 
-def _run(
+def run_graph(
     session: ort.InferenceSession, inputs: Arrays, *, quietly: bool = False
 ) -> dict[str, np.ndarray]:
     """The graph's outputs; ``quietly``: onnxruntime's own log says nothing where it fails."""
@@ -1003,4 +1003,4 @@ def run_on_example(problem: Problem, graph: onnx.ModelProto) -> dict[str, np.nda
     """What a graph in evaluation mode gives for the example batch, from the initial state."""
     state = initial_state(problem, problem.axes.example, np.random.default_rng(0))
     batch = {f"batch.{name}": tensor.numpy() for name, tensor in problem.batch.items()}
-    return _run(open_session(graph, threads=1), {**state, **batch})
+    return run_graph(open_session(graph, threads=1), {**state, **batch})

@@ -28,6 +28,7 @@ from device_sdk.artifact import (
     load_artifact,
     safetensors,
 )
+from device_sdk.artifact.parts import RATE_BY_TRIAL
 from export.errors import ExportError
 from export.in_place import NEW_BOUNDS
 from export.layout import LayoutSlot
@@ -70,10 +71,12 @@ def write_artifact(
     directory: Path,
     least: Mapping[str, int],
     to_train: Mapping[str, int],
+    rate: float | None = None,
 ) -> Manifest:
     """Write the folder whole or not at all, and load it once as a device would.
 
-    ``least``: axes' least sizes above 1; ``to_train``: those that a train step needs.
+    ``least``: axes' least sizes above 1; ``to_train``: those that a train step needs; ``rate``: the
+    learning rate that a trial found, in place of the optimizer's.
     An artifact that is already there is replaced; a folder with other files is refused.
     """
     graphs = {"train": made.train, **made.in_evaluation_mode}
@@ -88,6 +91,7 @@ def write_artifact(
     files = {
         f"{n}.onnx": graph.SerializeToString(deterministic=True) for n, graph in graphs.items()
     }
+    defaults = {**problem.optimizer.hyper(), **({} if rate is None else {"lr": rate})}
     manifest = Manifest(
         name=problem.name,
         opset=OPSET,
@@ -96,8 +100,13 @@ def write_artifact(
             for name, size in problem.axes.example.items()
         },
         state=tuple(replace(each, in_place=each.name in made.in_place) for each in _state(problem)),
-        optimizer=OptimizerSpec(problem.optimizer.name, problem.optimizer.settings()),
-        graphs={name: _graph(problem, f"{name}.onnx", graph) for name, graph in graphs.items()},
+        optimizer=OptimizerSpec(
+            problem.optimizer.name,
+            {**problem.optimizer.settings(), **({} if rate is None else {RATE_BY_TRIAL: True})},
+        ),
+        graphs={
+            name: _graph(problem, f"{name}.onnx", graph, defaults) for name, graph in graphs.items()
+        },
         files={name: FileEntry.of(data) for name, data in {**files, INITIAL_FILE: b""}.items()},
         producer={"torch": torch.__version__.split("+")[0], "onnx": onnx.__version__},
         sequential=any(map(adds_by_scatter, graphs.values())),
@@ -192,13 +201,15 @@ def _slot(slot: LayoutSlot) -> StateTensor:
     )
 
 
-def _graph(problem: Problem, file: str, model: onnx.ModelProto) -> GraphFile:
-    inputs = tuple(_port(problem, info) for info in model.graph.input)
-    outputs = tuple(_port(problem, info) for info in model.graph.output)
+def _graph(
+    problem: Problem, file: str, model: onnx.ModelProto, defaults: Mapping[str, float]
+) -> GraphFile:
+    inputs = tuple(_port(problem, info, defaults) for info in model.graph.input)
+    outputs = tuple(_port(problem, info, defaults) for info in model.graph.output)
     return GraphFile(file, inputs, outputs)
 
 
-def _port(problem: Problem, info: onnx.ValueInfoProto) -> Port:
+def _port(problem: Problem, info: onnx.ValueInfoProto, defaults: Mapping[str, float]) -> Port:
     kind, _, of = info.name.partition(".")
     tensor = info.type.tensor_type
     names = set(problem.axes.names)
@@ -208,6 +219,6 @@ def _port(problem: Problem, info: onnx.ValueInfoProto) -> Port:
             shape.append(dim.dim_value)
         else:
             shape.append(dim.dim_param if dim.dim_param in names else None)
-    default = problem.optimizer.hyper()[of] if kind == "hyper" else None
+    default = defaults[of] if kind == "hyper" else None
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
     return Port(info.name, _ROLES.get(kind, kind), of or kind, dtype, tuple(shape), default)

@@ -35,6 +35,7 @@ PRINTED = [
         ],
     ),
     ("figures/submodels.md", "Submodels", ["submodels --seeds 5"]),
+    ("figures/training.md", "Few rows a device", ["recipe"]),
     ("figures/personalisation.md", "Models of devices' own", ["personalisation"]),
     ("methods/teacher_logits.md", "What the parts bring", ["distill"]),
     ("methods/attention.md", "Measured", ["attention"]),

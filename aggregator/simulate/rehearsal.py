@@ -27,6 +27,7 @@ from aggregator.simulate.devices import (
     device_id,
 )
 from aggregator.simulate.fleet import CapabilityClass, Speeds, VirtualFleet
+from aggregator.simulate.recipe import in_one_pass, recipe_of, training_of
 from aggregator.simulate.traffic import publish, terms_of
 from aggregator.task.artifacts import ArtifactContent, read_artifacts
 from aggregator.task.file import Task, parse_task, read_catalogue_file
@@ -279,8 +280,8 @@ def _with_samples(
     rng = np.random.default_rng(0)
     title = (
         f"rehearsed {task.binding.method_name} with {manifest.name!r} in steps of {batch_size} "
-        f"samples, {task.broadcast_codec} down, {task.update_codec} up, and "
-        f"{f'samples of {data}' if data else 'made-up data'}:"
+        f"samples{recipe_of(task, manifest)}, {task.broadcast_codec} down, {task.update_codec} up, "
+        f"and {f'samples of {data}' if data else 'made-up data'}:"
     )
     speeds = Speeds((CapabilityClass("rehearsed", artifact=manifest.name),))
 
@@ -289,7 +290,8 @@ def _with_samples(
         notes = _OfSteps()
         opens = partial(notes.opens, task.artifacts[place])
         devices = partial(ArrayDevices, kind=kind, opens=opens)
-        rehearsal = Rehearsal(task, artifacts, usual, devices, speeds, notes, sizes)
+        short = in_one_pass(task)
+        rehearsal = Rehearsal(short, artifacts, usual, devices, speeds, notes, sizes)
         more = partial(ids_out_of_range, manifest, batch_size, draw)
         return CaseSet((usual, *others), rehearsal.train, more)
 
@@ -337,11 +339,6 @@ def _choices(ids: Sequence[str]) -> tuple[Case, ...]:
         Case(f"all of these {len(ids):,} items", list(ids)),
     ]
     return tuple(found)
-
-
-def training_of(task: Task) -> object:
-    """What the task's broadcasts tell devices of their training, where its method has such."""
-    return getattr(task.binding.settings, "training", None)
 
 
 def _from(said: str) -> Make:

@@ -11,6 +11,7 @@ from aggregator.errors import AggregatorError
 from aggregator.evaluation import DeviceReport, Figure, what_it_brings, what_serves
 from aggregator.simulate.devices import Chosen, DeviceAnswer, DeviceSettings, VirtualDevices
 from aggregator.simulate.fleet import Failures, Speeds, VirtualFleet
+from aggregator.simulate.recipe import recipe_of, training_of
 from aggregator.simulate.record import (
     FINISHED,
     STOPPED_EARLY,
@@ -23,6 +24,7 @@ from aggregator.simulate.task_rounds import PlayedRound, TaskSimulation
 from aggregator.simulate.traffic import PublishedRound
 from aggregator.task.evaluation import named
 from aggregator.task.file import Task
+from device_sdk.artifact import read_manifest
 from device_sdk.system.clock import Clock
 from device_sdk.tables.options import reading_of
 from device_sdk.wire.publish.report import ItemCount
@@ -91,6 +93,15 @@ class Simulated:
         show(f"seed {seed}: the newest version is evaluated")
         self.recorder.end(state, simulation.evaluate(), version, model)
 
+    def _recipes(self) -> Iterator[str]:
+        """How devices trained, where it is not the same as said by the method's name alone."""
+        size = getattr(training_of(self.task), "batch_size", None)
+        for folder in self.task.artifacts if size is not None else ():
+            manifest = read_manifest(folder)
+            if recipe := recipe_of(self.task, manifest):
+                steps = f"steps of {size} samples" if size else "steps of all samples"
+                yield f"{manifest.name} trains in {steps}{recipe}"
+
     def remarks(self) -> Iterator[str]:
         """What whoever reads the table should know."""
         yield from self._understood
@@ -101,6 +112,7 @@ class Simulated:
                 f"{sum(each.recorded for each in self._items.values()):,} items are unknown to the "
                 f"catalogue, on {len(unknown):,} of {len(self._items):,} devices that took part"
             )
+        yield from self._recipes()
         yield from self._compared(what_serves)
         brings = [*self._compared(what_it_brings)]
         if self._figures and not brings and self.task.may_have_control:

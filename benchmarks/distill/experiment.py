@@ -189,7 +189,8 @@ def _with_attention(model: ModelChoice) -> ModelChoice:
 # FD's network, whose last hidden layer is 60 wide. Of six each by validation: pull 0.1, 1, 10; the
 # rate as FD's, and falling as FD's own best.
 _EMBEDDED = PrototypesSettings(
-    PrototypesTraining(2, 60, batch_size=128, learning_rate=3e-3, pull=1.0), rate_decay=0.6
+    PrototypesTraining(2, 60, epochs=1, batch_size=128, learning_rate=3e-3, pull=1.0),
+    rate_decay=0.6,
 )
 _ALONE = replace(_PLAIN, alpha=1.0, beta=0.0)
 _AFD_MODEL = replace(_with_attention(_SEGMENTED), learning_rate=5e-3, mu1=0.99)

@@ -156,7 +156,7 @@ def _method(run: Experiment, folder: Path, data: Sequence[LocalData]) -> Method:
         first = layout.flatten(Trainer(folder, providers="cpu").parameters)
         settings = AttentionSettings(training=mixing, mixture=mixture)
         return AttentionMethod(first, FlatLadder.of([artifact.manifest]), settings)
-    training = FedAvgTraining(batch_size=BATCH, learning_rate=run.learning_rate)
+    training = FedAvgTraining(epochs=1, batch_size=BATCH, learning_rate=run.learning_rate)
     training = replace(training, **_OWN[run.method](run.strength))
     binding = FedAvgBinding("fedavg", FedAvgSettings(training=training))
     return binding.build(0, rng, [artifact])

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from device_sdk.artifact.errors import ArtifactError
 from device_sdk.artifact.parts import (
     AVERAGE_LAG,
+    RATE_BY_TRIAL,
     FileName,
     GraphFile,
     Member,
@@ -359,6 +360,17 @@ class Manifest(Part):
                 if tensor.like and tensor.name.endswith(f".{AVERAGE_LAG}.{tensor.like}")
             }
         )
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of steps that are given none; None where a step takes none."""
+        ports = self.graphs["train"].select("hyper")
+        return next((port.default for port in ports if port.of == "lr"), None)
+
+    @property
+    def rate_by_trial(self) -> bool:
+        """Whether that was found by a trial at export, for its author gave none."""
+        return self.optimizer.settings.get(RATE_BY_TRIAL) is True
 
     @property
     def example_sizes(self) -> dict[str, int]:

@@ -131,6 +131,8 @@ class Part(Declared):
 
 AVERAGE_LAG = "average_lag"
 """Kind of optimizer state that a parameter's moving average is told by: the average less it."""
+RATE_BY_TRIAL = "rate_by_trial"
+"""Setting of an optimizer whose author left the rate to a trial."""
 
 # State tensors: what crosses the session's boundary at each step, and what is packed inside.
 

@@ -16,7 +16,7 @@ from device_sdk.artifact.flat_layout import layout_of
 from device_sdk.fields import Within
 from device_sdk.methods.learner import Learner, LearnerError
 from device_sdk.methods.state import COUNT, Entry, Schema, State, Stateful, unpack
-from device_sdk.wire.arrays.exchange import Broadcast, TrainingSettings, Update
+from device_sdk.wire.arrays.exchange import Broadcast, TrainingInPasses, Update
 from device_sdk.wire.publish.report import Reason
 
 if TYPE_CHECKING:
@@ -30,17 +30,18 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class SharedModelTraining(TrainingSettings):
+class SharedModelTraining(TrainingInPasses):
     """How every device trains in a round. A method's own settings are further fields of a subclass.
 
     Attributes:
-        epochs, batch_size: passes over the local samples, and samples a step.
+        epochs: passes over the local samples; 0 for one, or for as many as 30 steps take.
+        batch_size: samples a step.
         learning_rate: of the artifact's optimizer.
 
     Raises ValueError, naming the setting.
     """
 
-    epochs: Annotated[int, Within(1)] = 1
+    epochs: Annotated[int, Within(0)] = 0
     batch_size: Annotated[int, Within(1)] = 32
     learning_rate: Annotated[float, Within(0, 1e3, above=True)] = 0.05
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 from tabulate import tabulate
 
-from device_sdk.artifact import Artifact, MetricSource, Port, load_artifact
+from device_sdk.artifact import Artifact, Manifest, MetricSource, Port, load_artifact
 from device_sdk.system.printable import printable_lines
 
 DESCRIPTION = """\
@@ -58,6 +58,7 @@ def summary(artifact: Artifact) -> str:
         ("opset", manifest.opset),
         ("made with", ", ".join(f"{k} {v}" for k, v in manifest.producer.items())),
         ("optimizer", f"{manifest.optimizer.name}({settings})"),
+        ("rate", _rate(manifest)),
         ("free axes", axes or "none"),
         ("threads", "one (the graph adds by ScatterND)" if manifest.sequential else "any"),
         ("metrics", ", ".join(_metric(n, s) for n, s in manifest.metrics.items()) or "none"),
@@ -81,6 +82,13 @@ def summary(artifact: Artifact) -> str:
         + tabulate(members, headers=["name", "kind", "shape", "elements", "state tensor"])
     )
     return "\n\n".join(parts)
+
+
+def _rate(manifest: Manifest) -> str:
+    if manifest.rate is None:
+        return "none"
+    by = "found by a trial on the example batch" if manifest.rate_by_trial else "the author's"
+    return f"{manifest.rate:g}, {by}"
 
 
 def _metric(name: str, source: MetricSource) -> str:

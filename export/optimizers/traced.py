@@ -49,7 +49,8 @@ _Held = dict[str, Tensor]
 class Traced:
     """A ``torch.optim.Optimizer`` with one group of parameters.
 
-    ``kind``: its class; all else is what the class takes behind the parameters. Its step is
+    ``kind``: its class; all else is what the class takes behind the parameters. Without ``lr`` it
+    ``leaves_rate_open``, which then has torch's default until a trial finds another. Its step is
     recorded as it is written; state that it makes in its first step, and counts of its steps, are
     found by running it. It is then held against itself: ExportError where a step does not follow
     from parameters, gradients, its state and the count of steps, or branches on what only a device
@@ -59,6 +60,7 @@ class Traced:
     def __init__(self, kind: Any, *placed: Any, **settings: Any) -> None:
         _, *names = inspect.signature(kind).parameters
         given = {**dict(zip(names, placed, strict=False)), **settings}
+        self.leaves_rate_open = "lr" not in given
         require_rate(given.get("lr", 0.0), given.get("weight_decay", 0.0))
         try:
             made = kind([nn.Parameter(torch.zeros(2, 2))], *placed, **settings)
@@ -72,6 +74,8 @@ class Traced:
         found = Traced.__new__(Traced)
         found._hold(made, group)
         return found
+
+    leaves_rate_open = False
 
     def _hold(self, made: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         self._made = made
@@ -659,9 +663,11 @@ SgdW = _recorded(published.SgdW)
 """SGD with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 1)."""
 
 
-def Sgd(lr: float = 0.01, momentum: float = 0.0, **settings: Any) -> Traced:
-    """``torch.optim.SGD``, at a rate that torch had as no default for long."""
-    return Traced(torch.optim.SGD, lr, momentum=momentum, **settings)
+def Sgd(lr: float | None = None, momentum: float = 0.0, **settings: Any) -> Traced:
+    """``torch.optim.SGD``; where a trial finds no rate, at 0.01."""
+    made = Traced(torch.optim.SGD, 0.01 if lr is None else lr, momentum=momentum, **settings)
+    made.leaves_rate_open = lr is None
+    return made
 
 
 def as_optimizer(given: object, model: nn.Module) -> Optimizer:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from device_sdk.artifact.manifest import Manifest
 from device_sdk.artifact.parts import is_under
 from device_sdk.fields import Within
-from device_sdk.wire.arrays.exchange import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingInPasses
 
 Weighting = Literal["samples", "uniform"]
 Personalise = Literal["fine-tuned", "ditto", "ala", "apfl"]
 
 
 @dataclass(frozen=True, slots=True)
-class FedAvgTraining(TrainingSettings):
+class FedAvgTraining(TrainingInPasses):
     """How every device trains in a round of federated averaging.
 
     FedAvg (McMahan et al. 2017, algorithm 1) is the default. FedSGD is ``batch_size`` 0 and one
@@ -30,7 +30,8 @@ class FedAvgTraining(TrainingSettings):
     device is ``personalise`` (:mod:`device_sdk.methods.fedavg.personal` has the formulas).
 
     Attributes:
-        epochs: passes over the local samples in a round.
+        epochs: passes over the local samples in a round; 0 for one, and where that is less than 30
+            steps, for as many as 30 steps take.
         batch_size: samples a step; 0 for all at once.
         most_steps: at most so many steps a round; 0 for no limit.
         learning_rate: 0 for the artifact's own.
@@ -58,7 +59,7 @@ class FedAvgTraining(TrainingSettings):
     Raises ValueError, naming the setting, for a value outside its range.
     """
 
-    epochs: Annotated[int, Within(1)] = 1
+    epochs: Annotated[int, Within(0)] = 0
     batch_size: Annotated[int, Within(0)] = 32
     most_steps: Annotated[int, Within(0)] = 0
     learning_rate: Annotated[float, Within(0, 1e3)] = 0.0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from device_sdk.fields import Within
 from device_sdk.methods.labels import MOST_CLASSES, LabelKnowledge, decode_labels, encode_labels
-from device_sdk.wire.arrays.exchange import TrainingSettings
+from device_sdk.wire.arrays.exchange import TrainingInPasses
 from device_sdk.wire.arrays.tensors import LARGEST_TO_HAND_ON, BeyondWire
 
 _MOST_NUMBERS = 1 << 24
@@ -19,15 +19,15 @@ _MOST_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class PrototypesTraining(TrainingSettings):
+class PrototypesTraining(TrainingInPasses):
     """How every device trains in a round of prototypes.
 
     Attributes:
         classes: number of labels, 2 to 4,096.
         width: numbers of an embedding, the same in every device's model; classes times width is at
             most 16,777,216.
-        epochs, batch_size, most_steps: local passes a round, samples a step, and the most steps a
-            round (0 for no limit).
+        epochs: local passes a round; 0 for one, or for as many as 30 steps take.
+        batch_size, most_steps: samples a step, and the most steps a round (0 for no limit).
         learning_rate: replaces the artifact's ``lr``; 0 leaves the artifact's own.
         pull: lambda, the weight of the distance to a label's prototype (FedProto, equation 7).
 
@@ -36,7 +36,7 @@ class PrototypesTraining(TrainingSettings):
 
     classes: Annotated[int, Within(2, MOST_CLASSES)]
     width: Annotated[int, Within(1, 65_536)] = 64
-    epochs: Annotated[int, Within(1, 1000)] = 1
+    epochs: Annotated[int, Within(0, 1000)] = 0
     batch_size: Annotated[int, Within(1, 1_000_000)] = 32
     most_steps: Annotated[int, Within(0, 1_000_000_000)] = 0
     learning_rate: Annotated[float, Within(0, 1e3)] = 0.0

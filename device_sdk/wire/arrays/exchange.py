@@ -241,6 +241,29 @@ class TrainingSettings(Declared):
             raise error(str(wrong)) from wrong
 
 
+_BY_SAMPLES = "passes_by_samples"
+
+
+class TrainingInPasses(TrainingSettings):
+    """Settings whose ``epochs`` may be 0: each device goes by its number of samples. That is told
+    beside one pass, which is what earlier devices then take."""
+
+    __slots__ = ()
+
+    def as_scalars(self) -> dict[str, Scalar]:
+        """The settings as a broadcast carries them."""
+        told = super().as_scalars()
+        return told if told["epochs"] else {**told, "epochs": 1, _BY_SAMPLES: True}
+
+    @classmethod
+    def from_scalars(
+        cls, values: Mapping[str, Scalar], error: Callable[[str], Exception] = ValueError
+    ) -> Self:
+        """See :class:`TrainingSettings`."""
+        by_samples = values.get(_BY_SAMPLES) is True
+        return super().from_scalars({**values, "epochs": 0} if by_samples else values, error)
+
+
 # Every device of a round reads the same ones. Typed, for 1 and True are equal, and one is refused.
 @functools.lru_cache(maxsize=16, typed=True)
 def _made(kind: Callable[..., Any], *values: Scalar) -> Any:

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused_for_a_reason(changed: dict, reason: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epochs": 0}, "epochs is 0"),
+        ({"epochs": -1}, "epochs is -1"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"proximal_mu": float("nan")}, "proximal_mu"),
         ({"personal": "a,,b"}, "personal"),

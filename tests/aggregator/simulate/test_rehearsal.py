@@ -303,7 +303,9 @@ def test_own_samples_take_the_place_of_made_up_ones(
     file = task(tmp_path, "fedavg", artifacts / "plain", "")
     data = ["--data", f"{Path(__file__)}:halves"]
     assert main(["task", "check", str(file), "--home", home, *data]) == 0
-    assert f"and samples of {data[1]}:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"and samples of {data[1]}:" in out
+    assert "as many passes as 30 steps take, at the artifact's rate of 0.1 (its author's), " in out
     assert main(["task", "check", str(file), "--home", home, "--data", "nowhere:data"]) == 1
     assert "nowhere cannot be imported" in capsys.readouterr().out
 

@@ -100,6 +100,24 @@ def test_most_steps_ends_early(trainer: device_sdk.Trainer) -> None:
     assert report.steps == 7
 
 
+def test_passes_that_nobody_said_are_as_many_as_thirty_steps_take(
+    trainer: device_sdk.Trainer, tmp_path: Path
+) -> None:
+    def steps(count: int, passes: Epochs, of: device_sdk.Trainer = trainer) -> tuple[int, int]:
+        report = train_epochs(of, samples(count), passes, np.random.default_rng(0), None)
+        return report.steps, report.samples
+
+    assert steps(40, Epochs(32, 1)) == (2, 40)
+    assert steps(40, Epochs(32, 0)) == (30, 600)
+    assert steps(7, Epochs(7, 0)) == (30, 210)
+    assert steps(14, Epochs(2, 0)) == (35, 70)  # whole passes
+    assert steps(80, Epochs(2, 0)) == (40, 80)
+    assert steps(40, Epochs(32, 0, most_steps=9))[0] == 9
+    linear_artifact(tmp_path / "two", least=2)
+    pairs = device_sdk.Trainer(tmp_path / "two", providers="cpu")
+    assert steps(9, Epochs(4, 0), pairs) == (30, 120)  # of each pass one sample is left over
+
+
 def test_a_failure_gives_the_trainer_its_state_back(trainer: device_sdk.Trainer) -> None:
     before = trainer.state
     data = samples(8)

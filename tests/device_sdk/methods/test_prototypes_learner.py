@@ -33,7 +33,7 @@ from tests.fakes.handmade import linear_artifact
 from tests.fakes.labelled import CLASSES, FEATURES, frozen, samples, unfit
 
 WIDTH = 5
-FAST = PrototypesTraining(CLASSES, WIDTH, batch_size=8, learning_rate=0.2)
+FAST = PrototypesTraining(CLASSES, WIDTH, epochs=1, batch_size=8, learning_rate=0.2)
 
 
 def network(hidden: int) -> EmbeddingClassifier:

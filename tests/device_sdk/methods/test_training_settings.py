@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -16,6 +16,7 @@ from device_sdk.methods.fedavg.contract import FedAvgTraining
 from device_sdk.methods.mutual.contract import MutualTraining
 from device_sdk.methods.prototypes.contract import PrototypesTraining
 from device_sdk.methods.scatter.contract import BprTraining, LeastSquaresTraining
+from device_sdk.methods.shared_model import SharedModelTraining
 from device_sdk.methods.teacher_logits.contract import TeacherLogitsTraining
 from device_sdk.wire.arrays.exchange import Broadcast
 
@@ -23,7 +24,7 @@ EACH = [
     AttentionTraining(neighbours=3, proximal=0.5),
     FedAvgTraining(epochs=4, personal="head"),
     MutualTraining(classes=10, public_steps=2),
-    PrototypesTraining(classes=7, width=3, pull=0.5),
+    PrototypesTraining(classes=7, width=3, epochs=2, pull=0.5),
     BprTraining(scores="columns", user_l2=0.25),
     LeastSquaresTraining(),
     TeacherLogitsTraining(classes=7, divergence=False),
@@ -45,6 +46,18 @@ def test_settings_come_back_from_a_broadcast_that_carries_more(settings) -> None
                 type(settings).from_scalars(lacking)
         with pytest.raises(ValueError, match=name):
             type(settings).from_scalars({**scalars, name: float("nan")})
+
+
+@pytest.mark.parametrize(
+    "settings", [FedAvgTraining(), PrototypesTraining(classes=7), SharedModelTraining()]
+)
+def test_passes_by_the_number_of_samples_are_one_pass_to_earlier_devices(settings: Any) -> None:
+    scalars = settings.as_scalars()
+    kind = type(settings)
+    assert settings.epochs == 0 and scalars["epochs"] == 1
+    assert kind.from_scalars(scalars) == settings
+    known = {each.name: scalars[each.name] for each in fields(kind)}
+    assert kind.from_scalars(known) == replace(settings, epochs=1)
 
 
 BAD: dict[type, dict[str, list[object]]] = {

@@ -30,7 +30,7 @@ from tests.fakes.jobs import job_of
 from tests.fakes.step_clock import StepClock
 from tests.fakes.worlds import world_of
 
-TRAINING = FedAvgTraining(batch_size=4, learning_rate=0.1, optimizer_state="kept")
+TRAINING = FedAvgTraining(epochs=1, batch_size=4, learning_rate=0.1, optimizer_state="kept")
 
 
 def opened(artifact: LocalArtifact, number: int = 1) -> Broadcast:
